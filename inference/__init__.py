@@ -1,0 +1,1 @@
+"""The verbs: how a method is run. Knows no method."""

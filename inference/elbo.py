@@ -1,0 +1,159 @@
+"""The evidence lower bound of every client, under the client plate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from pyrofl.data import Batch
+from pyrofl.tensors import Tensors
+
+Program = Callable[[Tensors, Tensors, Batch], object]
+"""A Pyro model or guide: (received, local, batch), both dicts with tensors [C, 1, *p]."""
+
+Loss = Callable[[Program, Program, Tensors, Tensors, Batch], Tensor]
+"""(model, guide, received, local, batch) -> one value per client, [C]."""
+
+
+def elbo(
+    draws: int | None = None,
+    kl: float | Callable[[Batch], Tensor] = 1.0,
+    mean: bool = False,
+    analytic: bool = True,
+) -> Loss:
+    """Make the negative ELBO of every client: sum of -log p(y | w) over its rows + kl * KL.
+
+    Args:
+        draws: Monte Carlo draws of the guide; None draws once, without an axis for draws.
+        kl: weight of the KL divergence from prior to guide, or batch -> [C]. 1 is exact Bayes.
+        mean: divide by the client's number of rows: per datum, as papers write their losses,
+            instead of the client's total.
+        analytic: take the KL divergence of a site in closed form where PyTorch knows it.
+
+    Returns:
+        A loss; it raises ValueError if guide and model differ in their latent sites.
+    """
+
+    def loss(
+        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        q, p = traces(model, guide, received, local, batch, draws)
+        clients = len(batch)
+        p.compute_log_prob(lambda _, site: bool(site["is_observed"]))
+        nll = -sum(per_draw(site["log_prob"], clients) for _, site in observed(p))
+        divergence, score = torch.zeros(1, clients), None
+        for name, site in latent(q):
+            random = site["fn"].has_rsample
+            if random and not callable(kl) and kl == 0:
+                continue
+            log_q, log_ratio = log_densities(site, p.nodes.get(name), analytic)
+            divergence = divergence.to(log_ratio) + per_draw(log_ratio, clients)
+            if not random:
+                score = per_draw(log_q, clients) + (0 if score is None else score)
+        value = nll + (kl(batch) if callable(kl) else kl) * divergence
+        if score is not None:  # REINFORCE: a gradient, but no value
+            signal = value.detach() * score
+            value = value + signal - signal.detach()
+        total = value.mean(0)
+        return total / batch.size if mean else total
+
+    return loss
+
+
+def traces(
+    model: Program,
+    guide: Program,
+    received: Tensors,
+    local: Tensors,
+    batch: Batch,
+    draws: int | None = None,
+) -> tuple[Any, Any]:
+    """Run the guide, then the model on its draws; return both traces.
+
+    The one place that inserts the axis of the rows: tensors [C, *p] reach programs as [C, 1, *p].
+
+    Raises:
+        ValueError: if a tensor has no leading axis for the batch's clients (it would broadcast
+            without an error), or a latent site of the model is missing in the guide or the other
+            way round.
+    """
+    received, local = with_rows(received, len(batch)), with_rows(local, len(batch))
+    with pyro.plate("draws", draws, dim=-3) if draws else nullcontext():
+        q = poutine.trace(guide).get_trace(received, local, batch)
+        p = poutine.trace(poutine.replay(model, trace=q)).get_trace(received, local, batch)
+    unguided = {n for n, _ in latent(p)} - {n for n, _ in latent(q)}
+    unmodelled = {
+        n for n, s in latent(q) if n not in p.nodes and not s["infer"].get("is_auxiliary")
+    }
+    if unguided or unmodelled:
+        raise ValueError(
+            f"the guide lacks {sorted(unguided)} and the model lacks {sorted(unmodelled)}; "
+            "expected the same latent sites in both"
+        )
+    return q, p
+
+
+def with_rows(tensors: Tensors, clients: int) -> Tensors:
+    """Give tensors [C, *p] the axis of the rows, [C, 1, *p], after checking the first."""
+    for name, value in tensors.items():
+        if not value.dim() or len(value) != clients:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}; expected {clients} clients in front"
+            )
+    return {n: v.unsqueeze(1) for n, v in tensors.items()}
+
+
+def latent(trace: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the sample sites of a trace that are neither observed nor a plate."""
+    for name, site in trace.nodes.items():
+        if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site):
+            yield name, site
+
+
+def observed(trace: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the observed sites of a trace."""
+    for name, site in trace.nodes.items():
+        if site["type"] == "sample" and site["is_observed"] and not site_is_subsample(site):
+            yield name, site
+
+
+def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tensor, Tensor]:
+    """Return log q and log q - log p of one latent site, scaled and masked.
+
+    Auxiliary sites of automatic guides have no partner in the model: they count as log q alone. A
+    Delta counts its log density (the Jacobian of a transformed site), never an analytic KL.
+    """
+    fn, value = site["fn"], site["value"]
+    if isinstance(fn, dist.Delta):
+        log_q = fn.log_density
+    elif analytic and partner is not None and fn.has_rsample:
+        try:
+            exact = kl_divergence(fn, partner["fn"])
+        except NotImplementedError:
+            log_q = fn.log_prob(value)
+        else:
+            return exact, scale_and_mask(exact, site["scale"], site["mask"])
+    else:
+        log_q = fn.log_prob(value)
+    log_q = scale_and_mask(log_q, site["scale"], site["mask"])
+    ratio = log_q if fn.has_rsample else log_q.detach()
+    if partner is None:
+        return log_q, ratio
+    log_p = scale_and_mask(partner["fn"].log_prob(value), partner["scale"], partner["mask"])
+    return log_q, ratio - log_p
+
+
+def per_draw(value: Tensor, clients: int) -> Tensor:
+    """Sum a site's log density over rows: [S?, C, B or 1] -> [S or 1, C]."""
+    shape = torch.broadcast_shapes(value.shape, (clients, 1))
+    return value.expand(shape).sum(-1).reshape(-1, clients)

@@ -1,0 +1,195 @@
+"""Local training: the phases of a method, for several clients side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import pyro
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Batch, Federation, Plan, Who, plan
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.noise import ClientNoise
+from pyrofl.inference.optim import narrow
+from pyrofl.tensors import Tensors, cut, generator, pick
+
+
+class Stream(IntEnum):
+    """What a random stream is for; part of its seed, so that streams never meet."""
+
+    START = 0  # first server state, and the common start of clients
+    WHO = 1  # who trains and who reports
+    ORDER = 2  # order of a client's rows
+    NOISE = 3  # Monte Carlo noise of a client
+    MERGE = 4  # draws of the server
+    TEST = 5  # Monte Carlo noise of a test
+
+
+def train(
+    method: Method,
+    received: Tensors,
+    local: Tensors,
+    data: Federation,
+    who: Who,
+    *,
+    seed: int,
+    number: int,
+    phases: Sequence[Phase] | None = None,
+) -> tuple[Tensors, Tensors]:
+    """Run the phases on some clients side by side.
+
+    Args:
+        method: gives model, guide and, unless `phases` are given, the phases.
+        received: what came down, [C, ...].
+        local: private state and received, [C, ...]; not changed.
+        data: the federation.
+        who: the C clients.
+        seed: of the run.
+        number: of the round; with the seed and the client it fixes all random numbers.
+        phases: to run instead of the method's.
+
+    Returns:
+        local after training, and the mean loss of each gradient step by its names, [C].
+    """
+    noise = [generator(seed, Stream.NOISE, number, i) for i in who.ids.tolist()]
+    losses: Tensors = {}
+    with pyro.validation_enabled(False):
+        for phase in method.phases if phases is None else phases:
+            orders = [generator(seed, Stream.ORDER, number, i) for i in who.ids.tolist()]
+            schedule = plan(
+                [data.train[i] for i in who.ids.tolist()],
+                _epochs(phase, who),
+                phase.batch,
+                orders,
+            )
+            # Clients that finish early must be the last: stepping then means a shorter prefix.
+            rank = schedule.steps.argsort(descending=True, stable=True)
+            back = rank.argsort()
+            run = _PhaseRun(
+                method,
+                phase,
+                cut(received, rank),
+                cut(local, rank),
+                Who(who.ids[rank], who.size[rank]),
+                [noise[c] for c in rank.tolist()],
+            )
+            run.go(data, Plan(schedule.rows[:, rank], schedule.mask[:, rank], schedule.steps[rank]))
+            local = cut(run.local, back)
+            losses |= cut(run.losses(schedule.steps[rank]), back)
+    return local, losses
+
+
+def _epochs(phase: Phase, who: Who) -> list[int]:
+    if not callable(phase.epochs):
+        return [phase.epochs] * len(who.ids)
+    epochs = phase.epochs(who.ids).tolist()
+    if len(epochs) != len(who.ids) or min(epochs) < 0:
+        raise ValueError(f"epochs are {epochs}; expected one number >= 0 for each client")
+    return [int(e) for e in epochs]
+
+
+class _PhaseRun:
+    """One phase on clients sorted by number of steps.
+
+    The active clients are a prefix, `now`: views of the first rows of `local`, which optimisers
+    and moves overwrite in place. A client that has finished is no longer in it and keeps its rows.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        phase: Phase,
+        received: Tensors,
+        local: Tensors,
+        who: Who,
+        noise: list[Generator],
+    ) -> None:
+        self.method, self.phase, self.received, self.who = method, phase, received, who
+        self.noise = noise
+        steps = [move for move in phase.moves if isinstance(move, Step)]
+        self.moving = [pick(local, step.names) for step in steps]
+        for step, mine in zip(steps, self.moving, strict=True):
+            if not mine:
+                raise ValueError(
+                    f"no local tensor matches {step.names!r}; there are {sorted(local)}"
+                )
+        self.owned = {n for mine in self.moving for n in mine}
+        self.local = {
+            n: v.clone(memory_format=torch.contiguous_format) if n in self.owned else v
+            for n, v in local.items()
+        }
+        self.now = self.local
+        self.params = [{n: self.local[n].detach() for n in mine} for mine in self.moving]
+        self.optimisers = [
+            step.optim([p.requires_grad_() for p in mine.values()])
+            for step, mine in zip(steps, self.params, strict=True)
+        ]
+        self.total: Tensors = {}
+
+    def go(self, data: Federation, schedule: Plan) -> None:
+        """Make all steps of the schedule."""
+        active, batch = len(self.who.ids), None
+        for t in range(len(schedule.rows)):
+            left = int((schedule.steps > t).sum())
+            if left < active:
+                active = left
+                self._shorten(active)
+            if batch is None or len(batch) > active or self.phase.batch:
+                batch = data.gather(
+                    Who(self.who.ids[:active], self.who.size[:active]),
+                    schedule.rows[t, :active],
+                    schedule.mask[t, :active],
+                )
+            with ClientNoise(self.noise[:active]):
+                self._moves(batch)
+
+    def _shorten(self, active: int) -> None:
+        self.now = cut(self.local, slice(active))
+        self.received = cut(self.received, slice(active))
+        for optimiser in self.optimisers:
+            narrow(optimiser, active)
+
+    def _moves(self, batch: Batch) -> None:
+        gradient = iter(zip(self.params, self.optimisers, strict=True))
+        for move in self.phase.moves:
+            if isinstance(move, Step):
+                params, optimiser = next(gradient)
+                for _ in range(move.repeat):
+                    self._step(move, params, optimiser, batch)
+            else:
+                for name, value in move(self.received, self.now, batch).items():
+                    self._write(name, value.detach())
+
+    def _step(
+        self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch
+    ) -> None:
+        loss = step.loss(
+            self.method.model, self.method.guide, self.received, self.now | params, batch
+        )
+        grads = torch.autograd.grad(
+            loss.sum(), list(params.values()), allow_unused=True, materialize_grads=True
+        )
+        for p, grad in zip(params.values(), grads, strict=True):
+            p.grad = grad
+        optimiser.step()
+        sums = self.total.setdefault(step.names, torch.zeros_like(self.who.size))
+        sums[: len(loss)] += loss.detach() / step.repeat
+
+    def _write(self, name: str, value: Tensor) -> None:
+        """Set a local tensor of the active clients, in a copy that belongs to this phase."""
+        if name not in self.owned:
+            if name in self.local:
+                self.local[name] = self.local[name].clone(memory_format=torch.contiguous_format)
+            elif len(value) == len(self.who.ids):
+                self.local[name] = torch.empty_like(value)
+            else:
+                raise ValueError(f"a client that makes no step in this phase would lack {name!r}")
+            self.owned.add(name)
+        self.local[name][: len(value)].copy_(value)
+        self.now[name] = self.local[name][: len(value)]
+
+    def losses(self, steps: Tensor) -> Tensors:
+        """Return the mean loss per step of every gradient move, by its names: [C]."""
+        return {n: v / steps.clamp(min=1).to(v) for n, v in self.total.items()}

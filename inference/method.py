@@ -1,0 +1,123 @@
+"""What a method is: Pyro programs, a local schedule, a wire and a server update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import Loss, Program, elbo
+from pyrofl.tensors import Tensors, spread_out
+
+Move = Callable[[Tensors, Tensors, Batch], Tensors]
+"""A closed form: (received, local, batch), tensors [C, *p] -> the names that change."""
+
+Optim = Callable[[list[Tensor]], torch.optim.Optimizer]
+"""Makes an optimiser from torch.optim that works element by element, for stacked clients."""
+
+View = Callable[[Tensors, Tensors], Tensors | list[Tensors]]
+"""(received, local) -> what the programs are to read as local; a list is an ensemble."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Take gradient steps on the local tensors whose names match.
+
+    Attributes:
+        names: shell patterns separated by spaces.
+        optim: makes the optimiser; it starts afresh in every round.
+        loss: per client; `elbo(...)` or what wraps it.
+        repeat: steps on each minibatch.
+    """
+
+    names: str
+    optim: Optim
+    loss: Loss = field(default_factory=elbo)
+    repeat: int = 1
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Go through the client's rows, making the moves on every minibatch in turn.
+
+    Attributes:
+        moves: gradient steps and closed forms.
+        epochs: passes over the rows: a number, or ids [C] -> numbers [C].
+        batch: rows of a minibatch; None takes all rows at once.
+    """
+
+    moves: tuple[Step | Move, ...]
+    epochs: int | Callable[[Tensor], Tensor] = 1
+    batch: int | None = None
+
+
+def send_all(server: Tensors, who: Who) -> Tensors:
+    """Send everything but names under "server/", the same to every client."""
+    public = {n: v for n, v in server.items() if not n.startswith("server/")}
+    return spread_out(public, len(who.ids))
+
+
+def keep_nothing(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    """Give a new client no private state."""
+    return {}
+
+
+def return_received(received: Tensors, local: Tensors) -> Tensors:
+    """Send back the names that came down."""
+    return {n: local[n] for n in received}
+
+
+def no_statistics(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+    """Tell nothing."""
+    return {}
+
+
+def as_trained(received: Tensors, local: Tensors) -> Tensors:
+    """Read the client's state as it is."""
+    return local
+
+
+def as_received(received: Tensors, local: Tensors) -> Tensors:
+    """Read what the server sent instead of what the client made of it."""
+    return local | received
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method; each function runs at the place named.
+
+    Attributes:
+        init: server: (generator, clients) -> the first state; `clients` is how many train.
+        model: client: prior given the server, times likelihood.
+        guide: client: q(w_j; local).
+        phases: client: local optimisation.
+        merge: server: (server, message, who, generator) -> the next state. It never sees data.
+        download: server: (server, who) -> received [C, ...], what goes down the wire.
+        join: client: (received, who, generator) -> private state of a client first seen now. All
+            clients and `init` hold equal generators, so that a common start need not travel.
+        upload: client: (received, local) -> message [C, ...], what goes up the wire.
+        adapt: client: what the paper runs before testing, such as fine-tuning.
+        views: the models that can be tested: "personal", "global", "ensemble".
+        statistics: what the paper reports about clients besides scores: a closed form
+            (received, local, batch) -> name: [C].
+        all_train: every client trains every round, and participation says who reports.
+
+    While a client trains, local = private | received (received wins); afterwards its private state
+    is the names that `join` made, cut from local.
+    """
+
+    init: Callable[[Generator, int], Tensors]
+    model: Program
+    guide: Program
+    phases: tuple[Phase, ...]
+    merge: Callable[[Tensors, Tensors, Who, Generator], Tensors]
+    download: Callable[[Tensors, Who], Tensors] = send_all
+    join: Callable[[Tensors, Who, Generator], Tensors] = keep_nothing
+    upload: Callable[[Tensors, Tensors], Tensors] = return_received
+    adapt: tuple[Phase, ...] = ()
+    views: Mapping[str, View] = field(default_factory=lambda: {"personal": as_trained})
+    statistics: Move = no_statistics
+    all_train: bool = False

@@ -1,0 +1,321 @@
+"""The federated loop: who takes part, what travels, and one round after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Federation, Who
+from pyrofl.inference.local import Stream, train
+from pyrofl.inference.method import Method
+from pyrofl.tensors import Tensors, cut, finite, generator, join_up, size_in_bytes
+
+Draw = Callable[[Generator, int], Tensor]
+"""(generator, clients) -> ids of those drawn, int64."""
+
+CHUNK_BYTES = 18_000_000  # stacked state of clients trained side by side: measured, 2 cores
+
+
+@dataclass(frozen=True)
+class Round:
+    """The state after a round; passed back to `federate`, the run goes on from it bitwise.
+
+    Attributes:
+        number: rounds done.
+        server: what the server knows.
+        private: what clients keep, [J, ...]; rows of clients never seen are zero.
+        seen: [J] bool, the clients that have trained at least once.
+        who: those that reported, sorted; their messages are `message`, [M, ...].
+        trained: ids of those that trained, sorted.
+        rejected: "client: what was wrong" of those whose state was not finite.
+        loss: mean loss of every gradient step by its names, [trained].
+        down: bytes sent to each client that trained.
+        up: bytes sent by each client that reported.
+    """
+
+    number: int
+    server: Tensors
+    private: Tensors
+    seen: Tensor
+    who: Who = field(default_factory=lambda: Who(torch.zeros(0, dtype=torch.long), torch.zeros(0)))
+    message: Tensors = field(default_factory=dict)
+    trained: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    rejected: tuple[str, ...] = ()
+    loss: Tensors = field(default_factory=dict)
+    down: int = 0
+    up: int = 0
+
+
+def everyone(_: Generator, clients: int) -> Tensor:
+    """Draw all clients."""
+    return torch.arange(clients)
+
+
+def fixed(count: int) -> Draw:
+    """Draw this many clients, uniformly without replacement.
+
+    Raises:
+        ValueError: if count is less than 1, or (when drawing) more than there are clients.
+    """
+    if count < 1:
+        raise ValueError(f"count of participants is {count}; expected at least 1")
+
+    def draw(generator: Generator, clients: int) -> Tensor:
+        if count > clients:
+            raise ValueError(f"count of participants is {count}; expected at most {clients}")
+        return torch.randperm(clients, generator=generator)[:count]
+
+    return draw
+
+
+def fraction(share: float) -> Draw:
+    """Draw this share of the clients, rounded, at least one, uniformly without replacement.
+
+    Raises:
+        ValueError: if share is not in (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share of participants is {share}; expected 0 < share <= 1")
+
+    def draw(generator: Generator, clients: int) -> Tensor:
+        return fixed(max(1, round(share * clients)))(generator, clients)
+
+    return draw
+
+
+def bernoulli(probability: float, least: int = 2) -> Draw:
+    """Draw each client independently; anew until there are at least `least` (pFedVEM).
+
+    Raises:
+        ValueError: if probability is not in (0, 1], or (when drawing) there are fewer than `least`
+            clients, or a thousand draws found too few.
+    """
+    if not 0 < probability <= 1:
+        raise ValueError(f"probability of reporting is {probability}; expected 0 < p <= 1")
+
+    def draw(generator: Generator, clients: int) -> Tensor:
+        for _ in range(1000):
+            ids = (torch.rand(clients, generator=generator) < probability).nonzero().flatten()
+            if len(ids) >= least:
+                return ids
+        raise ValueError(
+            f"probability of reporting is {probability}; a thousand draws from {clients} clients "
+            f"gave fewer than {least} each"
+        )
+
+    return draw
+
+
+def federate(
+    method: Method | Callable[[int], Method],
+    data: Federation,
+    rounds: int,
+    *,
+    seed: int = 0,
+    participation: Draw = everyone,
+    trains: Draw | None = None,
+    chunk: int | None = None,
+    server: Tensors | None = None,
+    start: Round | None = None,
+) -> Iterator[Round]:
+    """Run federated rounds, yielding the state after each.
+
+    Args:
+        method: a method, or round number (from 0) -> method, for schedules that depend on it.
+        data: the federation, whose device and floating-point type are used throughout.
+        rounds: number of the last round; a run started at round r makes rounds - r of them.
+        seed: with the round and the client, fixes all random numbers.
+        participation: draws who reports.
+        trains: draws who trains; those drawn to report who did not train stay silent. Default: the
+            reporters, or everyone if `method.all_train`.
+        chunk: clients trained side by side; default by the size of their state.
+        server: first state, instead of `method.init`.
+        start: a Round to go on from.
+
+    Raises:
+        ValueError: if rounds, chunk or seed is negative, or a draw does not fit the clients.
+    """
+    if rounds < 0 or seed < 0 or (chunk is not None and chunk < 1):
+        raise ValueError(
+            f"rounds is {rounds}, seed {seed}, chunk {chunk}; expected >= 0, >= 0 and >= 1"
+        )
+    at = method if not isinstance(method, Method) else lambda _: method
+    state = start or first(at(0), data, seed, server)
+    for number in range(state.number, rounds):
+        now = at(number)
+        generator_ = generator(seed, Stream.WHO, number)
+        reporters = _checked(participation(generator_, data.clients), data.clients)
+        if trains is not None:
+            ids = _checked(trains(generator_, data.clients), data.clients)
+        else:
+            ids = torch.arange(data.clients) if now.all_train else reporters
+        state = advance(now, data, state, ids, reporters, seed=seed, chunk=chunk)
+        yield state
+
+
+def _checked(ids: Tensor, clients: int) -> Tensor:
+    """Sort ids; refuse an empty draw, repeated ids and clients that do not exist."""
+    ids = ids.sort().values
+    if not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= clients or len(ids.unique()) < len(ids):
+        raise ValueError(f"drawn clients are {ids.tolist()}; expected distinct ids below {clients}")
+    return ids
+
+
+def first(method: Method, data: Federation, seed: int, server: Tensors | None = None) -> Round:
+    """Return the state before round one."""
+    if server is None:
+        server = method.init(generator(seed, Stream.START), data.clients)
+    return Round(0, to_data(server, data), {}, torch.zeros(data.clients, dtype=torch.bool))
+
+
+def to_data(tensors: Tensors, data: Federation) -> Tensors:
+    """Move tensors to the device and, if they are real numbers, the type of the data."""
+    device = data.x.device
+    return {
+        n: v.detach().to(device, data.dtype if v.is_floating_point() else None)
+        for n, v in tensors.items()
+    }
+
+
+def meet(
+    method: Method, data: Federation, state: Round, who: Who, seed: int
+) -> tuple[Tensors, Tensors]:
+    """Return what some clients receive now and their private state, that of newcomers new."""
+    received = method.download(state.server, who)
+    fresh = to_data(method.join(received, who, generator(seed, Stream.START)), data)
+    known = torch.zeros(len(who.ids), dtype=torch.bool)
+    inside = who.ids.cpu() < data.clients
+    known[inside] = state.seen[who.ids.cpu()[inside]]
+    private = {}
+    for name, value in fresh.items():
+        private[name] = value
+        if name in state.private and bool(known.any()):
+            private[name] = value.clone(memory_format=torch.contiguous_format)
+            private[name][known] = state.private[name][who.ids.cpu()[known]]
+    return received, private
+
+
+def advance(
+    method: Method,
+    data: Federation,
+    state: Round,
+    ids: Tensor,
+    reporters: Tensor,
+    *,
+    seed: int = 0,
+    chunk: int | None = None,
+) -> Round:
+    """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
+
+    A client whose message or private state is not finite neither reports nor keeps it.
+    """
+    parts: list[_Part] = []
+    kept: Tensors = {}
+    for some in chunks(method, data, state, ids, chunk, seed):
+        part, mine = _train_chunk(method, data, state, some, reporters, seed)
+        for name, value in mine.items():
+            if name not in kept:
+                old = state.private.get(name)
+                kept[name] = (
+                    value.new_zeros(data.clients, *value.shape[1:]) if old is None else old.clone()
+                )
+            kept[name][part.kept] = value
+        parts.append(part)
+    heard = torch.cat([part.who.ids for part in parts])
+    order = heard.argsort()
+    message = cut(join_up([part.message for part in parts]), order)
+    who = Who(heard[order], torch.cat([part.who.size for part in parts])[order])
+    server = state.server
+    if len(who.ids):
+        with torch.no_grad():
+            server = method.merge(server, message, who, generator(seed, Stream.MERGE, state.number))
+    trained = torch.cat([part.trained for part in parts])
+    seen = state.seen.clone()
+    seen[torch.cat([part.kept for part in parts])] = True
+    return Round(
+        number=state.number + 1,
+        server=to_data(server, data),
+        private=state.private | kept,
+        seen=seen,
+        who=who,
+        message=message,
+        trained=trained[trained.argsort()],
+        rejected=tuple(reason for part in parts for reason in part.rejected),
+        loss=cut(join_up([part.loss for part in parts]), trained.argsort()),
+        down=parts[0].down,
+        up=size_in_bytes(message),
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one chunk of clients leaves behind."""
+
+    trained: Tensor
+    kept: Tensor  # ids whose state is finite
+    who: Who  # those of them that report
+    message: Tensors
+    loss: Tensors
+    rejected: Sequence[str]
+    down: int
+
+
+def _train_chunk(
+    method: Method, data: Federation, state: Round, ids: Tensor, reporters: Tensor, seed: int
+) -> tuple[_Part, Tensors]:
+    who = data.who(ids)
+    received, private = meet(method, data, state, who, seed)
+    local, loss = train(
+        method, received, private | received, data, who, seed=seed, number=state.number
+    )
+    mine = {n: local[n] for n in private}
+    with torch.no_grad():
+        message = method.upload(received, local)
+    good = finite(mine, len(ids)) & finite(message, len(ids))
+    report = good & torch.isin(ids, reporters)
+    part = _Part(
+        trained=ids,
+        kept=ids[good],
+        who=Who(who.ids[report], who.size[report]),
+        message=cut(message, report.nonzero().flatten().to(data.x.device)),
+        loss=loss,
+        rejected=[
+            _reason(data.names[i], message | mine, c)
+            for c, i in enumerate(ids.tolist())
+            if not good[c]
+        ],
+        down=size_in_bytes(received),
+    )
+    return part, cut(mine, good.nonzero().flatten().to(data.x.device))
+
+
+def _reason(name: str, tensors: Tensors, client: int) -> str:
+    bad = [n for n, v in tensors.items() if not bool(v[client].isfinite().all())]
+    return f"{name}: {', '.join(bad)} not finite"
+
+
+def chunks(
+    method: Method,
+    data: Federation,
+    state: Round,
+    ids: Tensor,
+    chunk: int | None,
+    seed: int,
+) -> Iterator[Tensor]:
+    """Split clients into groups that are trained side by side, the largest clients first."""
+    if chunk is None:
+        one = data.who(ids[:1])
+        received, private = meet(method, data, state, one, seed)
+        weight = size_in_bytes(private | received)
+        chunk = max(1, math.floor(CHUNK_BYTES / max(weight, 1)))
+    order = data.sizes[ids].argsort(descending=True, stable=True)
+    yield from ids[order].split(min(chunk, len(ids)))
+
+
+def without_messages(state: Round) -> Round:
+    """Return a round without what only describes it: enough to go on from, and small."""
+    return replace(state, message={}, loss={})

@@ -1,0 +1,43 @@
+"""FedProx: FedAvg whose clients stay near the model they received.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated Optimization in Heterogeneous Networks",
+MLSys 2020.
+
+    p(w_j | w)    = Normal(w, I / (mu n_j))              the term mu/2 ||w_j - w||^2 (eq. 2)
+    p(y | x, w_j) = Categorical(logits=net(x; w_j))
+    q(w_j)        = Delta(w_j)                           so each client finds its MAP
+
+    client   w_j = SGD from w on the mean loss per row plus mu/2 ||w_j - w||^2
+    server   w   = sum_j n_j w_j / sum_j n_j
+
+mu = 0 is FedAvg. Departures from the paper: the server weighs clients by size, as FedAvg does,
+where the paper draws them by size and averages evenly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro.distributions as dist
+
+from pyrofl.inference.method import Method
+from pyrofl.models import fedavg
+from pyrofl.models.priors import Family, proximal
+from pyrofl.nets import Network
+
+
+def build(
+    net: Network, *, mu: float = 0.1, prior: Family = dist.Normal, **fedavg_options: Any
+) -> Method:
+    """Build FedProx.
+
+    Args:
+        net: the network; all its parameters are shared.
+        mu: strength of the proximal term, per datum: the prior's variance is 1 / (mu n_j).
+        prior: location-scale family that is centred at the received model.
+        fedavg_options: what `fedavg.build` takes, but for its prior.
+
+    Raises:
+        ValueError: if mu is negative, or another number out of its range.
+    """
+    return fedavg.build(net, prior=proximal(mu, prior), **fedavg_options)

@@ -1,0 +1,78 @@
+"""Likelihoods: what a network's outputs say about a row.
+
+Each is a function of outputs [..., C, B, out] and rows x [C, B, *x] that returns a distribution
+with batch shape [..., C, B].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyro.distributions as dist
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+
+Likelihood = Callable[[Tensor, Tensor], TorchDistribution]
+
+
+def categorical(outputs: Tensor, x: Tensor) -> TorchDistribution:
+    """Classify: one logit per class."""
+    return dist.Categorical(logits=outputs)
+
+
+def bernoulli(outputs: Tensor, x: Tensor) -> TorchDistribution:
+    """Yes or no: one output, the logit."""
+    return dist.Bernoulli(logits=outputs.squeeze(-1))
+
+
+def poisson(outputs: Tensor, x: Tensor) -> TorchDistribution:
+    """Count: one output, the log rate."""
+    return dist.Poisson(outputs.squeeze(-1).exp())
+
+
+def measured(outputs: Tensor, x: Tensor) -> TorchDistribution:
+    """Measure with known error: one output, the mean; x[..., 0] is the standard error."""
+    return dist.Normal(outputs.squeeze(-1), x[..., 0])
+
+
+def normal(scale: float = 1.0) -> Likelihood:
+    """Measure with noise of this standard deviation; one output, the mean.
+
+    Raises:
+        ValueError: if scale is not positive.
+    """
+    if not scale > 0:
+        raise ValueError(f"scale of the normal likelihood is {scale}; expected a positive number")
+
+    def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
+        return dist.Normal(outputs.squeeze(-1), scale)
+
+    return likelihood
+
+
+def binomial(trials: int | None = None) -> Likelihood:
+    """Count successes: one output, the logit.
+
+    Args:
+        trials: of every row; None takes them from the first column of x.
+
+    Raises:
+        ValueError: if trials is less than 1.
+    """
+    if trials is not None and trials < 1:
+        raise ValueError(f"trials of the binomial likelihood is {trials}; expected at least 1")
+
+    def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
+        return dist.Binomial(x[..., 0] if trials is None else trials, logits=outputs.squeeze(-1))
+
+    return likelihood
+
+
+LIKELIHOODS: dict[str, Likelihood] = {
+    "categorical": categorical,
+    "normal": normal(),
+    "measured": measured,
+    "bernoulli": bernoulli,
+    "binomial": binomial(),
+    "poisson": poisson,
+}

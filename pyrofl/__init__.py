@@ -1,0 +1,1 @@
+"""Bayesian and personalised federated learning on Pyro."""

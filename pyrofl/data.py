@@ -1,0 +1,237 @@
+"""Clients and their rows: data sets, federations and the stacked batches that programs see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Generator, Tensor
+
+
+class Who(NamedTuple):
+    """The clients that stacked tensors are about."""
+
+    ids: Tensor  # [C] int64, position in the federation
+    size: Tensor  # [C] number of training rows, in the data's floating-point type
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows of each of C clients, side by side; ragged clients are padded and masked."""
+
+    x: Tensor  # [C, B, *x]
+    y: Tensor  # [C, B, ...]
+    mask: Tensor  # [C, B] bool, False where a row is padding
+    size: Tensor  # [C] rows that the client has in all
+    ids: Tensor  # [C] int64
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self.ids)
+
+    @property
+    def who(self) -> Who:
+        """The clients of this batch."""
+        return Who(self.ids, self.size)
+
+    def clients(self) -> pyro.plate:
+        """Return the Pyro plate over clients, dim -2."""
+        return pyro.plate("clients", len(self.ids), dim=-2)
+
+    @contextmanager
+    def rows(self) -> Iterator[None]:
+        """Enter the Pyro plate over rows, dim -1: hides padding, scales to the client's total."""
+        scale = self.size / self.mask.sum(1).clamp(min=1)
+        with (
+            pyro.plate("rows", self.mask.shape[1], dim=-1),
+            poutine.scale(scale=scale[:, None]),
+            poutine.mask(mask=self.mask),
+        ):
+            yield
+
+    def split(self, k: int) -> list[Batch]:
+        """Deal the rows into k batches (row i goes to batch i mod k): support and query."""
+        return [
+            replace(self, x=self.x[:, i::k], y=self.y[:, i::k], mask=self.mask[:, i::k])
+            for i in range(k)
+        ]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows before anybody is a client."""
+
+    name: str
+    x: Tensor  # [N, *x] float
+    y: Tensor  # [N] int64 class, or float response
+    is_test: Tensor  # [N] bool
+    classes: tuple[str, ...] = ()  # names of the classes; empty for a response that is a number
+    types: Tensor | None = None  # [N] int64, what partitions by label look at; None: y
+    groups: Mapping[str, Tensor] = field(default_factory=dict)  # column -> [N] int64 code
+    group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    likelihood: str = "categorical"  # the one that suits y
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who holds which rows of one table.
+
+    The last `held_out` clients never train: they stand for clients that join later.
+    """
+
+    x: Tensor  # [N, *x]
+    y: Tensor  # [N, ...]
+    train: tuple[Tensor, ...]  # of each client: int64 rows of x
+    test: tuple[Tensor, ...]  # the same, for testing
+    names: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    held_out: int = 0
+    pooled_test: Tensor | None = None  # the whole test set, which global models are tested on
+
+    def __post_init__(self) -> None:
+        """Check once what every later step relies on.
+
+        Raises:
+            ValueError: if a client has no training row, a row does not exist, the data hold NaN or
+                infinity, labels are not 0..K-1, or the lists have different lengths.
+        """
+        object.__setattr__(self, "train", tuple(self.train))
+        object.__setattr__(self, "test", tuple(self.test))
+        if not self.names:
+            object.__setattr__(self, "names", tuple(f"client {j}" for j in range(len(self.train))))
+        check_table(self.x, self.y, self.classes)
+        if not len(self.train) == len(self.test) == len(self.names):
+            raise ValueError(
+                f"train, test and names differ in length: {len(self.train)}, {len(self.test)}, "
+                f"{len(self.names)}; expected one entry per client"
+            )
+        if len(set(self.names)) != len(self.names):
+            raise ValueError("names of clients: expected no two alike")
+        if not 0 <= self.held_out < len(self.train):
+            raise ValueError(
+                f"held_out is {self.held_out}; expected 0 to {len(self.train) - 1}, so that at "
+                f"least one of {len(self.train)} clients trains"
+            )
+        for name, rows, test in zip(self.names, self.train, self.test, strict=True):
+            if not len(rows):
+                raise ValueError(f"{name} has no training row; expected at least one")
+            for part, index in (("train", rows), ("test", test)):
+                if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(self.y):
+                    raise ValueError(
+                        f"{name}: {part} names row {int(index.max())} of {len(self.y)}"
+                    )
+
+    @property
+    def clients(self) -> int:
+        """Number of clients that take part in training."""
+        return len(self.train) - self.held_out
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training rows of every client, held-out ones included: [J + held_out]."""
+        return torch.tensor([len(rows) for rows in self.train])
+
+    def who(self, ids: Tensor) -> Who:
+        """Return ids and sizes of some clients, on the data's device."""
+        return Who(ids.to(self.x.device), self.sizes[ids.cpu()].to(self.x.device, self.dtype))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the computation."""
+        return self.x.dtype if self.x.is_floating_point() else torch.get_default_dtype()
+
+    def gather(self, who: Who, rows: Tensor, mask: Tensor) -> Batch:
+        """Return the batch of given rows [C, B]; where `mask` is False the row is padding."""
+        rows = rows.to(self.x.device)
+        return Batch(self.x[rows], self.y[rows], mask.to(self.x.device), who.size, who.ids)
+
+    def batch(self, ids: Tensor, part: str = "train") -> Batch:
+        """Return all "train" or "test" rows of some clients, padded to the longest."""
+        table = self.train if part == "train" else self.test
+        return stack(self, [table[i] for i in ids.tolist()], self.who(ids))
+
+    def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> Federation:
+        """Return the same federation on a device and, if given, in a floating-point type."""
+
+        def move(value: Tensor) -> Tensor:
+            return value.to(device, dtype if value.is_floating_point() else None)
+
+        return replace(self, x=move(self.x), y=move(self.y))
+
+
+def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
+    """Refuse data that cannot be trained on.
+
+    Raises:
+        ValueError: if x and y differ in length, x or y hold NaN or infinity, or a label is not one
+            of the classes; the message names the first row at fault.
+    """
+    if len(x) != len(y):
+        raise ValueError(f"x has {len(x)} rows and y has {len(y)}; expected as many")
+    for name, value in (("x", x), ("y", y)):
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            bad = (~value.isfinite().reshape(len(value), -1).all(1)).nonzero()
+            raise ValueError(
+                f"{name} is NaN or infinite in {len(bad)} rows, first in row {int(bad[0])}; "
+                "expected finite numbers"
+            )
+    if classes and len(y):
+        if y.is_floating_point():
+            raise ValueError(f"y is {y.dtype}; expected integer labels for {len(classes)} classes")
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= len(classes):
+            raise ValueError(
+                f"labels run from {low} to {high}; expected 0 to {len(classes) - 1}, "
+                f"as there are {len(classes)} classes"
+            )
+
+
+def stack(data: Federation, rows: list[Tensor], who: Who) -> Batch:
+    """Pad lists of rows, one per client, to a batch; row 0 of the table fills the gaps."""
+    width = max([1, *(len(r) for r in rows)])
+    index = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for c, r in enumerate(rows):
+        index[c, : len(r)] = r
+        mask[c, : len(r)] = True
+    return data.gather(who, index, mask)
+
+
+class Plan(NamedTuple):
+    """The minibatches of some clients: at step t, client c takes rows[t, c] if t < steps[c]."""
+
+    rows: Tensor  # [T, C, B] int64
+    mask: Tensor  # [T, C, B] bool
+    steps: Tensor  # [C] int64
+
+
+def plan(rows: list[Tensor], epochs: list[int], batch: int | None, order: list[Generator]) -> Plan:
+    """Lay out the epochs of every client back to back, as one stream of minibatches.
+
+    Args:
+        rows: of each client, its rows.
+        epochs: of each client, how many times it goes through them.
+        batch: rows of a minibatch; the last of an epoch may be shorter. None: all rows, in order.
+        order: of each client, the generator that shuffles every epoch.
+    """
+    longest = max(len(r) for r in rows)
+    width = min(batch or longest, longest)
+    per_epoch = [-(-len(r) // width) for r in rows]
+    steps = torch.tensor([e * n for e, n in zip(epochs, per_epoch, strict=True)])
+    index = torch.zeros(int(steps.max()), len(rows), width, dtype=torch.long)
+    mask = torch.zeros(index.shape, dtype=torch.bool)
+    for c, (mine, n, e, g) in enumerate(zip(rows, per_epoch, epochs, order, strict=True)):
+        if not e:
+            continue
+        stream = torch.zeros(e, n * width, dtype=torch.long)
+        for epoch in range(e):
+            shuffled = mine[torch.randperm(len(mine), generator=g)] if batch else mine
+            stream[epoch, : len(mine)] = shuffled
+        index[: e * n, c] = stream.view(e * n, width)
+        mask[: e * n, c] = (torch.arange(n * width) < len(mine)).view(n, width).repeat(e, 1)
+    return Plan(index, mask, steps)

@@ -1,0 +1,153 @@
+"""Rows dealt to clients by a table of counts: how many rows of each class a client gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Parts = list[Ints]  # of each client: its rows, ascending
+
+
+def collect(owner: Ints, clients: int) -> Parts:
+    """Return the rows of every client.
+
+    Args:
+        owner: [N], the client of each row; -1 where nobody has it.
+        clients: J, how many there are.
+
+    >>> [part.tolist() for part in collect(np.array([1, -1, 0, 1]), 2)]
+    [[2], [0, 3]]
+    """
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.searchsorted(owner[order], np.arange(clients + 1)))[1:-1]
+
+
+def deal(codes: Ints, counts: Ints, rng: np.random.Generator) -> Parts:
+    """Deal shuffled rows of every class by a table of counts; rows that are left over go to nobody.
+
+    Args:
+        codes: [N], class of each row, 0 to K - 1.
+        counts: [J, K], rows of each class that a client gets.
+        rng: shuffles the rows of a class.
+    """
+    owner = np.full(len(codes), -1, dtype=np.int64)
+    for k, column in enumerate(counts.T):
+        rows = rng.permutation(np.flatnonzero(codes == k))
+        owner[rows[: column.sum()]] = np.repeat(np.arange(len(column)), column)
+    return collect(owner, len(counts))
+
+
+def portion(
+    sizes: Ints,
+    weights: NDArray[np.bool_ | np.integer[Any] | np.floating[Any]],
+    rng: np.random.Generator,
+) -> Ints:
+    """Split whole numbers of rows in proportion to weights, by the largest remainder.
+
+    Args:
+        sizes: [K], rows of each class.
+        weights: [J, K], not negative. A class in which all weights are zero goes to nobody.
+        rng: decides which of equal remainders is rounded up.
+
+    Returns:
+        Counts [J, K]; each column adds up to its size.
+
+    >>> portion(np.array([10]), np.array([[1], [2], [1]]), np.random.default_rng(1)).sum(0)
+    array([10])
+    """
+    scale = weights.astype(np.float64)
+    total = scale.sum(0)
+    quota = sizes * scale / np.where(total > 0, total, 1)
+    counts = np.floor(quota).astype(np.int64)
+    rest = np.where(total > 0, sizes - counts.sum(0), 0)
+    remainder = np.where(scale > 0, quota - counts, -1)
+    order = np.lexsort((rng.random(scale.shape), -remainder), axis=0)
+    rank = np.argsort(order, axis=0)
+    return counts + (rank < rest)
+
+
+def repair(counts: Ints, minimum: int, rng: np.random.Generator) -> Ints:
+    """Move random rows from the largest clients until every client has `minimum` rows.
+
+    Args:
+        counts: [J, K], rows of each class that a client has; at least J * minimum in all.
+        minimum: rows that a client must have.
+        rng: draws, without replacement, which of its rows a client gives.
+    """
+    counts = counts.copy()
+    sizes = counts.sum(1)
+    for j in np.flatnonzero(sizes < minimum):
+        while sizes[j] < minimum:
+            giver = sizes.argmax()
+            moved = min(minimum - sizes[j], sizes[giver] - minimum)
+            rows = rng.multivariate_hypergeometric(counts[giver], moved)
+            counts[giver] -= rows
+            counts[j] += rows
+            sizes[[giver, j]] += -moved, moved
+    return counts
+
+
+def same_shares(train: Sequence[Ints], test: Ints, rng: np.random.Generator) -> Parts:
+    """Deal the test rows of each class in proportion to the clients' training rows of it.
+
+    Args:
+        train: of each client, the classes of its training rows [n_j].
+        test: [N], class of each test row.
+        rng: shuffles, and breaks ties between equal remainders.
+
+    Returns:
+        Positions in `test`; each in exactly one client, but those of a class that nobody trains
+        on go to nobody. A client whose shares are all small may get none.
+    """
+    kinds, codes = np.unique(test, return_inverse=True)
+    counts = np.array([[np.count_nonzero(mine == kind) for kind in kinds] for mine in train])
+    sizes = np.bincount(codes, minlength=len(kinds))
+    return deal(codes, portion(sizes, counts.reshape(len(train), -1), rng), rng)
+
+
+def labels_global(train: Sequence[Ints], test: Ints) -> Parts:
+    """Give each client all test rows of the classes that it trains on; clients share rows.
+
+    Args:
+        train: of each client, the classes of its training rows [n_j].
+        test: [N], class of each test row.
+    """
+    return [np.flatnonzero(np.isin(test, mine)) for mine in train]
+
+
+def classes_of(types: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the classes that occur [K], the position of each row's class [N], their sizes [K]."""
+    kinds, codes, sizes = np.unique(types, return_inverse=True, return_counts=True)
+    return kinds, codes, sizes
+
+
+def check_clients(clients: int, rows: int) -> None:
+    """Raise ValueError unless every client can have a row."""
+    if not 1 <= clients <= rows:
+        raise ValueError(f"clients is {clients}; expected 1 to {rows}, the number of rows")
+
+
+def check_per_client(count: int, classes: int) -> None:
+    """Raise ValueError unless a client can have that many different classes."""
+    if not 1 <= count <= classes:
+        raise ValueError(f"classes per client is {count}; expected 1 to {classes}")
+
+
+def check_multiple(clients: int, group: int) -> None:
+    """Raise ValueError unless the clients form whole groups."""
+    if clients % group:
+        raise ValueError(
+            f"clients is {clients}; expected a multiple of {group}, "
+            "as that many together hold every class once"
+        )
+
+
+def check_rows(kinds: Ints, sizes: Ints, needed: Ints) -> None:
+    """Raise ValueError if a class [K] has fewer rows than it needs [K]."""
+    for kind, size, least in zip(kinds, sizes, needed, strict=True):
+        if size < least:
+            raise ValueError(f"class {kind} has {size} rows; expected at least {least}")

@@ -1,0 +1,188 @@
+"""How good predictions are, per client: accuracy, proper scores and calibration.
+
+Every function is pure and takes clients side by side, C clients of B rows; `mask` hides padding,
+whatever it holds. A client without rows, or with a prediction that is NaN, gets NaN.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Bins(NamedTuple):
+    """Predictions gathered by confidence; empty bins have NaN means."""
+
+    rows: Tensor  # [..., bins] how many
+    confidence: Tensor  # [..., bins] mean of a bin
+    accuracy: Tensor  # [..., bins] share of a bin that is right
+
+
+def classification(probs: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Score predicted probabilities of classes.
+
+    Args:
+        probs: [C, B, K], already averaged over draws if there were any.
+        y: [C, B] int64, the true classes.
+        mask: [C, B] bool, False where a row is padding.
+
+    Returns:
+        Means over a client's rows, [C] each: `accuracy` of the most probable class; `nll` in nats,
+        from probabilities of at least the smallest normal number; `brier`, summed over classes, 0
+        to 2; `ece` and `mce` of the most probable class in 15 bins (Guo et al., "On Calibration
+        of Modern Neural Networks", 2017); `entropy` of the prediction in nats, 0 to log K.
+
+    Raises:
+        ValueError: if shapes do not fit, a label is not below K, or rows are not probabilities.
+    """
+    _check_shapes("probs", probs[..., 0], y, mask)
+    _check_probabilities(probs, y, mask)
+    y = y.where(mask, 0)[..., None]
+    confidence, top = probs.max(-1)
+    right = (top == y[..., 0]).to(probs).where(confidence.isfinite(), torch.nan)
+    bins = calibration_bins(confidence, right, mask)
+    gap = (bins.accuracy - bins.confidence).abs().where(bins.rows > 0, 0)
+    some = mask.any(1)
+    one_hot = torch.zeros_like(probs).scatter(-1, y, 1)
+    likelihood = probs.gather(-1, y)[..., 0].clamp(min=torch.finfo(probs.dtype).tiny)
+    return {
+        "accuracy": mean(right, mask),
+        "nll": mean(-likelihood.log(), mask),
+        "brier": mean((probs - one_hot).square().sum(-1), mask),
+        "ece": (gap * bins.rows).sum(1) / bins.rows.sum(1),
+        "mce": gap.amax(1).where(some, torch.nan),
+        "entropy": mean(torch.special.entr(probs).sum(-1), mask),
+    }
+
+
+def regression(
+    prediction: Tensor, log_density: Tensor, y: Tensor, mask: Tensor
+) -> dict[str, Tensor]:
+    """Score predicted numbers.
+
+    Args:
+        prediction: [C, B], predictive means, in the units of y.
+        log_density: [C, B], log of the predictive density (or mass) at y.
+        y: [C, B], the true numbers.
+        mask: [C, B] bool, False where a row is padding.
+
+    Returns:
+        Over a client's rows, [C] each: `rmse` in the units of y, and `nll` in nats per row.
+
+    Raises:
+        ValueError: if shapes do not fit.
+    """
+    _check_shapes("prediction", prediction, y, mask)
+    _check_shapes("log_density", log_density, y, mask)
+    return {
+        "rmse": mean((prediction - y).square(), mask).sqrt(),
+        "nll": mean(-log_density, mask),
+    }
+
+
+def calibration_bins(
+    confidence: Tensor, correct: Tensor, mask: Tensor | None = None, bins: int = 15
+) -> Bins:
+    """Gather predictions in equal bins (l, u] of confidence; 0 falls in the first.
+
+    Args:
+        confidence: [..., N], between 0 and 1.
+        correct: [..., N], 1 where the prediction is right, else 0.
+        mask: [..., N] bool, False where a row does not count; None: all count.
+        bins: how many.
+    """
+    edges = torch.arange(1, bins).to(confidence) / bins
+    return _gather(torch.bucketize(confidence, edges), confidence, correct, mask, bins)
+
+
+def classwise_ece(probs: Tensor, y: Tensor, bins: int = 10) -> tuple[Tensor, Tensor]:
+    """Return ECE and MCE over all entries of the predictions, as published for MetaVD.
+
+    Each of the N x K probabilities is a prediction "the class is k", in bins [l, u); entries
+    equal to 1 fall in none and do not count. Most entries are near 0 and right, so these
+    numbers are far below those of the most probable class.
+
+    Args:
+        probs: [N, K].
+        y: [N] int64.
+        bins: how many.
+    """
+    edges = torch.arange(1, bins).to(probs) / bins
+    entries = probs.flatten()
+    right = torch.zeros_like(probs).scatter(1, y[:, None], 1).flatten()
+    place = torch.bucketize(entries, edges, right=True)
+    found = _gather(place, entries, right, entries < 1, bins)
+    gap = (found.accuracy - found.confidence).abs().where(found.rows > 0, 0)
+    return (gap * found.rows).sum() / found.rows.sum(), gap.max()
+
+
+def pool(values: Tensor, size: Tensor, weighting: str = "client") -> Tensor:
+    """Average a metric over clients, leaving out those where it is NaN.
+
+    >>> pool(torch.tensor([1.0, 0.0]), torch.tensor([3, 1]), "row")
+    tensor(0.7500)
+
+    Args:
+        values: [C].
+        size: [C], rows that each value is a mean of.
+        weighting: "client" counts every client once, "row" every row.
+
+    Returns:
+        A scalar, NaN if no client is left.
+
+    Raises:
+        ValueError: if the weighting is neither.
+    """
+    if weighting not in ("client", "row"):
+        raise ValueError(f"weighting is {weighting!r}; expected 'client' or 'row'")
+    known = ~values.isnan()
+    weight = known.to(values) * (size.to(values) if weighting == "row" else 1)
+    return (values.where(known, 0) * weight).sum() / weight.sum()
+
+
+def mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Average the rows [C, B] of each client that are not padding: [C]."""
+    return values.where(mask, 0).sum(1) / mask.sum(1)
+
+
+def _gather(
+    place: Tensor, confidence: Tensor, correct: Tensor, mask: Tensor | None, bins: int
+) -> Bins:
+    """Average confidence and correctness [..., N] by place, each [..., bins]."""
+    counted = torch.ones_like(confidence) if mask is None else mask.to(confidence)
+
+    def total(value: Tensor) -> Tensor:
+        empty = value.new_zeros(*value.shape[:-1], bins)
+        return empty.scatter_add(-1, place, value.where(counted > 0, 0))
+
+    count = total(counted)
+    return Bins(count, total(confidence) / count, total(correct.to(confidence)) / count)
+
+
+def _check_shapes(name: str, rows: Tensor, y: Tensor, mask: Tensor) -> None:
+    if not rows.shape == y.shape == mask.shape or rows.dim() != 2:
+        raise ValueError(
+            f"{name}, y and mask cover rows {tuple(rows.shape)}, {tuple(y.shape)} and "
+            f"{tuple(mask.shape)}; expected three times (clients, rows)"
+        )
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask is {mask.dtype}; expected torch.bool")
+
+
+def _check_probabilities(probs: Tensor, y: Tensor, mask: Tensor) -> None:
+    """Refuse logits given for probabilities; NaN passes, it is a result."""
+    real = probs[mask]
+    off = (real.sum(-1) - 1).abs()
+    if bool((real < 0).any()) or bool((off > 1e-2).any()):
+        raise ValueError(
+            f"probs has entries from {float(real.min()):.4g} and sums up to {float(off.max()):.4g} "
+            "away from 1; expected probabilities"
+        )
+    labels = y[mask]
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < probs.shape[-1]:
+        raise ValueError(
+            f"labels run from {int(labels.min())} to {int(labels.max())}; "
+            f"expected 0 to {probs.shape[-1] - 1}"
+        )

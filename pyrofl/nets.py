@@ -1,0 +1,243 @@
+"""Networks: any torch module, its parameters held in dicts and run for many clients at once."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+from torch import Generator, Size, Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from pyrofl.architectures import NETWORKS, module
+from pyrofl.tensors import Tensors, matches
+
+__all__ = ["NETWORKS", "Network", "build"]
+
+
+class Network:
+    """A torch module as a function of its parameters.
+
+    Attributes:
+        module: a copy of the module; its own values are never used in a call.
+        shapes: of every parameter, by name, in the module's order.
+        head: shell patterns of the names that form the head; the rest is the base.
+    """
+
+    def __init__(self, module: nn.Module, head: str | None = None) -> None:
+        """Wrap a module, which is copied.
+
+        Args:
+            module: maps rows [B, *x] to outputs [B, outputs], each row by itself.
+            head: shell patterns separated by spaces; by default the last layer with parameters.
+
+        Raises:
+            ValueError: if the module has no parameter, no name matches `head`, or a layer mixes
+                rows, draws random numbers or keeps running statistics.
+        """
+        refuse(module)
+        self.module = copy.deepcopy(module)
+        self.shapes: dict[str, Size] = {n: p.shape for n, p in self.module.named_parameters()}
+        if not self.shapes:
+            raise ValueError(f"{type(module).__name__} has no parameters; expected at least one")
+        self.head = last_layer(self.module) if head is None else head
+        self.matching(self.head)
+
+    def matching(self, patterns: str) -> dict[str, Size]:
+        """Return the shapes of the parameters whose names match one of the patterns.
+
+        Raises:
+            ValueError: if none does.
+        """
+        found = {n: shape for n, shape in self.shapes.items() if matches(n, patterns)}
+        if not found:
+            raise ValueError(
+                f"no parameter matches {patterns!r}; expected some of {', '.join(self.shapes)}"
+            )
+        return found
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Name the axes of a parameter: ("fc1_out", "fc1_in") for the weight of a linear fc1.
+
+        Raises:
+            ValueError: if there is no such parameter.
+        """
+        if name not in self.shapes:
+            raise ValueError(f"no parameter {name!r}; expected one of {', '.join(self.shapes)}")
+        path, _, leaf = name.rpartition(".")
+        axes = axes_of(self.module.get_submodule(path), leaf)
+        if len(axes) != len(self.shapes[name]):
+            path, axes = name, tuple(f"axis{i}" for i in range(len(self.shapes[name])))
+        return tuple(f"{path}_{axis}".replace(".", "_").lstrip("_") for axis in axes)
+
+    def init(self, generator: Generator) -> Tensors:
+        """Draw a start for every parameter [*p], on the CPU, as its layers' own rules say.
+
+        A parameter whose layers have no `reset_parameters` keeps the module's value. A layer's
+        rule runs after those of the layers inside it. The caller's random state is not touched.
+        """
+        fresh = copy.deepcopy(self.module).cpu()
+        seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+        with torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed, which would seed the caller's accelerators too.
+            torch.default_generator.manual_seed(int(seed))
+            for layer in reversed(list(fresh.modules())):
+                for rule in ("reset_parameters", "_reset_parameters"):  # the latter: attention
+                    getattr(layer, rule, lambda: None)()
+        return {n: p.detach().clone() for n, p in fresh.named_parameters()}
+
+    def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Run the network for C clients: [C, B, outputs], or with draws [K, C, B, outputs].
+
+        Args:
+            weights: every parameter, [*p] if clients share it, [C, 1, *p] if each has its own,
+                [K, C, 1, *p] for K draws of it. The 1 is the axis of rows.
+            x: [C, B, *x]. What is shared or has no draws is computed once.
+
+        Raises:
+            ValueError: if a parameter is missing or has other axes.
+        """
+        lead = self.leading_axes(weights, len(x))
+        flat = {
+            n: weights[n].squeeze(-len(p) - 1) if lead[n] else weights[n]
+            for n, p in self.shapes.items()
+        }
+        run = vmap(self.apply, ({n: 0 if k else None for n, k in lead.items()}, 0))
+        if 3 in lead.values():
+            run = vmap(run, ({n: 0 if k == 3 else None for n, k in lead.items()}, None))
+        result: Tensor = run(flat, x)
+        return result
+
+    def apply(self, weights: Tensors, x: Tensor) -> Tensor:
+        """Run the module once: weights [*p], x [B, *x] -> [B, outputs]."""
+        result: Tensor = functional_call(self.module, weights, (x,))
+        return result
+
+    def split(self, patterns: str) -> tuple[Network, Network] | None:
+        """Cut a sequential module in two: what precedes the named parameters, and the rest.
+
+        Returns:
+            Base and head with head(base(x)) equal to the network and the same names, if the module
+            is a `torch.nn.Sequential` whose last layers have just the parameters that match; None
+            if it is not, or no layer precedes them.
+        """
+        layers = dict(self.module.named_children())
+        mine = [matches(n, patterns) for n in self.shapes]
+        owner = [n.split(".")[0] for n in self.shapes]
+        at = list(layers).index(owner[mine.index(True)]) if any(mine) and layers else 0
+        rest = list(layers)[at:]
+        if not isinstance(self.module, nn.Sequential) or not any(o not in rest for o in owner):
+            return None
+        if any(matched != (o in rest) for matched, o in zip(mine, owner, strict=True)):
+            return None
+        base, head = (
+            nn.Sequential(OrderedDict((n, m) for n, m in layers.items() if (n in rest) == last))
+            for last in (False, True)
+        )
+        return Network(base), Network(head)
+
+    def leading_axes(self, weights: Mapping[str, Tensor], clients: int) -> dict[str, int]:
+        """Return how many axes precede each parameter's own: 0, 2 or 3.
+
+        Raises:
+            ValueError: if a parameter is missing, has other axes (an unstacked one would
+                broadcast without an error) or another number of clients or draws.
+        """
+        lead: dict[str, int] = {}
+        draws: int | None = None
+        for name, shape in self.shapes.items():
+            if name not in weights:
+                raise ValueError(f"weights lack {name!r}; found {', '.join(weights) or 'none'}")
+            found, own = tuple(weights[name].shape), tuple(shape)
+            front = found[: len(found) - len(own)]
+            if draws is None and len(front) == 3:
+                draws = front[0]
+            k = "K" if draws is None else draws
+            if front not in ((), (clients, 1), (k, clients, 1)) or found[len(front) :] != own:
+                raise ValueError(
+                    f"{name} has shape {found}; expected {own}, {(clients, 1, *own)} or "
+                    f"{(k, clients, 1, *own)} for {clients} clients"
+                )
+            lead[name] = len(front)
+        return lead
+
+    def check(self, x: Tensor, outputs: int) -> None:
+        """Run one row of zeros, to refuse data that the network does not fit.
+
+        Args:
+            x: [C, B, *x] or [1, 1, *x]; only the shape and type of a row count.
+            outputs: numbers that the likelihood needs per row, such as the number of classes.
+
+        Raises:
+            ValueError: if the network cannot take the row, or gives another number of outputs.
+        """
+        row = x.new_zeros(1, *x.shape[2:])
+        dtype = x.dtype if x.is_floating_point() else None
+        weights = {n: p.detach().to(x.device, dtype) for n, p in self.module.named_parameters()}
+        try:
+            found = tuple(self.apply(weights, row).shape)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"the network cannot take rows of shape {tuple(x.shape[2:])}: {error}"
+            ) from error
+        if found != (1, outputs):
+            raise ValueError(
+                f"the network gives outputs of shape {found} for one row; expected {(1, outputs)}"
+            )
+
+
+def refuse(module: nn.Module) -> None:
+    """Refuse layers that mix rows, draw random numbers or cannot run for many clients at once.
+
+    Raises:
+        ValueError: naming the layer and what to use instead.
+    """
+    for name, layer in module.named_modules():
+        dropout = getattr(layer, "dropout", 0.0)  # the rate inside attention and recurrent layers
+        advice = ""
+        if isinstance(layer, _BatchNorm) or getattr(layer, "track_running_stats", False):
+            advice = "use GroupNorm, which keeps no statistics over rows"
+        elif isinstance(layer, _DropoutNd) or (isinstance(dropout, float) and dropout > 0):
+            advice = "remove it, and put a prior on the weights instead"
+        elif isinstance(layer, nn.RNNBase | nn.LSTMCell):
+            advice = "torch.vmap cannot run it; use GRUCell, or write it with linear layers"
+        if advice:
+            raise ValueError(f"layer {name or 'module'!r} is {type(layer).__name__}: {advice}")
+
+
+def last_layer(module: nn.Module) -> str:
+    """Return patterns for the parameters of the last layer that has any."""
+    name, layer = [
+        (name, layer)
+        for name, layer in module.named_modules()
+        if any(True for _ in layer.parameters(recurse=False))
+    ][-1]
+    return f"{name}.*" if name else " ".join(n for n, _ in layer.named_parameters(recurse=False))
+
+
+def axes_of(layer: nn.Module, leaf: str) -> tuple[str, ...]:
+    """Name the axes of a layer's weight or bias; () where they have no common names."""
+    space = ("depth", "height", "width")
+    known = {nn.Linear: 0, nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+    for kind, dimensions in known.items():
+        if isinstance(layer, kind):
+            axes = ("out", "in", *space[3 - dimensions :])
+            return {"weight": axes, "bias": ("out",)}.get(leaf, ())
+    return ()
+
+
+def build(spec: str, input_shape: tuple[int, ...], outputs: int) -> Network:
+    """Build a network by name for rows of one shape.
+
+    Args:
+        spec: a name of `NETWORKS`, for some with widths: "mlp:200,100", "cnn-metavd:256".
+        input_shape: of one row, (channels, height, width) for a CNN.
+        outputs: classes, or 1 for a response that is a number.
+
+    Raises:
+        ValueError: as `pyrofl.architectures.module`.
+    """
+    return Network(module(spec, tuple(input_shape), outputs))

@@ -1,0 +1,84 @@
+"""The one state type: a flat dict of tensors, named "role/parameter" ("loc/fc1.weight")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+Tensors = dict[str, Tensor]
+
+
+def matches(name: str, patterns: str) -> bool:
+    """Say whether a name matches one of several shell patterns separated by spaces.
+
+    >>> matches("loc/fc1.weight", "scale/* loc/*")
+    True
+    """
+    return any(fnmatchcase(name, pattern) for pattern in patterns.split())
+
+
+def role(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the tensors of one role, by their names without it.
+
+    >>> role("loc", {"loc/w": torch.zeros(1), "tau": torch.ones(1)})
+    {'w': tensor([0.])}
+    """
+    start = f"{prefix}/"
+    return {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Put tensors under a role; the inverse of `role`."""
+    return {f"{prefix}/{n}": v for n, v in tensors.items()}
+
+
+def pick(tensors: Mapping[str, Tensor], patterns: str) -> Tensors:
+    """Return the tensors whose names match one of the patterns."""
+    return {n: v for n, v in tensors.items() if matches(n, patterns)}
+
+
+def spread_out(tensors: Mapping[str, Tensor], clients: int) -> Tensors:
+    """Give every tensor [*p] a leading client axis, [C, *p], without copying it."""
+    return {n: v.expand(clients, *v.shape) for n, v in tensors.items()}
+
+
+def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
+    """Index the leading axis of every tensor; one that was only expanded stays so."""
+    if isinstance(index, slice):
+        return {n: v[index] for n, v in tensors.items()}
+    if torch.equal(index, torch.arange(len(index), device=index.device)):
+        return cut(tensors, slice(len(index)))
+    return {
+        n: v[index] if v.stride(0) else v[:1].expand(len(index), *v.shape[1:])
+        for n, v in tensors.items()
+    }
+
+
+def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:
+    """Concatenate dicts with the same names along their leading axes."""
+    parts = list(parts)
+    return {n: torch.cat([part[n] for part in parts]) for n in parts[0]} if parts else {}
+
+
+def finite(tensors: Mapping[str, Tensor], clients: int) -> Tensor:
+    """Return bool [C]: whether all that a client holds in tensors [C, ...] is finite."""
+    good = torch.ones(clients, dtype=torch.bool)
+    for value in tensors.values():
+        if value.is_floating_point() and value.numel():
+            good &= value.isfinite().reshape(clients, -1).all(1).cpu()
+    return good
+
+
+def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return what tensors [C, ...] weigh on the wire, per client."""
+    return sum(v[0].numel() * v.element_size() for v in tensors.values() if len(v))
+
+
+def generator(*key: int) -> Generator:
+    """Return a random generator that depends on nothing but the key (non-negative integers)."""
+    state = np.random.SeedSequence(key).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]))

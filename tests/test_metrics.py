@@ -1,0 +1,189 @@
+"""Metrics against numbers worked by hand, scikit-learn, and their own definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
+
+from pyrofl.metrics import calibration_bins, classification, classwise_ece, pool, regression
+from pyrofl.tensors import generator
+
+# Four rows and two classes: one row is wrong, one is certain.
+PROBS = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.55, 0.45], [1, 0]], dtype=torch.float64)
+LABELS = torch.tensor([0, 1, 0, 0])
+
+
+def everything(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_worked_example(dtype):
+    got = classification(PROBS.to(dtype)[None], LABELS[None], everything((1, 4)))
+    expected = {
+        "accuracy": 0.75,
+        "nll": -math.log(0.9 * 0.4 * 0.55) / 4,
+        "brier": (2 * 0.1**2 + 2 * 0.6**2 + 2 * 0.45**2) / 4,
+        "ece": 0.0625,
+        "mce": 0.1,
+        "entropy": -sum(p * math.log(p) for p in (0.9, 0.1, 0.6, 0.4, 0.55, 0.45)) / 4,
+    }
+    assert {n: float(v) for n, v in got.items()} == pytest.approx(expected, abs=1e-6)
+
+
+# 0.9, 0.6 and 0.4 are edges of bins: they must fall the same way in either precision.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_worked_example_by_class(dtype):
+    got = classwise_ece(PROBS.to(dtype), LABELS)
+    assert [float(v) for v in got] == pytest.approx([0.2, 0.6], abs=1e-6)
+
+
+def random_predictions(clients: int, rows: int, classes: int, seed: int = 0):
+    g = generator(seed)
+    probs = torch.randn(clients, rows, classes, generator=g, dtype=torch.float64).softmax(-1)
+    return probs, torch.randint(classes, (clients, rows), generator=g)
+
+
+def test_scores_agree_with_scikit_learn():
+    probs, y = random_predictions(3, 50, 4)
+    got = classification(probs, y, everything((3, 50)))
+    for c in range(3):
+        p, t = probs[c].numpy(), y[c].numpy()
+        assert float(got["accuracy"][c]) == pytest.approx(accuracy_score(t, p.argmax(1)))
+        assert float(got["nll"][c]) == pytest.approx(log_loss(t, p, labels=range(4)))
+        brier = brier_score_loss(t, p, labels=range(4), scale_by_half=False)
+        assert float(got["brier"][c]) == pytest.approx(brier)
+
+
+def test_calibration_is_its_definition():
+    probs, y = random_predictions(1, 200, 3)
+    confidence, top = probs[0].max(-1)
+    gaps, share = [], []
+    for b in range(15):
+        inside = (confidence > b / 15) & (confidence <= (b + 1) / 15)
+        if inside.any():
+            right = (top == y[0])[inside].double().mean()
+            gaps.append(float((right - confidence[inside].mean()).abs()))
+            share.append(int(inside.sum()) / 200)
+    got = classification(probs, y, everything((1, 200)))
+    assert len(gaps) > 5
+    assert float(got["ece"]) == pytest.approx(sum(g * s for g, s in zip(gaps, share, strict=True)))
+    assert float(got["mce"]) == pytest.approx(max(gaps))
+
+
+@pytest.mark.parametrize(
+    ("confidence", "place"), [(0.0, 0), (1 / 15, 0), (0.07, 1), (0.6, 8), (0.601, 9), (1.0, 14)]
+)
+def test_edges_of_the_bins(confidence, place):
+    bins = calibration_bins(torch.tensor([confidence]), torch.tensor([True]))
+    assert bins.rows.tolist() == [float(b == place) for b in range(15)]
+    assert bins.accuracy[place] == 1
+    assert bins.confidence[place] == pytest.approx(confidence)
+    assert int(bins.accuracy.isnan().sum()) == 14
+
+
+@pytest.mark.parametrize("junk", [1e6, -1.0, math.nan])
+def test_padding_changes_nothing(junk):
+    probs, y = random_predictions(2, 6, 3)
+    plain = classification(probs, y, everything((2, 6)))
+    mask = torch.cat([everything((2, 6)), ~everything((2, 2))], 1)
+    padded = classification(
+        torch.cat([probs, probs.new_full((2, 2, 3), junk)], 1),
+        torch.cat([y, torch.full((2, 2), 10**6)], 1),
+        mask,
+    )
+    for name, value in plain.items():
+        torch.testing.assert_close(padded[name], value, msg=name)
+
+    value = torch.randn(2, 6, generator=generator(1))
+    pad = torch.full((2, 2), junk)
+    long = torch.cat([value, pad], 1)
+    plain = regression(value, value - 1, y.float(), everything((2, 6)))
+    padded = regression(long, long - 1, torch.cat([y.float(), pad], 1), mask)
+    for name, score in plain.items():
+        torch.testing.assert_close(padded[name], score, msg=name)
+
+
+def test_clients_do_not_see_each_other():
+    probs, y = random_predictions(3, 8, 4)
+    together = classification(probs, y, everything((3, 8)))
+    for c in range(3):
+        alone = classification(probs[c : c + 1], y[c : c + 1], everything((1, 8)))
+        for name, value in together.items():
+            torch.testing.assert_close(value[c : c + 1], alone[name], msg=name)
+
+
+def test_a_client_without_rows_or_with_nan_gets_nan():
+    probs, y = random_predictions(3, 4, 3)
+    mask = everything((3, 4))
+    mask[1] = False
+    probs[2, 0] = math.nan
+    for name, value in classification(probs, y, mask).items():
+        assert value.isnan().tolist() == [False, True, True], name
+    number = probs[..., 0]
+    for name, value in regression(number, number, y.double(), mask).items():
+        assert value.isnan().tolist() == [False, True, True], name
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 9))
+def test_ranges(seed, classes, rows):
+    probs, y = random_predictions(2, rows, classes, seed)
+    got = classification(probs, y, everything((2, rows)))
+    top = {"accuracy": 1, "nll": math.inf, "brier": 2, "ece": 1, "mce": 1}
+    for name, most in (top | {"entropy": math.log(classes) + 1e-12}).items():
+        assert bool(((got[name] >= 0) & (got[name] <= most)).all()), name
+    assert bool((got["ece"] <= got["mce"] + 1e-12).all())
+
+
+def test_extremes():
+    certain = torch.eye(3)[None]
+    best = classification(certain, torch.arange(3)[None], everything((1, 3)))
+    assert {n: float(v) for n, v in best.items()} == {
+        "accuracy": 1, "nll": 0, "brier": 0, "ece": 0, "mce": 0, "entropy": 0,
+    }  # fmt: skip
+    worst = classification(certain, torch.tensor([[1, 2, 0]]), everything((1, 3)))
+    assert float(worst["nll"]) == pytest.approx(-math.log(torch.finfo(torch.float32).tiny))
+    assert [float(worst[n]) for n in ("accuracy", "brier", "ece", "mce")] == [0, 2, 1, 1]
+    flat = torch.full((1, 3, 3), 1 / 3, dtype=torch.float64)
+    entropy = classification(flat, torch.zeros(1, 3, dtype=torch.long), everything((1, 3)))
+    assert float(entropy["entropy"]) == pytest.approx(math.log(3))
+
+
+def test_regression_by_hand():
+    mean = torch.tensor([[1.0, 2.0, 9.0], [0.0, 0.0, 0.0]])
+    y = torch.tensor([[1.0, 5.0, 0.0], [2.0, 2.0, 2.0]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    normal = torch.distributions.Normal(mean, 1.0).log_prob(y)
+    got = regression(mean, normal, y, mask)
+    torch.testing.assert_close(got["rmse"], torch.tensor([math.sqrt(4.5), 2.0]))
+    constant = math.log(2 * math.pi) / 2
+    torch.testing.assert_close(got["nll"], torch.tensor([constant + 2.25, constant + 2.0]))
+
+
+def test_pooling():
+    value = torch.tensor([1.0, 0.0, math.nan])
+    size = torch.tensor([3, 1, 100])
+    assert float(pool(value, size)) == 0.5
+    assert float(pool(value, size, "row")) == 0.75
+    assert pool(value[2:], size[2:]).isnan()
+    with pytest.raises(ValueError, match="weighting is 'rows'; expected 'client' or 'row'"):
+        pool(value, size, "rows")
+
+
+def test_bad_input_is_refused():
+    probs, y = random_predictions(2, 4, 3)
+    mask = everything((2, 4))
+    with pytest.raises(ValueError, match=r"cover rows \(2, 4\), \(2, 3\) and \(2, 4\)"):
+        classification(probs, y[:, :3], mask)
+    with pytest.raises(ValueError, match="expected probabilities"):
+        classification(probs.log(), y, mask)
+    with pytest.raises(ValueError, match="labels run from 0 to 3; expected 0 to 2"):
+        classification(probs, torch.arange(4).expand(2, 4), mask)
+    with pytest.raises(ValueError, match=r"mask is torch\.float32"):
+        regression(probs[..., 0], probs[..., 0], y, mask.float())
