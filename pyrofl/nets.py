@@ -113,7 +113,12 @@ class Network:
 
     def apply(self, weights: Tensors, x: Tensor) -> Tensor:
         """Run the module once: weights [*p], x [B, *x] -> [B, outputs]."""
-        result: Tensor = functional_call(self.module, weights, (x,))
+        like = next(iter(weights.values()))
+        fixed = {
+            n: b.to(like.device, like.dtype if b.is_floating_point() else None)
+            for n, b in self.module.named_buffers()
+        }
+        result: Tensor = functional_call(self.module, weights | fixed, (x,))
         return result
 
     def split(self, patterns: str) -> tuple[Network, Network] | None:

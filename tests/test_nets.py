@@ -237,6 +237,25 @@ def test_a_parameter_without_a_rule_keeps_its_value():
     assert net.dims("scale") == ()
 
 
+def test_constants_of_a_module_follow_the_weights_precision():
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("shift", torch.eye(3))
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.nn.functional.linear(x, self.shift))
+
+    net = Network(Shifted())
+    assert set(net.shapes) == {"head.weight", "head.bias"}
+    x = torch.randn(2, 4, 3, generator=generator(1), dtype=torch.float64)
+    start = {n: v.double() for n, v in net.init(generator(0)).items()}
+    expected = x @ start["head.weight"].T + start["head.bias"]
+    torch.testing.assert_close(net(start, x), expected)
+    net.check(x, 2)
+
+
 def test_attention_is_drawn_from_the_seed_and_runs():
     class Attentive(nn.Module):
         def __init__(self) -> None:

@@ -1,0 +1,149 @@
+"""A run's directory: files that are whole or absent, and the tables in them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+METRICS = ("round", "model", "adapted", "population", "metric", "value")
+CLIENTS = ("client", "size", "model", "adapted", "metric", "value")
+COMPARE = ("method", "seed", "model", "adapted", "metric", "value")
+
+
+def prepare(path: str | Path, overwrite: bool = False) -> Path:
+    """Make a directory for a run's files; nothing is written if it is refused.
+
+    Files that are already there stay until new ones of the same name replace them.
+
+    Args:
+        path: of the directory; missing parents are made too.
+        overwrite: whether the directory may hold files.
+
+    Raises:
+        ValueError: if the path is a file, cannot be written to, or is not empty.
+    """
+    path = Path(path)
+    # The nearest thing that exists decides whether the rest can be made.
+    parent = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+    if not parent.is_dir():
+        raise ValueError(f"{path}: {parent} is a file; expected a directory")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ValueError(f"{path}: cannot write to {parent}; expected a writable directory")
+    if parent == path and not overwrite and (found := sorted(p.name for p in path.iterdir())):
+        raise ValueError(
+            f"{path} is not empty, it holds {found[0]}; expected an empty directory or overwrite"
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be made: {error.strerror}") from error
+    return path
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Give a name beside `path` to write to; the file takes its place once it is on the disk.
+
+    Whoever reads `path` sees the old file or the new one, never a part of it. If the body raises,
+    the old file stays and the new one is removed.
+    """
+    path = Path(path)
+    # Two writers at once must not share a name; the suffix stays, as some libraries read it.
+    temporary = path.with_name(f".{uuid4().hex}{path.suffix}")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table; numbers keep every digit.
+
+    Raises:
+        ValueError: if a row has not one entry per column; nothing is written then.
+    """
+    with replacing(path) as temporary, open(temporary, "w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        for number, row in enumerate(rows):
+            if len(row) != len(columns):
+                raise ValueError(
+                    f"{path}: row {number} has {len(row)} entries; expected {len(columns)}"
+                )
+            table.writerow(row)
+
+
+def read_csv(path: str | Path) -> list[dict[str, str]]:
+    """Read a table that `write_csv` wrote, one dict of texts per row."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
+    """Write a dict, indented, in its order.
+
+    Raises:
+        TypeError: if JSON has no form for a value; nothing is written then.
+    """
+    with replacing(path) as temporary, open(temporary, "w") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on; "unknown" for what is not installed."""
+    names = {"pyrofl": "pyrofl", "torch": "torch", "pyro": "pyro-ppl"}
+    names |= {"numpy": "numpy", "arviz": "arviz"}
+    return {"python": platform.python_version()} | {n: _version(p) for n, p in names.items()}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Lay out a table for the terminal: text to the left, numbers to the right.
+
+    >>> print(table(("method", "accuracy"), [("fedavg", 0.9), ("local", 0.85)]))
+    method  accuracy
+    fedavg    0.9000
+    local     0.8500
+
+    Args:
+        columns: their titles.
+        rows: one entry per column; floats are shown with four digits, None as a dash.
+    """
+    rows = [tuple(row) for row in rows]
+    cells = [tuple(columns), *(tuple(_cell(value) for value in row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    right = [
+        all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(columns))
+    ]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(line, widths, right, strict=True)
+        )
+        for line in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
