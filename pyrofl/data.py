@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pyro
 import torch
@@ -50,7 +50,7 @@ class Batch:
         with (
             pyro.plate("rows", self.mask.shape[1], dim=-1),
             poutine.scale(scale=scale[:, None]),
-            poutine.mask(mask=self.mask),
+            poutine.mask(mask=cast("torch.BoolTensor", self.mask)),
         ):
             yield
 
@@ -121,9 +121,10 @@ class Federation:
             if not len(rows):
                 raise ValueError(f"{name} has no training row; expected at least one")
             for part, index in (("train", rows), ("test", test)):
-                if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(self.y):
+                bad = index[(index < 0) | (index >= len(self.y))]
+                if len(bad):
                     raise ValueError(
-                        f"{name}: {part} names row {int(index.max())} of {len(self.y)}"
+                        f"{name}: {part} names row {int(bad[0])}; expected 0 to {len(self.y) - 1}"
                     )
 
     @property

@@ -71,21 +71,19 @@ def load(
     if seed < 0:
         raise ValueError(f"seed is {seed}; expected 0 or more")
     kind, _, path = name.partition(":")
-    if kind == "csv" and path:
+    if kind in ("csv", "npz") and not path:
+        raise ValueError(f"data set {name!r} lacks its file; expected {kind}: and a path")
+    if kind == "csv":
         return load_csv(
             path, target=target, group=group, features=features, likelihood=likelihood, seed=seed
         )
     chosen: dict[str, object] = {"features": features, "likelihood": likelihood}
-    if kind == "npz" and path:
+    if kind == "npz":
         _refuse(name, chosen)
         return load_npz(path, target=target, group=group)
     known(name, DATASETS, "data set")
     _refuse(name, chosen | {"target": target, "group": group})
-    if name in IMAGES:
-        return load_images(name, data_dir)
-    if name not in _MAKERS:
-        raise ValueError(f"data set {name!r} lacks its file; expected {kind}: and a path")
-    return _MAKERS[name](seed)
+    return load_images(name, data_dir) if name in IMAGES else _MAKERS[name](seed)
 
 
 def per_class(dataset: Dataset, count: int) -> Dataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,8 @@ def label_groups(
             "independent": the same, drawn for each class.
 
     Raises:
-        ValueError: if per_client does not divide K, clients is no multiple of K / per_client, or
-            a class has fewer rows than owners.
+        ValueError: if per_client does not divide K, clients is no multiple of K / per_client, a
+            class has fewer rows than owners, or cuts is unknown.
     """
     check_clients(clients, len(types))
     kinds, codes, sizes = classes_of(types)
@@ -58,7 +58,8 @@ def label_groups(
     ]
     owned = np.zeros((clients, len(kinds)), dtype=np.bool_)
     np.put_along_axis(owned, np.concatenate(hands), True, axis=1)
-    return deal(codes, _sliced(kinds, sizes, owned, cuts, rng), rng)
+    check_rows(kinds, sizes, owned.sum(0))
+    return deal(codes, _cut(sizes, owned, cuts, rng), rng)
 
 
 def drift(
@@ -78,7 +79,8 @@ def drift(
 
     Raises:
         ValueError: if superclasses differ in their number of fine classes, a fine class lies in
-            two of them, clients is no multiple of F, or a class has fewer rows than owners.
+            two of them, clients is no multiple of F, a class has fewer rows than owners, or cuts
+            is unknown.
     """
     check_clients(clients, len(types))
     kinds, codes, sizes = classes_of(types)
@@ -96,7 +98,8 @@ def drift(
     hands = [rng.permuted(fine, axis=1).T for _ in range(clients // group)]
     owned = np.zeros((clients, len(kinds)), dtype=np.bool_)
     np.put_along_axis(owned, np.concatenate(hands), True, axis=1)
-    return deal(codes, _sliced(kinds, sizes, owned, cuts, rng), rng)
+    check_rows(kinds, sizes, owned.sum(0))
+    return deal(codes, _cut(sizes, owned, cuts, rng), rng)
 
 
 def random_slices(rows: int, parts: int, rng: np.random.Generator) -> Ints:
@@ -108,17 +111,15 @@ def random_slices(rows: int, parts: int, rng: np.random.Generator) -> Ints:
     return np.diff(cuts, prepend=0, append=rows).astype(np.int64)
 
 
-def _sliced(
-    kinds: Ints, sizes: Ints, owned: NDArray[np.bool_], cuts: Cuts, rng: np.random.Generator
-) -> Ints:
-    """Return the counts [J, K] when each class is cut for its owners, as many for every class."""
+def _cut(sizes: Ints, owned: NDArray[np.bool_], cuts: Cuts, rng: np.random.Generator) -> Ints:
+    """Return counts [J, K]: each class cut for its owners, who are as many for every class."""
+    if cuts not in get_args(Cuts):
+        raise ValueError(f"cuts is {cuts!r}; expected one of {', '.join(get_args(Cuts))}")
     if cuts == "equal":
-        check_rows(kinds, sizes, owned.sum(0))
         return portion(sizes, owned, rng)
     owners = int(owned[:, 0].sum())
-    check_rows(kinds, sizes, owned.sum(0))
-    extra = np.zeros(owned.shape)
     common = random_slices(int(sizes.max()), owners, rng)
+    extra = np.zeros(owned.shape)
     for k, size in enumerate(sizes):
         slices = common if cuts == "shared" else random_slices(int(size), owners, rng)
         # The authors hand out parts from the end, in the order of clients.

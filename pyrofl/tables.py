@@ -64,6 +64,11 @@ def load_csv(
     if features is None:
         others = [c for c in columns if c not in (target, group)]
         features = [c for c in others if _numbers(columns[c]) is not None]
+    if target in features or group in features:
+        raise ValueError(
+            f"{path}: features are {', '.join(features)}; expected them without the target and the "
+            "group"
+        )
     if not features:
         raise ValueError(f"{path}: no column of numbers besides {target}; expected features")
     x = torch.stack([torch.from_numpy(_feature(path, c, columns[c])) for c in features], 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -82,3 +83,12 @@ def generator(*key: int) -> Generator:
     """Return a random generator that depends on nothing but the key (non-negative integers)."""
     state = np.random.SeedSequence(key).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's global generator of the CPU, and give it back as it was."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would seed the caller's accelerators too.
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -267,6 +267,10 @@ class TestLabelGroups:
         with pytest.raises(ValueError, match=message):
             partitions.label_groups(balanced(10, 20), clients, per_client, np.random.default_rng(0))
 
+    def test_refuses_unknown_cuts(self):
+        with pytest.raises(ValueError, match="cuts is 'even'; expected one of equal, shared"):
+            partitions.label_groups(balanced(10, 20), 2, 5, np.random.default_rng(0), cuts="even")
+
 
 class TestDrift:
     def test_one_fine_class_of_every_superclass(self):
