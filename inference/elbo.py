@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import reduce
 from typing import Any
 
 import pyro
@@ -42,7 +43,12 @@ def elbo(
 
     Returns:
         A loss; it raises ValueError if guide and model differ in their latent sites.
+
+    Raises:
+        ValueError: if draws is less than 1.
     """
+    if draws is not None and draws < 1:
+        raise ValueError(f"draws is {draws}; expected at least 1, or None")
 
     def loss(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
@@ -50,19 +56,23 @@ def elbo(
         q, p = traces(model, guide, received, local, batch, draws)
         clients = len(batch)
         p.compute_log_prob(lambda _, site: bool(site["is_observed"]))
-        nll = -sum(per_draw(site["log_prob"], clients) for _, site in observed(p))
-        divergence, score = torch.zeros(1, clients), None
+        weight = kl(batch)[:, None] if callable(kl) else kl
+        costs = [-site["log_prob"] for _, site in observed(p)]
+        scores = []
         for name, site in latent(q):
-            random = site["fn"].has_rsample
-            if random and not callable(kl) and kl == 0:
+            reparametrised = site["fn"].has_rsample
+            if reparametrised and not callable(kl) and kl == 0:
                 continue
             log_q, log_ratio = log_densities(site, p.nodes.get(name), analytic)
-            divergence = divergence.to(log_ratio) + per_draw(log_ratio, clients)
-            if not random:
-                score = per_draw(log_q, clients) + (0 if score is None else score)
-        value = nll + (kl(batch) if callable(kl) else kl) * divergence
-        if score is not None:  # REINFORCE: a gradient, but no value
-            signal = value.detach() * score
+            costs.append(weight * log_ratio)
+            if not reparametrised:
+                scores.append(log_q)
+        value = reduce(torch.add, (per_draw(c, clients) for c in costs))
+        everything = value.detach().unsqueeze(-1)
+        for score in scores:  # REINFORCE: a gradient, but no value
+            # A row's draw is to blame for that row alone, and for what its client pays as a whole.
+            blame = sum(costs).detach() if score.shape[-1] > 1 else everything
+            signal = per_draw(blame * score, clients)
             value = value + signal - signal.detach()
         total = value.mean(0)
         return total / batch.size if mean else total
@@ -128,29 +138,31 @@ def observed(trace: Any) -> Iterator[tuple[str, Any]]:
 
 
 def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tensor, Tensor]:
-    """Return log q and log q - log p of one latent site, scaled and masked.
+    """Return log q, masked, and log q - log p of one latent site, scaled and masked.
 
     Auxiliary sites of automatic guides have no partner in the model: they count as log q alone. A
-    Delta counts its log density (the Jacobian of a transformed site), never an analytic KL.
+    Delta counts its log density (the Jacobian of a transformed site), never an analytic KL. The
+    first value is what a score function needs: the costs that it multiplies are scaled already.
     """
     fn, value = site["fn"], site["value"]
-    if isinstance(fn, dist.Delta):
-        log_q = fn.log_density
-    elif analytic and partner is not None and fn.has_rsample:
-        try:
+    if analytic and partner is not None and fn.has_rsample and not is_point(fn):
+        with suppress(NotImplementedError):
             exact = kl_divergence(fn, partner["fn"])
-        except NotImplementedError:
-            log_q = fn.log_prob(value)
-        else:
             return exact, scale_and_mask(exact, site["scale"], site["mask"])
-    else:
-        log_q = fn.log_prob(value)
-    log_q = scale_and_mask(log_q, site["scale"], site["mask"])
-    ratio = log_q if fn.has_rsample else log_q.detach()
-    if partner is None:
-        return log_q, ratio
-    log_p = scale_and_mask(partner["fn"].log_prob(value), partner["scale"], partner["mask"])
-    return log_q, ratio - log_p
+    log_q = fn.log_density if isinstance(fn, dist.Delta) else fn.log_prob(value)
+    paid = log_q if fn.has_rsample else log_q.detach()
+    ratio = scale_and_mask(paid, site["scale"], site["mask"])
+    if partner is not None:
+        log_p = partner["fn"].log_prob(value)
+        ratio = ratio - scale_and_mask(log_p, partner["scale"], partner["mask"])
+    return scale_and_mask(log_q, mask=site["mask"]), ratio
+
+
+def is_point(fn: Any) -> bool:
+    """Say whether a distribution is a Delta, however it is wrapped."""
+    while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
+        fn = fn.base_dist
+    return isinstance(fn, dist.Delta)
 
 
 def per_draw(value: Tensor, clients: int) -> Tensor:

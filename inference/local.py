@@ -126,7 +126,7 @@ class _PhaseRun:
             step.optim([p.requires_grad_() for p in mine.values()])
             for step, mine in zip(steps, self.params, strict=True)
         ]
-        self.total: Tensors = {}
+        self.total = {step.names: torch.zeros_like(who.size) for step in steps}
 
     def go(self, data: Federation, schedule: Plan) -> None:
         """Make all steps of the schedule."""
@@ -159,8 +159,10 @@ class _PhaseRun:
                 for _ in range(move.repeat):
                     self._step(move, params, optimiser, batch)
             else:
-                for name, value in move(self.received, self.now, batch).items():
-                    self._write(name, value.detach())
+                changed = move(self.received, self.now, batch)
+                # Copies: a move may return tensors that others of its writes overwrite.
+                for name, value in {n: v.detach().clone() for n, v in changed.items()}.items():
+                    self._write(name, value)
 
     def _step(
         self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch
@@ -174,8 +176,7 @@ class _PhaseRun:
         for p, grad in zip(params.values(), grads, strict=True):
             p.grad = grad
         optimiser.step()
-        sums = self.total.setdefault(step.names, torch.zeros_like(self.who.size))
-        sums[: len(loss)] += loss.detach() / step.repeat
+        self.total[step.names][: len(loss)] += loss.detach() / step.repeat
 
     def _write(self, name: str, value: Tensor) -> None:
         """Set a local tensor of the active clients, in a copy that belongs to this phase."""

@@ -38,6 +38,15 @@ class Step:
     loss: Loss = field(default_factory=elbo)
     repeat: int = 1
 
+    def __post_init__(self) -> None:
+        """Check the count.
+
+        Raises:
+            ValueError: if repeat is less than 1.
+        """
+        if self.repeat < 1:
+            raise ValueError(f"repeat of step {self.names!r} is {self.repeat}; expected at least 1")
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -52,6 +61,17 @@ class Phase:
     moves: tuple[Step | Move, ...]
     epochs: int | Callable[[Tensor], Tensor] = 1
     batch: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: if epochs is a negative number or batch is less than 1.
+        """
+        if not callable(self.epochs) and self.epochs < 0:
+            raise ValueError(f"epochs is {self.epochs}; expected at least 0")
+        if self.batch is not None and self.batch < 1:
+            raise ValueError(f"batch is {self.batch}; expected at least 1 row, or None for all")
 
 
 def send_all(server: Tensors, who: Who) -> Tensors:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
+import numpy as np
 import pyro.distributions as dist
 import torch
+import torch.distributions as torchdist
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Generator, Tensor
+
+from pyrofl.tensors import seeded
+
+BLOCK = 64  # rows drawn at once
 
 Message = Any  # a Pyro message: a mutable mapping that Pyro types only in part
 
@@ -96,50 +103,84 @@ def draw(fn: Any, axis: int | None, generators: Sequence[Generator], rows: bool 
         fn: a distribution whose batch shape has the clients at `axis`.
         axis: position of the client axis; None if there is one client and no plate.
         generators: one per client.
-        rows: whether the last batch axis are rows. They come first in the client's stream then, so
-            that the noise of a row does not depend on how far the batch is padded.
+        rows: whether the axis behind the clients' are rows. The noise of a row does not depend
+            then on how far the batch is padded.
+
+    Raises:
+        TypeError: if several clients cannot be told apart in the distribution.
     """
     if isinstance(fn, dist.Delta):
-        return fn.v
-    if isinstance(fn, (dist.Independent, dist.MaskedDistribution)):
+        point: Tensor = fn.v
+        return point
+    if isinstance(fn, (torchdist.Independent, dist.MaskedDistribution)):
         return draw(fn.base_dist, axis, generators, rows)
-    if isinstance(fn, dist.TransformedDistribution):
+    if isinstance(fn, torchdist.TransformedDistribution):
         value = draw(fn.base_dist, axis, generators, rows)
         for transform in fn.transforms:
             value = transform(value)
         return value
-    if isinstance(fn, dist.Normal) and axis is not None:
+    if isinstance(fn, torchdist.Normal) and axis is not None:
         noise = [_normal(fn, axis, g, rows) for g in generators]
         return fn.loc + fn.scale * torch.stack(noise, axis).to(fn.loc.device)
-    parts = []
-    for c, g in enumerate(generators):
-        one = fn if len(generators) == 1 or axis is None else _narrow(fn, axis, c)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(_integer(g))  # leaves accelerators alone
-            parts.append(one.rsample() if one.has_rsample else one.sample())
-    return parts[0] if axis is None else torch.cat(parts, axis)
+    if axis is None or (len(generators) == 1 and not rows):
+        return _sample(fn, generators[0])
+    parts = [
+        _rows(fn, axis, c, g) if rows else _sample(_rebuilt(fn, _client(axis, c)), g)
+        for c, g in enumerate(generators)
+    ]
+    value = torch.cat(parts, axis)
+    if value.shape != fn.batch_shape + fn.event_shape:
+        raise TypeError(f"{type(fn).__name__} is not made from tensors with an axis for clients")
+    return value
 
 
-def _normal(fn: dist.Normal, axis: int, generator: Generator, rows: bool) -> Tensor:
+def _normal(fn: torchdist.Normal, axis: int, generator: Generator, rows: bool) -> Tensor:
     """Draw standard normal noise for one client: the shape of fn without its client axis."""
     shape = list(fn.batch_shape)
     del shape[axis]
     if not rows:
         return torch.randn(shape, generator=generator, dtype=fn.loc.dtype)
-    own = torch.Generator().manual_seed(_integer(generator))
-    at = len(fn.batch_shape) - 2 if axis < len(fn.batch_shape) - 1 else -1
-    shape.insert(0, shape.pop(at))
-    return torch.randn(shape, generator=own, dtype=fn.loc.dtype).movedim(0, at)
+    # NumPy's stream goes on where a shorter one ends; torch.randn's depends on its length.
+    own = np.random.default_rng(_integer(generator))
+    shape.insert(0, shape.pop(axis))
+    return torch.from_numpy(own.standard_normal(shape)).to(fn.loc.dtype).movedim(0, axis)
+
+
+def _sample(fn: Any, generator: Generator) -> Tensor:
+    with seeded(_integer(generator)):
+        value: Tensor = fn.rsample() if fn.has_rsample else fn.sample()
+    return value
 
 
 def _integer(generator: Generator) -> int:
     return int(torch.randint(2**62, (), generator=generator))
 
 
-def _narrow(fn: Any, axis: int, client: int) -> Any:
-    """Return the distribution of one of the stacked clients."""
+def _client(axis: int, client: int) -> Callable[[Tensor], Tensor]:
+    return lambda value: value.narrow(axis, client, 1)
+
+
+def _rows(fn: Any, axis: int, client: int, generator: Generator) -> Tensor:
+    """Draw the rows of one client in blocks of one size, so that padding changes no row's draw."""
+    own = torch.Generator().manual_seed(_integer(generator))
+    count = fn.batch_shape[axis + 1]
+    filled = torch.arange(-(-count // BLOCK) * BLOCK).clamp(max=count - 1)
+    mine = _client(axis, client)
+
+    def block(at: Tensor) -> Any:
+        return _rebuilt(fn, lambda value: mine(value).movedim(axis + 1, 0)[at])
+
+    blocks = [_sample(block(at), own) for at in filled.view(-1, BLOCK)]
+    return torch.cat(blocks)[:count].movedim(0, axis + 1)
+
+
+def _rebuilt(fn: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the same distribution with each of its tensors changed."""
     names = [n for n in fn.arg_constraints if n in vars(fn)] or list(fn.arg_constraints)
     if {"probs", "logits"} <= set(names):
         names.remove("logits")
-    params = {n: getattr(fn, n).narrow(axis, client, 1) for n in names}
+    params = {n: change(getattr(fn, n)) for n in names}
+    # Such as the number of trials of a multinomial, which has no axis for clients.
+    others = set(signature(type(fn)).parameters) - {*fn.arg_constraints, "validate_args"}
+    params |= {n: getattr(fn, n) for n in others if hasattr(fn, n)}
     return type(fn)(**params, validate_args=False)

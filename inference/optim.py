@@ -48,11 +48,12 @@ def clipped(make: Make, norm: float) -> Make:
         raise ValueError(f"norm is {norm}; expected a positive number")
 
     def clip(optimiser: Optimizer, *_: Any) -> None:
-        grads = [p.grad for g in optimiser.param_groups for p in g["params"] if p.grad is not None]
-        squares = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0)
+        moving = [p for g in optimiser.param_groups for p in g["params"] if p.grad is not None]
+        squares = torch.stack([p.grad.reshape(len(p), -1).square().sum(1) for p in moving]).sum(0)
         factor = (norm / (squares.sqrt() + 1e-6)).clamp(max=1)
-        for g in grads:
-            g.mul_(factor.reshape(-1, *(1 for _ in g.shape[1:])))
+        for p in moving:
+            # Not in place: autograd may hand out one tensor as the gradient of several.
+            p.grad = p.grad * factor.reshape(-1, *(1 for _ in p.shape[1:]))
 
     def make_clipped(params: list[Tensor]) -> Optimizer:
         optimiser = make(params)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.inference.local import Stream, train
 from pyrofl.inference.method import Method
+from pyrofl.inference.participation import Draw, drawn, everyone
 from pyrofl.tensors import Tensors, cut, finite, generator, join_up, size_in_bytes
-
-Draw = Callable[[Generator, int], Tensor]
-"""(generator, clients) -> ids of those drawn, int64."""
 
 CHUNK_BYTES = 18_000_000  # stacked state of clients trained side by side: measured, 2 cores
 
@@ -48,66 +46,6 @@ class Round:
     loss: Tensors = field(default_factory=dict)
     down: int = 0
     up: int = 0
-
-
-def everyone(_: Generator, clients: int) -> Tensor:
-    """Draw all clients."""
-    return torch.arange(clients)
-
-
-def fixed(count: int) -> Draw:
-    """Draw this many clients, uniformly without replacement.
-
-    Raises:
-        ValueError: if count is less than 1, or (when drawing) more than there are clients.
-    """
-    if count < 1:
-        raise ValueError(f"count of participants is {count}; expected at least 1")
-
-    def draw(generator: Generator, clients: int) -> Tensor:
-        if count > clients:
-            raise ValueError(f"count of participants is {count}; expected at most {clients}")
-        return torch.randperm(clients, generator=generator)[:count]
-
-    return draw
-
-
-def fraction(share: float) -> Draw:
-    """Draw this share of the clients, rounded, at least one, uniformly without replacement.
-
-    Raises:
-        ValueError: if share is not in (0, 1].
-    """
-    if not 0 < share <= 1:
-        raise ValueError(f"share of participants is {share}; expected 0 < share <= 1")
-
-    def draw(generator: Generator, clients: int) -> Tensor:
-        return fixed(max(1, round(share * clients)))(generator, clients)
-
-    return draw
-
-
-def bernoulli(probability: float, least: int = 2) -> Draw:
-    """Draw each client independently; anew until there are at least `least` (pFedVEM).
-
-    Raises:
-        ValueError: if probability is not in (0, 1], or (when drawing) there are fewer than `least`
-            clients, or a thousand draws found too few.
-    """
-    if not 0 < probability <= 1:
-        raise ValueError(f"probability of reporting is {probability}; expected 0 < p <= 1")
-
-    def draw(generator: Generator, clients: int) -> Tensor:
-        for _ in range(1000):
-            ids = (torch.rand(clients, generator=generator) < probability).nonzero().flatten()
-            if len(ids) >= least:
-                return ids
-        raise ValueError(
-            f"probability of reporting is {probability}; a thousand draws from {clients} clients "
-            f"gave fewer than {least} each"
-        )
-
-    return draw
 
 
 def federate(
@@ -148,21 +86,13 @@ def federate(
     for number in range(state.number, rounds):
         now = at(number)
         generator_ = generator(seed, Stream.WHO, number)
-        reporters = _checked(participation(generator_, data.clients), data.clients)
+        reporters = drawn(participation(generator_, data.clients), data.clients)
         if trains is not None:
-            ids = _checked(trains(generator_, data.clients), data.clients)
+            ids = drawn(trains(generator_, data.clients), data.clients)
         else:
             ids = torch.arange(data.clients) if now.all_train else reporters
         state = advance(now, data, state, ids, reporters, seed=seed, chunk=chunk)
         yield state
-
-
-def _checked(ids: Tensor, clients: int) -> Tensor:
-    """Sort ids; refuse an empty draw, repeated ids and clients that do not exist."""
-    ids = ids.sort().values
-    if not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= clients or len(ids.unique()) < len(ids):
-        raise ValueError(f"drawn clients are {ids.tolist()}; expected distinct ids below {clients}")
-    return ids
 
 
 def first(method: Method, data: Federation, seed: int, server: Tensors | None = None) -> Round:
@@ -314,8 +244,3 @@ def chunks(
         chunk = max(1, math.floor(CHUNK_BYTES / max(weight, 1)))
     order = data.sizes[ids].argsort(descending=True, stable=True)
     yield from ids[order].split(min(chunk, len(ids)))
-
-
-def without_messages(state: Round) -> Round:
-    """Return a round without what only describes it: enough to go on from, and small."""
-    return replace(state, message={}, loss={})

@@ -30,7 +30,8 @@ def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
     if not bool((weight >= 0).all()) or not 0 < float(total) < float("inf"):
         raise ValueError(f"weights are {weight.tolist()}; expected finite, not all zero, none < 0")
     share = (weight / total).to(value)
-    return torch.tensordot(share, value, 1)
+    mean: Tensor = torch.tensordot(share, value, 1)
+    return mean
 
 
 def average(message: Tensors, weight: Tensor) -> Tensors:

@@ -22,7 +22,7 @@ from torch.nn.functional import softplus
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Program, latent, with_rows
 from pyrofl.inference.noise import GuideMean
-from pyrofl.tensors import Tensors, role, spread_out, under
+from pyrofl.tensors import Tensors, role, seeded, spread_out, under
 
 Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
 """(received, local, batch), tensors [C, *p] -> mean and variance of every site, [C, *p]."""
@@ -162,7 +162,7 @@ def from_pyro(
     )
     bind = _function if model is None else partial(_automatic, model=model)
     values, run = bind(guide, example)
-    with torch.random.fork_rng(devices=[]):
+    with seeded(0):
         one = under(name, {n: v.unsqueeze(0) for n, v in values.items()})
         sites = dict(latent(poutine.trace(run).get_trace(role(name, with_rows(one, 1)), *example)))
 
@@ -174,14 +174,14 @@ def from_pyro(
         for site, value in centre.items():
             if site in sites:
                 lead = value.shape[: value.dim() - sites[site]["fn"].event_dim]
-        return under(name, {n: v.expand(*lead, *v.shape) for n, v in values.items()})
+        return under(name, {n: v.expand((*lead, *v.shape)) for n, v in values.items()})
 
     return Guide(program, start, partial(site_moments, program), f"{name}/*")
 
 
 def _function(guide: Callable[..., Any], example: Any) -> tuple[Tensors, Callable[..., Any]]:
     """Return the unconstrained parameters of a Pyro program, and the program as their function."""
-    with pyro.get_param_store().scope(), torch.random.fork_rng(devices=[]):
+    with pyro.get_param_store().scope(), seeded(0):
         trace = poutine.trace(guide, param_only=True).get_trace(*example)
         constraints = {
             n: s["kwargs"].get("constraint", dist.constraints.real)
@@ -206,7 +206,7 @@ def _automatic(
     """Return the parameters of an AutoGuide, and the guide as their function."""
     plated = "create_plates" in inspect.signature(make).parameters
     options = {"create_plates": lambda *arguments: arguments[-1].clients()} if plated else {}
-    with pyro.settings.context(module_local_params=True), torch.random.fork_rng(devices=[]):
+    with pyro.settings.context(module_local_params=True), seeded(0):
         auto = make(model, **options)
         auto(*example)
     shapes = {n: p.shape for n, p in auto.named_parameters()}
@@ -239,6 +239,8 @@ def site_moments(
     mean, variance = {}, {}
     for n, site in latent(trace):
         if site["infer"].get("is_auxiliary"):
+            if not n.endswith("_unconstrained"):
+                raise ValueError(f"site {n!r} joins others; their variances have no closed form")
             continue
         source = trace.nodes.get(f"{n}_unconstrained", site)
         if source is not site and bool(site["fn"].log_density.any()):

@@ -22,7 +22,8 @@ def categorical(outputs: Tensor, x: Tensor) -> TorchDistribution:
 
 def bernoulli(outputs: Tensor, x: Tensor) -> TorchDistribution:
     """Yes or no: one output, the logit."""
-    return dist.Bernoulli(logits=outputs.squeeze(-1))
+    answer: TorchDistribution = dist.Bernoulli(logits=outputs.squeeze(-1))
+    return answer
 
 
 def poisson(outputs: Tensor, x: Tensor) -> TorchDistribution:

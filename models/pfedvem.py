@@ -18,13 +18,13 @@ old, as in the authors' algorithm. All clients train in every round; some report
 
 Departures from the paper: its algorithm prints argmin of the ELBO and n_j/K sum f - KL; here, as in
 the authors' code, the client minimises n_j/K sum f + KL. A client that turns NaN does not report,
-where the authors' code restores its head and reports.
+where the authors' code restores its head and reports. Confidence is at most 1 / lr_head,
+which at the defaults only the ablation "deviation" and guides without variance reach.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import pyro
 import pyro.distributions as dist
@@ -32,7 +32,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
-from pyrofl.inference.elbo import Loss, Program, elbo
+from pyrofl.inference.elbo import Loss, Program, elbo, with_rows
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.server import average, blend
@@ -44,26 +44,24 @@ from pyrofl.tensors import Tensors, pick, role, under
 
 Confidence = Literal["full", "uncertainty", "deviation"]
 
+CEILING = 1e12  # largest confidence
+
 
 def precision(
-    variance: Tensor, deviation: Tensor, d: int, scale: float, confidence: Confidence = "full"
+    variance: Tensor, deviation: Tensor, d: int, confidence: Confidence = "full"
 ) -> Tensor:
     """Return the confidence [C] that maximises the ELBO (eq. 8), or an ablation of it.
-
-    A client about which nothing is known yet (a denominator of zero) has confidence 1 / scale^2.
 
     Args:
         variance: [C], sum of the posterior variances of a client's head.
         deviation: [C], squared distance of its mean from the server's head.
         d: number of parameters of the head.
-        scale: standard deviation of q(w_j) before round one.
         confidence: "uncertainty" leaves out the deviation, "deviation" the uncertainty (tables 2
             and 3).
     """
     spread = {"full": variance + deviation, "uncertainty": variance, "deviation": deviation}
-    # With no variance at all the objective is unbounded at mu_j = w: a floor is needed.
-    floored = d / spread[confidence].clamp(min=d * 1e-12)
-    return torch.where(spread[confidence] == 0, scale**-2, floored)
+    # With no variance at all the objective is unbounded at mu_j = w: a ceiling is needed.
+    return (d / spread[confidence]).clamp(max=CEILING)
 
 
 def build(
@@ -94,10 +92,12 @@ def build(
         head: patterns of the names that are personal and Bayesian, the rest is shared; "*" makes
             the whole network Bayesian. Default: the network's head.
         likelihood: of a row, given the network's outputs.
-        prior: location-scale family of p(w_j | w, tau_j), with standard deviation tau_j^-1/2. Eqs.
-            8 and 9 maximise the ELBO for the normal; for others they are moment estimates.
+        prior: location-scale family of p(w_j | w, tau_j), with scale tau_j^-1/2. Eqs. 8 and 9
+            maximise the ELBO for the normal; for others they set the scale by the same moments.
         guide: family of q(w_j).
-        confidence: eq. 8, or an ablation of it.
+        confidence: eq. 8, or an ablation of it. A client whose spread is zero, as before its first
+            step with "deviation", keeps the confidence it had, which is 1 / scale^2 at first. It
+            is at most 1 / lr_head at a client: steps of lr_head diverge under a stronger pull.
         fresh_tau: report the confidence after local training instead of before.
         m_step_iters: alternations of eqs. 9 and 8 at the server; 1 is the paper's. With more,
             clients report their variance too.
@@ -121,10 +121,13 @@ def build(
             f"beta is {beta}, m_step_iters {m_step_iters}, scale {scale}; expected "
             "0 <= beta < 1, at least 1, and a positive number"
         )
+    if confidence not in get_args(Confidence):
+        raise ValueError(f"confidence is {confidence!r}; expected one of {get_args(Confidence)}")
     shapes = net.matching(head or net.head)
     rest = [n for n in net.shapes if n not in shapes]
     parts = net.split(head or net.head)
     d = sum(shape.numel() for shape in shapes.values())
+    strongest = 1 / lr_head if lr_head else CEILING
     q = guide(shapes, scale=scale, loc="mu", spread="pi")
     point = guide(shapes, scale=1e-6, loc="mu", spread="pi")  # the server's head has no spread
 
@@ -138,13 +141,14 @@ def build(
         tau = torch.full_like(who.size, scale**-2)
         return q.start(role("loc", received)) | own | {"tau": tau}
 
-    def program(net: Network) -> Program:
+    def program(net: Network, features: Tensor | None = None) -> Program:
         def model(received: Tensors, local: Tensors, data: Batch) -> None:
             width = local["tau"].rsqrt()
             with data.clients():
                 w = {n: pyro.sample(n, around(prior, received[f"loc/{n}"], width)) for n in shapes}
                 with data.rows():
-                    outputs = net(role("base", local) | w, data.x)
+                    x = data.x if features is None else features
+                    outputs = net(role("base", local) | w, x)
                     pyro.sample("y", likelihood(outputs, data.x), obs=data.y)
 
         return model
@@ -152,8 +156,7 @@ def build(
     def features(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         if parts is None:
             return {}
-        base = {n: v.unsqueeze(1) for n, v in role("base", local).items()}
-        return {"features": parts[0](base, data.x)}
+        return {"features": parts[0](with_rows(role("base", local), len(data)), data.x)}
 
     def on_features(loss: Loss) -> Loss:
         """Let the head train on the frozen base's outputs, computed once per round."""
@@ -164,8 +167,7 @@ def build(
             model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
         ) -> Tensor:
             known = {n: v for n, v in local.items() if n != "features"}
-            outputs = replace(data, x=local["features"])
-            return loss(program(parts[1]), guide, received, known, outputs)
+            return loss(program(parts[1], local["features"]), guide, received, known, data)
 
         return head_loss
 
@@ -176,15 +178,17 @@ def build(
 
     def set_confidence(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         _, variance, deviation = spreads(received, local, data)
-        return {"tau": precision(variance, deviation, d, scale, confidence)}
+        tau = precision(variance, deviation, d, confidence)
+        # Without any spread, as of a mean that has not moved yet, eq. 8 knows nothing.
+        return {"tau": torch.where(tau < CEILING, tau.clamp(max=strongest), local["tau"])}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        mean, variance, deviation = spreads(received, local, data)
+        mean, variance, _ = spreads(received, local, data)
         changed = under("mean", mean)
         if own_base:
             changed |= under("own", role("base", local))
         if fresh_tau:
-            changed["tau"] = precision(variance, deviation, d, scale, confidence)
+            changed |= set_confidence(received, local, data)
         if m_step_iters > 1:
             changed["variance"] = variance
         return changed
@@ -197,7 +201,7 @@ def build(
         centre = average(mean, tau)
         for _ in range(m_step_iters - 1):
             deviation = total({n: (mean[n] - centre[n]).square() for n in shapes})
-            tau = precision(message["variance"], deviation, d, scale, confidence)
+            tau = precision(message["variance"], deviation, d, confidence)
             centre = average(mean, tau)
         base = average(role("base", message), who.size)
         return server | blend(server, under("loc", centre) | under("base", base), beta)
@@ -236,4 +240,4 @@ def build(
 
 def total(tensors: Tensors) -> Tensor:
     """Sum over all parameters of every client: [C, *p] -> [C]."""
-    return torch.stack([v.flatten(1).sum(1) for v in tensors.values()]).sum(0)
+    return torch.stack([v.reshape(len(v), -1).sum(1) for v in tensors.values()]).sum(0)

@@ -43,13 +43,13 @@ def fixed(family: Family = dist.Normal, loc: float = 0.0, scale: float = 1.0) ->
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
         centre = batch.size.new_full(shape, loc)
-        return family(centre, torch.full_like(centre, scale)).to_event(len(shape))
+        return as_event(family(centre, torch.full_like(centre, scale)), len(shape))
 
     return prior
 
 
 def proximal(strength: float, family: Family = dist.Normal, loc: str = "w") -> Prior:
-    """Centre the prior at what came down: variance 1 / strength for each datum of the client.
+    """Centre the prior at what came down: scale (strength n_j)^-1/2 for a client of n_j rows.
 
     On the scale of a mean over rows a normal family is FedProx's strength / 2 ||w - w_received||^2.
 
@@ -76,10 +76,16 @@ def proximal(strength: float, family: Family = dist.Normal, loc: str = "w") -> P
 
 
 def around(family: Family, centre: Tensor, scale: Tensor) -> TorchDistribution:
-    """Centre a family at parameters [C, 1, *p] with one standard deviation per client, [C, 1]."""
+    """Centre a family at parameters [C, 1, *p] with one scale per client, [C, 1]."""
     axes = centre.dim() - scale.dim()
     scale = scale.reshape(*scale.shape, *(1 for _ in range(axes)))
-    return family(centre, scale).to_event(axes)
+    return as_event(family(centre, scale), axes)
+
+
+def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:
+    """Make one event of the last axes, so that no plate counts a parameter's entries as rows."""
+    event: TorchDistribution = fn.to_event(axes)
+    return event
 
 
 def student_t(df: float) -> Family:
@@ -92,6 +98,7 @@ def student_t(df: float) -> Family:
         raise ValueError(f"df of Student's t is {df}; expected a positive number")
 
     def family(loc: Tensor, scale: Tensor) -> TorchDistribution:
-        return dist.StudentT(df, loc, scale)
+        fn: TorchDistribution = dist.StudentT(df, loc, scale)
+        return fn
 
     return family

@@ -1,1 +1,51 @@
-"""Bayesian and personalised federated learning on Pyro."""
+"""Bayesian and personalised federated learning on Pyro.
+
+A method is a Pyro model and guide, a local schedule and a server update; one loop runs them all.
+We use Pyro's effect handlers and distributions, but not its global parameter store.
+"""
+
+from importlib.metadata import version
+
+from pyrofl.data import Batch, Dataset, Federation, Who
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.evaluate import Scores, evaluate, posterior
+from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.optim import adam, sgd
+from pyrofl.inference.participation import bernoulli, everyone, fixed, fraction
+from pyrofl.inference.predict import predict
+from pyrofl.inference.rounds import Round, federate
+from pyrofl.inference.server import average, weighted_mean
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors
+
+__version__ = version("pyrofl")
+
+__all__ = [
+    "Batch",
+    "Dataset",
+    "Federation",
+    "Method",
+    "Network",
+    "Phase",
+    "Round",
+    "Run",
+    "Scores",
+    "Step",
+    "Tensors",
+    "Who",
+    "adam",
+    "average",
+    "bernoulli",
+    "elbo",
+    "evaluate",
+    "everyone",
+    "federate",
+    "fit",
+    "fixed",
+    "fraction",
+    "posterior",
+    "predict",
+    "sgd",
+    "weighted_mean",
+]

@@ -55,11 +55,17 @@ class Batch:
             yield
 
     def split(self, k: int) -> list[Batch]:
-        """Deal the rows into k batches (row i goes to batch i mod k): support and query."""
-        return [
-            replace(self, x=self.x[:, i::k], y=self.y[:, i::k], mask=self.mask[:, i::k])
-            for i in range(k)
-        ]
+        """Deal the rows into k batches (row i goes to batch i mod k): support and query.
+
+        If the batch is narrower than k, the last of them hold nothing but padding.
+        """
+        parts = []
+        for i in range(k):
+            any_left = i < self.mask.shape[1]
+            at = slice(i, None, k) if any_left else slice(1)
+            mask = self.mask[:, at] & any_left
+            parts.append(replace(self, x=self.x[:, at], y=self.y[:, at], mask=mask))
+        return parts
 
 
 @dataclass(frozen=True)

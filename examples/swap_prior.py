@@ -1,0 +1,45 @@
+"""Change the prior or the guide of a method, one line each, and see what it does.
+
+Run: python examples/swap_prior.py [--quick] [--out FOLDER]
+"""
+
+import argparse
+from pathlib import Path
+
+import pyro.distributions as dist
+
+import pyrofl
+from pyrofl import datasets, federations, figures, nets
+from pyrofl.models import pfedvem
+from pyrofl.models.guides import delta, mean_field
+from pyrofl.models.priors import student_t
+from pyrofl.records import table
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+parser.add_argument("--out", type=Path, default=Path("results/swap_prior"))
+args = parser.parse_args()
+
+data = federations.split(datasets.load("digits"), "slices:5", clients=20, test="labels_global")
+net = nets.build("mlp:50", input_shape=(64,), outputs=10)
+
+choices = {
+    "normal prior": {"prior": dist.Normal},
+    "Laplace prior": {"prior": dist.Laplace},
+    "Student t prior": {"prior": student_t(df=3.0)},
+    "mean-field guide": {"guide": mean_field},  # the default, as is the normal prior
+    "delta guide": {"guide": delta},
+}
+rows, curves = [], []
+for name, change in choices.items():
+    method = pfedvem.build(net, lr_base=0.01, **change)
+    run = pyrofl.fit(method, data, rounds=2 if args.quick else 20, every=2, progress=False)
+    personal = run.evaluate(model="personal")
+    rows.append([name, *(f"{personal.mean(metric):.3f}" for metric in ("accuracy", "nll", "ece"))])
+    curves += [{"method": name, "seed": 0, **row} for row in run.metrics]
+    print(f"{name}: done")
+
+print(table(["one line changed", "accuracy", "nll", "ece"], rows))
+args.out.mkdir(parents=True, exist_ok=True)
+figures.save(figures.curves(curves, "nll"), args.out / "nll.png")
+print(f"figure: {args.out / 'nll.png'}")

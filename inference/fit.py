@@ -1,0 +1,208 @@
+"""Fitting: drain the rounds, test every few of them, and keep what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Federation
+from pyrofl.export import inference_data
+from pyrofl.inference.evaluate import Scores, evaluate, posterior, prepared
+from pyrofl.inference.method import Method
+from pyrofl.inference.participation import Draw, everyone
+from pyrofl.inference.rounds import Round, federate, first
+from pyrofl.tensors import Tensors
+
+
+class Row(TypedDict):
+    """One line of metrics.csv."""
+
+    round: int
+    model: str
+    adapted: str
+    population: str
+    metric: str
+    value: float
+
+
+@dataclass
+class Run:
+    """A fitted method.
+
+    Attributes:
+        method: as of the last round.
+        data: the federation.
+        state: the last round.
+        seed: of the run.
+        draws: of the guide, for predictions while fitting; None takes its mean.
+        metrics: every score so far, averaged over clients: the rows of metrics.csv.
+        seconds: of each round, without testing.
+        down: bytes sent to all clients, each round.
+        up: bytes sent by all clients, each round.
+        rejected: of each round, the clients that were not finite.
+    """
+
+    method: Method
+    data: Federation
+    state: Round
+    seed: int = 0
+    draws: int | None = None
+    metrics: list[Row] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    down: list[int] = field(default_factory=list)
+    up: list[int] = field(default_factory=list)
+    rejected: list[tuple[str, ...]] = field(default_factory=list)
+
+    def evaluate(self, **what: Any) -> Scores:
+        """Test a model; `what` are the arguments of `pyrofl.evaluate` after the state."""
+        return evaluate(
+            self.method, self.data, self.state, **({"seed": self.seed, "draws": self.draws} | what)
+        )
+
+    def scores(self) -> list[Scores]:
+        """Test all that the method and the data offer.
+
+        Every view on training and held-out clients, the personal one also after the method's
+        adaptation, the global one also on all test rows; on training rows if there are no others.
+        """
+        data, tested = self.data, any(len(rows) for rows in self.data.test)
+        part = "test" if tested else "train"
+        populations = ["training"]
+        if any(len(r) for r in (data.test if tested else data.train)[data.clients :]):
+            populations.append("held_out")
+        asked = [(m, "none", p, part) for m in self.method.views for p in populations]
+        if self.method.adapt and "personal" in self.method.views:
+            asked += [("personal", "adapt", p, part) for p in populations]
+        if "global" in self.method.views and data.pooled_test is not None and len(data.pooled_test):
+            asked.append(("global", "none", "pooled", "test"))
+        return [
+            self.evaluate(model=model, adapted=adapted, population=population, part=part_)
+            for model, adapted, population, part_ in asked
+        ]
+
+    def test(self) -> list[Scores]:
+        """Test all there is and write it down in `metrics`, clients weighing the same."""
+        found = self.scores()
+        self.metrics += [
+            Row(
+                round=self.state.number,
+                model=s.model,
+                adapted=s.adapted,
+                population=s.population,
+                metric=metric,
+                value=s.mean(metric),
+            )
+            for s in found
+            for metric in s.values
+        ]
+        return found
+
+    def posterior(self, draws: int = 100, **what: Any) -> Tensors:
+        """Draw from every client's posterior: site -> [S, C, *p]; see `pyrofl.posterior`."""
+        return posterior(self.method, self.data, self.state, draws, **({"seed": self.seed} | what))
+
+    def statistics(self) -> Tensors:
+        """Return what the paper reports about clients besides scores: name -> [J]."""
+        ids = torch.arange(self.data.clients)
+        who = self.data.who(ids)
+        view = next(iter(self.method.views))
+        received, local = prepared(
+            self.method, self.data, self.state, who, model=view, seed=self.seed
+        )
+        assert not isinstance(local, list)
+        return self.method.statistics(received, local, self.data.batch(ids))
+
+    def to_arviz(
+        self, draws: int = 100, dims: Mapping[str, tuple[str, ...]] | None = None, **what: Any
+    ) -> Any:
+        """Return the clients' posteriors for ArviZ: dims chain, draw, client, parameter axes.
+
+        Args:
+            draws: from every client's posterior.
+            dims: site -> names of its axes; default "SITE_dim_0" and so on.
+            what: further arguments of `pyrofl.posterior`.
+        """
+        sites = self.posterior(draws, **what)
+        names = {
+            n: ("chain", "draw", "client", *(dims or {}).get(n, default_dims(n, v)))
+            for n, v in sites.items()
+        }
+        coords = {"client": list(self.data.names[: self.data.clients])}
+        return inference_data({"posterior": {n: v[None] for n, v in sites.items()}}, names, coords)
+
+
+def default_dims(name: str, value: Tensor) -> tuple[str, ...]:
+    """Name the axes of a site's draws [S, C, *p] behind the client's."""
+    return tuple(f"{name}_dim_{i}" for i in range(value.dim() - 2))
+
+
+def fit(
+    method: Method | Callable[[int], Method],
+    data: Federation,
+    rounds: int,
+    *,
+    seed: int = 0,
+    participation: Draw = everyone,
+    trains: Draw | None = None,
+    chunk: int | None = None,
+    server: Tensors | None = None,
+    start: Round | None = None,
+    every: int = 0,
+    draws: int | None = None,
+    progress: bool = True,
+) -> Run:
+    """Run all rounds, with a progress bar, and test on the way.
+
+    Args:
+        method: a method, or round number (from 0) -> method.
+        data: the federation.
+        rounds: number of the last round.
+        seed: fixes all random numbers.
+        participation: draws who reports; see `federate`.
+        trains: draws who trains.
+        chunk: clients trained side by side.
+        server: first state.
+        start: a Round to go on from.
+        every: test after every so many rounds; 0 leaves testing to the caller.
+        draws: of the guide, for predictions; None takes its mean.
+        progress: show rounds, loss and the time left.
+
+    Raises:
+        ValueError: as `federate`; or if `every` is negative.
+    """
+    from tqdm import tqdm
+
+    if every < 0:
+        raise ValueError(f"every is {every}; expected 0 or more rounds")
+    at = method if not isinstance(method, Method) else lambda _: method
+    state = start or first(at(0), data, seed, server)
+    run = Run(at(max(rounds - 1, 0)), data, state, seed, draws)
+    steps = federate(
+        method,
+        data,
+        rounds,
+        seed=seed,
+        participation=participation,
+        trains=trains,
+        chunk=chunk,
+        start=state,
+    )
+    with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
+        clock = perf_counter()
+        for state in steps:
+            run.seconds.append(perf_counter() - clock)
+            run.state = state
+            run.down.append(state.down * len(state.trained))
+            run.up.append(state.up * len(state.who.ids))
+            run.rejected.append(state.rejected)
+            if every and (state.number % every == 0 or state.number == rounds):
+                run.test()
+            bar.set_postfix_str(", ".join(f"{n} {v.mean():.3g}" for n, v in state.loss.items()))
+            bar.update()
+            clock = perf_counter()
+    return run

@@ -1,0 +1,14 @@
+"""What all tests share; its presence lets those in folders import `toys`."""
+
+from __future__ import annotations
+
+import pytest
+import toys
+
+from pyrofl.data import Federation
+
+
+@pytest.fixture
+def blobs() -> Federation:
+    """Twelve ragged clients in float64, where rounding cannot hide a mistake."""
+    return toys.blobs()

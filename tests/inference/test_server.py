@@ -1,0 +1,90 @@
+"""Closed-form server updates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyrofl.inference.server import average, blend, weighted_mean
+from pyrofl.tensors import generator
+
+
+def values(clients: int, seed: int) -> torch.Tensor:
+    return torch.randn(clients, 3, 2, generator=generator(seed), dtype=torch.float64)
+
+
+weights = st.lists(st.floats(0, 1e6), min_size=1, max_size=6).filter(lambda w: sum(w) > 1e-3)
+
+
+@given(weight=weights, seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=50)
+def test_a_mean_is_the_sum_of_shares(weight, seed):
+    value = values(len(weight), seed)
+    found = weighted_mean(value, torch.tensor(weight, dtype=torch.float64))
+    expected = sum(w * v for w, v in zip(weight, value, strict=True)) / sum(weight)
+    torch.testing.assert_close(found, expected)
+    slack = 1e-12 * value.abs().max()
+    assert (found >= value.amin(0) - slack).all()
+    assert (found <= value.amax(0) + slack).all()
+
+
+@given(weight=weights, factor=st.floats(1e-3, 1e3), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=25)
+def test_a_mean_ignores_the_unit_of_weights_and_the_order_of_clients(weight, factor, seed):
+    value, weight = values(len(weight), seed), torch.tensor(weight, dtype=torch.float64)
+    order = torch.randperm(len(weight), generator=generator(seed))
+    found = weighted_mean(value, weight)
+    torch.testing.assert_close(weighted_mean(value, factor * weight), found)
+    torch.testing.assert_close(weighted_mean(value[order], weight[order]), found)
+
+
+def test_a_client_without_weight_does_not_count():
+    value = values(3, 0)
+    torch.testing.assert_close(weighted_mean(value, torch.tensor([0.0, 2.0, 0.0])), value[1])
+
+
+def test_single_precision_stays_so():
+    found = weighted_mean(values(2, 0).float(), torch.tensor([1.0, 2.0], dtype=torch.float64))
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ([1.0, 2.0, 3.0], r"weight has shape \(3,\); expected one per client of \(2, 3, 2\)"),
+        ([[1.0], [2.0]], r"weight has shape \(2, 1\)"),
+        ([1.0, -0.5], r"weights are \[1.0, -0.5\]"),
+        ([0.0, 0.0], "not all zero"),
+        ([1.0, float("inf")], "expected finite"),
+        ([1.0, float("nan")], "expected finite"),
+    ],
+)
+def test_weights_that_make_no_mean_are_refused(weight, message):
+    with pytest.raises(ValueError, match=message):
+        weighted_mean(values(2, 0), torch.tensor(weight))
+
+
+def test_a_message_is_averaged_tensor_by_tensor():
+    message = {"a": values(4, 0), "b/c": values(4, 1)[:, 0, 0]}
+    weight = torch.tensor([1.0, 0.0, 2.0, 5.0])
+    found = average(message, weight)
+    assert set(found) == set(message)
+    for n, value in message.items():
+        torch.testing.assert_close(found[n], weighted_mean(value, weight))
+
+
+@given(keep=st.floats(0, 1))
+@settings(deadline=None, max_examples=25)
+def test_a_blend_goes_part_of_the_way(keep):
+    old = {"a": values(1, 0), "b": values(1, 1)}
+    new = {"a": values(1, 2)}
+    found = blend(old, new, keep)
+    assert set(found) == {"a"}
+    torch.testing.assert_close(found["a"], new["a"] + keep * (old["a"] - new["a"]))
+
+
+def test_a_blend_that_keeps_nothing_needs_nothing_old():
+    new = {"a": values(1, 2)}
+    assert torch.equal(blend({}, new, 0.0)["a"], new["a"])

@@ -1,0 +1,29 @@
+"""Federations small enough to work by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pyrofl.conjugate import ConjugateTask, conjugate
+from pyrofl.data import Federation
+
+# Two clients with losses 1/2 (w - mu_j)' Lam_j (w - mu_j).
+LAM = torch.tensor([[[4, 0], [0, 1]], [[2, 0.5], [0.5, 3]]], dtype=torch.float64)
+MU = torch.tensor([[1, 0], [-1, 2]], dtype=torch.float64)
+
+
+@pytest.fixture
+def quadratic() -> ConjugateTask:
+    """The pair of quadratic clients, as linear regressions."""
+    x = list(torch.linalg.cholesky(LAM).mT)
+    return conjugate(x, [a @ b for a, b in zip(x, MU, strict=True)])
+
+
+@pytest.fixture
+def tiny() -> Federation:
+    """Three ragged clients, 12 rows of 4 numbers, 3 classes."""
+    grid = torch.arange(48, dtype=torch.float64).reshape(12, 4)
+    y = torch.tensor([0, 1, 2, 2, 1, 0, 0, 0, 1, 2, 2, 1])
+    rows = torch.arange(12).split([3, 5, 4])
+    return Federation(torch.sin(grid**1.5), y, rows, rows, classes=("a", "b", "c"))

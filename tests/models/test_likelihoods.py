@@ -1,0 +1,126 @@
+"""Likelihoods of a row: densities by hand, and training that each of them drives."""
+
+from __future__ import annotations
+
+from math import comb, exp, factorial, log, log1p, pi
+
+import pytest
+import torch
+
+from pyrofl.data import Federation
+from pyrofl.inference.rounds import federate
+from pyrofl.models import fedavg, likelihoods, pfedvem
+from pyrofl.nets import build
+from pyrofl.tensors import generator
+
+# Two rows of one client; the second input is the first column of x.
+OUTPUTS = [-0.7, 1.3]
+FIRST = [3.0, 5.0]
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + exp(-value))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y", "density"),
+    [
+        ("normal", [0.2, -1.0], lambda f, x, y: -0.5 * (y - f) ** 2 - 0.5 * log(2 * pi)),
+        (
+            "measured",
+            [0.2, -1.0],
+            lambda f, x, y: -0.5 * ((y - f) / x) ** 2 - log(x) - 0.5 * log(2 * pi),
+        ),
+        (
+            "bernoulli",
+            [0.0, 1.0],
+            lambda f, x, y: log(sigmoid(f) if y else 1 - sigmoid(f)),
+        ),
+        (
+            "binomial",
+            [2.0, 0.0],
+            lambda f, x, y: log(comb(int(x), int(y))) + y * f - x * log1p(exp(f)),
+        ),
+        ("poisson", [0.0, 4.0], lambda f, x, y: y * f - exp(f) - log(factorial(int(y)))),
+    ],
+)
+def test_the_density_of_a_row_is_the_textbooks(likelihood, y, density):
+    outputs = torch.tensor(OUTPUTS, dtype=torch.float64)[None, :, None]
+    x = torch.tensor(FIRST, dtype=torch.float64)[None, :, None].expand(1, 2, 3)
+    found = likelihoods.LIKELIHOODS[likelihood](outputs, x)
+    assert found.batch_shape == (1, 2)
+    expected = [density(f, first, row) for f, first, row in zip(OUTPUTS, FIRST, y, strict=True)]
+    torch.testing.assert_close(
+        found.log_prob(torch.tensor([y], dtype=torch.float64)),
+        torch.tensor([expected], dtype=torch.float64),
+    )
+
+
+def test_the_density_of_a_class_is_the_softmax():
+    outputs = torch.tensor([[[0.5, -1.0, 2.0], [0.0, 0.0, 0.0]]], dtype=torch.float64)
+    found = likelihoods.categorical(outputs, torch.zeros(1, 2, 4))
+    assert found.batch_shape == (1, 2)
+    total = log(exp(0.5) + exp(-1.0) + exp(2.0))
+    torch.testing.assert_close(
+        found.log_prob(torch.tensor([[1, 2]])),
+        torch.tensor([[-1.0 - total, -log(3)]], dtype=torch.float64),
+    )
+
+
+def test_the_noise_and_the_trials_can_be_fixed():
+    outputs = torch.tensor(OUTPUTS, dtype=torch.float64)[None, :, None]
+    x = torch.zeros(1, 2, 3, dtype=torch.float64)
+    y = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    torch.testing.assert_close(
+        likelihoods.normal(0.5)(outputs, x).log_prob(y),
+        torch.distributions.Normal(outputs[..., 0], 0.5).log_prob(y),
+    )
+    torch.testing.assert_close(
+        likelihoods.binomial(6)(outputs, x).log_prob(y),
+        torch.distributions.Binomial(6, logits=outputs[..., 0]).log_prob(y),
+    )
+
+
+@pytest.mark.parametrize("name", sorted(likelihoods.LIKELIHOODS))
+def test_draws_of_the_network_come_in_front(name):
+    outputs = torch.zeros(7, 2, 5, 3 if name == "categorical" else 1)
+    x = torch.ones(2, 5, 4)
+    assert likelihoods.LIKELIHOODS[name](outputs, x).batch_shape == (7, 2, 5)
+
+
+def responses(name: str, mean: torch.Tensor, trials: torch.Tensor) -> torch.Tensor:
+    """Draw a response for every row from its family, at outputs `mean`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)
+        family = likelihoods.LIKELIHOODS[name]
+        return family(mean[:, None], trials[:, None]).sample()
+
+
+@pytest.mark.parametrize("method", [fedavg, pfedvem])
+@pytest.mark.parametrize("name", ["normal", "measured", "bernoulli", "binomial", "poisson"])
+def test_the_loss_falls(name, method):
+    x = torch.randn(60, 3, generator=generator(2), dtype=torch.float64)
+    mean = (x[:, 1] - x[:, 2]) / 2
+    x[:, 0] = 1 + torch.arange(60) % 4  # standard error, or trials
+    rows = torch.arange(60).split([10, 30, 20])
+    data = Federation(x, responses(name, mean, x[:, 0]), rows, rows)
+    net = build("mlp:4", (3,), 1)
+    rates = {"lr": 0.01} if method is fedavg else {"lr_head": 0.005, "lr_base": 0.02}
+    run = method.build(net, likelihood=likelihoods.LIKELIHOODS[name], **rates)
+    states = list(federate(run, data, 8))
+    assert not states[-1].rejected
+    share = torch.tensor([10, 30, 20], dtype=torch.float64) / 60
+    for step, first in states[0].loss.items():
+        assert share @ states[-1].loss[step] < share @ first
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: likelihoods.normal(0.0), "scale of the normal likelihood is 0.0"),
+        (lambda: likelihoods.binomial(0), "trials of the binomial likelihood is 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,89 @@
+"""Local: clients that train alone from one common start."""
+
+from __future__ import annotations
+
+import torch
+from checks import close
+from torch.nn.functional import cross_entropy
+from toys import last
+
+from pyrofl.data import Federation
+from pyrofl.inference.participation import fixed
+from pyrofl.inference.rounds import meet
+from pyrofl.models import fedavg, local
+from pyrofl.nets import build
+from pyrofl.tensors import generator, role
+
+
+def test_nothing_travels(tiny):
+    state = last(local.build(build("mlp:5", (4,), 3)), tiny, 2)
+    assert state.server == state.message == {}
+    assert state.up == state.down == 0
+
+
+def test_a_client_is_stochastic_gradient_descent_on_its_rows(tiny):
+    net = build("mlp:5", (4,), 3)
+    method = local.build(net, epochs=2, batch=None, lr=0.1)
+    state = last(method, tiny, 3)
+    start = method.join({}, tiny.who(torch.arange(3)), generator(0, 0))
+    for j, rows in enumerate(tiny.train):
+        params = {
+            n: v[j].to(tiny.dtype, copy=True).requires_grad_() for n, v in role("w", start).items()
+        }
+        for _ in range(3):
+            optimiser = torch.optim.SGD(params.values(), 0.1, momentum=0.9)
+            for _ in range(2):
+                optimiser.zero_grad()
+                cross_entropy(net.apply(params, tiny.x[rows]), tiny.y[rows]).backward()
+                optimiser.step()
+        for n, value in params.items():
+            close(state.private[f"w/{n}"][j], value.detach())
+
+
+def test_clients_and_fedavg_start_from_the_same_network(tiny):
+    net = build("mlp:5", (4,), 3)
+    options = {"lr": 0.0, "batch": None}
+    alone = last(local.build(net, **options), tiny, 1, seed=3)
+    together = last(fedavg.build(net, **options), tiny, 1, seed=3)
+    for n, value in alone.private.items():
+        close(value, together.server[n].expand_as(value))
+
+
+def test_one_client_alone_is_fedavg(tiny):
+    alone = Federation(tiny.x, tiny.y, tiny.train[1:2], tiny.test[1:2])
+    net = build("mlp:5", (4,), 3)
+    one = last(local.build(net, batch=2), alone, 3)
+    other = last(fedavg.build(net, batch=2), alone, 3)
+    for n, value in one.private.items():
+        assert torch.equal(value[0], other.server[n])
+
+
+def test_everybody_trains_whoever_reports(tiny):
+    method = local.build(build("mlp:5", (4,), 3))
+    few = last(method, tiny, 2, participation=fixed(1))
+    all_ = last(method, tiny, 2)
+    assert few.trained.tolist() == [0, 1, 2]
+    for n, value in few.private.items():
+        assert torch.equal(value, all_.private[n])
+
+
+def test_the_personal_model_is_the_clients_own(tiny):
+    method = local.build(build("mlp:5", (4,), 3))
+    state = last(method, tiny, 1)
+    received, private = meet(method, tiny, state, tiny.who(torch.arange(3)), seed=0)
+    assert set(method.views) == {"personal"}
+    for n, value in method.views["personal"](received, private | received).items():
+        assert torch.equal(value, state.private[n])
+
+
+def test_two_rounds_give_the_numbers_they_gave_before(tiny):
+    method = local.build(build("mlp:3", (4,), 3), epochs=2, batch=2, lr=0.1)
+    state = last(method, tiny, 2)
+    # The start is drawn in single precision, which vector units round differently.
+    expected = [
+        [-0.4840398, -0.0243960, -0.3681386],
+        [0.3166372, -0.5446358, -0.6485759],
+        [-0.9064903, 0.0708287, -0.0409129],
+    ]
+    close(state.private["w/head.bias"], expected, 1e-6)
+    close(state.loss["w/*"], [1.0670727, 0.9929119, 0.9146150], 1e-6)

@@ -1,0 +1,125 @@
+"""Priors on stacked parameters, against torch's densities and hand-made penalties."""
+
+from __future__ import annotations
+
+import pyro.distributions as dist
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyrofl.data import Batch
+from pyrofl.models import priors
+from pyrofl.tensors import generator
+
+SHAPE = torch.Size((3, 2))
+
+
+def batch(sizes: list[float]) -> Batch:
+    c = len(sizes)
+    mask = torch.ones(c, 1, dtype=torch.bool)
+    rows = torch.zeros(c, 1, dtype=torch.float64)
+    return Batch(rows, rows, mask, torch.tensor(sizes, dtype=torch.float64), torch.arange(c))
+
+
+def stacked(clients: int, seed: int) -> Tensor:
+    """Draw parameters as programs see them: [C, 1, *p]."""
+    rng = generator(seed)
+    return torch.randn(clients, 1, *SHAPE, generator=rng, dtype=torch.float64)
+
+
+@given(
+    strength=st.floats(0.01, 100),
+    sizes=st.lists(st.integers(1, 1000).map(float), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=25)
+def test_per_row_the_proximal_prior_pulls_with_its_strength(strength, sizes, seed):
+    centre = {"w/layer": stacked(len(sizes), seed)}
+    value = stacked(len(sizes), seed + 100).requires_grad_()
+    prior = priors.proximal(strength)("layer", SHAPE, centre, {}, batch(sizes))
+    assert prior.batch_shape == (len(sizes), 1)
+    assert prior.event_shape == SHAPE
+    per_row = -prior.log_prob(value)[:, 0] / torch.tensor(sizes)
+    (gradient,) = torch.autograd.grad(per_row.sum(), value)
+    torch.testing.assert_close(gradient, strength * (value - centre["w/layer"]).detach())
+
+
+def test_the_proximal_prior_is_half_its_strength_times_the_distance():
+    centre = {"loc/layer": stacked(2, 0)}
+    prior = priors.proximal(0.3, loc="loc")("layer", SHAPE, centre, {}, batch([4, 9]))
+    value = stacked(2, 1)
+    loss = prior.log_prob(centre["loc/layer"]) - prior.log_prob(value)
+    distance = (value - centre["loc/layer"]).square().sum((-1, -2))
+    torch.testing.assert_close(loss, 0.3 / 2 * torch.tensor([[4.0], [9.0]]) * distance)
+
+
+def test_without_strength_the_proximal_prior_is_flat():
+    assert priors.proximal(0) is priors.flat
+
+
+def test_the_flat_prior_has_density_one_everywhere():
+    prior = priors.flat("layer", SHAPE, {}, {}, batch([4, 9])).expand([2, 1])
+    assert torch.equal(prior.log_prob(stacked(2, 0) * 1e6), torch.zeros(2, 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("family", "reference"),
+    [
+        (dist.Normal, torch.distributions.Normal(0.5, 2.0)),
+        (dist.Laplace, torch.distributions.Laplace(0.5, 2.0)),
+        (priors.student_t(3), torch.distributions.StudentT(3, 0.5, 2.0)),
+    ],
+)
+def test_a_fixed_prior_is_the_same_for_every_number(family, reference):
+    prior = priors.fixed(family, loc=0.5, scale=2.0)("layer", SHAPE, {}, {}, batch([4, 9]))
+    value = stacked(2, 0)
+    assert prior.mean.dtype == torch.float64
+    assert prior.event_shape == SHAPE
+    torch.testing.assert_close(
+        prior.expand([2, 1]).log_prob(value), reference.log_prob(value).sum((-1, -2))
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "at"),
+    [
+        (dist.Normal, torch.distributions.Normal),
+        (dist.Laplace, torch.distributions.Laplace),
+        (priors.student_t(4), lambda loc, scale: torch.distributions.StudentT(4, loc, scale)),
+    ],
+)
+def test_a_family_goes_around_each_client_with_its_own_scale(family, at):
+    centre, scale = stacked(2, 0), torch.tensor([[0.5], [3.0]], dtype=torch.float64)
+    prior = priors.around(family, centre, scale)
+    value = stacked(2, 1)
+    assert (prior.batch_shape, prior.event_shape) == ((2, 1), SHAPE)
+    expected = [
+        at(m, s).log_prob(v).sum() for m, s, v in zip(centre[:, 0], scale, value[:, 0], strict=True)
+    ]
+    torch.testing.assert_close(prior.log_prob(value)[:, 0], torch.stack(expected))
+
+
+def test_students_t_has_heavier_tails_and_a_normal_limit():
+    zero, one = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    normal = dist.Normal(zero, one)
+    far, near = torch.tensor(6.0), torch.tensor(0.3)
+    assert priors.student_t(2)(zero, one).log_prob(far) > normal.log_prob(far)
+    torch.testing.assert_close(
+        priors.student_t(1e4)(zero, one).log_prob(near), normal.log_prob(near), atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: priors.fixed(scale=0.0), "scale of the prior is 0.0"),
+        (lambda: priors.fixed(scale=float("nan")), "scale of the prior is nan"),
+        (lambda: priors.proximal(-0.1), "strength of the proximal prior is -0.1"),
+        (lambda: priors.student_t(0.0), "df of Student's t is 0.0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,304 @@
+"""What every method promises, whoever wrote it. Methods are found by their file names."""
+
+from __future__ import annotations
+
+import io
+import pkgutil
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+
+import numpy as np
+import pyro
+import pytest
+import torch
+import toys
+from torch import Tensor
+
+import pyrofl.models
+from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference.method import Method
+from pyrofl.inference.participation import bernoulli, fixed
+from pyrofl.inference.rounds import Round, advance, federate, first, meet
+from pyrofl.models import guides
+from pyrofl.tensors import generator, size_in_bytes
+
+MODULES = {
+    m.name: import_module(f"pyrofl.models.{m.name}")
+    for m in pkgutil.iter_modules(pyrofl.models.__path__)
+}
+METHODS = sorted(n for n, module in MODULES.items() if hasattr(module, "build"))
+
+HEAD = 6 * toys.CLASSES + toys.CLASSES
+BASE = toys.FEATURES * 6 + 6
+# Scalars that go up and down per client and round: table A of the papers' specification.
+SCALARS = {
+    "fedavg": (BASE + HEAD, BASE + HEAD),
+    "fedprox": (BASE + HEAD, BASE + HEAD),
+    "local": (0, 0),
+    "pfedvem": (BASE + HEAD + 1, BASE + HEAD),
+}
+
+# Private names that the paper sends up.
+SENT = {"pfedvem": {"tau"}}
+
+everywhere = pytest.mark.parametrize("name", METHODS)
+
+
+@cache
+def built(name: str) -> Method:
+    """Build a method with the settings of its paper."""
+    method: Method = MODULES[name].build(toys.net())
+    return method
+
+
+@cache
+def data() -> Federation:
+    return toys.blobs()
+
+
+@cache
+def usual(name: str, chunk: int = 12) -> tuple[Round, ...]:
+    """Return three rounds in which some clients report."""
+    return tuple(federate(built(name), data(), 3, participation=bernoulli(0.5), chunk=chunk))
+
+
+def tensors(state: Round) -> Iterator[Tensor]:
+    for part in (state.server, state.private, state.message):
+        yield from part.values()
+
+
+def test_the_methods_are_found():
+    assert {"fedavg", "fedprox", "local", "pfedvem"} <= set(METHODS)
+    assert "guides" not in METHODS
+    assert set(SCALARS) >= set(METHODS), "a new method's message size is missing"
+
+
+@everywhere
+def test_clients_may_be_trained_side_by_side_or_one_by_one(name):
+    # Up to rounding; the papers' settings have momentum, and the clients 3 to 40 rows.
+    for one, more in zip(usual(name, 1), usual(name, 5), strict=True):
+        toys.assert_same_round(one, more, rtol=1e-8, atol=1e-9)
+    toys.assert_same_round(usual(name, 1)[-1], usual(name)[-1], rtol=1e-8, atol=1e-9)
+
+
+@everywhere
+def test_equal_seeds_give_equal_bits(name):
+    options = {"participation": bernoulli(0.5), "chunk": 12}
+    again = list(federate(built(name), data(), 3, **options))
+    for a, b in zip(again, usual(name), strict=True):
+        toys.assert_same_round(a, b)
+    *_, other = federate(built(name), data(), 3, seed=1, **options)
+    assert any(
+        not torch.equal(v, b) for v, b in zip(tensors(other), tensors(again[-1]), strict=True)
+    )
+
+
+@everywhere
+def test_the_order_in_which_clients_are_drawn_changes_nothing(name):
+    # A client's noise and the order of its rows follow its id, so it is the presentation of the
+    # same clients that may be permuted, not their ids.
+    method, begun = built(name), usual(name)[0]
+    ids = torch.tensor([1, 3, 4, 7, 10, 11])
+    mixed = ids[torch.tensor([3, 5, 0, 1, 4, 2])]
+    a, b = (advance(method, data(), begun, i, i) for i in (ids, mixed))
+    toys.assert_same_round(a, b, rtol=1e-9, atol=1e-10)
+    assert b.who.ids.tolist() == ids.tolist() == b.trained.tolist()
+
+
+@everywhere
+def test_permuting_clients_permutes_results(name):
+    # Without draws and shuffling, which follow the client's number.
+    method = MODULES[name].build(toys.net(), guide=guides.delta, batch=None)
+    order = torch.randperm(12, generator=generator(2))
+    train, test, names = (
+        tuple(part[i] for i in order) for part in (data().train, data().test, data().names)
+    )
+    permuted = replace(data(), train=train, test=test, names=names)
+    *_, a = federate(method, data(), 2)
+    *_, b = federate(method, permuted, 2)
+    close = {"rtol": 1e-8, "atol": 1e-9}
+    toys.assert_same(b.server, a.server, **close)
+    for part in ("private", "message", "loss"):
+        expected = {n: v[order] for n, v in getattr(a, part).items()}
+        toys.assert_same(getattr(b, part), expected, **close)
+
+
+class Filled(Federation):
+    """A federation whose padded rows hold a million instead of row 0."""
+
+    def gather(self, who: Who, rows: Tensor, mask: Tensor) -> Batch:
+        batch = super().gather(who, rows, mask)
+        padded = ~mask.reshape(*mask.shape, *(1 for _ in batch.x.shape[2:]))
+        label = torch.where(mask, batch.y, len(self.classes) - 1)
+        return replace(batch, x=batch.x.masked_fill(padded, 1e6), y=label)
+
+
+@everywhere
+def test_padding_changes_nothing(name):
+    filled = Filled(**{n: getattr(data(), n) for n in Federation.__dataclass_fields__})
+    ids = torch.arange(12)
+    assert filled.batch(ids).x.max() == 1e6
+    states = federate(built(name), filled, 3, participation=bernoulli(0.5), chunk=12)
+    for found, expected in zip(states, usual(name), strict=True):
+        toys.assert_same_round(found, expected, rtol=1e-9, atol=1e-11)
+
+
+@everywhere
+def test_nothing_global_is_touched(name):
+    pyro.get_param_store().clear()
+    before = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())  # noqa: NPY002
+    validation = pyro.settings.get()
+    list(federate(built(name), data(), 1, participation=fixed(4)))
+    assert len(pyro.get_param_store()) == 0
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+    assert random.getstate() == before[2]
+    assert pyro.settings.get() == validation
+
+
+@everywhere
+def test_the_callers_random_state_does_not_matter(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(12345)
+        method = MODULES[name].build(toys.net())
+        (state,) = federate(method, data(), 1, participation=bernoulli(0.5), chunk=12)
+    toys.assert_same_round(state, usual(name)[0])
+
+
+@everywhere
+def test_the_message_holds_what_the_paper_sends(name):
+    state, method = usual(name)[-1], built(name)
+    count = len(state.who.ids)
+    up = sum(v[0].numel() for v in state.message.values())
+    received = method.download(state.server, state.who)
+    down = sum(v[0].numel() for v in received.values())
+    assert (up, down) == SCALARS[name]
+    assert all(len(v) == count for v in [*state.message.values(), *received.values()])
+    assert (state.up, state.down) == (8 * up, size_in_bytes(received))
+
+
+@everywhere
+def test_nothing_private_travels_but_what_the_paper_sends(name):
+    state = usual(name)[-1]
+    _, private = meet(built(name), data(), state, state.who, 0)
+    assert private.keys() & state.message.keys() == SENT.get(name, set())
+
+
+@everywhere
+def test_the_message_survives_a_file(name):
+    message = usual(name)[-1].message
+    file = io.BytesIO()
+    torch.save(message, file)
+    file.seek(0)
+    toys.assert_same(torch.load(file, weights_only=True), message)
+    assert not any(v.requires_grad for v in tensors(usual(name)[-1]))
+
+
+@everywhere
+def test_a_run_is_taken_up_to_the_last_bit(name):
+    file = io.BytesIO()
+    state = usual(name)[0]
+    torch.save([state.number, state.server, state.private, state.seen], file)
+    file.seek(0)
+    loaded = Round(*torch.load(file, weights_only=True))
+    options = {"participation": bernoulli(0.5), "chunk": 12, "start": loaded}
+    *_, again = federate(built(name), data(), 3, **options)
+    toys.assert_same_round(again, usual(name)[-1])
+
+
+@everywhere
+def test_who_does_not_report_leaves_the_server_alone(name):
+    method, begun = built(name), usual(name)[0]
+    reporters = torch.tensor([2, 5, 6])
+    silent = advance(method, data(), begun, torch.arange(12), reporters, chunk=12)
+    x = data().x.clone()
+    for i in (0, 1, 9):
+        x[data().train[i]] += 1
+    other = replace(data(), x=x)
+    moved = advance(method, other, begun, torch.arange(12), reporters, chunk=12)
+    toys.assert_same(moved.server, silent.server)
+    toys.assert_same(moved.message, silent.message)
+    assert silent.who.ids.tolist() == [2, 5, 6]
+    nobody = advance(method, data(), begun, torch.arange(12), torch.zeros(0).long(), chunk=12)
+    toys.assert_same(nobody.server, begun.server)
+
+
+@everywhere
+def test_a_client_that_turns_bad_changes_nothing_for_others(name):
+    method, begun = built(name), usual(name)[0]
+    ids, bad = torch.arange(12), [1, 4]
+    others = torch.tensor([i for i in range(12) if i not in bad])
+    spoilt = advance(toys.poisoned(method, *bad), data(), begun, ids, ids, chunk=12)
+    clean = advance(method, data(), begun, ids, others, chunk=12)
+    toys.assert_same(spoilt.server, clean.server)
+    named = {reason.split(":")[0] for reason in spoilt.rejected}
+    if clean.message or clean.private:
+        assert named == {"client 1", "client 4"}
+        assert torch.equal(spoilt.who.ids, others)
+    for n, v in spoilt.private.items():
+        assert torch.equal(v[others], clean.private[n][others])
+        if n in begun.private:
+            assert torch.equal(v[bad], begun.private[n][bad])
+
+
+@everywhere
+def test_a_client_with_hopeless_data_is_left_out(name):
+    x = data().x.clone()
+    x[data().train[3]] = 1.7e308
+    hopeless = replace(data(), x=x)
+    (state,) = federate(built(name), hopeless, 1, chunk=12)
+    assert [reason.split(":")[0] for reason in state.rejected] == ["client 3"]
+    assert 3 not in state.who.ids.tolist()
+    assert all(bool(v.isfinite().all()) for v in tensors(state) if v.is_floating_point())
+
+
+@everywhere
+def test_all_clients_turn_bad(name):
+    method = toys.poisoned(built(name), *range(12))
+    (state,) = federate(method, data(), 1, chunk=12)
+    toys.assert_same(state.server, first(method, data(), 0).server)
+
+
+@everywhere
+def test_the_loss_falls_in_five_rounds(name):
+    losses = [s.loss for s in federate(built(name), data(), 5)]
+    falls = [losses[-1][n].mean() < losses[0][n].mean() for n in losses[0]]
+    assert falls
+    assert all(falls)
+
+
+@everywhere
+def test_inputs_are_not_changed(name):
+    method, state, federation = built(name), usual(name)[0], toys.blobs()
+    copies = [v.clone() for v in tensors(state)] + [federation.x.clone(), federation.y.clone()]
+    seen = state.seen.clone()
+    advance(method, federation, state, torch.arange(12), torch.arange(6))
+    now = [*tensors(state), federation.x, federation.y]
+    assert all(torch.equal(a, b) for a, b in zip(now, copies, strict=True))
+    assert torch.equal(state.seen, seen)
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_states_have_the_type_of_the_data(name, dtype):
+    (state,) = federate(built(name), toys.blobs((5, 12), dtype), 1)
+    real = [v for v in tensors(state) if v.is_floating_point()]
+    assert real
+    assert {v.dtype for v in real} == {v.dtype for v in state.loss.values()} == {dtype}
+
+
+@everywhere
+def test_newcomers_and_held_out_clients_can_be_met(name):
+    held = toys.blobs(held_out=3)
+    *_, state = federate(built(name), held, 2, participation=fixed(2))
+    received, private = meet(built(name), held, state, toys.who(held, 11, 0), 0)
+    for view in built(name).views.values():
+        seen = view(received, private | received)
+        for local in seen if isinstance(seen, list) else [seen]:
+            assert all(len(v) == 2 for v in local.values())
+    for n, v in private.items():
+        assert (len(v), v.shape[1:]) == (2, state.private[n].shape[1:])
+        assert bool(v.isfinite().all())

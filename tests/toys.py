@@ -1,0 +1,248 @@
+"""A small ragged federation, guides of every kind for it, and ways to compare runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer.autoguide import AutoDelta, AutoNormal
+from torch import Generator, Size, Tensor
+from torch.distributions import transform_to
+from torch.nn.functional import softplus
+
+from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference.elbo import Program, elbo
+from pyrofl.inference.method import Method, Optim, Phase, Step
+from pyrofl.inference.optim import sgd
+from pyrofl.inference.rounds import Round, federate
+from pyrofl.inference.server import average
+from pyrofl.models import guides
+from pyrofl.models.fedavg import supervised
+from pyrofl.models.likelihoods import categorical
+from pyrofl.models.priors import fixed
+from pyrofl.nets import Network, build
+from pyrofl.tensors import Tensors, spread_out, under
+
+SIZES = (3, 40, 7, 12, 25, 16, 5, 33, 9, 20, 4, 28)
+CLASSES, FEATURES = 5, 8
+POSITIVE = transform_to(dist.constraints.positive)
+
+
+def blobs(
+    sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float64, held_out: int = 0
+) -> Federation:
+    """Return clients of these sizes, with four test rows each, from five normal classes."""
+    rng = np.random.default_rng(7)
+    rows = sum(sizes) + 4 * len(sizes)
+    y = rng.integers(0, CLASSES, rows)
+    x = 2 * rng.standard_normal((CLASSES, FEATURES))[y] + rng.standard_normal((rows, FEATURES))
+    parts = torch.arange(rows).split([*sizes, *(4 for _ in sizes)])
+    return Federation(
+        torch.from_numpy(x).to(dtype),
+        torch.from_numpy(y),
+        parts[: len(sizes)],
+        parts[len(sizes) :],
+        classes=tuple("abcde"),
+        held_out=held_out,
+    )
+
+
+def net(spec: str = "mlp:6") -> Network:
+    return build(spec, (FEATURES,), CLASSES)
+
+
+def who(data: Federation, *ids: int) -> Who:
+    return data.who(torch.tensor(ids))
+
+
+def last(method: Method, data: Federation, rounds: int = 3, **options: object) -> Round:
+    """Return the state after some rounds."""
+    return list(federate(method, data, rounds, **options))[-1]  # type: ignore[arg-type]
+
+
+def assert_same(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], rtol: float = 0.0, atol: float = 0.0
+) -> None:
+    """Compare dicts of tensors, by default to the last bit."""
+    assert a.keys() == b.keys()
+    for n in a:
+        torch.testing.assert_close(
+            a[n], b[n], rtol=rtol, atol=atol, msg=lambda m, n=n: f"{n}: {m}", equal_nan=True
+        )
+
+
+def assert_same_round(a: Round, b: Round, rtol: float = 0.0, atol: float = 0.0) -> None:
+    """Compare all that two rounds hold."""
+    for part in ("server", "private", "message", "loss"):
+        assert_same(getattr(a, part), getattr(b, part), rtol, atol)
+    assert_same({"ids": a.who.ids, "seen": a.seen}, {"ids": b.who.ids, "seen": b.seen})
+    assert torch.equal(a.trained, b.trained)
+    assert (a.number, a.rejected, a.down, a.up) == (b.number, b.rejected, b.down, b.up)
+
+
+# A model with a positive, a bounded and a real site, none of them a network's.
+
+
+def tempered(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Classify by distances to fixed centres, with a rate, a mixing share and offsets."""
+    centres = torch.eye(FEATURES, CLASSES, dtype=batch.x.dtype)
+    with batch.clients():
+        one = torch.ones((), dtype=batch.x.dtype)
+        rate = pyro.sample("rate", dist.Gamma(2.0 * one, 3.0 * one))
+        share = pyro.sample("share", dist.Beta(2.0 * one, 3.0 * one))
+        offset = pyro.sample("offset", dist.Normal(0.0 * one, 1.0).expand([CLASSES]).to_event(1))
+        with batch.rows():
+            logits = rate[..., None] * (batch.x @ centres) + offset
+            logits = (1 - share[..., None]) * logits
+            pyro.sample("y", dist.Categorical(logits=logits), obs=batch.y)
+
+
+def stochastic(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Guess `tempered` by a gamma, a beta (implicit reparametrisation) and a normal."""
+    with batch.clients():
+        pyro.sample("rate", dist.Gamma(softplus(local["q/a"]) + 0.5, softplus(local["q/b"])))
+        pyro.sample("share", dist.Beta(softplus(local["q/a"]) + 0.5, softplus(local["q/c"]) + 0.5))
+        sd = softplus(local["q/sd"])
+        pyro.sample("offset", dist.Normal(local["q/m"], sd).to_event(1))
+
+
+def switched(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Choose between two sets of class offsets by a discrete latent site."""
+    with batch.clients():
+        one = torch.ones((), dtype=batch.x.dtype)
+        on = pyro.sample("on", dist.Bernoulli(0.3 * one))
+        side = pyro.sample("side", dist.Categorical(probs=one.new_tensor([0.2, 0.3, 0.5])))
+        offset = pyro.sample("offset", dist.Normal(0.0 * one, 1.0).expand([CLASSES]).to_event(1))
+        with batch.rows():
+            logits = offset * (1 + on + side)[..., None] + batch.x[..., :CLASSES]
+            pyro.sample("y", dist.Categorical(logits=logits), obs=batch.y)
+
+
+def switching(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Guess `switched`; its discrete sites need a score function."""
+    with batch.clients():
+        pyro.sample("on", dist.Bernoulli(logits=local["q/a"]))
+        pyro.sample("side", dist.Categorical(logits=local["q/side"]))
+        pyro.sample("offset", dist.Normal(local["q/m"], softplus(local["q/sd"])).to_event(1))
+
+
+def by_hand(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Guess `tempered` as an ordinary Pyro program, parameters in pyro.param statements."""
+    one = torch.ones(1, dtype=batch.x.dtype)
+    concentration = pyro.param("a", 2.0 * one, constraint=dist.constraints.positive)
+    mean = pyro.param("m", one.new_zeros(CLASSES))
+    sd = pyro.param("sd", one.new_full((CLASSES,), 0.3), constraint=dist.constraints.positive)
+    with batch.clients():
+        pyro.sample("rate", dist.Gamma(concentration.squeeze(-1), 2.0 * one))
+        pyro.sample("share", dist.Beta(concentration.squeeze(-1), 1.5 * one))
+        pyro.sample("offset", dist.Normal(mean, sd).to_event(1))
+
+
+START = {"a": (), "b": (), "c": (), "m": (CLASSES,), "sd": (CLASSES,), "side": (3,)}
+
+
+def own_parameters(generator: Generator, clients: int) -> Tensors:
+    """Draw parameters for `stochastic` and `switching`, in float64."""
+    return {
+        f"q/{n}": 0.5 * torch.randn(clients, *s, generator=generator, dtype=torch.float64)
+        for n, s in START.items()
+    }
+
+
+Family = Callable[[Federation], tuple[Program, guides.Guide]]
+
+
+def _networks(guide: guides.Family) -> Family:
+    def make(data: Federation) -> tuple[Program, guides.Guide]:
+        model = supervised(net(), categorical, fixed(dist.Normal, 0.1, 0.7))
+        return model, guide(net().shapes, scale=0.1)
+
+    return make
+
+
+def written(model: Program, program: Program) -> Family:
+    def make(data: Federation) -> tuple[Program, guides.Guide]:
+        def start(centre: Tensors) -> Tensors:
+            return {n: v[0] for n, v in own_parameters(torch.Generator().manual_seed(1), 1).items()}
+
+        def moments(*_: object) -> tuple[Tensors, Tensors]:
+            raise ValueError("not asked for")
+
+        return model, guides.Guide(program, start, moments, "q/*")
+
+    return make
+
+
+FAMILIES: dict[str, Family] = {
+    "delta": _networks(guides.delta),
+    "mean_field": _networks(guides.mean_field),
+    "AutoNormal": lambda data: (tempered, guides.from_pyro(AutoNormal, data, model=tempered)),
+    "AutoDelta": lambda data: (tempered, guides.from_pyro(AutoDelta, data, model=tempered)),
+    "pyro.param": lambda data: (tempered, guides.from_pyro(by_hand, data)),
+    "gamma and beta": written(tempered, stochastic),
+    "discrete": written(switched, switching),
+}
+"""name -> (data -> model, guide): one of every kind that trains side by side."""
+
+
+def trained(
+    family: Family,
+    data: Federation,
+    *,
+    optim: Optim | None = None,
+    draws: int | None = 2,
+    epochs: int | Callable[[Tensor], Tensor] = 2,
+    batch: int | None = 6,
+) -> Method:
+    """Return a method that averages the parameters of a guide, with private velocity to keep."""
+    model, guide = family(data)
+    shapes: dict[str, Size] = net().shapes
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        return guide.start(net().init(generator) if "mu/*" in guide.names else {})
+
+    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        return under("mine", received)
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        return average(message, who.size)
+
+    def keep(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return under("mine", {n: local[n] for n in received})
+
+    step = Step(guide.names, optim or sgd(0.02, 0.9), elbo(draws, mean=True))
+    phases = (Phase((step,), epochs, batch), Phase((keep,)))
+    assert shapes
+    return Method(init, model, guide.program, phases, merge, join=join)
+
+
+def poisoned(method: Method, *ids: int) -> Method:
+    """Return the method with a last move that turns some clients' state NaN."""
+
+    def poison(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        bad = torch.isin(batch.ids, torch.tensor(ids))
+        return {
+            n: torch.where(bad.reshape(-1, *(1 for _ in v.shape[1:])), torch.nan, v)
+            for n, v in local.items()
+            if v.is_floating_point()
+        }
+
+    return replace(method, phases=(*method.phases, Phase((poison,))))
+
+
+def stacked(tensors: Tensors, clients: int, seed: int = 0) -> Tensors:
+    """Give every client its own noisy copy of tensors [*p]: [C, *p] leaves in float64."""
+    g = torch.Generator().manual_seed(seed)
+    return {
+        n: v.to(torch.float64) + 0.1 * torch.randn(v.shape, generator=g, dtype=torch.float64)
+        for n, v in spread_out(tensors, clients).items()
+    }
+
+
+def half_square(outputs: Tensor, x: Tensor) -> dist.TorchDistribution:
+    """Measure with noise of standard deviation one."""
+    return dist.Normal(outputs.squeeze(-1), 1.0)
