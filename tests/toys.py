@@ -21,6 +21,7 @@ from pyrofl.inference.optim import sgd
 from pyrofl.inference.rounds import Round, federate
 from pyrofl.inference.server import average
 from pyrofl.models import guides
+from pyrofl.models.autoguides import from_pyro
 from pyrofl.models.fedavg import supervised
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
@@ -180,9 +181,9 @@ def written(model: Program, program: Program) -> Family:
 FAMILIES: dict[str, Family] = {
     "delta": _networks(guides.delta),
     "mean_field": _networks(guides.mean_field),
-    "AutoNormal": lambda data: (tempered, guides.from_pyro(AutoNormal, data, model=tempered)),
-    "AutoDelta": lambda data: (tempered, guides.from_pyro(AutoDelta, data, model=tempered)),
-    "pyro.param": lambda data: (tempered, guides.from_pyro(by_hand, data)),
+    "AutoNormal": lambda data: (tempered, from_pyro(AutoNormal, data, model=tempered)),
+    "AutoDelta": lambda data: (tempered, from_pyro(AutoDelta, data, model=tempered)),
+    "pyro.param": lambda data: (tempered, from_pyro(by_hand, data)),
     "gamma and beta": written(tempered, stochastic),
     "discrete": written(switched, switching),
 }

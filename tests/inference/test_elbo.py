@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, softplus
 from pyrofl.data import Batch, plan
 from pyrofl.inference.elbo import Loss, Program, elbo, traces, with_rows
 from pyrofl.inference.noise import ClientNoise
-from pyrofl.models import guides
+from pyrofl.models.autoguides import from_pyro
 from pyrofl.models.fedavg import supervised
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed, flat
@@ -109,7 +109,7 @@ def test_analytic_loss_counts_the_jacobian_of_an_automatic_guide():
 
 def test_full_covariance_with_one_client_is_trace_elbo():
     data = toys.blobs()
-    guide = guides.from_pyro(AutoMultivariateNormal, data, model=toys.tempered)
+    guide = from_pyro(AutoMultivariateNormal, data, model=toys.tempered)
     local = {n: v.requires_grad_() for n, v in toys.stacked(guide.start({}), 1).items()}
     case = (toys.tempered, guide.program, local, data.batch(torch.tensor([3])))
     assert_pyros(ours(elbo(analytic=False), *case), pyros(Trace_ELBO, *case))

@@ -22,6 +22,7 @@ from pyrofl.inference.noise import ClientNoise, GuideMean, draw
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.rounds import federate
 from pyrofl.models import guides
+from pyrofl.models.autoguides import from_pyro
 from pyrofl.tensors import Tensors, generator
 
 OPTIMS = {
@@ -217,7 +218,7 @@ def test_family_that_cannot_be_cut_is_refused():
 
 
 def coupled(data: object) -> tuple[object, guides.Guide]:
-    return toys.tempered, guides.from_pyro(
+    return toys.tempered, from_pyro(
         AutoMultivariateNormal,
         data,
         model=toys.tempered,  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from pyrofl.data import Batch
 from pyrofl.inference.elbo import latent, traces
 from pyrofl.inference.noise import ClientNoise
 from pyrofl.models import guides
+from pyrofl.models.autoguides import from_pyro
 from pyrofl.tensors import Tensors, generator
 
 SHAPES = {"w": Size([2, 3]), "b": Size([3]), "s": Size([])}
@@ -98,7 +99,7 @@ def test_delta_is_a_point(blobs):
 
 @pytest.mark.parametrize("make", [AutoNormal, AutoDelta, partial(AutoNormal, init_scale=0.2)])
 def test_an_automatic_guide_has_moments(blobs, make):
-    q = guides.from_pyro(make, blobs, model=real)
+    q = from_pyro(make, blobs, model=real)
     local = toys.stacked(q.start({}), 3)
     assert all(len(v) == 3 for v in local.values())
     mean, variance = q.moments({}, local, blobs.batch(torch.arange(3)))
@@ -115,12 +116,12 @@ def test_an_automatic_guide_has_moments(blobs, make):
 
 
 def test_the_parameters_of_a_guide_start_as_it_says(blobs):
-    q = guides.from_pyro(partial(AutoNormal, init_scale=0.2), blobs, model=real)
+    q = from_pyro(partial(AutoNormal, init_scale=0.2), blobs, model=real)
     local = {n: v.expand((2, *v.shape)) for n, v in q.start({}).items()}
     _, variance = q.moments({}, local, blobs.batch(torch.arange(2)))
     for v in variance.values():
         torch.testing.assert_close(v, torch.full_like(v, 0.04), rtol=1e-5, atol=0)
-    q = guides.from_pyro(toys.by_hand, blobs, name="mine")
+    q = from_pyro(toys.by_hand, blobs, name="mine")
     assert q.names == "mine/*"
     start = q.start({})
     torch.testing.assert_close(start["mine/a"].exp(), torch.full((1,), 2.0, dtype=torch.float64))
@@ -128,13 +129,28 @@ def test_the_parameters_of_a_guide_start_as_it_says(blobs):
 
 
 @pytest.mark.parametrize("lead", [(), (4,)])
-def test_a_guide_starts_with_as_many_clients_as_its_centre(blobs, lead):
-    q = guides.from_pyro(AutoNormal, blobs, model=real)
-    assert {v.shape[: len(lead)] for v in q.start(centre(*lead)).values()} == {Size(lead)}
+@pytest.mark.parametrize("make", [AutoNormal, AutoDelta])
+def test_an_automatic_guide_starts_at_its_centre(blobs, make, lead):
+    q = from_pyro(make, blobs, model=real)
+    start = q.start(centre(*lead))
+    assert {v.shape[: len(lead)] for v in start.values()} == {Size(lead)}
+    local = start if lead else {n: v.expand(4, *v.shape) for n, v in start.items()}
+    mean, _ = q.moments({}, local, blobs.batch(torch.arange(4)))
+    toys.assert_same(mean, {n: v.expand_as(mean[n]) for n, v in centre(*lead).items()})
+
+
+def test_a_guide_without_a_place_for_its_centre_says_so(blobs):
+    for q in (
+        from_pyro(AutoNormal, blobs, model=toys.tempered),
+        from_pyro(AutoMultivariateNormal, blobs, model=toys.tempered),
+        from_pyro(toys.by_hand, blobs),
+    ):
+        with pytest.raises(ValueError, match="no parameter for the centre of site 'rate'"):
+            q.start({"rate": torch.ones(())})
 
 
 def test_a_transformed_site_has_no_variance_in_closed_form(blobs):
-    q = guides.from_pyro(AutoNormal, blobs, model=toys.tempered)
+    q = from_pyro(AutoNormal, blobs, model=toys.tempered)
     with pytest.raises(ValueError, match="site 'rate' is transformed; its variance has no closed"):
         q.moments({}, toys.stacked(q.start({}), 2), blobs.batch(torch.arange(2)))
 
@@ -144,7 +160,7 @@ COUPLED = [AutoMultivariateNormal, AutoDiagonalNormal, AutoLowRankMultivariateNo
 
 @pytest.mark.parametrize("make", COUPLED)
 def test_a_joint_guide_runs_for_one_client_and_has_no_moments(blobs, make):
-    q = guides.from_pyro(make, blobs, model=real)
+    q = from_pyro(make, blobs, model=real)
     local = toys.stacked(q.start({}), 1)
     with ClientNoise([generator(1)]):
         trace, _ = traces(real, q.program, {}, local, blobs.batch(torch.tensor([4])))
@@ -169,7 +185,7 @@ def test_neither_store_nor_random_state_is_touched_or_read(blobs):
                 (AutoNormal, {"model": real}),
                 (AutoMultivariateNormal, {"model": toys.tempered}),
             ):
-                starts.append(guides.from_pyro(guide, blobs, **options).start({}))
+                starts.append(from_pyro(guide, blobs, **options).start({}))
             assert torch.equal(torch.get_rng_state(), before)
     for a, b in zip(starts[:3], starts[3:], strict=True):
         toys.assert_same(a, b)
