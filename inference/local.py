@@ -173,10 +173,23 @@ class _PhaseRun:
         grads = torch.autograd.grad(
             loss.sum(), list(params.values()), allow_unused=True, materialize_grads=True
         )
-        for p, grad in zip(params.values(), grads, strict=True):
+        for (name, p), grad in zip(params.items(), grads, strict=True):
+            if p.grad is None and p.dim():
+                self._lay_out(name, p, grad)
             p.grad = grad
         optimiser.step()
         self.total[step.names][: len(loss)] += loss.detach() / step.repeat
+
+    def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:
+        """Let a parameter lie in memory as its gradients do; optimisers are three times faster."""
+        strides = (p[0].numel(), *torch.empty_like(grad[0]).stride())
+        if strides != p.stride():
+            whole = self.local[name]
+            self.local[name] = torch.empty_strided(
+                whole.shape, strides, dtype=whole.dtype, device=whole.device
+            ).copy_(whole)
+            self.now[name] = self.local[name][: len(p)]
+            p.data = self.now[name]
 
     def _write(self, name: str, value: Tensor) -> None:
         """Set a local tensor of the active clients, in a copy that belongs to this phase."""

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Generator, Size, Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from pyrofl.architectures import NETWORKS, module
+from pyrofl.layers import axes_of, last_layer, linear_draws, refuse
 from pyrofl.tensors import Tensors, matches
 
 __all__ = ["NETWORKS", "Network", "build"]
@@ -45,6 +44,16 @@ class Network:
             raise ValueError(f"{type(module).__name__} has no parameters; expected at least one")
         self.head = last_layer(self.module) if head is None else head
         self.matching(self.head)
+        self.linear, self.trunk = self._linear_end()
+
+    def _linear_end(self) -> tuple[list[str], Network | None]:
+        """Return a linear last layer's parameters, if there is one, and what precedes it."""
+        layers = list(self.module.named_children())
+        if not layers or type(layers[-1][1]) is not nn.Linear:
+            return [], None
+        mine = [n for n in self.shapes if n.startswith(f"{layers[-1][0]}.")]
+        parts = self.split(f"{layers[-1][0]}.*")
+        return (mine, parts[0] if parts else None) if parts or len(layers) == 1 else ([], None)
 
     def matching(self, patterns: str) -> dict[str, Size]:
         """Return the shapes of the parameters whose names match one of the patterns.
@@ -101,6 +110,11 @@ class Network:
             ValueError: if a parameter is missing or has other axes.
         """
         lead = self.leading_axes(weights, len(x))
+        drawn = [n for n, k in lead.items() if k == 3]
+        if drawn and drawn == self.linear:
+            x = self.trunk(weights, x) if self.trunk else x
+            weight, *bias = (weights[n].squeeze(2) for n in self.linear)
+            return linear_draws(x, weight, bias[0] if bias else None)
         flat = {
             n: weights[n].squeeze(-len(p) - 1) if lead[n] else weights[n]
             for n, p in self.shapes.items()
@@ -134,7 +148,8 @@ class Network:
         owner = [n.split(".")[0] for n in self.shapes]
         at = list(layers).index(owner[mine.index(True)]) if any(mine) and layers else 0
         rest = list(layers)[at:]
-        if not isinstance(self.module, nn.Sequential) or not any(o not in rest for o in owner):
+        plain = type(self.module).forward is nn.Sequential.forward
+        if not plain or not any(o not in rest for o in owner):
             return None
         if any(matched != (o in rest) for matched, o in zip(mine, owner, strict=True)):
             return None
@@ -192,46 +207,6 @@ class Network:
             raise ValueError(
                 f"the network gives outputs of shape {found} for one row; expected {(1, outputs)}"
             )
-
-
-def refuse(module: nn.Module) -> None:
-    """Refuse layers that mix rows, draw random numbers or cannot run for many clients at once.
-
-    Raises:
-        ValueError: naming the layer and what to use instead.
-    """
-    for name, layer in module.named_modules():
-        dropout = getattr(layer, "dropout", 0.0)  # the rate inside attention and recurrent layers
-        advice = ""
-        if isinstance(layer, _BatchNorm) or getattr(layer, "track_running_stats", False):
-            advice = "use GroupNorm, which keeps no statistics over rows"
-        elif isinstance(layer, _DropoutNd) or (isinstance(dropout, float) and dropout > 0):
-            advice = "remove it, and put a prior on the weights instead"
-        elif isinstance(layer, nn.RNNBase | nn.LSTMCell):
-            advice = "torch.vmap cannot run it; use GRUCell, or write it with linear layers"
-        if advice:
-            raise ValueError(f"layer {name or 'module'!r} is {type(layer).__name__}: {advice}")
-
-
-def last_layer(module: nn.Module) -> str:
-    """Return patterns for the parameters of the last layer that has any."""
-    name, layer = [
-        (name, layer)
-        for name, layer in module.named_modules()
-        if any(True for _ in layer.parameters(recurse=False))
-    ][-1]
-    return f"{name}.*" if name else " ".join(n for n, _ in layer.named_parameters(recurse=False))
-
-
-def axes_of(layer: nn.Module, leaf: str) -> tuple[str, ...]:
-    """Name the axes of a layer's weight or bias; () where they have no common names."""
-    space = ("depth", "height", "width")
-    known = {nn.Linear: 0, nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-    for kind, dimensions in known.items():
-        if isinstance(layer, kind):
-            axes = ("out", "in", *space[3 - dimensions :])
-            return {"weight": axes, "bias": ("out",)}.get(leaf, ())
-    return ()
 
 
 def build(spec: str, input_shape: tuple[int, ...], outputs: int) -> Network:

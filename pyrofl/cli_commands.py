@@ -1,0 +1,154 @@
+"""The commands: list, run, compare and partition."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyrofl import figures, records
+from pyrofl.cli_report import save
+from pyrofl.cli_setup import (
+    Task,
+    about,
+    builds,
+    methods,
+    participation,
+    resolve,
+    split,
+    task,
+    threads,
+)
+from pyrofl.cli_tables import CompareRow, compare_rows, compare_table, main_metric, score_table
+from pyrofl.datasets import DATASETS
+from pyrofl.federations import PARTITIONS, TEST_POLICIES, class_counts
+from pyrofl.inference.evaluate import Scores
+from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.method import Method
+from pyrofl.nets import NETWORKS
+from pyrofl.tables import LIKELIHOODS
+
+POINTS = 20  # of a learning curve, unless asked for otherwise
+SUFFIXES = (".png", ".pdf", ".svg")
+
+
+def list_all(args: Namespace) -> None:
+    """Print what can be chosen, one line each."""
+    groups: dict[str, Mapping[str, str]] = {
+        "methods": {name: about(name) for name in builds()},
+        "data sets": DATASETS,
+        "partitions": dict(text.split(": ", 1) for text in PARTITIONS.values()),
+        "test policies": TEST_POLICIES,
+        "networks": NETWORKS,
+        "likelihoods": LIKELIHOODS,
+    }
+    blocks = []
+    for title, lines in groups.items():
+        width = max(map(len, lines))
+        found = [f"  {name:<{width}}  {text}" for name, text in lines.items()]
+        blocks.append("\n".join([title, *found]))
+    print("\n\n".join(blocks))
+
+
+def run(args: Namespace) -> None:
+    """Fit one method and write its folder.
+
+    Raises:
+        ValueError: if an argument is refused; nothing is written then.
+    """
+    args = resolve(args)
+    found = task(args, args.seed)
+    method = methods([args.method], args.settings, found)[args.method]
+    participation(args.participation, found.data.clients)
+    folder = records.prepare(args.out or f"runs/{args.method}-{args.seed}", args.overwrite)
+    _, scores = fit_and_save(args, args.method, method, found, folder)
+    print(score_table(scores))
+    say(args, f"{folder} holds tables, posterior and figures")
+
+
+def compare(args: Namespace) -> None:
+    """Fit several methods with several seeds on the same clients, and write all their folders.
+
+    Raises:
+        ValueError: if an argument is refused; nothing is written then.
+    """
+    args = resolve(args)
+    tasks = [task(args, seed) for seed in range(args.seed, args.seed + args.seeds)]
+    chosen = [methods(args.methods, args.settings, found) for found in tasks]
+    for found in tasks:
+        participation(args.participation, found.data.clients)
+    folder = records.prepare(args.out or "runs/compare", args.overwrite)
+    finals: list[CompareRow] = []
+    history: list[dict[str, object]] = []
+    for name in args.methods:
+        for found, built in zip(tasks, chosen, strict=True):
+            inner = records.prepare(folder / f"{name}-{found.seed}", args.overwrite)
+            done, scores = fit_and_save(args, name, built[name], found, inner)
+            finals += compare_rows(name, done, scores)
+            history += [{**row, "method": name, "seed": found.seed} for row in done.metrics]
+    records.write_csv(folder / "compare.csv", records.COMPARE, finals)
+    pictures = records.prepare(folder / "figures", overwrite=True)
+    metric = main_metric(scores)
+    table = [dict(zip(records.COMPARE, row, strict=True)) for row in finals]
+    figures.save(figures.curves(history, metric), pictures / "curves.png")
+    figures.save(figures.comparison(table, metric), pictures / "comparison.png")
+    print(compare_table(finals))
+    say(args, f"{folder} holds compare.csv, figures and a folder for each method and seed")
+
+
+def partition(args: Namespace) -> None:
+    """Draw who holds how many rows of which class.
+
+    Raises:
+        ValueError: if an argument is refused; nothing is written then.
+    """
+    args = resolve(args)
+    path = Path(args.out)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
+    if path.exists() and not args.overwrite:
+        raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
+    data = split(args, args.seed)[1]
+    figure = figures.partition(class_counts(data), data.names, data.classes)
+    records.prepare(path.parent, overwrite=True)
+    figures.save(figure, path)
+    sizes = data.sizes
+    print(
+        f"{args.partition} of {args.data}: {len(sizes)} clients of {sizes.min()} to {sizes.max()} "
+        f"training rows, {float(sizes.double().mean()):.1f} on average"
+    )
+
+
+def fit_and_save(
+    args: Namespace, name: str, method: Method, found: Task, folder: Path
+) -> tuple[Run, list[Scores]]:
+    """Fit a method, test it and write its folder."""
+    data = found.data
+    say(args, f"{name}, seed {found.seed}: {data.clients} clients, {args.partition} of {args.data}")
+    with threads(args.threads):
+        done = fit(
+            method,
+            data,
+            args.rounds,
+            seed=found.seed,
+            participation=participation(args.participation, data.clients),
+            chunk=args.chunk,
+            every=args.every or max(1, args.rounds // POINTS),
+            draws=args.draws,
+            progress=not args.quiet,
+        )
+        scores = done.scores()
+        arguments = {k: v for k, v in vars(args).items() if k not in ("do", "methods", "seeds")}
+        arguments |= {"method": name, "seed": found.seed, "out": str(folder)}
+        save(folder, done, scores, found.net, arguments, args.posterior_draws)
+    for reason, times in Counter(r for reasons in done.rejected for r in reasons).items():
+        say(args, f"rejected in {times} of {args.rounds} rounds: {reason}")
+    return done, scores
+
+
+def say(args: Namespace, text: str) -> None:
+    """Print a line for people, unless they want quiet."""
+    if not args.quiet:
+        print(text, file=sys.stderr)

@@ -1,0 +1,145 @@
+"""What a run leaves behind: its folder of tables, posterior and figures, and lines to read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pyrofl import export, figures
+from pyrofl.cli_tables import main_metric
+from pyrofl.federations import class_counts
+from pyrofl.inference.evaluate import Scores, prepared
+from pyrofl.inference.fit import Run
+from pyrofl.inference.local import Stream
+from pyrofl.inference.predict import blocks, predict
+from pyrofl.inference.rounds import chunks
+from pyrofl.metrics import Bins, calibration_bins
+from pyrofl.nets import Network
+from pyrofl.records import CLIENTS, METRICS, versions, write_csv, write_json
+from pyrofl.tensors import Tensors, generator
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES = ("partition", "curves", "clients", "reliability", "confidence")
+
+
+def save(
+    folder: Path,
+    run: Run,
+    scores: list[Scores],
+    net: Network,
+    arguments: Mapping[str, Any],
+    draws: int,
+) -> None:
+    """Write a run's folder; run.json comes last, so that where it is all else is too.
+
+    Args:
+        folder: exists; files of a former run with the same names are replaced or removed.
+        run: the fitted method.
+        scores: of the last round.
+        net: names the axes of parameters.
+        arguments: of the command.
+        draws: from every client's posterior; 0 writes none.
+    """
+    pictures = folder / "figures"
+    pictures.mkdir(exist_ok=True)
+    old = [pictures / f"{name}.png" for name in FIGURES]
+    for path in (folder / "run.json", folder / "posterior.nc", *old):
+        path.unlink(missing_ok=True)
+    statistics = run.statistics()
+    write_csv(folder / "metrics.csv", METRICS, ([row[c] for c in METRICS] for row in run.metrics))  # type: ignore[literal-required]
+    write_csv(folder / "clients.csv", CLIENTS, client_rows(run, scores, statistics))
+    if draws:
+        view = main_view(run)
+        dims = {name: net.dims(name) for name in net.shapes}
+        export.save(run.to_arviz(draws, dims, model=view), folder / "posterior.nc")
+    for name, figure in draw(run, scores, statistics, str(arguments["method"])):
+        figures.save(figure, pictures / f"{name}.png")
+    write_json(folder / "run.json", facts(run, arguments))
+
+
+def facts(run: Run, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what run.json holds: how the run came about and what it cost."""
+    return {
+        "arguments": dict(arguments),
+        "versions": versions(),
+        "seed": run.seed,
+        "rounds": run.state.number,
+        "clients": run.data.clients,
+        "message_scalars": sum(math.prod(v.shape[1:]) for v in run.state.message.values()),
+        "seconds": run.seconds,
+        "bytes_down": run.down,
+        "bytes_up": run.up,
+        "rejected": run.rejected,
+    }
+
+
+def client_rows(
+    run: Run, scores: list[Scores], statistics: Tensors
+) -> Iterator[tuple[str, int, str, str, str, float]]:
+    """Yield the rows of clients.csv: every score and statistic of every client."""
+    names, sizes = run.data.names, run.data.sizes.tolist()
+    for found in scores:
+        if found.population == "pooled":
+            continue
+        for metric, values in found.values.items():
+            for i, value in zip(found.ids.tolist(), values.tolist(), strict=True):
+                yield names[i], sizes[i], found.model, found.adapted, metric, value
+    for metric, values in statistics.items():
+        for i, value in enumerate(values.tolist()):
+            yield names[i], sizes[i], main_view(run), "none", metric, value
+
+
+def main_view(run: Run) -> str:
+    """Return the model that a method is about: the personal one where there is one."""
+    views = run.method.views
+    return "personal" if "personal" in views else next(iter(views))
+
+
+def draw(
+    run: Run, scores: list[Scores], statistics: Tensors, method: str
+) -> Iterator[tuple[str, Figure]]:
+    """Yield the figures that a run has something to show in, by name."""
+    data, sizes = run.data, run.data.sizes
+    if data.classes:
+        yield "partition", figures.partition(class_counts(data), data.names, data.classes)
+    metric = main_metric(scores)
+    rows = [{**row, "method": method, "seed": run.seed} for row in run.metrics]
+    yield "curves", figures.curves(rows, metric)
+    view = main_view(run)
+    shown = next(s for s in scores if (s.model, s.adapted) == (view, "none"))
+    yield "clients", figures.clients(sizes[shown.ids], shown.values[metric], metric)
+    if metric == "accuracy":
+        bins = {f"{model} model": calibration(run, model) for model in run.method.views}
+        yield "reliability", figures.reliability(bins)
+    if {"tau", "deviation"} <= statistics.keys():
+        tau, deviation = (statistics[name].cpu() for name in ("tau", "deviation"))
+        yield "confidence", figures.confidence(tau, deviation, sizes[: data.clients])
+
+
+def calibration(run: Run, model: str) -> Bins:
+    """Gather the predictions by their confidence: of all test rows of clients that train.
+
+    Where nobody has test rows, of the training rows.
+    """
+    data, number = run.data, run.state.number
+    rows = data.test if any(len(r) for r in data.test[: data.clients]) else data.train
+    ids = torch.tensor([i for i in range(data.clients) if len(rows[i])])
+    sure: list[Tensor] = []
+    right: list[Tensor] = []
+    for some in chunks(run.method, data, run.state, ids, None, run.seed):
+        who = data.who(some)
+        received, local = prepared(run.method, data, run.state, who, model=model, seed=run.seed)
+        noise = [generator(run.seed, Stream.TEST, number, i) for i in some.tolist()]
+        for batch in blocks(data, [rows[i] for i in some.tolist()], who):
+            found = predict(run.method, received, local, batch, run.draws, noise)
+            confidence, top = found.mean.max(-1)
+            sure.append(confidence[batch.mask])
+            right.append((top == batch.y)[batch.mask])
+    return calibration_bins(torch.cat(sure), torch.cat(right).float())

@@ -1,0 +1,215 @@
+"""From arguments of the command line to clients, a network and methods; bad ones are refused."""
+
+from __future__ import annotations
+
+import math
+import pkgutil
+import runpy
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+
+import torch
+from torch import nn
+
+import pyrofl.models
+from pyrofl import datasets, federations, nets
+from pyrofl.cli_settings import Build, read_settings
+from pyrofl.data import Dataset, Federation
+from pyrofl.inference.method import Method
+from pyrofl.inference.participation import Draw, bernoulli, everyone, fixed, fraction
+from pyrofl.models.likelihoods import LIKELIHOODS
+from pyrofl.nets import Network
+from pyrofl.recipes import known
+from pyrofl.tensors import generator
+
+CLIENTS = 20
+PARTITION = "slices:5"
+NET = "mlp:50"
+NETS = {"csv": "softmax", "eight_schools": "mean", "gaussian": "linear", "linear": "linear"}
+SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything but the methods: who has which rows, and what network is to learn from them."""
+
+    seed: int
+    data: Federation
+    net: Network
+    likelihood: str
+
+
+def builds() -> dict[str, Build]:
+    """Find the methods: every module of `pyrofl.models` that has a `build`."""
+    names = [found.name for found in pkgutil.iter_modules(pyrofl.models.__path__)]
+    modules = {name: import_module(f"pyrofl.models.{name}") for name in sorted(names)}
+    return {name: module.build for name, module in modules.items() if hasattr(module, "build")}
+
+
+def about(method: str) -> str:
+    """Return the first line of a method's description, without its name."""
+    lines = (import_module(f"pyrofl.models.{method}").__doc__ or "").splitlines()
+    return lines[0].rstrip(".")
+
+
+def resolve(args: Namespace) -> Namespace:
+    """Fill in what was left open: partition, clients and network, as suits the data.
+
+    Raises:
+        ValueError: if the data cannot be loaded.
+    """
+    dataset = load(args, args.seed)
+    partition = args.partition or ("groups" if dataset.groups else PARTITION)
+    if not args.partition and not dataset.groups and not dataset.classes:
+        partition = "iid"
+    natural = partition.partition(":")[0] == "groups"
+    clients = args.clients or (None if natural else CLIENTS)
+    chosen = {"partition": partition, "clients": clients}
+    if "net" in args:
+        chosen["net"] = args.net or NETS.get(args.data.partition(":")[0], NET)
+    return Namespace(**vars(args) | chosen)
+
+
+def load(args: Namespace, seed: int) -> Dataset:
+    """Load the data set, less rows if so many per class were asked for.
+
+    Raises:
+        ValueError: as `pyrofl.datasets.load` and `per_class`.
+    """
+    features = tuple(args.features.split(",")) if args.features else None
+    dataset = _load(
+        args.data,
+        data_dir=args.data_dir,
+        target=args.target,
+        group=args.group,
+        features=features,
+        likelihood=args.likelihood,
+        seed=seed if args.data.partition(":")[0] in SEEDED else 0,
+    )
+    return dataset if args.per_class is None else datasets.per_class(dataset, args.per_class)
+
+
+_load = lru_cache(maxsize=1)(datasets.load)
+
+
+def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
+    """Load the data and split them over clients.
+
+    Raises:
+        ValueError: as `load`, and `pyrofl.federations.split`.
+    """
+    dataset = load(args, seed)
+    federation = federations.split(
+        dataset, args.partition, args.clients, seed=seed, test=args.test, held_out=args.held_out
+    )
+    return dataset, federation
+
+
+def task(args: Namespace, seed: int) -> Task:
+    """Split the data over clients and build a network for it.
+
+    Raises:
+        ValueError: as `split`, or if the network does not fit the data or the device is not there.
+    """
+    dataset, federation = split(args, seed)
+    outputs = len(dataset.classes) if dataset.likelihood == "categorical" else 1
+    net = network(args.net, tuple(dataset.x.shape[1:]), outputs)
+    net.check(dataset.x[:1][None], outputs)
+    return Task(seed, federation.to(device(args.device)), net, dataset.likelihood)
+
+
+def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
+    """Build a network by name, or take one from a file.
+
+    Args:
+        spec: one of `pyrofl.nets.NETWORKS`, or "FILE.py:NAME" with the name of a torch module, or
+            of a class or function without arguments that makes one.
+        shape: of one row.
+        outputs: that the likelihood needs.
+
+    Raises:
+        ValueError: if there is no such network, the file fails, or a layer cannot be used.
+    """
+    path, _, name = spec.rpartition(":")
+    if not path.endswith(".py"):
+        return nets.build(spec, shape, outputs)
+    try:
+        made = runpy.run_path(path).get(name)
+        if callable(made) and not isinstance(made, nn.Module):
+            made = made()
+    except Exception as error:  # whatever the user's file does wrong
+        raise ValueError(f"network {spec} cannot be made: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"{name} in {path} is {made!r}; expected a torch module")
+    return Network(made)
+
+
+def device(name: str) -> torch.device:
+    """Return a device that works.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used: {reason}") from error
+    return torch.device(name)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads: results to the last bit depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def methods(names: Sequence[str], settings: Sequence[str], task: Task) -> Mapping[str, Method]:
+    """Build methods by name for the network and likelihood of a task.
+
+    Raises:
+        ValueError: if a name is unknown or occurs twice, or a setting is refused.
+    """
+    found = builds()
+    for name in names:
+        known(name, found, "method")
+    if len(set(names)) < len(names):
+        raise ValueError(f"methods are {', '.join(names)}; expected no two alike")
+    chosen = read_settings(settings, {name: found[name] for name in names})
+    likelihood = LIKELIHOODS[task.likelihood]
+    return {name: found[name](task.net, likelihood=likelihood, **chosen[name]) for name in names}
+
+
+def participation(text: str, clients: int) -> Draw:
+    """Read who reports: "everyone", a count "10", a share "0.1" or "bernoulli:0.1".
+
+    Raises:
+        ValueError: if it is none of these, or does not suit the number of clients.
+    """
+    kind, _, number = text.rpartition(":")
+    try:
+        value = 1.0 if text == "everyone" else float(number)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value) or kind not in ("", "bernoulli"):
+        raise ValueError(
+            f"participation is {text!r}; expected everyone, a count such as 10, a share such as "
+            "0.1, or bernoulli:0.1"
+        )
+    if text == "everyone":
+        return everyone
+    if kind:
+        draw = bernoulli(value)
+    else:
+        draw = fixed(int(number)) if number.isdecimal() else fraction(value)
+    draw(generator(0), clients)
+    return draw
