@@ -69,11 +69,33 @@ def binomial(trials: int | None = None) -> Likelihood:
     return likelihood
 
 
-LIKELIHOODS: dict[str, Likelihood] = {
+PLAIN: dict[str, Likelihood] = {
     "categorical": categorical,
-    "normal": normal(),
     "measured": measured,
     "bernoulli": bernoulli,
-    "binomial": binomial(),
     "poisson": poisson,
 }
+
+
+def named(spec: str) -> Likelihood:
+    """Return a likelihood by name, "normal:0.5" or "binomial:20" with its number.
+
+    Without a number the normal has standard deviation 1, and the binomial takes its trials from the
+    first column of x.
+
+    Raises:
+        ValueError: if there is no such likelihood, or the number does not suit it.
+    """
+    name, colon, number = spec.partition(":")
+    try:
+        if name == "normal":
+            return normal(float(number)) if colon else normal()
+        if name == "binomial":
+            return binomial(int(number)) if colon else binomial()
+    except ValueError as error:
+        raise ValueError(f"likelihood {spec!r} cannot be made: {error}") from error
+    if colon or name not in PLAIN:
+        raise ValueError(
+            f"likelihood is {spec!r}; expected normal:SD, binomial:N or one of {', '.join(PLAIN)}"
+        )
+    return PLAIN[name]

@@ -21,7 +21,7 @@ from pyrofl.cli_settings import Build, read_settings
 from pyrofl.data import Dataset, Federation
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import Draw, bernoulli, everyone, fixed, fraction
-from pyrofl.models.likelihoods import LIKELIHOODS
+from pyrofl.models.likelihoods import named
 from pyrofl.nets import Network
 from pyrofl.recipes import known
 from pyrofl.tensors import generator
@@ -185,7 +185,7 @@ def methods(names: Sequence[str], settings: Sequence[str], task: Task) -> Mappin
     if len(set(names)) < len(names):
         raise ValueError(f"methods are {', '.join(names)}; expected no two alike")
     chosen = read_settings(settings, {name: found[name] for name in names})
-    likelihood = LIKELIHOODS[task.likelihood]
+    likelihood = named(task.likelihood)
     return {name: found[name](task.net, likelihood=likelihood, **chosen[name]) for name in names}
 
 

@@ -33,6 +33,7 @@ POPULATIONS = {
     "held_out": "new clients",
     "pooled": "all test rows",
 }
+SHARES = {"smallest_": "smallest 10% of clients", "pooled_": POPULATIONS["pooled"]}
 ADAPTED = {"none": "", "adapt": ", adapted", "phases": ", trained once more"}
 
 
@@ -75,6 +76,18 @@ def series(name: str, row: Row) -> str:
     return name + ADAPTED.get(row["adapted"], f", {row['adapted']}")
 
 
+def axis_label(metric: str) -> str:
+    """Return a metric of a table in words, with its unit.
+
+    >>> axis_label("smallest_nll")
+    'negative log likelihood (nats per row), smallest 10% of clients'
+    """
+    for prefix, whose in SHARES.items():
+        if metric.startswith(prefix):
+            return f"{axis_label(metric.removeprefix(prefix))}, {whose}"
+    return METRICS.get(metric, metric)
+
+
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return a mean over seeds and its standard error; 0 for a single seed.
 
@@ -97,12 +110,38 @@ def band(axes: Axes, points: Mapping[int, Sequence[float]], name: str, style: Ro
         )
 
 
+def mark_rounds(axis: Axis) -> None:
+    """Label an axis of rounds at whole numbers only, however few they are."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_label_text("round")
+    axis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+
+
+def mark_sizes(axis: Axis, size: Any) -> None:
+    """Label an axis of clients' training rows, [J]; its scale is the logarithm if they vary much.
+
+    Clients without rows, which a logarithm cannot show, keep the scale linear.
+    """
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_label_text("training rows of the client")
+    if not size.max() > 20 * size.min() > 0:
+        return
+    axis.axes.set_xscale("log")
+    decades = np.log10(size.max() / size.min())
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
+
+
 def label_places(
     axis: Axis, names: Sequence[str], places: int, title: str, room: float = np.inf
 ) -> None:
     """Label places 0, 1... of an axis by name, or by number if they are many.
 
-    Names longer than their `room`, in inches, are turned upright.
+    A name that starts with the title loses it: "client 3" is 3 on an axis of clients. Names longer
+    than their `room`, in inches, are turned upright.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -110,17 +149,28 @@ def label_places(
     if len(names) != places or places > 20:
         axis.set_major_locator(MaxNLocator(nbins=10, integer=True))
         return
-    axis.set_ticks(range(places), list(names))
-    if 0.1 * max(map(len, names)) > room:
+    short = [name.removeprefix(f"{title} ") for name in names]
+    axis.set_ticks(range(places), short)
+    if 0.1 * max(map(len, short)) > room:
         axis.set_tick_params(labelrotation=90)
 
 
-def legend_above(figure: Figure, panels: Iterable[Axes]) -> None:
-    """Put one legend for all panels above them, in as many columns as fit."""
+def legend_above(
+    figure: Figure, panels: Iterable[Axes], order: Iterable[str] = (), note: str = ""
+) -> None:
+    """Put one legend for all panels above them, in as many columns as fit.
+
+    Args:
+        figure: gets the legend.
+        panels: hold what it explains, by label.
+        order: of labels; those it lacks follow as they are found.
+        note: a line in small print above the labels.
+    """
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
+    found = {name: found[name] for name in dict.fromkeys([*order, *found])}
     columns = int(figure.get_figwidth() / (0.7 + 0.085 * max(map(len, found))))
     figure.legend(
         found.values(),
@@ -128,4 +178,6 @@ def legend_above(figure: Figure, panels: Iterable[Axes]) -> None:
         loc="outside upper center",
         ncols=min(len(found), max(1, columns)),
         frameon=False,
+        title=note or None,
+        title_fontproperties={"size": 9},
     )

@@ -15,14 +15,16 @@ import numpy as np
 
 from pyrofl.drawing import (
     COLOURS,
-    METRICS,
     POPULATIONS,
     Row,
     about,
+    axis_label,
     band,
     canvas,
     label_places,
     legend_above,
+    mark_rounds,
+    mark_sizes,
     mean_and_error,
     series,
     styles,
@@ -32,6 +34,8 @@ from pyrofl.records import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+ENOUGH = 25  # rows of a bin, so that the standard error of a share is at most 0.5 / sqrt(25)
 
 
 def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = ()) -> Figure:
@@ -43,6 +47,7 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
         classes: names of the classes, likewise.
     """
     from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
 
     counts = np.asarray(counts)
     clients, kinds = counts.shape
@@ -52,6 +57,7 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
     bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, tall])
     bars.bar(range(clients), counts.sum(1), width=0.9, color="#777777")
     bars.set_ylabel("rows")
+    bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     bars.spines[["top", "right"]].set_visible(False)
     image = heat.pcolormesh(
         np.arange(clients + 1) - 0.5,
@@ -66,7 +72,8 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
     heat.invert_yaxis()
     label_places(heat.xaxis, names, clients, "client", room=wide / clients)
     label_places(heat.yaxis, classes, kinds, "class")
-    figure.colorbar(image, ax=heat, label="rows of a class", pad=0.01, aspect=tall / 0.15)
+    bar = figure.colorbar(image, ax=heat, label="rows of the class", pad=0.01, aspect=tall / 0.15)
+    bar.locator = MaxNLocator(nbins=6, integer=True)
     return figure
 
 
@@ -82,14 +89,15 @@ def curves(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
         ValueError: if no row is about the metric.
     """
     panels: dict[tuple[str, str], dict[str, dict[int, list[float]]]] = {}
-    for row in about(metric, rows):
+    found = about(metric, rows)
+    for row in found:
         lines = panels.setdefault((row["model"], row["population"]), {})
         points = lines.setdefault(series(row["method"], row), defaultdict(list))
         points[int(row["round"])].append(float(row["value"]))
-    style = styles(name for lines in panels.values() for name in lines)
+    style = styles(series(row["method"], row) for row in found)
     columns = min(3, len(panels))
     height = -(-len(panels) // columns)
-    figure = canvas(max(6, 4.2 * columns), 3.1 * height + 0.5)
+    figure = canvas(max(6, 3.6 * columns), 3.1 * height + 0.5)
     grid = figure.subplots(height, columns, squeeze=False, sharey=True)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
@@ -97,11 +105,13 @@ def curves(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
         axes.set_title(f"{model} model, {POPULATIONS.get(population, population)}", fontsize=10)
         for name, points in lines.items():
             band(axes, points, name, style[name])
-        axes.set_xlabel("round")
+        mark_rounds(axes.xaxis)
         axes.grid(alpha=0.3)
     for axes in grid[:, 0]:
-        axes.set_ylabel(METRICS.get(metric, metric))
-    legend_above(figure, grid.flat[: len(panels)])
+        axes.set_ylabel(axis_label(metric))
+    shown = list(grid.flat[: len(panels)])
+    note = "bands: one standard error over seeds" if any(a.collections for a in shown) else ""
+    legend_above(figure, shown, style, note)
     return figure
 
 
@@ -109,7 +119,8 @@ def comparison(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
     """Draw the final metric of every method: each seed, and the mean with its standard error.
 
     Args:
-        rows: of compare.csv. Every method gets a line, every model and adaptation a colour.
+        rows: of compare.csv. Every method gets a lane, in the order of the rows; every model and
+            adaptation a colour.
         metric: the one to draw.
 
     Raises:
@@ -117,50 +128,75 @@ def comparison(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
     """
     found: dict[str, dict[str, list[float]]] = {}
     for row in about(metric, rows):
-        values = found.setdefault(series(f"{row['model']} model", row), defaultdict(list))
-        values[row["method"]].append(float(row["value"]))
-    methods = list(dict.fromkeys(method for values in found.values() for method in values))
-    figure = canvas(6.4, 1.4 + 0.26 * len(methods) * max(2, len(found)))
+        values = found.setdefault(row["method"], defaultdict(list))
+        values[series(f"{row['model']} model", row)].append(float(row["value"]))
+    style = styles(name for values in found.values() for name in values)
+    seeds = max(len(value) for values in found.values() for value in values.values())
+    figure = canvas(6.4, 1.6 + 0.26 * len(found) * max(2, len(style)))
     axes = figure.subplots()
-    for i, (name, style) in enumerate(styles(found).items()):
-        heights = [methods.index(m) + 0.7 * ((i + 0.5) / len(found) - 0.5) for m in found[name]]
-        for height, seeds in zip(heights, found[name].values(), strict=True):
-            axes.plot(seeds, [height] * len(seeds), ".", color=style["color"], alpha=0.35)
-        mean, error = np.array([mean_and_error(seeds) for seeds in found[name].values()]).T
-        axes.errorbar(
-            mean, heights, xerr=error, capsize=3, label=name, **(style | {"linestyle": "none"})
-        )
-    axes.set_yticks(range(len(methods)), methods)
-    axes.set_ylim(len(methods) - 0.5, -0.5)
-    for edge in range(1, len(methods)):
+    step = 0.8 / len(style)
+    for lane, values in enumerate(found.values()):
+        for i, (name, value) in enumerate(values.items()):
+            height = lane + step * (i - (len(values) - 1) / 2)
+            mean, error = mean_and_error(value)
+            look = style[name] | {"linestyle": "none", "label": name}
+            axes.errorbar([mean], [height], xerr=[error] if error else None, capsize=3, **look)
+            if seeds > 1:
+                # Two seeds lie at the very ends of their bar, so they are drawn below it.
+                below = [height + 0.3 * step] * len(value)
+                axes.plot(value, below, ".", markersize=5, color=style[name]["color"], alpha=0.5)
+    axes.set_yticks(range(len(found)), list(found))
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    for edge in range(1, len(found)):
         axes.axhline(edge - 0.5, color="#dddddd", linewidth=0.8)
-    axes.set_xlabel(METRICS.get(metric, metric))
+    axes.set_xlabel(axis_label(metric))
     axes.grid(axis="x", alpha=0.3)
-    legend_above(figure, [axes])
+    note = f"mean and its standard error; dots: {seeds} seeds" if seeds > 1 else ""
+    legend_above(figure, [axes], style, note)
     return figure
 
 
 def reliability(bins: Mapping[str, Bins]) -> Figure:
     """Draw how often predictions are right against how sure they are, and how sure they are.
 
+    The area of a point grows with the rows of its bin. A line joins neighbouring bins of at least
+    `ENOUGH` rows: below that, the standard error of a share may exceed 0.1, and a line would show
+    noise as a trend.
+
     Args:
         bins: name -> `pyrofl.metrics.calibration_bins` of one axis, [bins].
     """
-    figure = canvas(4.8, 5.4)
+    figure = canvas(4.8, 5.8)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     upper.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="calibrated")
-    style = styles(bins)
-    for name, found in bins.items():
-        rows, sure, right = (np.asarray(value.cpu()) for value in found)
-        full = rows > 0
-        upper.plot(sure[full], right[full], label=name, clip_on=False, zorder=3, **style[name])
+    few = False
+    for name, style in styles(bins).items():
+        rows, sure, right = (np.asarray(value.cpu()) for value in bins[name])
+        enough = rows >= ENOUGH
+        few |= bool(((rows > 0) & ~enough).any())
+        colour, marker, line = style["color"], style["marker"], style["linestyle"]
+        upper.plot(sure, np.where(enough, right, np.nan), linestyle=line, color=colour)
+        upper.scatter(
+            sure,
+            right,
+            s=12 + 90 * rows / max(1, rows.max()),
+            marker=marker,
+            facecolors=[colour if many else "white" for many in enough],
+            edgecolors=colour,
+            alpha=0.85,
+            clip_on=False,
+            zorder=3,
+        )
+        upper.plot([], [], label=name, **style)
         edges = np.linspace(0, 1, len(rows) + 1)
-        line = {n: style[name][n] for n in ("color", "linestyle")}
-        lower.stairs(rows / rows.sum(), edges, linewidth=1.5, **line)
-    upper.set(ylabel="share that is right", xlim=(0, 1), ylim=(0, 1.02))
-    lower.set(xlabel="confidence of the prediction", ylabel="share of rows", ylim=(0, None))
+        share = 100 * rows / max(1, rows.sum())
+        lower.stairs(share, edges, linewidth=1.5, color=colour, linestyle=line)
+    upper.set(ylabel="rows of a bin that are right (share)", xlim=(0, 1), ylim=(0, 1))
+    lower.set(xlabel="confidence (probability of the predicted class)", ylabel="rows (%)")
+    lower.set_ylim(0, None)
     upper.grid(alpha=0.3)
-    upper.legend(frameon=False, loc="upper left")
+    note = f"area: rows of the bin; hollow: fewer than {ENOUGH}" if few else "area: rows of the bin"
+    legend_above(figure, [upper], note=note)
     return figure
 
 
@@ -176,12 +212,13 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     share = 100 * tau / tau.sum()
     figure = canvas(11, 3.6)
     weights, distances, sizes = figure.subplots(1, 3)
-    weights.hist(share, bins=20, color=COLOURS[0], edgecolor="white")
-    weights.set(xlabel="weight at the server, tau_j / sum tau (%)", ylabel="clients")
-    distances.hist(deviation, bins=20, color=COLOURS[2], edgecolor="white")
-    distances.set(xlabel="mean squared deviation, ||mu_j - w||² / d", ylabel="clients")
+    weights.hist(share, bins="rice", color=COLOURS[0], edgecolor="white")
+    weights.set(xlabel=r"weight at the server, $\tau_j / \sum_i \tau_i$ (%)", ylabel="clients")
+    distances.hist(deviation, bins="rice", color=COLOURS[2], edgecolor="white")
+    distances.set(xlabel=r"mean squared deviation, $\|\mu_j - w\|^2 / d$", ylabel="clients")
     sizes.scatter(size, share, s=18, color=COLOURS[0], alpha=0.7)
-    sizes.set(xlabel="training rows of the client", ylabel="weight at the server (%)")
+    sizes.set_ylabel("weight at the server (%)")
+    mark_sizes(sizes.xaxis, size)
     for axes in (weights, distances):
         axes.yaxis.get_major_locator().set_params(integer=True)
     equal: dict[str, Any] = {"color": COLOURS[1], "linestyle": "--", "label": "equal weights"}
@@ -200,10 +237,8 @@ def clients(size: Any, value: Any, metric: str) -> Figure:
     axes.axhline(
         float(np.nanmean(value)), color=COLOURS[1], linestyle="--", label="mean of clients"
     )
-    if size.max() > 20 * size.min() > 0:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="training rows of the client", ylabel=METRICS.get(metric, metric))
+    mark_sizes(axes.xaxis, size)
+    axes.set_ylabel(axis_label(metric))
     axes.grid(alpha=0.3)
     legend_above(figure, [axes])
     return figure

@@ -17,10 +17,10 @@ from pyrofl.recipes import known
 
 LIKELIHOODS: dict[str, str] = {
     "categorical": "classes",
-    "normal": "a number with unknown noise",
+    "normal": "a number with noise of standard deviation 1, or normal:SD",
     "measured": "a number whose standard error is the first feature",
     "bernoulli": "0 or 1",
-    "binomial": "successes out of the first feature's trials",
+    "binomial": "successes out of the first feature's trials, or of N: binomial:N",
     "poisson": "a count",
 }
 
@@ -60,7 +60,7 @@ def load_csv(
     for column in [target, *([group] if group else []), *(features or [])]:
         known(column, columns, f"column in {path}:")
     if likelihood is not None:
-        known(likelihood, LIKELIHOODS, "likelihood")
+        known(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
     if features is None:
         others = [c for c in columns if c not in (target, group)]
         features = [c for c in others if _numbers(columns[c]) is not None]

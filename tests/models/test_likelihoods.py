@@ -47,7 +47,7 @@ def sigmoid(value: float) -> float:
 def test_the_density_of_a_row_is_the_textbooks(likelihood, y, density):
     outputs = torch.tensor(OUTPUTS, dtype=torch.float64)[None, :, None]
     x = torch.tensor(FIRST, dtype=torch.float64)[None, :, None].expand(1, 2, 3)
-    found = likelihoods.LIKELIHOODS[likelihood](outputs, x)
+    found = likelihoods.named(likelihood)(outputs, x)
     assert found.batch_shape == (1, 2)
     expected = [density(f, first, row) for f, first, row in zip(OUTPUTS, FIRST, y, strict=True)]
     torch.testing.assert_close(
@@ -81,18 +81,18 @@ def test_the_noise_and_the_trials_can_be_fixed():
     )
 
 
-@pytest.mark.parametrize("name", sorted(likelihoods.LIKELIHOODS))
+@pytest.mark.parametrize("name", sorted([*likelihoods.PLAIN, "normal", "binomial"]))
 def test_draws_of_the_network_come_in_front(name):
     outputs = torch.zeros(7, 2, 5, 3 if name == "categorical" else 1)
     x = torch.ones(2, 5, 4)
-    assert likelihoods.LIKELIHOODS[name](outputs, x).batch_shape == (7, 2, 5)
+    assert likelihoods.named(name)(outputs, x).batch_shape == (7, 2, 5)
 
 
 def responses(name: str, mean: torch.Tensor, trials: torch.Tensor) -> torch.Tensor:
     """Draw a response for every row from its family, at outputs `mean`."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(1)
-        family = likelihoods.LIKELIHOODS[name]
+        family = likelihoods.named(name)
         return family(mean[:, None], trials[:, None]).sample()
 
 
@@ -106,7 +106,7 @@ def test_the_loss_falls(name, method):
     data = Federation(x, responses(name, mean, x[:, 0]), rows, rows)
     net = build("mlp:4", (3,), 1)
     rates = {"lr": 0.01} if method is fedavg else {"lr_head": 0.005, "lr_base": 0.02}
-    run = method.build(net, likelihood=likelihoods.LIKELIHOODS[name], **rates)
+    run = method.build(net, likelihood=likelihoods.named(name), **rates)
     states = list(federate(run, data, 8))
     assert not states[-1].rejected
     share = torch.tensor([10, 30, 20], dtype=torch.float64) / 60
@@ -124,3 +124,17 @@ def test_the_loss_falls(name, method):
 def test_numbers_out_of_range_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_likelihood_is_named_with_its_number():
+    outputs = torch.zeros(2, 5, 1)
+    assert float(likelihoods.named("normal:0.5")(outputs, outputs).scale[0, 0]) == 0.5
+    assert float(likelihoods.named("binomial:20")(outputs, outputs).total_count[0, 0]) == 20
+    for spec, message in (
+        ("normal:-1", "scale of the normal likelihood is -1.0"),
+        ("binomial:few", "likelihood 'binomial:few' cannot be made"),
+        ("poisson:3", "likelihood is 'poisson:3'; expected normal:SD"),
+        ("gamma", "likelihood is 'gamma'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            likelihoods.named(spec)

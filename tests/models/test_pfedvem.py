@@ -485,7 +485,7 @@ def test_features_of_the_frozen_base_change_nothing(likelihood):
         last(
             pfedvem.build(
                 net,
-                likelihood=likelihoods.LIKELIHOODS[likelihood],
+                likelihood=likelihoods.named(likelihood),
                 batch=2,
                 lr_head=0.01,
                 lr_base=0.01,

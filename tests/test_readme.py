@@ -1,0 +1,29 @@
+"""The README's code runs as printed, with fewer rounds, and its commands are two."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+TEXT = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_the_code_runs():
+    code = "\n".join(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL))
+    code = re.sub(r"rounds=\d+", "rounds=1", code).replace("draws=500", "draws=5")
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert {"client", "draw", "head_out"} <= set(names["posterior"]["posterior"].dims)  # type: ignore[index]
+    assert names["state"].number == 1  # type: ignore[attr-defined]
+
+
+def test_there_are_two_commands():
+    commands = [
+        line
+        for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+        for line in block.split("\n")
+        if line
+    ]
+    assert len(commands) == 2
+    assert "pyrofl compare" in commands[0]
+    assert commands[1].endswith("pytest")
