@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
 Row = Mapping[str, Any]  # a line of metrics.csv or compare.csv, by column
 
@@ -99,23 +100,51 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def band(axes: Axes, points: Mapping[int, Sequence[float]], name: str, style: Row) -> None:
-    """Draw means over seeds against rounds, and one standard error around them."""
+    """Draw means over seeds against rounds, and one standard error around them.
+
+    A single round, too narrow for a band, gets a bar.
+    """
     rounds = sorted(points)
     mean, error = np.array([mean_and_error(points[r]) for r in rounds]).T
     every = max(1, len(rounds) // 10)
     axes.plot(rounds, mean, label=name, markersize=4, markevery=every, **style)
-    if error.any():
+    if len(rounds) == 1 and error.any():
+        axes.errorbar(rounds, mean, error, fmt="none", color=style["color"], capsize=3)
+    elif error.any():
         axes.fill_between(
             rounds, mean - error, mean + error, color=style["color"], alpha=0.2, linewidth=0
         )
 
 
-def mark_rounds(axis: Axis) -> None:
-    """Label an axis of rounds at whole numbers only, however few they are."""
+def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Row) -> None:
+    """Draw points, [N], whose area grows with their rows; a line joins all but the hollow ones."""
+    colour, marker = style["color"], style["marker"]
+    axes.plot(x, np.where(joined, y, np.nan), linestyle=style["linestyle"], color=colour)
+    axes.scatter(
+        x,
+        y,
+        s=12 + 90 * rows / max(1, rows.max()),
+        marker=marker,
+        facecolors=[colour if full else "white" for full in joined],
+        edgecolors=colour,
+        alpha=0.85,
+        clip_on=False,
+        zorder=3,
+    )
+    axes.plot([], [], label=name, **style)
+
+
+def whole_numbers(most: int) -> MaxNLocator:
+    """Place at most so many steps between ticks, at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
+    return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+
+
+def mark_rounds(axis: Axis) -> None:
+    """Label an axis of rounds at whole numbers only, however few they are."""
     axis.set_label_text("round")
-    axis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+    axis.set_major_locator(whole_numbers(8))
 
 
 def mark_sizes(axis: Axis, size: Any) -> None:
@@ -143,11 +172,9 @@ def label_places(
     A name that starts with the title loses it: "client 3" is 3 on an axis of clients. Names longer
     than their `room`, in inches, are turned upright.
     """
-    from matplotlib.ticker import MaxNLocator
-
     axis.set_label_text(title)
     if len(names) != places or places > 20:
-        axis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+        axis.set_major_locator(whole_numbers(10))
         return
     short = [name.removeprefix(f"{title} ") for name in names]
     axis.set_ticks(range(places), short)

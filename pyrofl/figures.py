@@ -20,6 +20,7 @@ from pyrofl.drawing import (
     about,
     axis_label,
     band,
+    bubbles,
     canvas,
     label_places,
     legend_above,
@@ -28,6 +29,7 @@ from pyrofl.drawing import (
     mean_and_error,
     series,
     styles,
+    whole_numbers,
 )
 from pyrofl.metrics import Bins
 from pyrofl.records import replacing
@@ -35,7 +37,9 @@ from pyrofl.records import replacing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENOUGH = 25  # rows of a bin, so that the standard error of a share is at most 0.5 / sqrt(25)
+# A share of 25 rows has a standard error of at most 0.5 / sqrt(25). Clients may test the same rows,
+# and then a bin of hundreds can be a handful of different ones: it must hold 2% of all as well.
+FEWEST, SMALLEST = 25, 0.02
 
 
 def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = ()) -> Figure:
@@ -47,7 +51,6 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
         classes: names of the classes, likewise.
     """
     from matplotlib.colors import PowerNorm
-    from matplotlib.ticker import MaxNLocator
 
     counts = np.asarray(counts)
     clients, kinds = counts.shape
@@ -57,7 +60,7 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
     bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, tall])
     bars.bar(range(clients), counts.sum(1), width=0.9, color="#777777")
     bars.set_ylabel("rows")
-    bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    bars.yaxis.set_major_locator(whole_numbers(4))
     bars.spines[["top", "right"]].set_visible(False)
     image = heat.pcolormesh(
         np.arange(clients + 1) - 0.5,
@@ -73,7 +76,7 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
     label_places(heat.xaxis, names, clients, "client", room=wide / clients)
     label_places(heat.yaxis, classes, kinds, "class")
     bar = figure.colorbar(image, ax=heat, label="rows of the class", pad=0.01, aspect=tall / 0.15)
-    bar.locator = MaxNLocator(nbins=6, integer=True)
+    bar.locator = whole_numbers(6)
     return figure
 
 
@@ -110,7 +113,7 @@ def curves(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
     for axes in grid[:, 0]:
         axes.set_ylabel(axis_label(metric))
     shown = list(grid.flat[: len(panels)])
-    note = "bands: one standard error over seeds" if any(a.collections for a in shown) else ""
+    note = "mean ± one standard error over seeds" if any(a.collections for a in shown) else ""
     legend_above(figure, shown, style, note)
     return figure
 
@@ -151,7 +154,7 @@ def comparison(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
         axes.axhline(edge - 0.5, color="#dddddd", linewidth=0.8)
     axes.set_xlabel(axis_label(metric))
     axes.grid(axis="x", alpha=0.3)
-    note = f"mean and its standard error; dots: {seeds} seeds" if seeds > 1 else ""
+    note = f"mean ± one standard error; dots: {seeds} seeds" if seeds > 1 else ""
     legend_above(figure, [axes], style, note)
     return figure
 
@@ -159,44 +162,30 @@ def comparison(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
 def reliability(bins: Mapping[str, Bins]) -> Figure:
     """Draw how often predictions are right against how sure they are, and how sure they are.
 
-    The area of a point grows with the rows of its bin. A line joins neighbouring bins of at least
-    `ENOUGH` rows: below that, the standard error of a share may exceed 0.1, and a line would show
-    noise as a trend.
+    The area of a point grows with the rows of its bin. A line joins neighbouring bins that hold
+    enough rows; the others are hollow: there a line would show noise as a trend.
 
     Args:
         bins: name -> `pyrofl.metrics.calibration_bins` of one axis, [bins].
     """
-    figure = canvas(4.8, 5.8)
+    figure = canvas(5.7, 5.8)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     upper.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="calibrated")
-    few = False
+    notes = ["area: rows of the bin"]
     for name, style in styles(bins).items():
         rows, sure, right = (np.asarray(value.cpu()) for value in bins[name])
-        enough = rows >= ENOUGH
-        few |= bool(((rows > 0) & ~enough).any())
-        colour, marker, line = style["color"], style["marker"], style["linestyle"]
-        upper.plot(sure, np.where(enough, right, np.nan), linestyle=line, color=colour)
-        upper.scatter(
-            sure,
-            right,
-            s=12 + 90 * rows / max(1, rows.max()),
-            marker=marker,
-            facecolors=[colour if many else "white" for many in enough],
-            edgecolors=colour,
-            alpha=0.85,
-            clip_on=False,
-            zorder=3,
-        )
-        upper.plot([], [], label=name, **style)
+        enough = rows >= max(FEWEST, SMALLEST * rows.sum())
+        if (rows[~enough] > 0).any():
+            notes[1:] = [f"hollow: under {FEWEST} rows or {SMALLEST:.0%} of them"]
+        bubbles(upper, sure, right, rows, enough, name, style)
+        line = {key: style[key] for key in ("color", "linestyle")}
         edges = np.linspace(0, 1, len(rows) + 1)
-        share = 100 * rows / max(1, rows.sum())
-        lower.stairs(share, edges, linewidth=1.5, color=colour, linestyle=line)
-    upper.set(ylabel="rows of a bin that are right (share)", xlim=(0, 1), ylim=(0, 1))
+        lower.stairs(100 * rows / max(1, rows.sum()), edges, linewidth=1.5, **line)
+    upper.set(ylabel="rows of the bin that are right (share)", xlim=(0, 1), ylim=(-0.03, 1.03))
     lower.set(xlabel="confidence (probability of the predicted class)", ylabel="rows (%)")
     lower.set_ylim(0, None)
     upper.grid(alpha=0.3)
-    note = f"area: rows of the bin; hollow: fewer than {ENOUGH}" if few else "area: rows of the bin"
-    legend_above(figure, [upper], note=note)
+    legend_above(figure, [upper], note="; ".join(notes))
     return figure
 
 
@@ -213,14 +202,14 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     figure = canvas(11, 3.6)
     weights, distances, sizes = figure.subplots(1, 3)
     weights.hist(share, bins="rice", color=COLOURS[0], edgecolor="white")
-    weights.set(xlabel=r"weight at the server, $\tau_j / \sum_i \tau_i$ (%)", ylabel="clients")
+    weights.set(xlabel=r"weight at the server, $\tau_j \,/\, \Sigma\tau$ (%)", ylabel="clients")
     distances.hist(deviation, bins="rice", color=COLOURS[2], edgecolor="white")
-    distances.set(xlabel=r"mean squared deviation, $\|\mu_j - w\|^2 / d$", ylabel="clients")
+    distances.set(xlabel=r"mean squared deviation, $\|\mu_j - w\|^2 \,/\, d$", ylabel="clients")
     sizes.scatter(size, share, s=18, color=COLOURS[0], alpha=0.7)
     sizes.set_ylabel("weight at the server (%)")
     mark_sizes(sizes.xaxis, size)
     for axes in (weights, distances):
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.set_major_locator(whole_numbers(6))
     equal: dict[str, Any] = {"color": COLOURS[1], "linestyle": "--", "label": "equal weights"}
     weights.axvline(100 / len(tau), **equal)
     sizes.axhline(100 / len(tau), **equal)
