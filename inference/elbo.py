@@ -145,9 +145,10 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
     first value is what a score function needs: the costs that it multiplies are scaled already.
     """
     fn, value = site["fn"], site["value"]
-    if analytic and partner is not None and fn.has_rsample and not is_point(fn):
+    closed = analytic and partner is not None and fn.has_rsample and not is_point(fn)
+    if closed and alike(site, partner):
         with suppress(NotImplementedError):
-            exact = kl_divergence(fn, partner["fn"])
+            exact = kl_divergence(fn, partner["fn"])  # type: ignore[index]
             return exact, scale_and_mask(exact, site["scale"], site["mask"])
     log_q = fn.log_density if isinstance(fn, dist.Delta) else fn.log_prob(value)
     paid = log_q if fn.has_rsample else log_q.detach()
@@ -156,6 +157,13 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
         log_p = partner["fn"].log_prob(value)
         ratio = ratio - scale_and_mask(log_p, partner["scale"], partner["mask"])
     return scale_and_mask(log_q, mask=site["mask"]), ratio
+
+
+def alike(site: Any, partner: Any) -> bool:
+    """Say whether both programs scale and mask a site in the same way, as a KL needs."""
+    pairs = [(site[key], partner[key]) for key in ("scale", "mask")]
+    known = [a is b or not (torch.is_tensor(a) or torch.is_tensor(b)) for a, b in pairs]
+    return all(known) and all(a is b or a == b for a, b in pairs)
 
 
 def is_point(fn: Any) -> bool:

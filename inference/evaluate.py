@@ -14,7 +14,7 @@ from pyrofl.inference.local import Stream, train
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.noise import ClientNoise
 from pyrofl.inference.predict import blocks, predict, score
-from pyrofl.inference.rounds import Round, chunks, meet
+from pyrofl.inference.state import Round, chunks, meet
 from pyrofl.metrics import pool
 from pyrofl.tensors import Tensors, generator, join_up
 
@@ -29,8 +29,7 @@ class Scores:
         population: "training" or "held_out" clients, or "pooled": one client with all test rows.
         part: "test" or "train" rows.
         draws: of the guide, whose predictions were averaged; None is the guide's mean.
-        ids: [C], the clients that have such rows; those without are left out.
-        rows: [C], how many rows.
+        ids, rows: [C], the clients that have such rows, and how many; others are left out.
         values: metric -> [C], means over a client's rows.
     """
 
@@ -48,10 +47,10 @@ class Scores:
         return float(pool(self.values[metric], self.rows, weighting))
 
     def smallest(self, share: float, sizes: Tensor) -> Scores:
-        """Return the scores of the clients with the fewest training rows.
+        """Return the scores of the share of clients, at least one, with the fewest training rows.
 
         Args:
-            share: of the clients, in (0, 1]; at least one is kept.
+            share: in (0, 1].
             sizes: training rows of all clients of the federation, by id.
         """
         order = sizes[self.ids].argsort(stable=True)
@@ -65,7 +64,7 @@ def evaluate(
     data: Federation,
     state: Round,
     *,
-    model: str = "personal",
+    model: str | None = None,
     adapted: str = "none",
     population: str = "training",
     part: str = "test",
@@ -79,7 +78,7 @@ def evaluate(
         method: as trained.
         data: the federation.
         state: the round to test; it is not changed.
-        model: one of the method's views.
+        model: one of the method's views; default its main one.
         adapted: "none", "adapt" or "phases": what is run first, on the client's training rows.
         population: "training", "held_out" (they join and no more), or "pooled".
         part: "test" or "train".
@@ -90,6 +89,9 @@ def evaluate(
     Raises:
         ValueError: if an argument is not one of the above, or no client has such rows.
     """
+    view = model or method.main_view
+    if draws is not None and draws < 1:
+        raise ValueError(f"draws is {draws}; expected at least 1, or None for the guide's mean")
     if part not in ("train", "test") or (
         population == "pooled" and (part, adapted) != ("test", "none")
     ):
@@ -108,7 +110,7 @@ def evaluate(
         for some in chunks(method, data, state, ids, chunk, seed):
             who = data.who(some)
             received, local = prepared(
-                method, data, state, who, model=model, adapted=adapted, seed=seed
+                method, data, state, who, model=view, adapted=adapted, seed=seed
             )
             noise = [generator(seed, Stream.TEST, state.number, i) for i in some.tolist()]
             found = [
@@ -119,7 +121,7 @@ def evaluate(
             order.append(some)
     back = torch.cat(order).argsort()
     return Scores(
-        model,
+        view,
         adapted,
         population,
         part,
@@ -158,7 +160,7 @@ def prepared(
     state: Round,
     who: Who,
     *,
-    model: str = "personal",
+    model: str | None = None,
     adapted: str = "none",
     seed: int = 0,
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
@@ -167,8 +169,9 @@ def prepared(
     Raises:
         ValueError: if the method has no such view, or `adapted` is unknown.
     """
-    if model not in method.views:
-        raise ValueError(f"no {model!r} model; this method has {', '.join(method.views)}")
+    view = model or method.main_view
+    if view not in method.views:
+        raise ValueError(f"no {view!r} model; this method has {', '.join(method.views)}")
     known: dict[str, tuple[Phase, ...]] = {
         "none": (),
         "adapt": method.adapt,
@@ -176,6 +179,8 @@ def prepared(
     }
     if adapted not in known:
         raise ValueError(f"adapted is {adapted!r}; expected one of {', '.join(known)}")
+    if adapted == "adapt" and not method.adapt:
+        raise ValueError("adapted is 'adapt'; this method runs nothing before its test")
     received, private = meet(method, data, state, who, seed)
     local = private | received
     if known[adapted]:
@@ -190,7 +195,7 @@ def prepared(
                 number=state.number,
                 phases=known[adapted],
             )
-    return received, method.views[model](received, local)
+    return received, method.views[view](received, local)
 
 
 def posterior(
@@ -199,7 +204,7 @@ def posterior(
     state: Round,
     draws: int,
     *,
-    model: str = "personal",
+    model: str | None = None,
     adapted: str = "none",
     ids: Tensor | None = None,
     seed: int = 0,
@@ -224,8 +229,7 @@ def posterior(
     if draws < 1:
         raise ValueError(f"draws is {draws}; expected at least 1")
     ids = torch.arange(data.clients) if ids is None else ids
-    parts: list[Tensors] = []
-    order: list[Tensor] = []
+    found: list[tuple[Tensor, Tensors]] = []
     for some in chunks(method, data, state, ids, chunk, seed):
         who = data.who(some)
         received, local = prepared(
@@ -239,8 +243,7 @@ def posterior(
             q, _ = traces(method.model, method.guide, received, local, batch, draws)
         sites = {n: s["value"] for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
         # From [S, C, 1, *p] to [C, S, *p]: clients first, to join chunks.
-        parts.append({n: v.squeeze(2).transpose(0, 1) for n, v in sites.items()})
-        order.append(some)
-    back = torch.searchsorted(torch.cat(order).sort().values, ids)
-    by_id = torch.cat(order).argsort()
-    return {n: v[by_id][back].transpose(0, 1) for n, v in join_up(parts).items()}
+        found.append((some, {n: v.squeeze(2).transpose(0, 1) for n, v in sites.items()}))
+    known, by_id = torch.cat([some for some, _ in found]).sort()
+    back = by_id[torch.searchsorted(known, ids)]
+    return {n: v[back].transpose(0, 1) for n, v in join_up(part for _, part in found).items()}

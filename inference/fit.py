@@ -13,10 +13,11 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.export import inference_data
 from pyrofl.inference.evaluate import Scores, evaluate, posterior, prepared
-from pyrofl.inference.method import Method
+from pyrofl.inference.method import Method, no_statistics
 from pyrofl.inference.participation import Draw, everyone
-from pyrofl.inference.rounds import Round, federate, first
-from pyrofl.tensors import Tensors
+from pyrofl.inference.rounds import federate, first
+from pyrofl.inference.state import Round, chunks
+from pyrofl.tensors import Tensors, cut, join_up
 
 
 class Row(TypedDict):
@@ -70,7 +71,7 @@ class Run:
         Every view on training and held-out clients, the personal one also after the method's
         adaptation, the global one also on all test rows; on training rows if there are no others.
         """
-        data, tested = self.data, any(len(rows) for rows in self.data.test)
+        data, tested = self.data, any(len(rows) for rows in self.data.test[: self.data.clients])
         part = "test" if tested else "train"
         populations = ["training"]
         if any(len(r) for r in (data.test if tested else data.train)[data.clients :]):
@@ -108,14 +109,18 @@ class Run:
 
     def statistics(self) -> Tensors:
         """Return what the paper reports about clients besides scores: name -> [J]."""
-        ids = torch.arange(self.data.clients)
-        who = self.data.who(ids)
-        view = next(iter(self.method.views))
-        received, local = prepared(
-            self.method, self.data, self.state, who, model=view, seed=self.seed
-        )
-        assert not isinstance(local, list)
-        return self.method.statistics(received, local, self.data.batch(ids))
+        if self.method.statistics is no_statistics:
+            return {}
+        everybody = torch.arange(self.data.clients)
+        parts = list(chunks(self.method, self.data, self.state, everybody, None, self.seed))
+        found = []
+        for ids in parts:
+            received, local = prepared(
+                self.method, self.data, self.state, self.data.who(ids), seed=self.seed
+            )
+            assert not isinstance(local, list)
+            found.append(self.method.statistics(received, local, self.data.batch(ids)))
+        return cut(join_up(found), torch.cat(parts).argsort())
 
     def to_arviz(
         self, draws: int = 100, dims: Mapping[str, tuple[str, ...]] | None = None, **what: Any
@@ -132,7 +137,8 @@ class Run:
             n: ("chain", "draw", "client", *(dims or {}).get(n, default_dims(n, v)))
             for n, v in sites.items()
         }
-        coords = {"client": list(self.data.names[: self.data.clients])}
+        ids = what.get("ids", torch.arange(self.data.clients))
+        coords = {"client": [self.data.names[i] for i in ids.tolist()]}
         return inference_data({"posterior": {n: v[None] for n, v in sites.items()}}, names, coords)
 
 

@@ -189,7 +189,9 @@ class _PhaseRun:
                 whole.shape, strides, dtype=whole.dtype, device=whole.device
             ).copy_(whole)
             self.now[name] = self.local[name][: len(p)]
-            p.data = self.now[name]
+            for params in self.params:  # of every step that moves it
+                if name in params:
+                    params[name].data = self.now[name]
 
     def _write(self, name: str, value: Tensor) -> None:
         """Set a local tensor of the active clients, in a copy that belongs to this phase."""

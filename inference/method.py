@@ -141,3 +141,8 @@ class Method:
     views: Mapping[str, View] = field(default_factory=lambda: {"personal": as_trained})
     statistics: Move = no_statistics
     all_train: bool = False
+
+    @property
+    def main_view(self) -> str:
+        """The model that the method is about: the personal one, or else its first."""
+        return "personal" if "personal" in self.views else next(iter(self.views))

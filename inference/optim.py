@@ -34,7 +34,13 @@ def sgd(lr: float, momentum: float = 0.0, clip: float | None = None, **options: 
 
 
 def adam(lr: float, **options: Any) -> Make:
-    """Make Adam; `options` are further arguments of `torch.optim.Adam`."""
+    """Make Adam; `options` are further arguments of `torch.optim.Adam`.
+
+    Raises:
+        ValueError: if lr is negative.
+    """
+    if lr < 0:
+        raise ValueError(f"lr is {lr}; expected lr >= 0")
     return lambda params: torch.optim.Adam(params, lr=lr, **options)
 
 

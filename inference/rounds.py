@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,39 +12,8 @@ from pyrofl.data import Federation, Who
 from pyrofl.inference.local import Stream, train
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import Draw, drawn, everyone
+from pyrofl.inference.state import Round, chunks, meet, to_data
 from pyrofl.tensors import Tensors, cut, finite, generator, join_up, size_in_bytes
-
-CHUNK_BYTES = 18_000_000  # stacked state of clients trained side by side: measured, 2 cores
-
-
-@dataclass(frozen=True)
-class Round:
-    """The state after a round; passed back to `federate`, the run goes on from it bitwise.
-
-    Attributes:
-        number: rounds done.
-        server: what the server knows.
-        private: what clients keep, [J, ...]; rows of clients never seen are zero.
-        seen: [J] bool, the clients that have trained at least once.
-        who: those that reported, sorted; their messages are `message`, [M, ...].
-        trained: ids of those that trained, sorted.
-        rejected: "client: what was wrong" of those whose state was not finite.
-        loss: mean loss of every gradient step by its names, [trained].
-        down: bytes sent to each client that trained.
-        up: bytes sent by each client that reported.
-    """
-
-    number: int
-    server: Tensors
-    private: Tensors
-    seen: Tensor
-    who: Who = field(default_factory=lambda: Who(torch.zeros(0, dtype=torch.long), torch.zeros(0)))
-    message: Tensors = field(default_factory=dict)
-    trained: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    rejected: tuple[str, ...] = ()
-    loss: Tensors = field(default_factory=dict)
-    down: int = 0
-    up: int = 0
 
 
 def federate(
@@ -82,7 +50,33 @@ def federate(
             f"rounds is {rounds}, seed {seed}, chunk {chunk}; expected >= 0, >= 0 and >= 1"
         )
     at = method if not isinstance(method, Method) else lambda _: method
-    state = start or first(at(0), data, seed, server)
+    if start is not None and (server is not None or len(start.seen) != data.clients):
+        raise ValueError(
+            f"start is a round of {len(start.seen)} clients; expected {data.clients}, and no "
+            "server state besides"
+        )
+    return _rounds(
+        at,
+        data,
+        rounds,
+        start or first(at(0), data, seed, server),
+        seed,
+        participation,
+        trains,
+        chunk,
+    )
+
+
+def _rounds(
+    at: Callable[[int], Method],
+    data: Federation,
+    rounds: int,
+    state: Round,
+    seed: int,
+    participation: Draw,
+    trains: Draw | None,
+    chunk: int | None,
+) -> Iterator[Round]:
     for number in range(state.number, rounds):
         now = at(number)
         generator_ = generator(seed, Stream.WHO, number)
@@ -100,33 +94,6 @@ def first(method: Method, data: Federation, seed: int, server: Tensors | None = 
     if server is None:
         server = method.init(generator(seed, Stream.START), data.clients)
     return Round(0, to_data(server, data), {}, torch.zeros(data.clients, dtype=torch.bool))
-
-
-def to_data(tensors: Tensors, data: Federation) -> Tensors:
-    """Move tensors to the device and, if they are real numbers, the type of the data."""
-    device = data.x.device
-    return {
-        n: v.detach().to(device, data.dtype if v.is_floating_point() else None)
-        for n, v in tensors.items()
-    }
-
-
-def meet(
-    method: Method, data: Federation, state: Round, who: Who, seed: int
-) -> tuple[Tensors, Tensors]:
-    """Return what some clients receive now and their private state, that of newcomers new."""
-    received = method.download(state.server, who)
-    fresh = to_data(method.join(received, who, generator(seed, Stream.START)), data)
-    known = torch.zeros(len(who.ids), dtype=torch.bool)
-    inside = who.ids.cpu() < data.clients
-    known[inside] = state.seen[who.ids.cpu()[inside]]
-    private = {}
-    for name, value in fresh.items():
-        private[name] = value
-        if name in state.private and bool(known.any()):
-            private[name] = value.clone(memory_format=torch.contiguous_format)
-            private[name][known] = state.private[name][who.ids.cpu()[known]]
-    return received, private
 
 
 def advance(
@@ -226,21 +193,3 @@ def _train_chunk(
 def _reason(name: str, tensors: Tensors, client: int) -> str:
     bad = [n for n, v in tensors.items() if not bool(v[client].isfinite().all())]
     return f"{name}: {', '.join(bad)} not finite"
-
-
-def chunks(
-    method: Method,
-    data: Federation,
-    state: Round,
-    ids: Tensor,
-    chunk: int | None,
-    seed: int,
-) -> Iterator[Tensor]:
-    """Split clients into groups that are trained side by side, the largest clients first."""
-    if chunk is None:
-        one = data.who(ids[:1])
-        received, private = meet(method, data, state, one, seed)
-        weight = size_in_bytes(private | received)
-        chunk = max(1, math.floor(CHUNK_BYTES / max(weight, 1)))
-    order = data.sizes[ids].argsort(descending=True, stable=True)
-    yield from ids[order].split(min(chunk, len(ids)))

@@ -123,9 +123,10 @@ def build(
         )
     if confidence not in get_args(Confidence):
         raise ValueError(f"confidence is {confidence!r}; expected one of {get_args(Confidence)}")
-    shapes = net.matching(head or net.head)
+    head = net.head if head is None else head
+    shapes = net.matching(head)
     rest = [n for n in net.shapes if n not in shapes]
-    parts = net.split(head or net.head)
+    parts = net.split(head)
     d = sum(shape.numel() for shape in shapes.values())
     strongest = 1 / lr_head if lr_head else CEILING
     q = guide(shapes, scale=scale, loc="mu", spread="pi")

@@ -14,8 +14,9 @@ from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.participation import bernoulli, everyone, fixed, fraction
 from pyrofl.inference.predict import predict
-from pyrofl.inference.rounds import Round, federate
+from pyrofl.inference.rounds import federate
 from pyrofl.inference.server import average, weighted_mean
+from pyrofl.inference.state import Round
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 

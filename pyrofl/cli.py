@@ -100,7 +100,7 @@ def _add_fit(to: ArgumentParser, out: str) -> None:
         "--participation",
         default="everyone",
         metavar="F",
-        help="who reports: everyone, a share 0.1, a count 10, or bernoulli:0.1 (%(default)s)",
+        help="who reports: everyone, a share 0.1, a count 10 (1 is one client), or bernoulli:0.1",
     )
     add(
         "--set",

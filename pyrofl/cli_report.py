@@ -17,7 +17,7 @@ from pyrofl.inference.evaluate import Scores, prepared
 from pyrofl.inference.fit import Run
 from pyrofl.inference.local import Stream
 from pyrofl.inference.predict import blocks, predict
-from pyrofl.inference.rounds import chunks
+from pyrofl.inference.state import chunks
 from pyrofl.metrics import Bins, calibration_bins
 from pyrofl.nets import Network
 from pyrofl.records import CLIENTS, METRICS, versions, write_csv, write_json
@@ -56,9 +56,9 @@ def save(
     write_csv(folder / "metrics.csv", METRICS, ([row[c] for c in METRICS] for row in run.metrics))  # type: ignore[literal-required]
     write_csv(folder / "clients.csv", CLIENTS, client_rows(run, scores, statistics))
     if draws:
-        view = main_view(run)
+        view, adapted = main_view(run)
         dims = {name: net.dims(name) for name in net.shapes}
-        export.save(run.to_arviz(draws, dims, model=view), folder / "posterior.nc")
+        export.save(run.to_arviz(draws, dims, model=view, adapted=adapted), folder / "posterior.nc")
     for name, figure in draw(run, scores, statistics, str(arguments["method"])):
         figures.save(figure, pictures / f"{name}.png")
     write_json(folder / "run.json", facts(run, arguments))
@@ -93,13 +93,16 @@ def client_rows(
                 yield names[i], sizes[i], found.model, found.adapted, metric, value
     for metric, values in statistics.items():
         for i, value in enumerate(values.tolist()):
-            yield names[i], sizes[i], main_view(run), "none", metric, value
+            yield names[i], sizes[i], *main_view(run), metric, value
 
 
-def main_view(run: Run) -> str:
-    """Return the model that a method is about: the personal one where there is one."""
-    views = run.method.views
-    return "personal" if "personal" in views else next(iter(views))
+def main_view(run: Run) -> tuple[str, str]:
+    """Return the model that a method is about and how it is adapted.
+
+    The personal one where there is one, after what the method runs before its test.
+    """
+    view = run.method.main_view
+    return view, "adapt" if view == "personal" and run.method.adapt else "none"
 
 
 def draw(
@@ -112,8 +115,7 @@ def draw(
     metric = main_metric(scores)
     rows = [{**row, "method": method, "seed": run.seed} for row in run.metrics]
     yield "curves", figures.curves(rows, metric)
-    view = main_view(run)
-    shown = next(s for s in scores if (s.model, s.adapted) == (view, "none"))
+    shown = next(s for s in scores if (s.model, s.adapted) == main_view(run))
     yield "clients", figures.clients(sizes[shown.ids], shown.values[metric], metric)
     if metric == "accuracy":
         bins = {f"{model} model": calibration(run, model) for model in run.method.views}

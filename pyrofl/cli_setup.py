@@ -52,8 +52,8 @@ def builds() -> dict[str, Build]:
 
 def about(method: str) -> str:
     """Return the first line of a method's description, without its name."""
-    lines = (import_module(f"pyrofl.models.{method}").__doc__ or "").splitlines()
-    return lines[0].rstrip(".")
+    first = (import_module(f"pyrofl.models.{method}").__doc__ or "").splitlines()[0]
+    return first.partition(": ")[2].rstrip(".")
 
 
 def resolve(args: Namespace) -> Namespace:
@@ -62,6 +62,7 @@ def resolve(args: Namespace) -> Namespace:
     Raises:
         ValueError: if the data cannot be loaded.
     """
+    _load.cache_clear()  # within one command data are read once
     dataset = load(args, args.seed)
     partition = args.partition or ("groups" if dataset.groups else PARTITION)
     if not args.partition and not dataset.groups and not dataset.classes:
@@ -141,7 +142,7 @@ def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
         made = runpy.run_path(path).get(name)
         if callable(made) and not isinstance(made, nn.Module):
             made = made()
-    except Exception as error:  # whatever the user's file does wrong
+    except (Exception, SystemExit) as error:  # whatever the user's file does wrong
         raise ValueError(f"network {spec} cannot be made: {error}") from error
     if not isinstance(made, nn.Module):
         raise ValueError(f"{name} in {path} is {made!r}; expected a torch module")
@@ -155,7 +156,7 @@ def device(name: str) -> torch.device:
         ValueError: if it does not.
     """
     try:
-        torch.zeros(1, device=name)
+        torch.zeros(1, device=name).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device {name!r} cannot be used: {reason}") from error

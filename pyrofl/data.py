@@ -116,6 +116,8 @@ class Federation:
                 f"train, test and names differ in length: {len(self.train)}, {len(self.test)}, "
                 f"{len(self.names)}; expected one entry per client"
             )
+        if not len(self.train):
+            raise ValueError("train is empty; expected the rows of at least one client")
         if len(set(self.names)) != len(self.names):
             raise ValueError("names of clients: expected no two alike")
         if not 0 <= self.held_out < len(self.train):
@@ -124,6 +126,10 @@ class Federation:
                 f"least one of {len(self.train)} clients trains"
             )
         for name, rows, test in zip(self.names, self.train, self.test, strict=True):
+            if not (torch.is_tensor(rows) and torch.is_tensor(test)):
+                raise ValueError(f"{name}: rows are {type(rows).__name__}; expected int64 tensors")
+            if len(rows.unique()) < len(rows):
+                raise ValueError(f"{name} holds a training row twice; expected distinct rows")
             if not len(rows):
                 raise ValueError(f"{name} has no training row; expected at least one")
             for part, index in (("train", rows), ("test", test)):

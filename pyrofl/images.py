@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -78,7 +79,7 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
     folder = Path(data_dir or CACHE).expanduser()
     try:
         from torchvision import datasets
-    except (ImportError, RuntimeError) as error:
+    except Exception as error:  # a torchvision that does not match torch fails in many ways
         raise ValueError(f"{name} needs torchvision, which cannot be imported: {error}") from error
     try:
         parts = [_open(datasets, name, folder, train=train) for train in (True, False)]
@@ -118,7 +119,7 @@ def load_npz(path: str | Path, *, target: str | None = None, group: str | None =
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, EOFError, BadZipFile, ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} cannot be read as .npz: {error}") from error
     images = _array(arrays, "images", path) if "jpeg" not in arrays else _decode(arrays, path)
     count = len(images)
@@ -126,6 +127,11 @@ def load_npz(path: str | Path, *, target: str | None = None, group: str | None =
     is_test = _array(arrays, "is_test", path, count).astype(np.bool_)
     prefix = f"{target}_" if target else ""
     labels = _array(arrays, f"{prefix}labels", path, count)
+    if labels.dtype.kind not in "iu" or not images.ndim:
+        raise ValueError(
+            f"{path}: labels are {labels.dtype}, images {images.shape}; expected whole "
+            "numbers, and [N, H, W] or [N, H, W, 3]"
+        )
     default = np.arange(int(labels.max(initial=0)) + 1)
     classes = tuple(str(name) for name in arrays.get(f"{prefix}classes", default))
     dataset = _dataset(Path(path).stem, images, labels, is_test, classes)
@@ -193,7 +199,7 @@ def _dataset(
     is_test: NDArray[np.bool_],
     classes: tuple[str, ...],
 ) -> Dataset:
-    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+    if images.dtype != np.uint8 or not images.ndim:
         raise ValueError(
             f"{name}: images are {images.dtype} {list(images.shape)}; expected uint8 [N, H, W] or "
             "[N, H, W, 3]"

@@ -185,7 +185,7 @@ class Network:
         return lead
 
     def check(self, x: Tensor, outputs: int) -> None:
-        """Run one row of zeros, to refuse data that the network does not fit.
+        """Run a row of zeros for two clients, to refuse data that the network does not fit.
 
         Args:
             x: [C, B, *x] or [1, 1, *x]; only the shape and type of a row count.
@@ -194,11 +194,14 @@ class Network:
         Raises:
             ValueError: if the network cannot take the row, or gives another number of outputs.
         """
-        row = x.new_zeros(1, *x.shape[2:])
+        rows = x.new_zeros(2, 1, *x.shape[2:])
         dtype = x.dtype if x.is_floating_point() else None
-        weights = {n: p.detach().to(x.device, dtype) for n, p in self.module.named_parameters()}
-        try:
-            found = tuple(self.apply(weights, row).shape)
+        weights = {
+            n: p.detach().to(x.device, dtype).expand(2, 1, *p.shape)
+            for n, p in self.module.named_parameters()
+        }
+        try:  # as in training, for two clients side by side
+            found = tuple(self(weights, rows).shape[1:])
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise ValueError(
                 f"the network cannot take rows of shape {tuple(x.shape[2:])}: {error}"

@@ -73,6 +73,8 @@ def load_csv(
         raise ValueError(f"{path}: no column of numbers besides {target}; expected features")
     x = torch.stack([torch.from_numpy(_feature(path, c, columns[c])) for c in features], 1)
     y, classes = _response(path, target, columns[target], likelihood)
+    if likelihood is not None and not classes:
+        _refuse_range(path, likelihood, y, x[:, 0])
     codes: Ints = np.zeros(len(y), dtype=np.int64)
     names: tuple[str, ...] = ()
     if group:
@@ -154,6 +156,27 @@ def _feature(path: str | Path, name: str, fields: Sequence[str]) -> NDArray[np.f
     if numbers is None:
         raise ValueError(f"{path}: column {name} holds text; expected numbers as features")
     return numbers
+
+
+def _refuse_range(path: str | Path, likelihood: str, y: Tensor, first: Tensor) -> None:
+    """Refuse responses that a likelihood cannot have; `first` is the first feature."""
+    name, _, number = likelihood.partition(":")
+    whole = bool((y == y.round()).all()) and bool((y >= 0).all())
+    trials = float(number) if name == "binomial" and number else first
+    fits, expected = {
+        "bernoulli": (bool(((y == 0) | (y == 1)).all()), "0 and 1"),
+        "poisson": (whole, "whole numbers of at least 0"),
+        "binomial": (
+            whole and bool((y <= trials).all()),
+            "whole numbers from 0 to the trials, which are the first feature or binomial:N",
+        ),
+        "measured": (bool((first > 0).all()), "positive standard errors as first feature"),
+    }.get(name, (True, ""))
+    if not fits:
+        raise ValueError(
+            f"{path}: the target runs from {float(y.min()):g} to {float(y.max()):g} and the first "
+            f"feature from {float(first.min()):g}; expected {expected} for {likelihood}"
+        )
 
 
 def _response(

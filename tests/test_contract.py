@@ -21,7 +21,8 @@ import pyrofl.models
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import bernoulli, fixed
-from pyrofl.inference.rounds import Round, advance, federate, first, meet
+from pyrofl.inference.rounds import advance, federate, first
+from pyrofl.inference.state import Round, meet
 from pyrofl.models import guides
 from pyrofl.tensors import generator, size_in_bytes
 

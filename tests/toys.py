@@ -18,8 +18,9 @@ from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import Program, elbo
 from pyrofl.inference.method import Method, Optim, Phase, Step
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.rounds import Round, federate
+from pyrofl.inference.rounds import federate
 from pyrofl.inference.server import average
+from pyrofl.inference.state import Round
 from pyrofl.models import guides
 from pyrofl.models.autoguides import from_pyro
 from pyrofl.models.fedavg import supervised

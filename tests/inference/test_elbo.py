@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy, softplus
 from pyrofl.data import Batch, plan
 from pyrofl.inference.elbo import Loss, Program, elbo, traces, with_rows
 from pyrofl.inference.noise import ClientNoise
+from pyrofl.models import guides
 from pyrofl.models.autoguides import from_pyro
 from pyrofl.models.fedavg import supervised
 from pyrofl.models.likelihoods import categorical
@@ -376,3 +377,22 @@ def test_priors_of_a_scale_family_are_pyros(blobs):
         ours(elbo(3, analytic=False), model, guide, local, batch),
         pyros(Trace_ELBO, model, guide, local, batch, 3),
     )
+
+
+def test_a_scaled_prior_is_sampled_not_taken_in_closed_form(blobs):
+    """The closed form knows one scale; a model that tempers its prior alone has another."""
+    model = supervised(toys.net(), categorical, fixed(dist.Normal, 0.1, 0.7))
+
+    def tempered(received: Tensors, local: Tensors, batch: Batch) -> None:
+        hidden = poutine.block(model, expose_types=["sample"])
+        with poutine.scale(scale=0.1):
+            hidden(received, local, batch)
+
+    guide = guides.mean_field(toys.net().shapes, scale=0.1)
+    local = toys.stacked(guide.start(toys.net().init(generator(0))), 12)
+    batch = blobs.batch(torch.arange(12))
+    losses = []
+    for analytic in (True, False):
+        with ClientNoise([generator(1, c) for c in range(12)]):
+            losses.append(elbo(analytic=analytic)(tempered, guide.program, {}, local, batch))
+    torch.testing.assert_close(*losses)

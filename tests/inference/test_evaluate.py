@@ -13,7 +13,8 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.inference.evaluate import Scores, evaluate, posterior, predict
 from pyrofl.inference.method import Method
-from pyrofl.inference.rounds import Round, federate
+from pyrofl.inference.rounds import federate
+from pyrofl.inference.state import Round
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.models.likelihoods import bernoulli, normal
 from pyrofl.nets import build

@@ -318,3 +318,16 @@ def test_pyros_validation_is_given_back(blobs):
     was = pyro.settings.get("validate_distributions_pyro")
     together(fedavg.build(toys.net(), epochs=1), blobs, [0])
     assert pyro.settings.get("validate_distributions_pyro") == was
+
+
+def test_two_steps_may_move_the_same_tensors(blobs):
+    """Steps that take turns on one set of weights are one step taken twice."""
+    net = toys.net()
+    method = fedavg.build(net, momentum=0.0)
+    (phase,) = method.phases
+    (step,) = phase.moves
+    twice = replace(method, phases=(replace(phase, moves=(step, step)),))
+    repeated = replace(method, phases=(replace(phase, moves=(replace(step, repeat=2),)),))
+    toys.assert_same(
+        toys.last(twice, blobs).server, toys.last(repeated, blobs).server, rtol=1e-9, atol=1e-12
+    )

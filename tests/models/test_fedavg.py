@@ -14,7 +14,7 @@ from pyrofl.data import Federation, plan
 from pyrofl.inference.local import Stream
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import fixed
-from pyrofl.inference.rounds import meet
+from pyrofl.inference.state import meet
 from pyrofl.models import fedavg, guides, likelihoods, priors
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, under

@@ -9,7 +9,7 @@ from toys import last
 
 from pyrofl.data import Federation
 from pyrofl.inference.participation import fixed
-from pyrofl.inference.rounds import meet
+from pyrofl.inference.state import meet
 from pyrofl.models import fedavg, local
 from pyrofl.nets import build
 from pyrofl.tensors import generator, role

@@ -22,7 +22,8 @@ from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.noise import open_latent
-from pyrofl.inference.rounds import federate, meet
+from pyrofl.inference.rounds import federate
+from pyrofl.inference.state import meet
 from pyrofl.models import guides, likelihoods, pfedvem
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role

@@ -1,0 +1,97 @@
+"""The state between rounds, and what clients hold of it when they meet the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Federation, Who
+from pyrofl.inference.local import Stream
+from pyrofl.inference.method import Method
+from pyrofl.tensors import Tensors, generator, size_in_bytes
+
+ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
+CHUNK_BYTES = 18_000_000  # stacked state of clients trained side by side: measured, 2 cores
+
+
+@dataclass(frozen=True)
+class Round:
+    """The state after a round; passed back to `federate`, the run goes on from it bitwise.
+
+    Attributes:
+        number: rounds done.
+        server: what the server knows.
+        private: what clients keep, [J, ...]; rows of clients never seen are zero.
+        seen: [J] bool, the clients that have trained at least once.
+        who: those that reported, sorted; their messages are `message`, [M, ...].
+        trained: ids of those that trained, sorted.
+        rejected: "client: what was wrong" of those whose state was not finite.
+        loss: mean loss of every gradient step by its names, [trained].
+        down: bytes sent to each client that trained.
+        up: bytes sent by each client that reported.
+    """
+
+    number: int
+    server: Tensors
+    private: Tensors
+    seen: Tensor
+    who: Who = field(default_factory=lambda: Who(torch.zeros(0, dtype=torch.long), torch.zeros(0)))
+    message: Tensors = field(default_factory=dict)
+    trained: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    rejected: tuple[str, ...] = ()
+    loss: Tensors = field(default_factory=dict)
+    down: int = 0
+    up: int = 0
+
+
+def to_data(tensors: Tensors, data: Federation) -> Tensors:
+    """Move tensors to the device and, if they are real numbers, the type of the data."""
+    device = data.x.device
+    return {
+        n: v.detach().to(device, data.dtype if v.is_floating_point() else None)
+        for n, v in tensors.items()
+    }
+
+
+def meet(
+    method: Method, data: Federation, state: Round, who: Who, seed: int
+) -> tuple[Tensors, Tensors]:
+    """Return what some clients receive now and their private state, that of newcomers new."""
+    received = method.download(state.server, who)
+    fresh = to_data(method.join(received, who, generator(seed, Stream.START)), data)
+    known = torch.zeros(len(who.ids), dtype=torch.bool)
+    inside = who.ids.cpu() < data.clients
+    known[inside] = state.seen[who.ids.cpu()[inside]]
+    private = {}
+    for name, value in fresh.items():
+        private[name] = value
+        if name in state.private and bool(known.any()):
+            private[name] = value.clone(memory_format=torch.contiguous_format)
+            private[name][known] = state.private[name][who.ids.cpu()[known]]
+    return received, private
+
+
+def chunks(
+    method: Method,
+    data: Federation,
+    state: Round,
+    ids: Tensor,
+    chunk: int | None,
+    seed: int,
+) -> Iterator[Tensor]:
+    """Split clients into groups that are trained side by side, the largest clients first."""
+    order = data.sizes[ids].argsort(descending=True, stable=True)
+    ids = ids[order]
+    if chunk is not None:
+        yield from ids.split(chunk)
+        return
+    received, private = meet(method, data, state, data.who(ids[:1]), seed)
+    most = max(1, CHUNK_BYTES // max(size_in_bytes(private | received), 1))
+    row = data.x[0].numel() * data.x.element_size()
+    while len(ids):  # all clients of a chunk are padded to its first, the longest
+        fit = max(1, ROWS_BYTES // max(row * int(data.sizes[ids[0]]), 1))
+        some, ids = ids[: min(most, fit)], ids[min(most, fit) :]
+        yield some
