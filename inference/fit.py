@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -208,6 +209,8 @@ def fit(
             run.rejected.append(state.rejected)
             if every and (state.number % every == 0 or state.number == rounds):
                 run.test()
+            for reason in state.rejected:
+                bar.write(f"round {state.number}: {reason}; it does not report", sys.stderr)
             bar.set_postfix_str(", ".join(f"{n} {v.mean():.3g}" for n, v in state.loss.items()))
             bar.update()
             clock = perf_counter()

@@ -90,7 +90,7 @@ def build(
     Args:
         net: the network; its parameters split in base and head.
         head: patterns of the names that are personal and Bayesian, the rest is shared; "*" makes
-            the whole network Bayesian. Default: the network's head.
+            the whole network Bayesian (start it with scale=0.1). Default: the network's head.
         likelihood: of a row, given the network's outputs.
         prior: location-scale family of p(w_j | w, tau_j), with scale tau_j^-1/2. Eqs. 8 and 9
             maximise the ELBO for the normal; for others they set the scale by the same moments.

@@ -61,11 +61,11 @@ def save(
         export.save(run.to_arviz(draws, dims, model=view, adapted=adapted), folder / "posterior.nc")
     for name, figure in draw(run, scores, statistics, str(arguments["method"])):
         figures.save(figure, pictures / f"{name}.png")
-    write_json(folder / "run.json", facts(run, arguments))
+    write_json(folder / "run.json", facts(run, scores, arguments))
 
 
-def facts(run: Run, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what run.json holds: how the run came about and what it cost."""
+def facts(run: Run, scores: list[Scores], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what run.json holds: how the run came about, what it cost and how it was tested."""
     return {
         "arguments": dict(arguments),
         "versions": versions(),
@@ -77,6 +77,12 @@ def facts(run: Run, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "bytes_down": run.down,
         "bytes_up": run.up,
         "rejected": run.rejected,
+        "tested": {
+            "rows": scores[0].part,
+            "policy": arguments.get("test"),
+            "draws": run.draws,
+            "weighting": "client",
+        },
     }
 
 

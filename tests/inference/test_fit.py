@@ -96,3 +96,11 @@ def test_the_progress_bar_shows_rounds_and_loss(
 def test_negative_intervals_are_refused(method: Method, blobs: Federation):
     with pytest.raises(ValueError, match="every is -1"):
         pyrofl.fit(method, blobs, 1, every=-1)
+
+
+def test_a_rejected_client_is_named_on_the_way(
+    blobs: Federation, capsys: pytest.CaptureFixture[str]
+):
+    run = pyrofl.fit(toys.poisoned(fedavg.build(toys.net()), 3), blobs, 1)
+    assert "round 1: client 3: w/fc1.weight" in capsys.readouterr().err
+    assert [reason.split(":")[0] for reason in run.rejected[0]] == ["client 3"]
