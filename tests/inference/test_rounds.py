@@ -399,3 +399,15 @@ def test_average_is_of_every_tensor():
     message = spread_out({"a": torch.tensor(2.0)}, 3) | {"b": torch.tensor([0.0, 1.0, 2.0])}
     weight: Tensor = torch.tensor([0.0, 1.0, 3.0])
     assert average(message, weight) == {"a": torch.tensor(2.0), "b": torch.tensor(1.75)}
+
+
+def test_what_federate_is_given_is_checked_before_the_first_round(blobs):
+    method = fedavg.build(toys.net())
+    other = first(method, toys.blobs(held_out=2), 0)
+    for options, message in (
+        ({"rounds": -1}, "rounds is -1"),
+        ({"rounds": 1, "chunk": 0}, "chunk 0"),
+        ({"rounds": 1, "start": other}, "start is a round of 10 clients; expected 12"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            federate(method, blobs, **options)
