@@ -9,10 +9,11 @@ import pyro
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Federation, Plan, Who, plan
+from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.noise import ClientNoise
 from pyrofl.inference.optim import narrow
+from pyrofl.plans import Plan, plan
 from pyrofl.tensors import Tensors, cut, generator, pick
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import pyro
 import torch
 from pyro import poutine
-from torch import Generator, Tensor
+from torch import Tensor
 
 
 class Who(NamedTuple):
@@ -57,14 +57,17 @@ class Batch:
     def split(self, k: int) -> list[Batch]:
         """Deal the rows into k batches (row i goes to batch i mod k): support and query.
 
-        If the batch is narrower than k, the last of them hold nothing but padding.
+        The rows of a client that has fewer than k serve again, so that no batch of it is empty.
         """
+        count, width = self.mask.sum(1, keepdim=True), self.mask.shape[1]
+        client = torch.arange(len(self), device=self.ids.device)[:, None]
         parts = []
         for i in range(k):
-            any_left = i < self.mask.shape[1]
-            at = slice(i, None, k) if any_left else slice(1)
-            mask = self.mask[:, at] & any_left
-            parts.append(replace(self, x=self.x[:, at], y=self.y[:, at], mask=mask))
+            at = torch.arange(i, max(width, i + 1), k, device=self.ids.device).expand(len(self), -1)
+            at = torch.where(at < count, at, i % count.clamp(min=1))
+            mask = torch.arange(at.shape[1], device=at.device) * k + i < count.clamp(min=i + 1)
+            mask &= count > 0
+            parts.append(replace(self, x=self.x[client, at], y=self.y[client, at], mask=mask))
         return parts
 
 
@@ -98,19 +101,23 @@ class Federation:
     classes: tuple[str, ...] = ()
     held_out: int = 0
     pooled_test: Tensor | None = None  # the whole test set, which global models are tested on
+    unlabelled: Tensor | None = None  # [U, *x], rows that the server holds; nobody knows their y
 
     def __post_init__(self) -> None:
         """Check once what every later step relies on.
 
         Raises:
             ValueError: if a client has no training row, a row does not exist, the data hold NaN or
-                infinity, labels are not 0..K-1, or the lists have different lengths.
+                infinity, labels are not 0..K-1, the lists have different lengths, or the server's
+                rows are not like the clients'.
         """
         object.__setattr__(self, "train", tuple(self.train))
         object.__setattr__(self, "test", tuple(self.test))
         if not self.names:
             object.__setattr__(self, "names", tuple(f"client {j}" for j in range(len(self.train))))
         check_table(self.x, self.y, self.classes)
+        if self.unlabelled is not None:
+            _check_alike(self.unlabelled, self.x)
         if not len(self.train) == len(self.test) == len(self.names):
             raise ValueError(
                 f"train, test and names differ in length: {len(self.train)}, {len(self.test)}, "
@@ -174,7 +181,8 @@ class Federation:
         def move(value: Tensor) -> Tensor:
             return value.to(device, dtype if value.is_floating_point() else None)
 
-        return replace(self, x=move(self.x), y=move(self.y))
+        unlabelled = None if self.unlabelled is None else move(self.unlabelled)
+        return replace(self, x=move(self.x), y=move(self.y), unlabelled=unlabelled)
 
 
 def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
@@ -186,13 +194,8 @@ def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
     """
     if len(x) != len(y):
         raise ValueError(f"x has {len(x)} rows and y has {len(y)}; expected as many")
-    for name, value in (("x", x), ("y", y)):
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            bad = (~value.isfinite().reshape(len(value), -1).all(1)).nonzero()
-            raise ValueError(
-                f"{name} is NaN or infinite in {len(bad)} rows, first in row {int(bad[0])}; "
-                "expected finite numbers"
-            )
+    _check_finite("x", x)
+    _check_finite("y", y)
     if classes and len(y):
         if y.is_floating_point():
             raise ValueError(f"y is {y.dtype}; expected integer labels for {len(classes)} classes")
@@ -204,6 +207,25 @@ def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
             )
 
 
+def _check_finite(name: str, value: Tensor) -> None:
+    if value.is_floating_point() and not bool(value.isfinite().all()):
+        bad = (~value.isfinite().reshape(len(value), -1).all(1)).nonzero()
+        raise ValueError(
+            f"{name} is NaN or infinite in {len(bad)} rows, first in row {int(bad[0])}; "
+            "expected finite numbers"
+        )
+
+
+def _check_alike(unlabelled: Tensor, x: Tensor) -> None:
+    shape, expected = list(unlabelled.shape), list(x.shape[1:])
+    if not len(unlabelled) or shape[1:] != expected or unlabelled.dtype != x.dtype:
+        raise ValueError(
+            f"unlabelled is {unlabelled.dtype} {shape}; expected {x.dtype} rows of shape "
+            f"{expected}, at least one"
+        )
+    _check_finite("unlabelled", unlabelled)
+
+
 def stack(data: Federation, rows: list[Tensor], who: Who) -> Batch:
     """Pad lists of rows, one per client, to a batch; row 0 of the table fills the gaps."""
     width = max([1, *(len(r) for r in rows)])
@@ -213,38 +235,3 @@ def stack(data: Federation, rows: list[Tensor], who: Who) -> Batch:
         index[c, : len(r)] = r
         mask[c, : len(r)] = True
     return data.gather(who, index, mask)
-
-
-class Plan(NamedTuple):
-    """The minibatches of some clients: at step t, client c takes rows[t, c] if t < steps[c]."""
-
-    rows: Tensor  # [T, C, B] int64
-    mask: Tensor  # [T, C, B] bool
-    steps: Tensor  # [C] int64
-
-
-def plan(rows: list[Tensor], epochs: list[int], batch: int | None, order: list[Generator]) -> Plan:
-    """Lay out the epochs of every client back to back, as one stream of minibatches.
-
-    Args:
-        rows: of each client, its rows.
-        epochs: of each client, how many times it goes through them.
-        batch: rows of a minibatch; the last of an epoch may be shorter. None: all rows, in order.
-        order: of each client, the generator that shuffles every epoch.
-    """
-    longest = max(len(r) for r in rows)
-    width = min(batch or longest, longest)
-    per_epoch = [-(-len(r) // width) for r in rows]
-    steps = torch.tensor([e * n for e, n in zip(epochs, per_epoch, strict=True)])
-    index = torch.zeros(int(steps.max()), len(rows), width, dtype=torch.long)
-    mask = torch.zeros(index.shape, dtype=torch.bool)
-    for c, (mine, n, e, g) in enumerate(zip(rows, per_epoch, epochs, order, strict=True)):
-        if not e:
-            continue
-        stream = torch.zeros(e, n * width, dtype=torch.long)
-        for epoch in range(e):
-            shuffled = mine[torch.randperm(len(mine), generator=g)] if batch else mine
-            stream[epoch, : len(mine)] = shuffled
-        index[: e * n, c] = stream.view(e * n, width)
-        mask[: e * n, c] = (torch.arange(n * width) < len(mine)).view(n, width).repeat(e, 1)
-    return Plan(index, mask, steps)

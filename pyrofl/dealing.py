@@ -109,6 +109,27 @@ def same_shares(train: Sequence[Ints], test: Ints, rng: np.random.Generator) -> 
     return deal(codes, portion(sizes, counts.reshape(len(train), -1), rng), rng)
 
 
+def withhold(types: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Set rows aside at random, of each class in proportion to its size.
+
+    Args:
+        types: [N], class of each row.
+        count: rows to set aside, at most N.
+        rng: draws the rows, and breaks ties between equal remainders.
+
+    Returns:
+        The rows that are left, and those that are not; both ascending.
+
+    >>> kept, aside = withhold(np.array([0, 0, 1, 1, 1, 1]), 3, np.random.default_rng(0))
+    >>> len(kept), np.bincount(np.array([0, 0, 1, 1, 1, 1])[aside])
+    (3, array([1, 2]))
+    """
+    _, codes, sizes = classes_of(types)
+    counts = portion(np.array([count]), sizes[:, None], rng)
+    (aside,) = deal(codes, counts.T, rng)
+    return np.delete(np.arange(len(types)), aside), aside
+
+
 def labels_global(train: Sequence[Ints], test: Ints) -> Parts:
     """Give each client all test rows of the classes that it trains on; clients share rows.
 

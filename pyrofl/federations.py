@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyrofl import partitions
 from pyrofl.data import Dataset, Federation
-from pyrofl.dealing import Ints, Parts, collect, labels_global, same_shares
+from pyrofl.dealing import Ints, Parts, collect, labels_global, same_shares, withhold
 from pyrofl.recipes import PARTITIONS, RECIPES, Value, known, read
 
 __all__ = ["PARTITIONS", "TEST_POLICIES", "class_counts", "split"]
@@ -29,6 +29,7 @@ def split(
     seed: int = 0,
     test: str = "same_shares",
     held_out: int = 0,
+    server: int | float | Dataset | Tensor | None = None,
 ) -> Federation:
     """Split a data set over clients.
 
@@ -40,31 +41,52 @@ def split(
         test: one of `TEST_POLICIES`. With natural groups "same_shares" means that test rows stay
             in their group.
         held_out: clients on top of `clients` (of the groups: the last ones) that never train.
+        server: rows that the server holds, without labels. A count, or a share below 1, of the
+            training rows is withheld from all clients, each class in proportion (FedBE: 10,000
+            of CIFAR-10). A data set gives its training rows, a tensor [U, *x] its own.
 
     Raises:
         ValueError: if a name is unknown, a number is missing or malformed, the data set lacks the
-            classes or groups that are asked for, or the partition cannot be made.
+            classes or groups that are asked for, the partition cannot be made, or the server's
+            rows are too many or of another shape.
     """
     known(test, TEST_POLICIES, "test policy")
     name, options = read(partition)
     if seed < 0 or held_out < 0:
         raise ValueError(f"seed is {seed}, held_out is {held_out}; expected 0 or more")
-    if name == "groups":
-        return _by_group(dataset, str(options["column"]), clients, seed, test, held_out)
-    if clients is None or clients < 1:
-        raise ValueError(f"clients is {clients}; expected at least 1 for partition {partition}")
     train_rows, test_rows = _parts(dataset)
-    total = clients + held_out
-    train = _draw(dataset, train_rows, name, total, options, np.random.default_rng([seed, 0]))
-    if test == "independent" and len(test_rows):
-        rng = np.random.default_rng([seed, 1])
-        try:
-            tests = _draw(dataset, test_rows, name, total, options, rng)
-        except ValueError as error:
-            raise ValueError(f"test policy independent cannot be met: {error}") from error
+    unlabelled = server.x[~server.is_test] if isinstance(server, Dataset) else server
+    if isinstance(unlabelled, int | float):
+        kept, withheld = _withhold(dataset, train_rows, unlabelled, seed)
+        train_rows, unlabelled = kept, dataset.x[torch.from_numpy(withheld)]
+    names: tuple[str, ...] = ()
+    if name == "groups":
+        column = _column(dataset, str(options["column"]))
+        names, train = _by_group(dataset, column, clients, train_rows, held_out)
+    elif clients is None or clients < 1:
+        raise ValueError(f"clients is {clients}; expected at least 1 for partition {partition}")
+    else:
+        rng = np.random.default_rng([seed, 0])
+        train = _draw(dataset, train_rows, name, clients + held_out, options, rng)
+    if name == "groups" and test == "same_shares":
+        codes = dataset.groups[column].numpy()[test_rows]
+        tests = [test_rows[codes == j] for j in range(len(names))]
+    elif test == "independent":
+        tests = _independent(dataset, test_rows, name, len(train), options, seed)
     else:
         tests = _test(dataset, train, test_rows, test, seed)
-    return _federation(dataset, train, tests, (), held_out)
+    pooled = torch.from_numpy(test_rows)
+    return Federation(
+        x=dataset.x,
+        y=dataset.y,
+        train=tuple(torch.from_numpy(part) for part in train),
+        test=tuple(torch.from_numpy(part) for part in tests),
+        names=names,
+        classes=dataset.classes,
+        held_out=held_out,
+        pooled_test=pooled if len(pooled) else None,
+        unlabelled=unlabelled,
+    )
 
 
 def class_counts(federation: Federation, part: str = "train") -> Tensor:
@@ -80,10 +102,23 @@ def class_counts(federation: Federation, part: str = "train") -> Tensor:
     return torch.stack([torch.bincount(y[rows], minlength=kinds) for rows in table])
 
 
+def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> tuple[Ints, Ints]:
+    """Divide the training rows into those for clients and those that the server keeps."""
+    share = server if isinstance(server, float) else server / len(rows)
+    count = round(share * len(rows)) if 0 < share < 1 else 0
+    if not 0 < count < len(rows):
+        raise ValueError(
+            f"server is {server}; expected a number of rows from 1 to {len(rows) - 1}, or a share "
+            f"of the {len(rows)} training rows above 0 and below 1"
+        )
+    kept, withheld = withhold(_types(dataset)[rows], count, np.random.default_rng([seed, 2]))
+    return rows[kept], rows[withheld]
+
+
 def _by_group(
-    dataset: Dataset, column: str, clients: int | None, seed: int, test: str, held_out: int
-) -> Federation:
-    column = _column(dataset, column)
+    dataset: Dataset, column: str, clients: int | None, rows: Ints, held_out: int
+) -> tuple[tuple[str, ...], Parts]:
+    """Give every group its training rows; return the names of the groups as well."""
     codes = dataset.groups[column].numpy()
     names = dataset.group_names.get(column) or tuple(
         f"{column} {code}" for code in range(int(codes.max()) + 1)
@@ -93,21 +128,14 @@ def _by_group(
             f"clients is {clients} with {held_out} held out; expected {len(names)} together, the "
             f"number of groups in column {column}"
         )
-    if test == "independent":
-        raise ValueError(
-            "test policy is independent; natural groups are not drawn, so expected "
-            "same_shares, labels_global or uniform"
-        )
-    train_rows, test_rows = _parts(dataset)
-    empty = np.flatnonzero(np.bincount(codes[train_rows], minlength=len(names)) == 0)
+    empty = np.flatnonzero(np.bincount(codes[rows], minlength=len(names)) == 0)
     if len(empty):
-        raise ValueError(f"group {names[empty[0]]} has no training row; expected at least one")
-    train = [train_rows[part] for part in partitions.groups(codes[train_rows], len(names))]
-    if test == "same_shares":
-        tests = [test_rows[codes[test_rows] == j] for j in range(len(names))]
-    else:
-        tests = _test(dataset, train, test_rows, test, seed)
-    return _federation(dataset, train, tests, names, held_out)
+        taken = np.count_nonzero(~dataset.is_test.numpy()) - len(rows)
+        left = f", as the server took {taken}" if taken else ""
+        raise ValueError(
+            f"group {names[empty[0]]} has no training row{left}; expected at least one"
+        )
+    return names, [rows[part] for part in partitions.groups(codes[rows], len(names))]
 
 
 def _column(dataset: Dataset, column: str) -> str:
@@ -134,6 +162,8 @@ def _draw(
     rng: np.random.Generator,
 ) -> Parts:
     """Partition some rows of the data set by a recipe."""
+    if name == "domains":
+        return _by_domain(dataset, rows, str(options["within"]), clients, rng)
     if name != "iid" and not dataset.classes:
         raise ValueError(f"{dataset.name} has no classes for {name}; expected iid or groups")
     columns = [_types(dataset)[rows]]
@@ -146,6 +176,46 @@ def _draw(
         columns.append(dataset.y.numpy()[rows])
     parts = RECIPES[name].draw(*columns, clients=clients, rng=rng, **options)
     return [rows[part] for part in parts]
+
+
+def _independent(
+    dataset: Dataset,
+    rows: Ints,
+    name: str,
+    clients: int,
+    options: dict[str, Value],
+    seed: int,
+) -> Parts:
+    """Partition the test rows by the same recipe, drawn anew."""
+    if name == "groups":
+        raise ValueError(
+            "test policy is independent; natural groups are not drawn, so expected "
+            "same_shares, labels_global or uniform"
+        )
+    if not len(rows):
+        return [rows] * clients
+    try:
+        return _draw(dataset, rows, name, clients, options, np.random.default_rng([seed, 1]))
+    except ValueError as error:
+        raise ValueError(f"test policy independent cannot be met: {error}") from error
+
+
+def _by_domain(
+    dataset: Dataset, rows: Ints, within: str, clients: int, rng: np.random.Generator
+) -> Parts:
+    """Deal the clients to the domains in turn, and partition each domain over its own."""
+    if "domain" not in dataset.groups:
+        raise ValueError(f"{dataset.name} has no domains; expected data sets joined by a plus sign")
+    every = dataset.groups["domain"].numpy()
+    domains = int(every.max()) + 1
+    if clients < domains:
+        raise ValueError(f"clients is {clients}; expected one for each of {domains} domains")
+    name, options = read(within)
+    parts: Parts = [rows] * clients
+    for d in range(domains):
+        mine, share = rows[every[rows] == d], len(parts[d::domains])
+        parts[d::domains] = _draw(dataset, mine, name, share, options, rng)
+    return parts
 
 
 def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, seed: int) -> Parts:
@@ -177,19 +247,3 @@ def _parts(dataset: Dataset) -> tuple[Ints, Ints]:
     """Return the training rows and the test rows."""
     is_test = dataset.is_test.numpy()
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
-
-
-def _federation(
-    dataset: Dataset, train: Parts, tests: Parts, names: tuple[str, ...], held_out: int
-) -> Federation:
-    pooled = dataset.is_test.nonzero().flatten()
-    return Federation(
-        x=dataset.x,
-        y=dataset.y,
-        train=tuple(torch.from_numpy(part) for part in train),
-        test=tuple(torch.from_numpy(part) for part in tests),
-        names=names,
-        classes=dataset.classes,
-        held_out=held_out,
-        pooled_test=pooled if len(pooled) else None,
-    )

@@ -1,4 +1,4 @@
-"""Batches, federations and plans: every row where it belongs."""
+"""Batches and federations: every row where it belongs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyro import poutine
 
-from pyrofl.data import Batch, Federation, check_table, plan, stack
+from pyrofl.data import Batch, Federation, check_table, stack
 from pyrofl.tensors import generator
 
 SIZES = st.lists(st.integers(1, 20), min_size=1, max_size=6)
@@ -21,57 +21,6 @@ SIZES = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 
 def rows_of(sizes: list[int]) -> list[torch.Tensor]:
     return list(torch.randperm(sum(sizes), generator=generator(8)).split(sizes))
-
-
-# Plans.
-
-
-@settings(deadline=None, max_examples=100)
-@given(SIZES, st.data(), st.sampled_from([None, 1, 3, 7, 50]))
-def test_every_row_once_per_epoch(sizes, data, batch):
-    rows = rows_of(sizes)
-    some = st.lists(st.integers(0, 3), min_size=len(sizes), max_size=len(sizes))
-    epochs = data.draw(some)
-    p = plan(rows, epochs, batch, [generator(1, c) for c in range(len(sizes))])
-    width = min(batch or max(sizes), max(sizes))
-    assert p.rows.shape == p.mask.shape == (int(p.steps.max()), len(sizes), width)
-    for c, (mine, many) in enumerate(zip(rows, epochs, strict=True)):
-        per_epoch = -(-len(mine) // width)
-        assert int(p.steps[c]) == many * per_epoch
-        assert not p.mask[p.steps[c] :, c].any()
-        for e in range(many):
-            steps = slice(e * per_epoch, (e + 1) * per_epoch)
-            taken = p.rows[steps, c][p.mask[steps, c]]
-            assert sorted(taken.tolist()) == sorted(mine.tolist())
-            # All minibatches but the last are full, none is empty, and padding comes last.
-            counts = p.mask[steps, c].sum(1)
-            assert (counts[:-1] == width).all()
-            assert counts[-1] >= 1
-            assert (p.mask[steps, c].int().diff(dim=1) <= 0).all()
-
-
-@settings(deadline=None, max_examples=40)
-@given(SIZES, st.sampled_from([None, 1, 3, 7]))
-def test_the_plan_of_a_client_is_its_own(sizes, batch):
-    rows = rows_of(sizes)
-    together = plan(rows, [2] * len(sizes), batch, [generator(1, c) for c in range(len(sizes))])
-    for c, mine in enumerate(rows):
-        alone = plan([mine], [2], batch, [generator(1, c)])
-        assert int(alone.steps[0]) == int(together.steps[c])
-        for t in range(int(alone.steps[0])):
-            ours = together.rows[t, c][together.mask[t, c]]
-            assert torch.equal(alone.rows[t, 0][alone.mask[t, 0]], ours)
-
-
-def test_epochs_are_shuffled_minibatches_only():
-    (mine,) = rows_of([20])
-    whole = plan([mine], [2], None, [generator(1)])
-    assert torch.equal(whole.rows[:, 0], torch.stack([mine, mine]))
-    p = plan([mine], [2], 20, [generator(1)])
-    assert not torch.equal(p.rows[0], p.rows[1])
-    assert not torch.equal(p.rows[0, 0], mine)
-    again = plan([mine], [2], 20, [generator(2)])
-    assert not torch.equal(p.rows, again.rows)
 
 
 # Batches.
@@ -136,7 +85,7 @@ def test_plates_hide_padding_and_scale_to_the_client(sizes, width):
 @settings(deadline=None, max_examples=30)
 @given(SIZES, st.integers(1, 3))
 @example([1, 2], 3)
-def test_split_deals_every_row_once(sizes, k):
+def test_split_deals_every_row_and_leaves_no_part_empty(sizes, k):
     rows = rows_of(sizes)
     table = torch.arange(sum(sizes))
     data = Federation(table[:, None].double(), table, tuple(rows), tuple(rows))
@@ -145,7 +94,8 @@ def test_split_deals_every_row_once(sizes, k):
     assert len(parts) == k
     for c, mine in enumerate(rows):
         dealt = [part.y[c][part.mask[c]] for part in parts]
-        assert sorted(torch.cat(dealt).tolist()) == sorted(mine.tolist())
+        assert set(torch.cat(dealt).tolist()) == set(mine.tolist())
+        assert sum(map(len, dealt)) == max(len(mine), k), "rows serve again only to fill a part"
         assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
     for part in parts:
         assert torch.equal(part.size, batch.size)
@@ -182,6 +132,30 @@ def test_device_and_type_go_through():
     assert pixels.dtype == torch.get_default_dtype()
     response = replace(data, y=data.x[:, 0], classes=()).to("cpu", torch.float32)
     assert response.y.dtype == torch.float32
+
+
+def test_the_rows_of_the_server_move_with_the_others():
+    data = replace(toys.blobs((3, 5)), unlabelled=torch.ones(7, toys.FEATURES).double())
+    assert data.to("cpu", torch.float32).unlabelled.dtype == torch.float32
+    assert data.to("cpu").unlabelled.shape == (7, toys.FEATURES)
+    assert toys.blobs((3, 5)).to("cpu", torch.float32).unlabelled is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            torch.zeros(4, 3).double(),
+            r"unlabelled is torch.float64 \[4, 3\]; expected torch.float64",
+        ),
+        (torch.zeros(4, toys.FEATURES), r"unlabelled is torch.float32 .* of shape \[8\]"),
+        (torch.zeros(0, toys.FEATURES).double(), r"\[0, 8\]; .* at least one"),
+        (torch.full((2, toys.FEATURES), torch.nan).double(), "unlabelled is NaN or infinite in 2"),
+    ],
+)
+def test_rows_of_the_server_unlike_the_clients_are_refused(rows, message):
+    with pytest.raises(ValueError, match=message):
+        replace(toys.blobs((3, 5)), unlabelled=rows)
 
 
 NOTHING = torch.zeros(0, dtype=torch.long)

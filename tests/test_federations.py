@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyrofl.data import Dataset
-from pyrofl.datasets import load
+from pyrofl.datasets import join, load
 from pyrofl.federations import PARTITIONS, TEST_POLICIES, class_counts, split
 from pyrofl.recipes import read
 
@@ -210,6 +212,120 @@ def test_several_columns_of_groups_need_a_name():
     assert split(two, "groups:b").clients == 10
 
 
+# Domains.
+
+
+def domains():
+    """Return two domains of ten and of four classes."""
+    small = toy(kinds=4, each=30, tests=20)
+    return join([toy(), replace(small, name="small", x=-small.x)])
+
+
+@pytest.mark.parametrize("within", ["iid", "dirichlet:0.5", "labels:2", "step:2,minor=1"])
+@pytest.mark.parametrize("test", TEST_POLICIES)
+def test_domains_are_dealt_to_clients_in_turn(within, test):
+    data = domains()
+    federation = split(data, f"domains:{within}", 16, held_out=4, test=test, seed=1)
+    for j, rows in enumerate(federation.train):
+        assert set(data.groups["domain"][rows].tolist()) == {j % 2}
+    if test != "uniform":
+        for j, rows in enumerate(federation.test):
+            assert set(data.groups["domain"][rows].tolist()) <= {j % 2}
+    assert int(federation.sizes.sum()) == 720
+    assert federation.clients == 16
+
+
+def test_a_partition_within_domains_is_that_partition():
+    data = domains()
+    federation = split(data, "domains:labels:2", 9)
+    assert ((class_counts(federation) > 0).sum(1) <= 2).all()
+    sizes = split(data, "domains:iid", 9).sizes
+    assert sizes.tolist() == [120, 30] * 4 + [120]
+
+
+def test_other_partitions_spread_the_domains_over_all_clients():
+    counts = class_counts(split(domains(), "dirichlet:5", 6))
+    assert (counts[:, :10].sum(1) > 0).all()
+    assert (counts[:, 10:].sum(1) > 0).all()
+    assert split(domains(), "groups").names == ("toy", "small")
+
+
+@pytest.mark.parametrize(
+    ("data", "partition", "clients", "message"),
+    [
+        (toy, "domains:iid", 4, "toy has no domains; expected data sets joined"),
+        (domains, "domains:iid", 1, "clients is 1; expected one for each of 2 domains"),
+        (domains, "domains:groups", 4, "has 'groups'; expected one that is drawn"),
+        (domains, "domains:labels", 4, "lacks its number; expected labels:S"),
+        (domains, "domains:iid,x", 4, "has 'x'; expected iid"),
+        (domains, "domains:labels:5", 4, "classes per client is 5; expected 1 to 4"),
+    ],
+)
+def test_refuses_domains(data, partition, clients, message):
+    with pytest.raises(ValueError, match=message):
+        split(data(), partition, clients)
+
+
+# Rows of the server.
+
+
+@pytest.mark.parametrize("server", [100, 1 / 6])
+def test_the_server_withholds_rows_of_every_class_from_all_clients(server):
+    data = toy()
+    federation = split(data, "dirichlet:0.5", 5, server=server)
+    withheld = federation.unlabelled[:, 0].long()
+    assert torch.bincount(data.y[withheld]).tolist() == [10] * 10
+    together = torch.cat([*federation.train, withheld]).sort().values
+    assert torch.equal(together, torch.arange(600))
+
+
+def test_exact_counts_survive_what_the_server_takes():
+    # FedBE's CIFAR-10, ten times smaller: 1,000 of 5,000 rows, then 2 x 196 + 8 x 1.
+    federation = split(toy(each=500), "step:2,minor=1", 10, server=1000)
+    assert set(class_counts(federation).flatten().tolist()) == {196, 1}
+
+
+def test_the_seed_decides_what_the_server_takes():
+    data = toy()
+    one, again, other = (split(data, "iid", 4, server=50, seed=s).unlabelled for s in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    elsewhere = split(data, "labels:2", 10, server=50, seed=1, test="uniform").unlabelled
+    assert torch.equal(one, elsewhere)
+
+
+def test_the_server_may_hold_other_rows():
+    data, other = toy(), toy(kinds=4, each=3)
+    plain = split(data, "iid", 4)
+    given = split(data, "iid", 4, server=other)
+    assert plain.unlabelled is None
+    assert torch.equal(given.unlabelled, other.x[:12])  # its training rows
+    assert all(torch.equal(a, b) for a, b in zip(plain.train, given.train, strict=True))
+    assert torch.equal(split(data, "iid", 4, server=other.x).unlabelled, other.x)
+
+
+def test_the_server_takes_from_natural_groups_but_empties_none():
+    data = regression()
+    federation = split(data, "groups", server=0.1)
+    assert len(federation.unlabelled) == round(0.1 * int((~data.is_test).sum()))
+    assert int(federation.sizes.sum()) == int((~data.is_test).sum()) - len(federation.unlabelled)
+    with pytest.raises(
+        ValueError, match=r"has no training row, as the server took 9\d\d; expected"
+    ):
+        split(data, "groups", server=int((~data.is_test).sum()) - 15)
+
+
+@pytest.mark.parametrize("server", [0, -1, 600, 0.0, 1.0, 1.5, float("nan")])
+def test_the_server_takes_some_rows_but_not_all(server):
+    with pytest.raises(ValueError, match=f"server is {server}; expected a number of rows from 1 t"):
+        split(toy(), "iid", 4, server=server)
+
+
+def test_rows_of_another_shape_do_not_fit_the_server():
+    with pytest.raises(ValueError, match=r"unlabelled is torch.float32 \[1347, 64\]; expected"):
+        split(toy(), "iid", 4, server=load("digits"))
+
+
 @pytest.mark.parametrize(
     ("partition", "message"),
     [
@@ -267,7 +383,9 @@ def test_refuses_arguments_of_groups(arguments, message):
 def test_every_partition_is_described_by_the_name_it_answers_to():
     for name, about in PARTITIONS.items():
         assert about.startswith(name)
-    assert {read(p)[0] for p in [*EACH, "step:2", "drift", "groups"]} == set(PARTITIONS)
+    assert {read(p)[0] for p in [*EACH, "step:2", "drift", "groups", "domains:iid"]} == set(
+        PARTITIONS
+    )
 
 
 def test_the_callers_random_state_is_left_alone():

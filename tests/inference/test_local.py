@@ -13,13 +13,14 @@ import toys
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pyrofl.data import Batch, Federation, plan
+from pyrofl.data import Batch, Federation
 from pyrofl.inference.local import Stream, train
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, clipped, sgd
 from pyrofl.inference.rounds import federate
 from pyrofl.models import fedavg
 from pyrofl.nets import Network
+from pyrofl.plans import plan
 from pyrofl.tensors import Tensors, generator, role, spread_out, under
 
 SEED, NUMBER = 11, 4

@@ -10,13 +10,14 @@ from torch.nn.functional import cross_entropy
 from toys import last
 
 from pyrofl.conjugate import ConjugateTask
-from pyrofl.data import Federation, plan
+from pyrofl.data import Federation
 from pyrofl.inference.local import Stream
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import fixed
 from pyrofl.inference.state import meet
 from pyrofl.models import fedavg, guides, likelihoods, priors
 from pyrofl.nets import Network, build
+from pyrofl.plans import plan
 from pyrofl.tensors import Tensors, generator, role, under
 
 ETA = 0.1  # step size on the clients' total losses, whose means are over two rows

@@ -1,0 +1,151 @@
+"""Losses after gradient steps, differentiated through the steps: MAML and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Batch
+from pyrofl.inference.elbo import Loss, Program
+from pyrofl.tensors import Tensors, pick
+
+Order = Literal["exact", "first", "hessian_free"]
+
+Descent = Callable[[Program, Program, Tensors, Tensors, Batch], Tensors]
+"""(model, guide, received, local, batch) -> local after some steps; gradients flow through."""
+
+
+def descended(
+    loss: Loss, names: str, lr: float, steps: int = 1, clip: float | None = None
+) -> Descent:
+    """Make plain gradient steps that can be differentiated.
+
+    Args:
+        loss: per client, [C].
+        names: patterns of the local tensors that move.
+        lr: learning rate, on the scale of the loss.
+        steps: how many, all on the same batch.
+        clip: largest norm of a client's gradient; a longer one is scaled down.
+
+    Raises:
+        ValueError: if a number is out of its range, or (in a step) no local tensor matches.
+    """
+    if lr < 0 or steps < 0 or (clip is not None and not clip > 0):
+        raise ValueError(f"lr is {lr}, steps {steps}, clip {clip}; expected >= 0, >= 0 and > 0")
+
+    def descend(
+        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensors:
+        for _ in range(steps):
+            local, moving = _free(local, names)
+            value = loss(model, guide, received, local, batch)
+            slopes = _gradient(value.sum(), moving)
+            if clip is not None:
+                slopes = _clipped(slopes, clip)
+            local = local | {n: v - lr * slopes[n] for n, v in moving.items()}
+        return local
+
+    return descend
+
+
+def maml(
+    loss: Loss,
+    names: str,
+    lr: float,
+    *,
+    order: Order = "exact",
+    inner: Loss | None = None,
+    clip: float | None = None,
+) -> Loss:
+    """Make the loss after one gradient step, each on rows of its own.
+
+    A third of a batch's rows supports the step w' = w - lr grad L(w). "exact" (MAML) is the loss
+    at w' of the other rows, whose gradient flows through the step. "first" takes the gradient at
+    w' as if w' - w were constant. "hessian_free" (Per-FedAvg) is g - lr H g with g the gradient at
+    w' on the second third and H the second derivative at w on the last third, as a product with g:
+    three independent batches, as the analysis asks for.
+
+    Finn, Abbeel and Levine, "Model-Agnostic Meta-Learning", ICML 2017; Fallah, Mokhtari and
+    Ozdaglar, "Personalized Federated Learning", NeurIPS 2020, whose difference quotient of two
+    gradients is the exact product here: of Monte Carlo losses, which draw anew, it would be noise.
+
+    Args:
+        loss: per client, [C].
+        names: patterns of the local tensors that make the inner step. Others that the outer step
+            moves get their gradient too.
+        lr: learning rate of the inner step.
+        order: of the outer gradient.
+        inner: the loss of the inner step; default `loss`.
+        clip: largest norm of a client's inner gradient.
+
+    Raises:
+        ValueError: if the order is unknown or a number is out of its range.
+    """
+    if order not in get_args(Order):
+        raise ValueError(f"order is {order!r}; expected one of {', '.join(get_args(Order))}")
+    step = descended(inner or loss, names, lr, clip=clip)
+
+    def outer(
+        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        first, second, third = batch.split(3)
+        asked = [n for n, v in local.items() if v.requires_grad]
+        local, moving = _free(local, names)
+        after = step(model, guide, received, local, first)
+        if order == "exact":
+            return loss(model, guide, received, after, _together(second, third))
+        near = local | {n: v + (after[n] - v).detach() for n, v in moving.items()}
+        if order == "first":
+            return loss(model, guide, received, near, _together(second, third))
+        value = loss(model, guide, received, near, second)
+        free = {n: v for n, v in local.items() if v.requires_grad}
+        g = {n: v.detach() for n, v in _gradient(value.sum(), free).items()}
+        slopes = _gradient((inner or loss)(model, guide, received, local, third).sum(), moving)
+        product = torch.stack([(slopes[n] * g[n]).sum() for n in moving]).sum()
+        curved = _gradient(product, free)
+        change = {n: g[n] - lr * curved[n].detach() for n in asked}
+        return _with_gradient(value, {n: free[n] for n in asked}, change)
+
+    return outer
+
+
+def _free(local: Tensors, names: str) -> tuple[Tensors, Tensors]:
+    """Let gradients of the named tensors be taken; return local and those tensors."""
+    moving = {
+        n: v if v.requires_grad else v.detach().requires_grad_()
+        for n, v in pick(local, names).items()
+    }
+    if not moving:
+        raise ValueError(f"no local tensor matches {names!r}; there are {sorted(local)}")
+    return local | moving, moving
+
+
+def _gradient(value: Tensor, of: Tensors) -> Tensors:
+    grads = torch.autograd.grad(
+        value, list(of.values()), create_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(of, grads, strict=True))
+
+
+def _clipped(slopes: Tensors, norm: float) -> Tensors:
+    squares = torch.stack([v.reshape(len(v), -1).square().sum(1) for v in slopes.values()]).sum(0)
+    factor = (norm / (squares + 1e-12).sqrt()).clamp(max=1)
+    return {n: v * factor.reshape(-1, *(1 for _ in v.shape[1:])) for n, v in slopes.items()}
+
+
+def _together(a: Batch, b: Batch) -> Batch:
+    x, y, mask = (torch.cat([getattr(a, n), getattr(b, n)], 1) for n in ("x", "y", "mask"))
+    return replace(a, x=x, y=y, mask=mask)
+
+
+def _with_gradient(value: Tensor, of: Tensors, grads: Tensors) -> Tensor:
+    """Return values [C] whose sum has these gradients."""
+    total = value.detach()
+    for n, v in of.items():
+        slope = (v * grads[n]).reshape(len(v), -1).sum(1)
+        total = total + slope - slope.detach()
+    return total
