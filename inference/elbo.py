@@ -28,7 +28,7 @@ Loss = Callable[[Program, Program, Tensors, Tensors, Batch], Tensor]
 
 def elbo(
     draws: int | None = None,
-    kl: float | Callable[[Batch], Tensor] = 1.0,
+    kl: float | Callable[[Tensors, Tensors, Batch], Tensor] = 1.0,
     mean: bool = False,
     analytic: bool = True,
 ) -> Loss:
@@ -36,7 +36,8 @@ def elbo(
 
     Args:
         draws: Monte Carlo draws of the guide; None draws once, without an axis for draws.
-        kl: weight of the KL divergence from prior to guide, or batch -> [C]. 1 is exact Bayes.
+        kl: weight of the KL divergence from prior to guide, a number or (received, local, batch)
+            -> [C]. 1 is exact Bayes.
         mean: divide by the client's number of rows: per datum, as papers write their losses,
             instead of the client's total.
         analytic: take the KL divergence of a site in closed form where PyTorch knows it.
@@ -56,7 +57,7 @@ def elbo(
         q, p = traces(model, guide, received, local, batch, draws)
         clients = len(batch)
         p.compute_log_prob(lambda _, site: bool(site["is_observed"]))
-        weight = kl(batch)[:, None] if callable(kl) else kl
+        weight = kl(received, local, batch)[:, None] if callable(kl) else kl
         costs = [-site["log_prob"] for _, site in observed(p)]
         scores = []
         for name, site in latent(q):

@@ -99,6 +99,7 @@ def evaluate(
             f"part is {part!r}, adapted {adapted!r}, population {population!r}; expected 'train' "
             "or 'test', and 'pooled' only unadapted and on test rows"
         )
+    method = method.deployed
     data, everyone = _population(data, population)
     table = data.train if part == "train" else data.test
     ids = torch.tensor([i for i in everyone if len(table[i])], dtype=torch.long)
@@ -181,7 +182,7 @@ def prepared(
         raise ValueError(f"adapted is {adapted!r}; expected one of {', '.join(known)}")
     if adapted == "adapt" and not method.adapt:
         raise ValueError("adapted is 'adapt'; this method runs nothing before its test")
-    received, private = meet(method, data, state, who, seed)
+    received, private = meet(method.deployed, data, state, who, seed)
     local = private | received
     if known[adapted]:
         with torch.enable_grad():

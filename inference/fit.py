@@ -204,8 +204,8 @@ def fit(
         for state in steps:
             run.seconds.append(perf_counter() - clock)
             run.state = state
-            run.down.append(state.down * len(state.trained))
-            run.up.append(state.up * len(state.who.ids))
+            run.down.append(int(state.down.sum()))
+            run.up.append(int(state.up.sum()))
             run.rejected.append(state.rejected)
             if every and (state.number % every == 0 or state.number == rounds):
                 run.test()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Loss, Program, elbo
-from pyrofl.tensors import Tensors, spread_out
+from pyrofl.tensors import Tensors, dense, spread_out
 
 Move = Callable[[Tensors, Tensors, Batch], Tensors]
 """A closed form: (received, local, batch), tensors [C, *p] -> the names that change."""
@@ -120,9 +120,12 @@ class Method:
             clients and `init` hold equal generators, so that a common start need not travel.
         upload: client: (received, local) -> message [C, ...], what goes up the wire.
         adapt: client: what the paper runs before testing, such as fine-tuning.
+        deploy: server: (server, who) -> received for prediction, where it is more than `download`:
+            an ensemble that nobody needs while training.
         views: the models that can be tested: "personal", "global", "ensemble".
         statistics: what the paper reports about clients besides scores: a closed form
             (received, local, batch) -> name: [C].
+        weigh: bytes [C] that tensors [C, ...] cost on the wire; `sparse` if zeros stay at home.
         all_train: every client trains every round, and participation says who reports.
 
     While a client trains, local = private | received (received wins); afterwards its private state
@@ -139,10 +142,17 @@ class Method:
     upload: Callable[[Tensors, Tensors], Tensors] = return_received
     adapt: tuple[Phase, ...] = ()
     views: Mapping[str, View] = field(default_factory=lambda: {"personal": as_trained})
+    deploy: Callable[[Tensors, Who], Tensors] | None = None
     statistics: Move = no_statistics
+    weigh: Callable[[Tensors], Tensor] = dense
     all_train: bool = False
 
     @property
     def main_view(self) -> str:
         """The model that the method is about: the personal one, or else its first."""
         return "personal" if "personal" in self.views else next(iter(self.views))
+
+    @property
+    def deployed(self) -> Method:
+        """The method as it is tested: clients receive what they need to predict."""
+        return self if self.deploy is None else replace(self, download=self.deploy, deploy=None)

@@ -13,7 +13,7 @@ from pyrofl.inference.local import Stream, train
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import Draw, drawn, everyone
 from pyrofl.inference.state import Round, chunks, meet, to_data
-from pyrofl.tensors import Tensors, cut, finite, generator, join_up, size_in_bytes
+from pyrofl.tensors import Tensors, cut, finite, generator, join_up
 
 
 def federate(
@@ -143,8 +143,8 @@ def advance(
         trained=trained[trained.argsort()],
         rejected=tuple(reason for part in parts for reason in part.rejected),
         loss=cut(join_up([part.loss for part in parts]), trained.argsort()),
-        down=parts[0].down,
-        up=size_in_bytes(message),
+        down=torch.cat([part.down for part in parts])[trained.argsort()],
+        up=_weigh(method, message, len(who.ids)),
     )
 
 
@@ -158,7 +158,7 @@ class _Part:
     message: Tensors
     loss: Tensors
     rejected: Sequence[str]
-    down: int
+    down: Tensor
 
 
 def _train_chunk(
@@ -185,9 +185,13 @@ def _train_chunk(
             for c, i in enumerate(ids.tolist())
             if not good[c]
         ],
-        down=size_in_bytes(received),
+        down=_weigh(method, received, len(ids)),
     )
     return part, cut(mine, good.nonzero().flatten().to(data.x.device))
+
+
+def _weigh(method: Method, tensors: Tensors, clients: int) -> Tensor:
+    return method.weigh(tensors) if tensors else torch.zeros(clients, dtype=torch.long)
 
 
 def _reason(name: str, tensors: Tensors, client: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyrofl.inference.method import Optim
 from pyrofl.tensors import Tensors
 
 
@@ -42,3 +43,35 @@ def average(message: Tensors, weight: Tensor) -> Tensors:
 def blend(old: Tensors, new: Tensors, keep: float) -> Tensors:
     """Move only part of the way: keep * old + (1 - keep) * new, for the names of `new`."""
     return {n: keep * old[n] + (1 - keep) * v for n, v in new.items()} if keep else new
+
+
+def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server/optim") -> Tensors:
+    """Take one optimiser step on the server along pseudo-gradients.
+
+    Args:
+        make: the optimiser, such as `sgd(1.0, momentum=0.9)`; the server counts as one client, so
+            that `clip` is the norm over all tensors of the gradient.
+        server: holds the values [*p], and what the optimiser remembers of earlier rounds.
+        gradient: [*p] by the names of the values.
+        role: of the optimiser's memory; names under "server/" never travel.
+
+    Returns:
+        New values and memory, to be put into the server's state.
+    """
+    params = {n: server[n].detach()[None].clone().requires_grad_() for n in gradient}
+    optimiser = make(list(params.values()))
+    for n, p in params.items():
+        p.grad = gradient[n].detach()[None].clone()
+        optimiser.state[p] = {
+            key.removeprefix(f"{role}/{n}:"): value.clone()
+            for key, value in server.items()
+            if key.startswith(f"{role}/{n}:")
+        }
+    optimiser.step()
+    memory = {
+        f"{role}/{n}:{key}": value
+        for n, p in params.items()
+        for key, value in optimiser.state[p].items()
+        if torch.is_tensor(value)
+    }
+    return {n: p.detach()[0] for n, p in params.items()} | memory

@@ -30,8 +30,8 @@ class Round:
         trained: ids of those that trained, sorted.
         rejected: "client: what was wrong" of those whose state was not finite.
         loss: mean loss of every gradient step by its names, [trained].
-        down: bytes sent to each client that trained.
-        up: bytes sent by each client that reported.
+        down: bytes sent to each client that trained, [trained].
+        up: bytes sent by each client that reported, [M].
     """
 
     number: int
@@ -43,8 +43,8 @@ class Round:
     trained: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     rejected: tuple[str, ...] = ()
     loss: Tensors = field(default_factory=dict)
-    down: int = 0
-    up: int = 0
+    down: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    up: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 
 
 def to_data(tensors: Tensors, data: Federation) -> Tensors:

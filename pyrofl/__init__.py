@@ -10,12 +10,13 @@ from pyrofl.data import Batch, Dataset, Federation, Who
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluate import Scores, evaluate, posterior
 from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.meta import descended, maml
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.participation import bernoulli, everyone, fixed, fraction
 from pyrofl.inference.predict import predict
 from pyrofl.inference.rounds import federate
-from pyrofl.inference.server import average, weighted_mean
+from pyrofl.inference.server import average, descend, weighted_mean
 from pyrofl.inference.state import Round
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
@@ -38,6 +39,8 @@ __all__ = [
     "adam",
     "average",
     "bernoulli",
+    "descend",
+    "descended",
     "elbo",
     "evaluate",
     "everyone",
@@ -45,6 +48,7 @@ __all__ = [
     "fit",
     "fixed",
     "fraction",
+    "maml",
     "posterior",
     "predict",
     "sgd",

@@ -79,6 +79,26 @@ def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(v[0].numel() * v.element_size() for v in tensors.values() if len(v))
 
 
+def dense(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return what tensors [C, ...] weigh on the wire, every entry counted: bytes [C]."""
+    clients = len(next(iter(tensors.values())))
+    return torch.full((clients,), size_in_bytes(tensors))
+
+
+def sparse(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return what tensors [C, ...] weigh if zeros stay at home: bytes [C].
+
+    Every entry costs one bit that says whether it is sent; a tensor without zeros is sent whole.
+    """
+    total = torch.zeros_like(dense(tensors))
+    for value in tensors.values():
+        size = value.shape[1:].numel()
+        kept = value.reshape(len(value), size).count_nonzero(1).cpu()
+        packed = kept * value.element_size() + -(-size // 8)
+        total += packed.clamp(max=size * value.element_size())
+    return total
+
+
 def generator(*key: int) -> Generator:
     """Return a random generator that depends on nothing but the key (non-negative integers)."""
     state = np.random.SeedSequence(key).generate_state(1, np.uint64)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pyrofl.tensors import (
     cut,
+    dense,
     finite,
     generator,
     join_up,
@@ -20,6 +21,7 @@ from pyrofl.tensors import (
     role,
     seeded,
     size_in_bytes,
+    sparse,
     spread_out,
     under,
 )
@@ -145,3 +147,14 @@ def test_seeding_is_for_a_while():
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
     assert random.getstate() == before[2]
+
+
+def test_the_wire_counts_every_entry_or_those_that_are_not_zero():
+    state = {"a": torch.tensor([[0.0, 1.0, 2.0], [0.0, 0.0, 5.0]]), "b": torch.ones(2, 4).double()}
+    assert dense(state).tolist() == [12 + 32] * 2
+    # Two and one floats with a byte of bits for three entries; the full tensor goes as it is.
+    assert sparse(state).tolist() == [8 + 1 + 32, 4 + 1 + 32]
+    assert sparse({"a": torch.zeros(2, 9)}).tolist() == [2, 2]
+    assert (
+        dense({"a": torch.zeros(0, 3)}).tolist() == sparse({"a": torch.zeros(0, 3)}).tolist() == []
+    )

@@ -16,7 +16,7 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
-from pyrofl.data import Batch, plan
+from pyrofl.data import Batch
 from pyrofl.inference.elbo import Loss, Program, elbo, traces, with_rows
 from pyrofl.inference.noise import ClientNoise
 from pyrofl.models import guides
@@ -24,6 +24,7 @@ from pyrofl.models.autoguides import from_pyro
 from pyrofl.models.fedavg import supervised
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed, flat
+from pyrofl.plans import plan
 from pyrofl.tensors import Tensors, generator, role
 
 IDS = (1, 3, 0)  # of 40, 12 and 3 rows, so that most of the batch is padding
@@ -235,7 +236,8 @@ def test_kl_weight_is_a_scale_on_the_latent_sites_of_both(family):
 def test_kl_weight_may_depend_on_the_client():
     model, guide, local, batch = setting("mean_field")
     none, whole = (ours(elbo(2, kl=k), model, guide, local, batch)[0] for k in (0.0, 1.0))
-    value, _ = ours(elbo(2, kl=lambda b: 1 / b.size), model, guide, local, batch)
+    per_datum = elbo(2, kl=lambda received, local, batch: 1 / batch.size)
+    value, _ = ours(per_datum, model, guide, local, batch)
     close(value, none + (whole - none) / batch.size)
     assert (whole - none).min() > 1
 

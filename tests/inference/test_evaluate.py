@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 import toys
-from torch import Tensor
+from torch import Generator, Tensor
 
-from pyrofl.data import Federation
+from pyrofl.data import Federation, Who
 from pyrofl.inference.evaluate import Scores, evaluate, posterior, predict
 from pyrofl.inference.method import Method
 from pyrofl.inference.rounds import federate
@@ -18,6 +18,7 @@ from pyrofl.inference.state import Round
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.models.likelihoods import bernoulli, normal
 from pyrofl.nets import build
+from pyrofl.tensors import Tensors, role, spread_out, under
 
 # Training responses of three clients and one held out; test responses are one more.
 Y = (0.0, 2.0, 10.0, 4.0)
@@ -205,3 +206,29 @@ def test_a_point_posterior_repeats_its_point(blobs: Federation):
         torch.testing.assert_close(value, expected)
     with pytest.raises(ValueError, match="draws is 0; expected at least 1"):
         posterior(method, blobs, state, 0)
+
+
+def test_what_is_deployed_is_tested_but_does_not_travel_in_training():
+    plain = fedavg.build(toys.net(), epochs=1)
+
+    def deploy(server: Tensors, who: Who) -> Tensors:
+        return spread_out(server, len(who.ids))
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        old = {n: v for n, v in server.items() if n.startswith("w/")}
+        return plain.merge(server, message, who, generator) | under("server/old", old)
+
+    def both(received: Tensors, local: Tensors) -> list[Tensors]:
+        return [received, received | under("w", role("server/old/w", received))]
+
+    method = replace(plain, merge=merge, deploy=deploy, views=plain.views | {"ensemble": both})
+    data = toys.blobs()
+    state = toys.last(method, data, 2)
+    before = toys.last(plain, data, 1)
+    after = toys.last(plain, data, 2)
+    assert torch.equal(state.down, after.down)
+    toys.assert_same(role("server/old", state.server), before.server)
+    one = evaluate(method, data, state, model="global").values
+    toys.assert_same(one, evaluate(plain, data, after, model="global").values)
+    ensemble = evaluate(method, data, state, model="ensemble").values
+    assert not torch.equal(ensemble["nll"], one["nll"])

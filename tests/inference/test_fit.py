@@ -33,7 +33,8 @@ def test_every_score_is_written_down_with_its_setting():
     again = run.evaluate(model="personal", adapted="adapt", population="held_out").mean("accuracy")
     assert last[-1]["value"] == again
     assert len(run.seconds) == len(run.rejected) == 5
-    assert run.down == run.up == [10 * run.state.down] * 5
+    assert run.down == run.up == [int(run.state.down.sum())] * 5
+    assert run.down[0] == 10 * int(run.state.down[0])
 
 
 def test_a_method_without_test_rows_is_scored_on_training_rows():

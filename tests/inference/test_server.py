@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from checks import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from pyrofl.inference.server import average, blend, weighted_mean
-from pyrofl.tensors import generator
+from pyrofl.inference.optim import adam, sgd
+from pyrofl.inference.server import average, blend, descend, weighted_mean
+from pyrofl.tensors import Tensors, generator
 
 
 def values(clients: int, seed: int) -> torch.Tensor:
@@ -88,3 +91,48 @@ def test_a_blend_goes_part_of_the_way(keep):
 def test_a_blend_that_keeps_nothing_needs_nothing_old():
     new = {"a": values(1, 2)}
     assert torch.equal(blend({}, new, 0.0)["a"], new["a"])
+
+
+def stepped(make, steps: int, **start: Tensor) -> tuple[Tensors, Tensors]:
+    """Step both ways along the same gradients: ours with its memory in a dict, torch's own."""
+    gradients = [
+        {n: torch.randn(v.shape, generator=generator(i), dtype=v.dtype) for n, v in start.items()}
+        for i in range(steps)
+    ]
+    ours = dict(start)
+    theirs = {n: v.clone()[None].requires_grad_() for n, v in start.items()}
+    optimiser = make(list(theirs.values()))
+    for gradient in gradients:
+        ours |= descend(make, ours, gradient)
+        for n, p in theirs.items():
+            p.grad = gradient[n][None]
+        optimiser.step()
+    return ours, {n: p.detach()[0] for n, p in theirs.items()}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [sgd(0.3), sgd(0.3, 0.9, weight_decay=0.1), sgd(0.3, 0.9, clip=0.5), adam(0.1)],
+    ids=["sgd", "momentum", "clipped", "adam"],
+)
+def test_the_server_steps_as_torch_does(make):
+    start = {
+        "a/w": torch.ones(3, 2, dtype=torch.float64),
+        "a/b": torch.tensor(2.0, dtype=torch.float64),
+    }
+    ours, theirs = stepped(make, 4, **start)
+    for n, value in theirs.items():
+        close(ours[n], value)
+    assert all(n.startswith("server/optim/") for n in ours.keys() - start.keys())
+    assert torch.equal(start["a/w"], torch.ones(3, 2, dtype=torch.float64))
+
+
+def test_two_groups_remember_apart():
+    start = {"a": torch.zeros(1), "b": torch.zeros(1), "a_b": torch.zeros(1)}
+    ones = {n: torch.ones(1) for n in start}
+    server = dict(start)
+    for _ in range(2):
+        server |= descend(sgd(1.0, 0.5), server, {"a": ones["a"]}, "server/x")
+        server |= descend(sgd(1.0, 0.9), server, {"b": ones["b"], "a_b": ones["b"]}, "server/y")
+    # Momentum m: steps 1 and 1 + m.
+    close(torch.cat([server["a"], server["b"], server["a_b"]]), [-2.5, -2.9, -2.9], 1e-6)
