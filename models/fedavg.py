@@ -16,8 +16,11 @@ Departures from the paper: momentum, which 0 turns off.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypedDict
+
 import pyro
-from torch import Generator
+from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Program, elbo
@@ -31,6 +34,21 @@ from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
 
+class Training(TypedDict, total=False):
+    """What methods whose clients train as in FedAvg hand on to `build`, which explains it."""
+
+    likelihood: Likelihood
+    guide: guides.Family
+    scale: float
+    draws: int
+    epochs: int | Callable[[Tensor], Tensor]
+    batch: int | None
+    lr: float
+    momentum: float
+    weight_decay: float
+    fine_tune: int
+
+
 def build(
     net: Network,
     *,
@@ -39,10 +57,11 @@ def build(
     guide: guides.Family = guides.delta,
     scale: float = 0.05,
     draws: int = 5,
-    epochs: int = 5,
+    epochs: int | Callable[[Tensor], Tensor] = 5,
     batch: int | None = 10,
     lr: float = 0.01,
     momentum: float = 0.9,
+    weight_decay: float = 0.0,
     fine_tune: int = 0,
 ) -> Method:
     """Build FedAvg.
@@ -54,10 +73,11 @@ def build(
         guide: family of q(w); with `mean_field` the server averages variational parameters.
         scale: standard deviation of q(w) before round one, if it has any.
         draws: Monte Carlo samples of every loss, if q(w) is random.
-        epochs: local epochs.
+        epochs: local epochs, or ids [C] -> epochs [C] where clients have budgets of their own.
         batch: rows in a step; None takes all.
         lr: learning rate; the loss is a mean over the rows.
         momentum: of SGD, which starts afresh each round.
+        weight_decay: of SGD, on the same scale: a normal prior of variance 1 / (weight_decay n_j).
         fine_tune: local epochs before testing; 0 tests the global model alone.
 
     Raises:
@@ -71,7 +91,8 @@ def build(
     def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         return server | average(message, who.size)
 
-    step = Step(q.names, sgd(lr, momentum), elbo(draws if q.random else None, mean=True))
+    optim = sgd(lr, momentum, weight_decay=weight_decay)
+    step = Step(q.names, optim, elbo(draws if q.random else None, mean=True))
     return Method(
         init=init,
         model=supervised(net, likelihood, prior),

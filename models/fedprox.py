@@ -16,11 +16,12 @@ where the paper draws them by size and averages evenly.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import pyro.distributions as dist
 
 from pyrofl.inference.method import Method
-from pyrofl.models import fedavg, guides
-from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models import fedavg
 from pyrofl.models.priors import Family, proximal
 from pyrofl.nets import Network
 
@@ -29,46 +30,18 @@ def build(
     net: Network,
     *,
     mu: float = 0.1,
-    likelihood: Likelihood = categorical,
     prior: Family = dist.Normal,
-    guide: guides.Family = guides.delta,
-    scale: float = 0.05,
-    draws: int = 5,
-    epochs: int = 5,
-    batch: int | None = 10,
-    lr: float = 0.01,
-    momentum: float = 0.9,
-    fine_tune: int = 0,
+    **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build FedProx.
 
     Args:
         net: the network; all its parameters are shared.
         mu: strength of the proximal term, per datum: the prior's variance is 1 / (mu n_j).
-        likelihood: of a row, given the network's outputs.
         prior: location-scale family that is centred at the received model.
-        guide: family of q(w_j).
-        scale: standard deviation of q(w_j) before round one, if it has any.
-        draws: Monte Carlo samples of every loss, if q(w_j) is random.
-        epochs: local epochs.
-        batch: rows in a step; None takes all.
-        lr: learning rate; the loss is a mean over the rows.
-        momentum: of SGD, which starts afresh each round.
-        fine_tune: local epochs before testing; 0 tests the global model alone.
+        training: as in `fedavg.build`.
 
     Raises:
         ValueError: if a number is out of its range.
     """
-    return fedavg.build(
-        net,
-        likelihood=likelihood,
-        prior=proximal(mu, prior),
-        guide=guide,
-        scale=scale,
-        draws=draws,
-        epochs=epochs,
-        batch=batch,
-        lr=lr,
-        momentum=momentum,
-        fine_tune=fine_tune,
-    )
+    return fedavg.build(net, prior=proximal(mu, prior), **training)

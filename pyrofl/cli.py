@@ -85,6 +85,11 @@ def _add_data(to: ArgumentParser) -> None:
     add("--partition", metavar="P", help="see pyrofl list; default groups of the data or slices:5")
     add("--clients", type=_whole(1), metavar="J", help="that train; default 20 or the groups")
     add("--held-out", type=_whole(0), default=0, metavar="H", help="clients that never train")
+    add(
+        "--server-data",
+        metavar="U",
+        help="unlabelled rows at the server: a count or share of the training rows, or a data set",
+    )
     add("--test", default="same_shares", metavar="POLICY", help="who is tested on what")
     add("--seed", type=_whole(0), default=0, metavar="S", help="of all random numbers")
     add("--overwrite", action="store_true", help="replace files that are there")

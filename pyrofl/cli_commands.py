@@ -9,24 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pyrofl import figures, records
+from pyrofl.cli_methods import Scheduled, about, builds, methods
 from pyrofl.cli_report import save
-from pyrofl.cli_setup import (
-    Task,
-    about,
-    builds,
-    methods,
-    participation,
-    resolve,
-    split,
-    task,
-    threads,
-)
+from pyrofl.cli_setup import Task, participation, resolve, split, task, threads
 from pyrofl.cli_tables import CompareRow, compare_rows, compare_table, main_metric, score_table
 from pyrofl.datasets import DATASETS
 from pyrofl.federations import PARTITIONS, TEST_POLICIES, class_counts
 from pyrofl.inference.evaluate import Scores
 from pyrofl.inference.fit import Run, fit
-from pyrofl.inference.method import Method
 from pyrofl.nets import NETWORKS
 from pyrofl.tables import LIKELIHOODS
 
@@ -60,7 +50,7 @@ def run(args: Namespace) -> None:
     """
     args = resolve(args)
     found = task(args, args.seed)
-    method = methods([args.method], args.settings, found)[args.method]
+    method = methods([args.method], args.settings, found, args.rounds)[args.method]
     participation(args.participation, found.data.clients)
     folder = records.prepare(args.out or f"runs/{args.method}-{args.seed}", args.overwrite)
     _, scores = fit_and_save(args, args.method, method, found, folder)
@@ -76,7 +66,7 @@ def compare(args: Namespace) -> None:
     """
     args = resolve(args)
     tasks = [task(args, seed) for seed in range(args.seed, args.seed + args.seeds)]
-    chosen = [methods(args.methods, args.settings, found) for found in tasks]
+    chosen = [methods(args.methods, args.settings, found, args.rounds) for found in tasks]
     for found in tasks:
         participation(args.participation, found.data.clients)
     folder = records.prepare(args.out or "runs/compare", args.overwrite)
@@ -122,7 +112,7 @@ def partition(args: Namespace) -> None:
 
 
 def fit_and_save(
-    args: Namespace, name: str, method: Method, found: Task, folder: Path
+    args: Namespace, name: str, method: Scheduled, found: Task, folder: Path
 ) -> tuple[Run, list[Scores]]:
     """Fit a method, test it and write its folder."""
     data = found.data

@@ -13,6 +13,8 @@ from pyrofl.recipes import known
 Build = Callable[..., Any]
 Value = int | float | bool | str | None
 
+DONE = "done"  # the share of the rounds that are over: not a setting, the command line knows it
+
 _WORDS = {
     NoneType: "none",
     bool: "true or false",
@@ -54,11 +56,13 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
 def arguments(build: Build) -> dict[str, Any]:
     """Return the types of what a method can be told in words; priors and guides cannot."""
     hints = get_type_hints(build)
-    return {
-        name: hints[name]
-        for name, parameter in inspect.signature(build).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and readable(hints[name])
-    }
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(build).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            found[name] = hints[name]
+        elif parameter.kind is parameter.VAR_KEYWORD:  # **name: Unpack[a TypedDict]
+            found |= get_type_hints(get_args(hints[name])[0])
+    return {name: kind for name, kind in found.items() if name != DONE and readable(kind)}
 
 
 def readable(kind: Any) -> list[Any]:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 import runpy
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 
 import torch
 from torch import nn
 
-import pyrofl.models
 from pyrofl import datasets, federations, nets
-from pyrofl.cli_settings import Build, read_settings
 from pyrofl.data import Dataset, Federation
-from pyrofl.inference.method import Method
 from pyrofl.inference.participation import Draw, bernoulli, everyone, fixed, fraction
-from pyrofl.models.likelihoods import named
 from pyrofl.nets import Network
-from pyrofl.recipes import known
 from pyrofl.tensors import generator
 
 CLIENTS = 20
@@ -41,19 +34,6 @@ class Task:
     data: Federation
     net: Network
     likelihood: str
-
-
-def builds() -> dict[str, Build]:
-    """Find the methods: every module of `pyrofl.models` that has a `build`."""
-    names = [found.name for found in pkgutil.iter_modules(pyrofl.models.__path__)]
-    modules = {name: import_module(f"pyrofl.models.{name}") for name in sorted(names)}
-    return {name: module.build for name, module in modules.items() if hasattr(module, "build")}
-
-
-def about(method: str) -> str:
-    """Return the first line of a method's description, without its name."""
-    first = (import_module(f"pyrofl.models.{method}").__doc__ or "").splitlines()[0]
-    return first.partition(": ")[2].rstrip(".")
 
 
 def resolve(args: Namespace) -> Namespace:
@@ -105,9 +85,31 @@ def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
     """
     dataset = load(args, seed)
     federation = federations.split(
-        dataset, args.partition, args.clients, seed=seed, test=args.test, held_out=args.held_out
+        dataset,
+        args.partition,
+        args.clients,
+        seed=seed,
+        test=args.test,
+        held_out=args.held_out,
+        server=server_data(args),
     )
     return dataset, federation
+
+
+def server_data(args: Namespace) -> int | float | Dataset | None:
+    """Read what the server holds: a count "1000", a share "0.1", or a data set by name.
+
+    Raises:
+        ValueError: if it is no number and no data set.
+    """
+    text = args.server_data
+    if text is None:
+        return None
+    for kind in (int, float):
+        with suppress(ValueError):
+            number: int | float = kind(text)
+            return number
+    return datasets.load(text, data_dir=args.data_dir)
 
 
 def task(args: Namespace, seed: int) -> Task:
@@ -172,22 +174,6 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def methods(names: Sequence[str], settings: Sequence[str], task: Task) -> Mapping[str, Method]:
-    """Build methods by name for the network and likelihood of a task.
-
-    Raises:
-        ValueError: if a name is unknown or occurs twice, or a setting is refused.
-    """
-    found = builds()
-    for name in names:
-        known(name, found, "method")
-    if len(set(names)) < len(names):
-        raise ValueError(f"methods are {', '.join(names)}; expected no two alike")
-    chosen = read_settings(settings, {name: found[name] for name in names})
-    likelihood = named(task.likelihood)
-    return {name: found[name](task.net, likelihood=likelihood, **chosen[name]) for name in names}
 
 
 def participation(text: str, clients: int) -> Draw:

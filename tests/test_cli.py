@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
+import toys
 import xarray
 
 from pyrofl.cli import main
-from pyrofl.cli_settings import parse, read_settings
-from pyrofl.cli_setup import builds, participation
+from pyrofl.cli_methods import builds, methods
+from pyrofl.cli_settings import arguments, parse, read_settings
+from pyrofl.cli_setup import Task, participation
 from pyrofl.cli_tables import compare_table
+from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedprox, local
+from pyrofl.models.likelihoods import Likelihood
+from pyrofl.nets import Network
 from pyrofl.records import CLIENTS, COMPARE, METRICS, read_csv
 from pyrofl.tensors import generator
 
@@ -284,6 +289,9 @@ BAD = {
     "run pfedvem --set own_base=maybe": "expected true or false",
     "run local --out full": "full is not empty",
     "run local --out nets.py": "nets.py is a file",
+    "run local --server-data 100000": "server is 100000",
+    "run local --server-data 1.5": "server is 1.5",
+    "run local --server-data digts": "did you mean digits?",
     "run local --bogus": "unrecognized arguments: --bogus",
     "compare local local": "expected no two alike",
     "compare local fedavg --set lr_base=1": "unknown setting of local, fedavg",
@@ -378,12 +386,49 @@ def test_settings_have_types(text, kind, value):
     assert type(found) is type(value)
 
 
-def test_baselines_share_fedavg_defaults():
-    reference = inspect.signature(fedavg.build).parameters
-    for build in (local.build, fedprox.build):
-        own = inspect.signature(build).parameters
-        for name in own.keys() - {"net", "mu", "prior"}:
-            assert own[name].default == reference[name].default, name
+def test_settings_reach_through_shared_arguments():
+    own = arguments(fedprox.build)
+    assert own["mu"] is float
+    assert {n: k for n, k in own.items() if n != "mu"} == arguments(fedavg.build)
+    assert arguments(local.build).keys() == arguments(fedavg.build).keys()
+
+
+def scheduled(
+    net: Network,
+    *,
+    unlabelled: torch.Tensor,
+    likelihood: Likelihood,
+    lr: float = 0.1,
+    done: float | None = None,
+) -> Method:
+    """Build a method whose learning rate depends on the round, and that needs the server's rows."""
+    assert len(unlabelled)
+    return fedavg.build(net, likelihood=likelihood, lr=lr if done is None else lr * (1 - done))
+
+
+def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
+    monkeypatch.setattr("pyrofl.cli_methods.builds", lambda: {"scheduled": scheduled})
+    data = toys.blobs()
+    task = Task(0, replace(data, unlabelled=data.x[:7]), toys.net(), "categorical")
+    made = methods(["scheduled"], ["lr=0.4"], task, 4)["scheduled"]
+    assert callable(made)
+    rates = [made(r).phases[0].moves[0].optim([torch.zeros(1, 1)]) for r in range(4)]
+    assert [r.param_groups[0]["lr"] for r in rates] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    with pytest.raises(ValueError, match="unknown setting of scheduled: 'done'"):
+        methods(["scheduled"], ["done=0.4"], task, 4)
+    bare = Task(0, data, toys.net(), "categorical")
+    with pytest.raises(ValueError, match="scheduled needs unlabelled rows at the server"):
+        methods(["scheduled"], [], bare, 4)
+
+
+def test_the_server_may_hold_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pyrofl.cli_methods.builds", lambda: {"scheduled": scheduled})
+    for k, words in enumerate((["20"], ["0.1"], ["digits"])):
+        out = ["--out", str(tmp_path / str(k)), "--posterior-draws", "0"]
+        assert main(["run", "scheduled", *SMALL, "--server-data", *words, *out]) == 0
+    assert main(["run", "scheduled", *SMALL, "--out", str(tmp_path / "no")]) == 2
+    assert "expected --server-data" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Methods by name: found in `pyrofl.models`, built for a task with the settings of the user."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import pyrofl.models
+from pyrofl.cli_settings import DONE, Build, read_settings
+from pyrofl.cli_setup import Task
+from pyrofl.inference.method import Method
+from pyrofl.models.likelihoods import named
+from pyrofl.recipes import known
+
+Scheduled = Method | Callable[[int], Method]
+
+
+def builds() -> dict[str, Build]:
+    """Find the methods: every module of `pyrofl.models` that has a `build`."""
+    names = [found.name for found in pkgutil.iter_modules(pyrofl.models.__path__)]
+    modules = {name: import_module(f"pyrofl.models.{name}") for name in sorted(names)}
+    return {name: module.build for name, module in modules.items() if hasattr(module, "build")}
+
+
+def about(method: str) -> str:
+    """Return the first line of a method's description, without its name."""
+    first = (import_module(f"pyrofl.models.{method}").__doc__ or "").splitlines()[0]
+    return first.partition(": ")[2].rstrip(".")
+
+
+def methods(
+    names: Sequence[str], settings: Sequence[str], task: Task, rounds: int
+) -> Mapping[str, Scheduled]:
+    """Build methods by name for the network, likelihood and rounds of a task.
+
+    A `build` with an argument `done`, the share of the rounds that are over, is called every round.
+
+    Raises:
+        ValueError: if a name is unknown or occurs twice, a setting is refused, or a method needs
+            rows at the server and there are none.
+    """
+    found = builds()
+    for name in names:
+        known(name, found, "method")
+    if len(set(names)) < len(names):
+        raise ValueError(f"methods are {', '.join(names)}; expected no two alike")
+    chosen = read_settings(settings, {name: found[name] for name in names})
+    likelihood = named(task.likelihood)
+    return {
+        name: _built(name, found[name], task, rounds, {"likelihood": likelihood, **chosen[name]})
+        for name in names
+    }
+
+
+def _built(
+    name: str, build: Build, task: Task, rounds: int, arguments: dict[str, Any]
+) -> Scheduled:
+    wanted = inspect.signature(build).parameters
+    if "unlabelled" in wanted:
+        if task.data.unlabelled is None:
+            raise ValueError(f"{name} needs unlabelled rows at the server; expected --server-data")
+        arguments["unlabelled"] = task.data.unlabelled
+    method: Method = build(task.net, **arguments)
+    if DONE not in wanted:
+        return method
+    return lambda number: build(task.net, **arguments, done=number / rounds)
