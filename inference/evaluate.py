@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation, Who, stack
-from pyrofl.inference.elbo import latent, traces
-from pyrofl.inference.local import Stream, train
-from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.noise import ClientNoise
-from pyrofl.inference.predict import blocks, predict, score
-from pyrofl.inference.state import Round, chunks, meet
-from pyrofl.metrics import pool
-from pyrofl.tensors import Tensors, generator, join_up
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.method import Method
+from pyrofl.inference.predict import Prediction, blocks, predict, score
+from pyrofl.inference.prepare import Ready, population_of, ready
+from pyrofl.inference.state import Round
+from pyrofl.metrics import Bins, calibration_bins, pool
+from pyrofl.tensors import Tensors, join_up
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,10 @@ class Scores:
         return replace(self, ids=self.ids[keep], rows=self.rows[keep], values=values)
 
 
+Blocks = list[tuple[Prediction, Batch]]
+"""The predictions of some clients, whose rows came in blocks."""
+
+
 def evaluate(
     method: Method,
     data: Federation,
@@ -89,7 +92,39 @@ def evaluate(
     Raises:
         ValueError: if an argument is not one of the above, or no client has such rows.
     """
-    view = model or method.main_view
+    what: dict[str, Any] = {"model": model or method.main_view, "adapted": adapted}
+    what |= {"population": population, "part": part, "draws": draws}
+    found = [
+        (ids, score(made))
+        for ids, made in predictions(method, data, state, **what, seed=seed, chunk=chunk)
+    ]
+    ids, order = torch.cat([some for some, _ in found]).sort()
+    table = _rows(population_of(data, population)[0], part)
+    return Scores(
+        **what,
+        ids=ids,
+        rows=torch.tensor([len(table[i]) for i in ids.tolist()]),
+        values={n: v.cpu()[order] for n, v in join_up(values for _, values in found).items()},
+    )
+
+
+def predictions(
+    method: Method,
+    data: Federation,
+    state: Round,
+    *,
+    model: str | None = None,
+    adapted: str = "none",
+    population: str = "training",
+    part: str = "test",
+    draws: int | None = None,
+    seed: int = 0,
+    chunk: int | None = None,
+) -> Iterator[tuple[Tensor, Blocks]]:
+    """Yield ids [C] and the predictions of their rows, some clients at a time.
+
+    Arguments and errors are those of `evaluate`.
+    """
     if draws is not None and draws < 1:
         raise ValueError(f"draws is {draws}; expected at least 1, or None for the guide's mean")
     if part not in ("train", "test") or (
@@ -99,152 +134,57 @@ def evaluate(
             f"part is {part!r}, adapted {adapted!r}, population {population!r}; expected 'train' "
             "or 'test', and 'pooled' only unadapted and on test rows"
         )
-    method = method.deployed
-    data, everyone = _population(data, population)
-    table = data.train if part == "train" else data.test
+    data, everyone = population_of(data, population)
+    table = _rows(data, part)
     ids = torch.tensor([i for i in everyone if len(table[i])], dtype=torch.long)
     if not len(ids):
         raise ValueError(f"no client of the {population} population has {part} rows")
-    parts: list[Tensors] = []
-    order: list[Tensor] = []
-    with torch.no_grad():
-        for some in chunks(method, data, state, ids, chunk, seed):
-            who = data.who(some)
-            received, local = prepared(
-                method, data, state, who, model=view, adapted=adapted, seed=seed
-            )
-            noise = [generator(seed, Stream.TEST, state.number, i) for i in some.tolist()]
-            found = [
-                (predict(method, received, local, batch, draws, noise), batch)
-                for batch in blocks(data, [table[i] for i in some.tolist()], who)
-            ]
-            parts.append(score(found))
-            order.append(some)
-    back = torch.cat(order).argsort()
-    return Scores(
-        view,
-        adapted,
-        population,
-        part,
-        draws,
-        ids=ids,
-        rows=torch.tensor([len(table[i]) for i in ids.tolist()]),
-        values={n: v.cpu()[back] for n, v in join_up(parts).items()},
-    )
+    some = ready(method, data, state, ids, model=model, adapted=adapted, seed=seed, chunk=chunk)
+    return _predicted(method, data, table, some, draws)
 
 
-def _population(data: Federation, population: str) -> tuple[Federation, list[int]]:
-    """Return the ids of a population; the pooled client is put behind all others."""
-    everyone = len(data.train)
-    if population == "training":
-        return data, list(range(data.clients))
-    if population == "held_out":
-        return data, list(range(data.clients, everyone))
-    if population != "pooled":
-        raise ValueError(
-            f"population is {population!r}; expected 'training', 'held_out' or 'pooled'"
-        )
-    rows = data.pooled_test if data.pooled_test is not None else torch.zeros(0, dtype=torch.long)
-    pooled = replace(
-        data,
-        train=(*data.train, torch.cat(data.train[: data.clients])),
-        test=(*data.test, rows),
-        names=(*data.names, "all test rows"),
-        held_out=data.held_out + 1,
-    )
-    return pooled, [everyone]
-
-
-def prepared(
+def _predicted(
     method: Method,
     data: Federation,
-    state: Round,
-    who: Who,
-    *,
-    model: str | None = None,
-    adapted: str = "none",
-    seed: int = 0,
-) -> tuple[Tensors, Tensors | list[Tensors]]:
-    """Return what programs are to read as received and local, to test a model of some clients.
-
-    Raises:
-        ValueError: if the method has no such view, or `adapted` is unknown.
-    """
-    view = model or method.main_view
-    if view not in method.views:
-        raise ValueError(f"no {view!r} model; this method has {', '.join(method.views)}")
-    known: dict[str, tuple[Phase, ...]] = {
-        "none": (),
-        "adapt": method.adapt,
-        "phases": method.phases,
-    }
-    if adapted not in known:
-        raise ValueError(f"adapted is {adapted!r}; expected one of {', '.join(known)}")
-    if adapted == "adapt" and not method.adapt:
-        raise ValueError("adapted is 'adapt'; this method runs nothing before its test")
-    received, private = meet(method.deployed, data, state, who, seed)
-    local = private | received
-    if known[adapted]:
-        with torch.enable_grad():
-            local, _ = train(
-                method,
-                received,
-                local,
-                data,
-                who,
-                seed=seed,
-                number=state.number,
-                phases=known[adapted],
+    table: tuple[Tensor, ...],
+    clients: Iterator[Ready],
+    draws: int | None,
+) -> Iterator[tuple[Tensor, Blocks]]:
+    for ids, received, local, noise in clients:
+        rows = [table[i] for i in ids.tolist()]
+        with torch.no_grad():
+            yield (
+                ids,
+                [
+                    (predict(method, received, local, batch, draws, noise), batch)
+                    for batch in blocks(data, rows, data.who(ids))
+                ],
             )
-    return received, method.views[view](received, local)
 
 
-def posterior(
-    method: Method,
-    data: Federation,
-    state: Round,
-    draws: int,
-    *,
-    model: str | None = None,
-    adapted: str = "none",
-    ids: Tensor | None = None,
-    seed: int = 0,
-    chunk: int | None = None,
-) -> Tensors:
-    """Draw from the posterior of every client: site -> [S, C, *p], clients in the order of ids.
+def calibration(method: Method, data: Federation, state: Round, **what: Any) -> Bins:
+    """Gather the predictions of all clients' rows by their confidence, as reliability diagrams do.
 
     Args:
-        method: as trained.
+        method: as trained, a classifier.
         data: the federation.
         state: the round.
-        draws: how many, S.
-        model: one of the method's views, not an ensemble.
-        adapted: as in `evaluate`.
-        ids: of clients; default all that train.
-        seed: of the run.
-        chunk: clients drawn side by side.
+        what: further arguments of `evaluate`.
 
     Raises:
-        ValueError: if draws is less than 1, or the view is an ensemble.
+        ValueError: as `evaluate`, or if the method predicts numbers.
     """
-    if draws < 1:
-        raise ValueError(f"draws is {draws}; expected at least 1")
-    ids = torch.arange(data.clients) if ids is None else ids
-    found: list[tuple[Tensor, Tensors]] = []
-    for some in chunks(method, data, state, ids, chunk, seed):
-        who = data.who(some)
-        received, local = prepared(
-            method, data, state, who, model=model, adapted=adapted, seed=seed
-        )
-        if isinstance(local, list):
-            raise ValueError(f"{model!r} is an ensemble; draw from its members")
-        noise = [generator(seed, Stream.TEST, state.number, i) for i in some.tolist()]
-        batch = stack(data, [data.train[i][:1] for i in some.tolist()], who)
-        with pyro.validation_enabled(False), torch.no_grad(), ClientNoise(noise):
-            q, _ = traces(method.model, method.guide, received, local, batch, draws)
-        sites = {n: s["value"] for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
-        # From [S, C, 1, *p] to [C, S, *p]: clients first, to join chunks.
-        found.append((some, {n: v.squeeze(2).transpose(0, 1) for n, v in sites.items()}))
-    known, by_id = torch.cat([some for some, _ in found]).sort()
-    back = by_id[torch.searchsorted(known, ids)]
-    return {n: v[back].transpose(0, 1) for n, v in join_up(part for _, part in found).items()}
+    sure: list[Tensor] = []
+    right: list[Tensor] = []
+    for _, found in predictions(method, data, state, **what):
+        for prediction, batch in found:
+            if prediction.mean.dim() < 3:
+                raise ValueError("the method predicts numbers; expected probabilities of classes")
+            confidence, top = prediction.mean.max(-1)
+            sure.append(confidence[batch.mask])
+            right.append((top == batch.y)[batch.mask])
+    return calibration_bins(torch.cat(sure), torch.cat(right).to(sure[0]))
+
+
+def _rows(data: Federation, part: str) -> tuple[Tensor, ...]:
+    return data.train if part == "train" else data.test

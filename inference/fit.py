@@ -13,11 +13,14 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.export import inference_data
-from pyrofl.inference.evaluate import Scores, evaluate, posterior, prepared
+from pyrofl.inference.evaluate import Scores, calibration, evaluate
 from pyrofl.inference.method import Method, no_statistics
 from pyrofl.inference.participation import Draw, everyone
+from pyrofl.inference.posterior import posterior
+from pyrofl.inference.prepare import ready
 from pyrofl.inference.rounds import federate, first
-from pyrofl.inference.state import Round, chunks
+from pyrofl.inference.state import Round
+from pyrofl.metrics import Bins
 from pyrofl.tensors import Tensors, cut, join_up
 
 
@@ -104,6 +107,12 @@ class Run:
         ]
         return found
 
+    def calibration(self, **what: Any) -> Bins:
+        """Gather predictions by confidence; `what` are arguments of `pyrofl.evaluate`."""
+        return calibration(
+            self.method, self.data, self.state, **({"seed": self.seed, "draws": self.draws} | what)
+        )
+
     def posterior(self, draws: int = 100, **what: Any) -> Tensors:
         """Draw from every client's posterior: site -> [S, C, *p]; see `pyrofl.posterior`."""
         return posterior(self.method, self.data, self.state, draws, **({"seed": self.seed} | what))
@@ -113,13 +122,12 @@ class Run:
         if self.method.statistics is no_statistics:
             return {}
         everybody = torch.arange(self.data.clients)
-        parts = list(chunks(self.method, self.data, self.state, everybody, None, self.seed))
-        found = []
-        for ids in parts:
-            received, local = prepared(
-                self.method, self.data, self.state, self.data.who(ids), seed=self.seed
-            )
+        parts, found = [], []
+        for ids, received, local, _ in ready(
+            self.method, self.data, self.state, everybody, seed=self.seed
+        ):
             assert not isinstance(local, list)
+            parts.append(ids)
             found.append(self.method.statistics(received, local, self.data.batch(ids)))
         return cut(join_up(found), torch.cat(parts).argsort())
 

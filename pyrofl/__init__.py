@@ -8,12 +8,13 @@ from importlib.metadata import version
 
 from pyrofl.data import Batch, Dataset, Federation, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.evaluate import Scores, evaluate, posterior
+from pyrofl.inference.evaluate import Scores, calibration, evaluate, predictions
 from pyrofl.inference.fit import Run, fit
 from pyrofl.inference.meta import descended, maml
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.participation import bernoulli, everyone, fixed, fraction
+from pyrofl.inference.posterior import posterior
 from pyrofl.inference.predict import predict
 from pyrofl.inference.rounds import federate
 from pyrofl.inference.server import average, descend, weighted_mean
@@ -39,6 +40,7 @@ __all__ = [
     "adam",
     "average",
     "bernoulli",
+    "calibration",
     "descend",
     "descended",
     "elbo",
@@ -51,6 +53,7 @@ __all__ = [
     "maml",
     "posterior",
     "predict",
+    "predictions",
     "sgd",
     "weighted_mean",
 ]

@@ -7,21 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from pyrofl import export, figures
 from pyrofl.cli_tables import main_metric
 from pyrofl.federations import class_counts
-from pyrofl.inference.evaluate import Scores, prepared
+from pyrofl.inference.evaluate import Scores
 from pyrofl.inference.fit import Run
-from pyrofl.inference.local import Stream
-from pyrofl.inference.predict import blocks, predict
-from pyrofl.inference.state import chunks
-from pyrofl.metrics import Bins, calibration_bins
 from pyrofl.nets import Network
 from pyrofl.records import CLIENTS, METRICS, versions, write_csv, write_json
-from pyrofl.tensors import Tensors, generator
+from pyrofl.tensors import Tensors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,30 +117,11 @@ def draw(
     shown = next(s for s in scores if (s.model, s.adapted) == main_view(run))
     yield "clients", figures.clients(sizes[shown.ids], shown.values[metric], metric)
     if metric == "accuracy":
-        bins = {f"{model} model": calibration(run, model) for model in run.method.views}
+        bins = {
+            f"{model} model": run.calibration(model=model, part=scores[0].part)
+            for model in run.method.views
+        }
         yield "reliability", figures.reliability(bins)
     if {"tau", "deviation"} <= statistics.keys():
         tau, deviation = (statistics[name].cpu() for name in ("tau", "deviation"))
         yield "confidence", figures.confidence(tau, deviation, sizes[: data.clients])
-
-
-def calibration(run: Run, model: str) -> Bins:
-    """Gather the predictions by their confidence: of all test rows of clients that train.
-
-    Where nobody has test rows, of the training rows.
-    """
-    data, number = run.data, run.state.number
-    rows = data.test if any(len(r) for r in data.test[: data.clients]) else data.train
-    ids = torch.tensor([i for i in range(data.clients) if len(rows[i])])
-    sure: list[Tensor] = []
-    right: list[Tensor] = []
-    for some in chunks(run.method, data, run.state, ids, None, run.seed):
-        who = data.who(some)
-        received, local = prepared(run.method, data, run.state, who, model=model, seed=run.seed)
-        noise = [generator(run.seed, Stream.TEST, number, i) for i in some.tolist()]
-        for batch in blocks(data, [rows[i] for i in some.tolist()], who):
-            found = predict(run.method, received, local, batch, run.draws, noise)
-            confidence, top = found.mean.max(-1)
-            sure.append(confidence[batch.mask])
-            right.append((top == batch.y)[batch.mask])
-    return calibration_bins(torch.cat(sure), torch.cat(right).float())

@@ -11,8 +11,10 @@ import toys
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
-from pyrofl.inference.evaluate import Scores, evaluate, posterior, predict
+from pyrofl.inference.evaluate import Scores, calibration, evaluate
 from pyrofl.inference.method import Method
+from pyrofl.inference.posterior import posterior
+from pyrofl.inference.predict import predict
 from pyrofl.inference.rounds import federate
 from pyrofl.inference.state import Round
 from pyrofl.models import fedavg, guides, pfedvem
@@ -232,3 +234,17 @@ def test_what_is_deployed_is_tested_but_does_not_travel_in_training():
     toys.assert_same(one, evaluate(plain, data, after, model="global").values)
     ensemble = evaluate(method, data, state, model="ensemble").values
     assert not torch.equal(ensemble["nll"], one["nll"])
+
+
+def test_calibration_gathers_the_rows_of_all_clients(method: Method, state: Round):
+    data = toys.blobs(held_out=4)
+    classifier = fedavg.build(toys.net())
+    trained = toys.last(classifier, data, 3)
+    what = {"model": "global", "population": "held_out"}
+    bins = calibration(classifier, data, trained, **what, chunk=3)
+    scores = evaluate(classifier, data, trained, **what)
+    assert int(bins.rows.sum()) == 4 * 4
+    right = (bins.accuracy * bins.rows).nansum() / bins.rows.sum()
+    assert float(right) == pytest.approx(scores.mean("accuracy"))
+    with pytest.raises(ValueError, match="the method predicts numbers"):
+        calibration(method, constants(), state)
