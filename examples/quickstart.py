@@ -31,7 +31,6 @@ for method in (local.build(net), pfedvem.build(net, lr_base=0.01)):
 # The confidence tau_j of every client, and how far its head is from the common one.
 known = run.statistics()
 sizes = data.sizes[: data.clients]
-args.out.mkdir(parents=True, exist_ok=True)
 figures.save(
     figures.confidence(known["tau"], known["deviation"], sizes), args.out / "confidence.png"
 )

@@ -40,6 +40,5 @@ for name, change in choices.items():
     print(f"{name}: done")
 
 print(table(["one line changed", "accuracy", "nll", "ece"], rows))
-args.out.mkdir(parents=True, exist_ok=True)
 figures.save(figures.curves(curves, "nll"), args.out / "nll.png")
 print(f"figure: {args.out / 'nll.png'}")

@@ -21,6 +21,7 @@ from pyrofl.tensors import generator
 
 CLIENTS = 20
 PARTITION = "slices:5"
+DOMAINS = "domains:dirichlet:0.5"  # of data sets that are joined
 NET = "mlp:50"
 NETS = {"csv": "softmax", "eight_schools": "mean", "gaussian": "linear", "linear": "linear"}
 SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
@@ -45,7 +46,9 @@ def resolve(args: Namespace) -> Namespace:
     _load.cache_clear()  # within one command data are read once
     dataset = load(args, args.seed)
     partition = args.partition or ("groups" if dataset.groups else PARTITION)
-    if not args.partition and not dataset.groups and not dataset.classes:
+    if not args.partition and "domain" in dataset.groups:
+        partition = DOMAINS
+    elif not args.partition and not dataset.groups and not dataset.classes:
         partition = "iid"
     natural = partition.partition(":")[0] == "groups"
     clients = args.clients or (None if natural else CLIENTS)
@@ -91,13 +94,15 @@ def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
         seed=seed,
         test=args.test,
         held_out=args.held_out,
-        server=server_data(args),
+        server=server_data(args, tuple(dataset.x.shape[1:])),
     )
     return dataset, federation
 
 
-def server_data(args: Namespace) -> int | float | Dataset | None:
+def server_data(args: Namespace, shape: tuple[int, ...]) -> int | float | Dataset | None:
     """Read what the server holds: a count "1000", a share "0.1", or a data set by name.
+
+    Images of another data set are brought to the shape of the clients' rows.
 
     Raises:
         ValueError: if it is no number and no data set.
@@ -109,7 +114,8 @@ def server_data(args: Namespace) -> int | float | Dataset | None:
         with suppress(ValueError):
             number: int | float = kind(text)
             return number
-    return datasets.load(text, data_dir=args.data_dir)
+    other = datasets.load(text, data_dir=args.data_dir)
+    return other if other.x.shape[1:] == shape else datasets.resized(other, shape)
 
 
 def task(args: Namespace, seed: int) -> Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from pyrofl.conjugate import ConjugateTask, conjugate, gaussian_means, linear_regression
 from pyrofl.data import Dataset
+from pyrofl.domains import join, resized
 from pyrofl.images import IMAGES, load_images, load_npz
 from pyrofl.recipes import known
 from pyrofl.tables import draw_test_rows, load_csv
@@ -21,9 +23,11 @@ __all__ = [
     "ConjugateTask",
     "conjugate",
     "gaussian_means",
+    "join",
     "linear_regression",
     "load",
     "per_class",
+    "resized",
 ]
 
 DATASETS: dict[str, str] = {
@@ -34,8 +38,11 @@ DATASETS: dict[str, str] = {
     **{name: f"{about}; downloaded" for name, about in IMAGES.items()},
     "npz:PATH": "images in a file with arrays images (or jpeg, offsets), labels, is_test, classes",
     "csv:PATH": "a table with a target, feature columns and perhaps a group column",
+    "NAME+NAME": "several of these (no csv) as domains of one: all rows, all classes",
 }
 
+# A plus sign within a path, as in npz:a+b.npz, is not followed by a whole name.
+_PLUS = re.compile(r"\+(?=npz:|[\w-]+(?:\+|$))")
 _EFFECTS = (28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0)
 _ERRORS = (15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0)
 
@@ -71,13 +78,23 @@ def load(
     if seed < 0:
         raise ValueError(f"seed is {seed}; expected 0 or more")
     kind, _, path = name.partition(":")
+    names = _PLUS.split(name)
+    if len(names) > 1 and kind != "csv":
+        chosen: dict[str, object] = {
+            "target": target,
+            "group": group,
+            "features": features,
+            "likelihood": likelihood,
+        }
+        _refuse(name, chosen)
+        return join([load(one, data_dir=data_dir, seed=seed) for one in names])
     if kind in ("csv", "npz") and not path:
         raise ValueError(f"data set {name!r} lacks its file; expected {kind}: and a path")
     if kind == "csv":
         return load_csv(
             path, target=target, group=group, features=features, likelihood=likelihood, seed=seed
         )
-    chosen: dict[str, object] = {"features": features, "likelihood": likelihood}
+    chosen = {"features": features, "likelihood": likelihood}
     if kind == "npz":
         _refuse(name, chosen)
         return load_npz(path, target=target, group=group)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
+    from numpy.typing import NDArray
 
 Row = Mapping[str, Any]  # a line of metrics.csv or compare.csv, by column
 
@@ -26,6 +27,8 @@ METRICS = {
     "brier": "Brier score",
     "ece": "expected calibration error",
     "mce": "maximum calibration error",
+    "ece_classwise": "expected calibration error over all classes",
+    "mce_classwise": "maximum calibration error over all classes",
     "entropy": "entropy of the prediction (nats)",
     "rmse": "root mean squared error (units of y)",
 }
@@ -114,6 +117,37 @@ def band(axes: Axes, points: Mapping[int, Sequence[float]], name: str, style: Ro
         axes.fill_between(
             rounds, mean - error, mean + error, color=style["color"], alpha=0.2, linewidth=0
         )
+
+
+def log_band(axes: Axes, values: NDArray[Any], name: str, style: Row) -> int:
+    """Draw the geometric mean of runs, [runs, rounds], and its 95% band; return how many runs."""
+    from scipy.stats import t
+
+    logs = np.log(values)
+    runs, rounds = len(values), len(values[0])
+    mean = logs.mean(0)
+    axes.plot(np.exp(mean), label=name, markersize=4, markevery=max(1, rounds // 10), **style)
+    if runs > 1:
+        half = t.ppf(0.975, runs - 1) * logs.std(0, ddof=1) / runs**0.5
+        low, high = np.exp(mean - half), np.exp(mean + half)
+        axes.fill_between(range(rounds), low, high, color=style["color"], alpha=0.2, linewidth=0)
+    return runs
+
+
+def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Estimate a density on [0, top] by normal kernels, mirrored at both ends: places, heights.
+
+    The bandwidth is Silverman's, and no less than 1% of the range.
+    """
+    counts, edges = np.histogram(np.clip(values, 0, top), 400, (0, top))
+    at = (edges[1:] + edges[:-1]) / 2
+    low, high = np.quantile(values, [0.25, 0.75])
+    spread = min(np.std(values), (high - low) / 1.34) or np.std(values)
+    width = max(0.9 * spread * len(values) ** -0.2, top / 100)
+    sources = np.stack([at, -at, 2 * top - at])
+    kernel = np.exp(-0.5 * ((at[:, None, None] - sources) / width) ** 2).sum(1)
+    height = kernel @ counts / (len(values) * width * (2 * np.pi) ** 0.5)
+    return at, height
 
 
 def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Row) -> None:

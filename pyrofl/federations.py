@@ -43,7 +43,8 @@ def split(
         held_out: clients on top of `clients` (of the groups: the last ones) that never train.
         server: rows that the server holds, without labels. A count, or a share below 1, of the
             training rows is withheld from all clients, each class in proportion (FedBE: 10,000
-            of CIFAR-10). A data set gives its training rows, a tensor [U, *x] its own.
+            of CIFAR-10). A data set gives its training rows, see `datasets.resized` where images
+            differ in shape; a tensor [U, *x] gives its own.
 
     Raises:
         ValueError: if a name is unknown, a number is missing or malformed, the data set lacks the

@@ -235,5 +235,6 @@ def clients(size: Any, value: Any, metric: str) -> Figure:
 
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure in the format of the path's ending; the file is whole or not there."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150)

@@ -32,7 +32,8 @@ def classification(probs: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         Means over a client's rows, [C] each: `accuracy` of the most probable class; `nll` in nats,
         from probabilities of at least the smallest normal number; `brier`, summed over classes, 0
         to 2; `ece` and `mce` of the most probable class in 15 bins (Guo et al., "On Calibration
-        of Modern Neural Networks", 2017); `entropy` of the prediction in nats, 0 to log K.
+        of Modern Neural Networks", 2017); `entropy` of the prediction in nats, 0 to log K;
+        `ece_classwise` and `mce_classwise`, see there.
 
     Raises:
         ValueError: if shapes do not fit, a label is not below K, or rows are not probabilities.
@@ -42,18 +43,19 @@ def classification(probs: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
     y = y.where(mask, 0)[..., None]
     confidence, top = probs.max(-1)
     right = (top == y[..., 0]).to(probs).where(confidence.isfinite(), torch.nan)
-    bins = calibration_bins(confidence, right, mask)
-    gap = (bins.accuracy - bins.confidence).abs().where(bins.rows > 0, 0)
-    some = mask.any(1)
+    ece, mce = calibration_error(calibration_bins(confidence, right, mask))
+    ece_classwise, mce_classwise = classwise_ece(probs, y[..., 0], mask)
     one_hot = torch.zeros_like(probs).scatter(-1, y, 1)
     likelihood = probs.gather(-1, y)[..., 0].clamp(min=torch.finfo(probs.dtype).tiny)
     return {
         "accuracy": mean(right, mask),
         "nll": mean(-likelihood.log(), mask),
         "brier": mean((probs - one_hot).square().sum(-1), mask),
-        "ece": (gap * bins.rows).sum(1) / bins.rows.sum(1),
-        "mce": gap.amax(1).where(some, torch.nan),
+        "ece": ece,
+        "mce": mce,
         "entropy": mean(torch.special.entr(probs).sum(-1), mask),
+        "ece_classwise": ece_classwise,
+        "mce_classwise": mce_classwise,
     }
 
 
@@ -97,25 +99,59 @@ def calibration_bins(
     return _gather(torch.bucketize(confidence, edges), confidence, correct, mask, bins)
 
 
-def classwise_ece(probs: Tensor, y: Tensor, bins: int = 10) -> tuple[Tensor, Tensor]:
-    """Return ECE and MCE over all entries of the predictions, as published for MetaVD.
+def calibration_error(bins: Bins) -> tuple[Tensor, Tensor]:
+    """Return ECE and MCE, [...] each: the mean and the largest gap of the bins, NaN without rows.
+
+    Args:
+        bins: [..., bins], from `calibration_bins`; of the rows of one client or of many together.
+    """
+    gap = (bins.accuracy - bins.confidence).abs().where(bins.rows > 0, 0)
+    rows = bins.rows.sum(-1)
+    return (gap * bins.rows).sum(-1) / rows, gap.amax(-1).where(rows > 0, torch.nan)
+
+
+def classwise_ece(
+    probs: Tensor, y: Tensor, mask: Tensor | None = None, bins: int = 10
+) -> tuple[Tensor, Tensor]:
+    """Return ECE and MCE over all entries of the predictions, [...] each, as published for MetaVD.
 
     Each of the N x K probabilities is a prediction "the class is k", in bins [l, u); entries
     equal to 1 fall in none and do not count. Most entries are near 0 and right, so these
     numbers are far below those of the most probable class.
 
     Args:
-        probs: [N, K].
-        y: [N] int64.
+        probs: [..., N, K].
+        y: [..., N] int64.
+        mask: [..., N] bool, False where a row does not count; None: all count.
         bins: how many.
     """
     edges = torch.arange(1, bins).to(probs) / bins
-    entries = probs.flatten()
-    right = torch.zeros_like(probs).scatter(1, y[:, None], 1).flatten()
+    right = torch.zeros_like(probs).scatter(-1, y[..., None], 1)
+    counts = ~(probs >= 1)  # NaN counts, so that it is not lost
+    if mask is not None:
+        counts &= mask[..., None]
+    entries, right, counts = (value.flatten(-2) for value in (probs, right, counts))
     place = torch.bucketize(entries, edges, right=True)
-    found = _gather(place, entries, right, entries < 1, bins)
-    gap = (found.accuracy - found.confidence).abs().where(found.rows > 0, 0)
-    return (gap * found.rows).sum() / found.rows.sum(), gap.max()
+    return calibration_error(_gather(place, entries, right, counts, bins))
+
+
+def auroc(inside: Tensor, outside: Tensor) -> Tensor:
+    """Return the area under the ROC curve of telling data sets apart by a score, such as entropy.
+
+    It is the probability that a row from outside scores higher than one from inside; ties count
+    half. 0.5: the score tells nothing; 1: it separates the two.
+
+    Args:
+        inside: [N], scores of rows like those that the model was trained on.
+        outside: [M], scores of other rows.
+
+    Returns:
+        A scalar, NaN if there is a NaN or no row.
+    """
+    ranked = inside.sort().values
+    lower, upper = (torch.searchsorted(ranked, outside, right=r) for r in (False, True))
+    area = (lower + upper).double().mean() / (2 * len(inside))
+    return area.where(~(inside.isnan().any() | outside.isnan().any()), torch.nan)
 
 
 def pool(values: Tensor, size: Tensor, weighting: str = "client") -> Tensor:

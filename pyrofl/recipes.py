@@ -75,7 +75,8 @@ RECIPES = {
 }
 
 PARTITIONS: dict[str, str] = {name: recipe.about for name, recipe in RECIPES.items()} | {
-    "groups": "groups[:COLUMN]: the natural groups of the data set, one client each"
+    "groups": "groups[:COLUMN]: the natural groups of the data set, one client each",
+    "domains": "domains:PARTITION: one domain per client, in turn; PARTITION within each domain",
 }
 
 
@@ -90,11 +91,17 @@ def read(partition: str) -> tuple[str, dict[str, Value]]:
     ('dirichlet', {'alpha': 0.3, 'minimum': 10})
     >>> read("groups:county")
     ('groups', {'column': 'county'})
+    >>> read("domains:dirichlet:0.3")
+    ('domains', {'within': 'dirichlet:0.3'})
     """
     name, colon, rest = re.fullmatch(r"([^:,]*)([:,]?)(.*)", partition, re.DOTALL).groups()  # type: ignore[union-attr]
     known(name, PARTITIONS, "partition")
     if name == "groups":
         return name, {"column": rest}
+    if name == "domains":
+        if read(rest)[0] in ("groups", "domains"):
+            raise ValueError(f"partition {partition!r} has {rest!r}; expected one that is drawn")
+        return name, {"within": rest}
     recipe = RECIPES[name]
     options: dict[str, Value] = {}
     words = rest.split(",") if colon else []

@@ -8,9 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_score
 
-from pyrofl.metrics import calibration_bins, classification, classwise_ece, pool, regression
+from pyrofl.metrics import (
+    auroc,
+    calibration_bins,
+    calibration_error,
+    classification,
+    classwise_ece,
+    pool,
+    regression,
+)
 from pyrofl.tensors import generator
 
 # Four rows and two classes: one row is wrong, one is certain.
@@ -32,6 +40,8 @@ def test_the_worked_example(dtype):
         "ece": 0.0625,
         "mce": 0.1,
         "entropy": -sum(p * math.log(p) for p in (0.9, 0.1, 0.6, 0.4, 0.55, 0.45)) / 4,
+        "ece_classwise": 0.2,
+        "mce_classwise": 0.6,
     }
     assert {n: float(v) for n, v in got.items()} == pytest.approx(expected, abs=1e-6)
 
@@ -41,6 +51,28 @@ def test_the_worked_example(dtype):
 def test_the_worked_example_by_class(dtype):
     got = classwise_ece(PROBS.to(dtype), LABELS)
     assert [float(v) for v in got] == pytest.approx([0.2, 0.6], abs=1e-6)
+
+
+def test_calibration_by_class_is_its_definition():
+    probs, y = random_predictions(1, 40, 3)
+    entries = [
+        (float(p), int(y[0, i] == k)) for i, row in enumerate(probs[0]) for k, p in enumerate(row)
+    ]
+    bins = [[e for e in entries if b / 10 <= e[0] < (b + 1) / 10] for b in range(10)]
+    gaps = [abs(sum(hit - p for p, hit in some)) / max(1, len(some)) for some in bins]
+    ece, mce = classwise_ece(probs, y)
+    expected = sum(g * len(some) for g, some in zip(gaps, bins, strict=True)) / len(entries)
+    assert float(ece) == pytest.approx(expected)
+    assert float(mce) == pytest.approx(max(gaps))
+
+
+def test_calibration_of_clients_together_is_that_of_their_rows():
+    probs, y = random_predictions(3, 50, 4)
+    confidence, top = probs.max(-1)
+    together = calibration_error(calibration_bins(confidence.flatten(), (top == y).flatten()))
+    one = classification(probs.flatten(0, 1)[None], y.flatten()[None], everything((1, 150)))
+    for found, name in zip(together, ("ece", "mce"), strict=True):
+        torch.testing.assert_close(found, one[name][0])
 
 
 def random_predictions(clients: int, rows: int, classes: int, seed: int = 0):
@@ -136,6 +168,7 @@ def test_ranges(seed, classes, rows):
     probs, y = random_predictions(2, rows, classes, seed)
     got = classification(probs, y, everything((2, rows)))
     top = {"accuracy": 1, "nll": math.inf, "brier": 2, "ece": 1, "mce": 1}
+    top |= {"ece_classwise": 1, "mce_classwise": 1}
     for name, most in (top | {"entropy": math.log(classes) + 1e-12}).items():
         assert bool(((got[name] >= 0) & (got[name] <= most)).all()), name
     assert bool((got["ece"] <= got["mce"] + 1e-12).all())
@@ -146,6 +179,7 @@ def test_extremes():
     best = classification(certain, torch.arange(3)[None], everything((1, 3)))
     assert {n: float(v) for n, v in best.items()} == {
         "accuracy": 1, "nll": 0, "brier": 0, "ece": 0, "mce": 0, "entropy": 0,
+        "ece_classwise": 0, "mce_classwise": 0,
     }  # fmt: skip
     worst = classification(certain, torch.tensor([[1, 2, 0]]), everything((1, 3)))
     assert float(worst["nll"]) == pytest.approx(-math.log(torch.finfo(torch.float32).tiny))
@@ -164,6 +198,27 @@ def test_regression_by_hand():
     torch.testing.assert_close(got["rmse"], torch.tensor([math.sqrt(4.5), 2.0]))
     constant = math.log(2 * math.pi) / 2
     torch.testing.assert_close(got["nll"], torch.tensor([constant + 2.25, constant + 2.0]))
+
+
+def test_telling_data_sets_apart_agrees_with_scikit_learn():
+    g = generator(3)
+    # Rounded, so that there are ties within and between.
+    inside = (torch.rand(300, generator=g) * 20).round()
+    outside = (torch.rand(200, generator=g) * 20 + 4).round()
+    labels = [0] * 300 + [1] * 200
+    expected = roc_auc_score(labels, torch.cat([inside, outside]).numpy())
+    assert float(auroc(inside, outside)) == pytest.approx(expected, abs=1e-12)
+    assert float(auroc(outside, inside)) == pytest.approx(1 - expected, abs=1e-12)
+
+
+def test_telling_data_sets_apart_at_its_limits():
+    low, high = torch.tensor([0.0, 1.0]), torch.tensor([2.0, 3.0])
+    assert [float(auroc(a, b)) for a, b in ((low, high), (high, low), (low, low))] == [1, 0, 0.5]
+    bad = torch.tensor([0.0, math.nan])
+    assert auroc(bad, high).isnan()
+    assert auroc(high, bad).isnan()
+    assert auroc(low[:0], high).isnan()
+    assert auroc(low, high[:0]).isnan()
 
 
 def test_pooling():
