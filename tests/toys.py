@@ -21,7 +21,7 @@ from pyrofl.inference.optim import sgd
 from pyrofl.inference.rounds import federate
 from pyrofl.inference.server import average
 from pyrofl.inference.state import Round
-from pyrofl.models import guides
+from pyrofl.models import correlated, guides
 from pyrofl.models.autoguides import from_pyro
 from pyrofl.models.fedavg import supervised
 from pyrofl.models.likelihoods import categorical
@@ -184,6 +184,9 @@ def written(model: Program, program: Program) -> Family:
 FAMILIES: dict[str, Family] = {
     "delta": _networks(guides.delta),
     "mean_field": _networks(guides.mean_field),
+    "full covariance": _networks(correlated.full_covariance),
+    "low rank": _networks(correlated.low_rank(2)),
+    "flow": _networks(correlated.flow(2, 4)),
     "AutoNormal": lambda data: (tempered, from_pyro(AutoNormal, data, model=tempered)),
     "AutoDelta": lambda data: (tempered, from_pyro(AutoDelta, data, model=tempered)),
     "pyro.param": lambda data: (tempered, from_pyro(by_hand, data)),
