@@ -1,13 +1,14 @@
 """Priors on the parameters of a network.
 
 Two kinds. A `Family` (loc, scale) -> distribution gives the shape of a hierarchical prior, whose
-centre and width the method supplies: `dist.Normal`, `dist.Laplace`, `student_t(4)`. A `Prior` is
-all there is to say about one parameter: `flat`, `fixed(dist.Normal, 0.0, 1.0)`.
+centre and width the method supplies: `dist.Normal`, `dist.Laplace`, `student_t(4)`, `mixture()`,
+`Horseshoe`. A `Prior` is all there is to say about one parameter: `flat`, `fixed(dist.Normal, 0.0,
+1.0)`, or `by_name({"head.*": ..., "*": flat})`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pyro.distributions as dist
 import torch
@@ -15,7 +16,22 @@ from pyro.distributions import TorchDistribution, constraints
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
-from pyrofl.tensors import Tensors
+from pyrofl.models.shrinkage import Horseshoe
+from pyrofl.tensors import Tensors, matches
+
+__all__ = [
+    "Family",
+    "Horseshoe",
+    "Prior",
+    "around",
+    "as_event",
+    "by_name",
+    "fixed",
+    "flat",
+    "mixture",
+    "proximal",
+    "student_t",
+]
 
 Family = Callable[[Tensor, Tensor], TorchDistribution]
 
@@ -102,3 +118,55 @@ def student_t(df: float) -> Family:
         return fn
 
     return family
+
+
+def mixture(weights: Sequence[float] = (0.5, 0.5), scales: Sequence[float] = (1.0, 0.1)) -> Family:
+    """Return a mixture of normals around one centre as a location-scale family.
+
+    The default is a wide and a narrow one: most parameters small, some large (Blundell, Cornebise,
+    Kavukcuoglu and Wierstra, "Weight Uncertainty in Neural Networks", ICML 2015, section 3.3).
+
+    Args:
+        weights: of the components, in any unit.
+        scales: their standard deviations, in units of the family's scale.
+
+    Raises:
+        ValueError: if the lengths differ, or a number is not positive.
+    """
+    if len(weights) != len(scales) or not weights or min(*weights, *scales) <= 0:
+        raise ValueError(
+            f"weights are {list(weights)} and scales {list(scales)}; expected as many of both, all "
+            "positive"
+        )
+
+    def family(loc: Tensor, scale: Tensor) -> TorchDistribution:
+        loc, scale = torch.broadcast_tensors(loc, scale)
+        share = loc.new_tensor(weights).log().expand(*loc.shape, len(weights))
+        width = scale[..., None] * scale.new_tensor(scales)
+        fn: TorchDistribution = dist.MixtureSameFamily(
+            dist.Categorical(logits=share), dist.Normal(loc[..., None].expand_as(width), width)
+        )
+        return fn
+
+    return family
+
+
+def by_name(priors: Mapping[str, Prior]) -> Prior:
+    """Choose a prior by the parameter's name: that of the first patterns that match it.
+
+    Args:
+        priors: patterns separated by spaces -> prior, such as {"*.bias": flat, "*": fixed()}.
+
+    Raises:
+        ValueError: when a parameter matches none.
+    """
+
+    def prior(
+        name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
+    ) -> TorchDistribution:
+        for patterns, chosen in priors.items():
+            if matches(name, patterns):
+                return chosen(name, shape, received, local, batch)
+        raise ValueError(f"parameter {name} has no prior; expected a match of {', '.join(priors)}")
+
+    return prior

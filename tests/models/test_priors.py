@@ -5,12 +5,13 @@ from __future__ import annotations
 import pyro.distributions as dist
 import pytest
 import torch
+import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.models import priors
+from pyrofl.models import fedprox, priors
 from pyrofl.tensors import generator
 
 SHAPE = torch.Size((3, 2))
@@ -123,3 +124,39 @@ def test_students_t_has_heavier_tails_and_a_normal_limit():
 def test_numbers_out_of_range_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_mixture_is_the_weighted_sum_of_its_normals():
+    loc, scale = torch.tensor([[0.5], [1.0]]), torch.tensor([[2.0], [0.3]])
+    value = torch.tensor([[0.7], [-1.0]])
+    found = priors.mixture([1, 3], [1.0, 0.1])(loc, scale).log_prob(value).exp()
+    parts = [dist.Normal(loc, s * scale).log_prob(value).exp() for s in (1.0, 0.1)]
+    torch.testing.assert_close(found, 0.25 * parts[0] + 0.75 * parts[1])
+
+
+@pytest.mark.parametrize("family", [priors.mixture(), priors.Horseshoe], ids=["mixture", "shoe"])
+def test_families_shrink_and_can_be_centred(family):
+    q = priors.fixed(family, 0.0, 0.5)("layer", SHAPE, {}, {}, batch([3]))
+    assert q.event_shape == SHAPE
+    near, far = (q.log_prob(torch.full(SHAPE, v, dtype=torch.float64)) for v in (0.01, 0.3))
+    assert near > far
+    method = fedprox.build(toys.net(), prior=family, mu=0.1, epochs=1)
+    state = toys.last(method, toys.blobs(), 2)
+    assert len(state.who.ids) == 12
+    assert all(bool(v.isfinite().all()) for v in state.server.values())
+
+
+def test_priors_are_chosen_by_name():
+    chosen = priors.by_name({"head.* *.bias": priors.flat, "*": priors.fixed(dist.Laplace)})
+    known = {"head.weight": True, "fc1.bias": True, "fc1.weight": False}
+    for name, is_flat in known.items():
+        fn = chosen(name, SHAPE, {}, {}, batch([3]))
+        assert (fn.log_prob(torch.ones(SHAPE)) == 0) == is_flat
+    with pytest.raises(ValueError, match="has no prior"):
+        priors.by_name({"head.*": priors.flat})("fc1.bias", SHAPE, {}, {}, batch([3]))
+
+
+@pytest.mark.parametrize("numbers", [([1.0], [1.0, 2.0]), ([], []), ([1.0], [0.0])])
+def test_a_mixture_needs_weights_and_scales(numbers):
+    with pytest.raises(ValueError, match="expected as many of both"):
+        priors.mixture(*numbers)
