@@ -1,0 +1,89 @@
+"""Ten clients in five pairs, which pFedMB has to find: the paper's figure 3 and table I.
+
+Pair k holds the classes 2k and 2k+1, 50 rows per client. Every method gets the same three learning
+rates; the one with the best accuracy on rows that nobody trains on is tested, before and after
+local fine-tuning.
+
+Run: python examples/pfedmb_pairs.py [--data npz:fashion_mnist.npz] [--quick] [--out FOLDER]
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import pyrofl
+from pyrofl import datasets, figures, figures_papers, nets
+from pyrofl.models import fedavg, local, pfedmb
+from pyrofl.records import table
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+parser.add_argument("--data", default="digits", help="a data set with ten classes")
+parser.add_argument("--out", type=Path, default=Path("results/pfedmb_pairs"))
+args = parser.parse_args()
+rounds, seeds, rates = (2, 1, (0.1,)) if args.quick else (20, 3, (0.03, 0.1, 0.3))
+
+dataset = datasets.load(args.data)
+net = nets.build("mlp:50", tuple(dataset.x.shape[1:]), outputs=10)
+PAIR = torch.arange(10) // 2
+SAME = PAIR[:, None] == PAIR  # 20 entries, half of them a client with itself
+
+
+def methods(rate: float) -> dict[str, pyrofl.Method]:
+    """Build all with one learning rate, trained as in the paper: without momentum."""
+    plain = {"batch": 64, "lr": rate, "momentum": 0.0}
+    mixed = {"shared": True, "lr": rate, "lr_alpha": 10 * rate}
+    return {
+        "FedAvg": fedavg.build(net, fine_tune=5, **plain),
+        "Local": local.build(net, **plain),
+        **{f"{b} branches": pfedmb.build(net, branches=b, **mixed) for b in (1, 2, 5, 8)},
+        "5 branches, unweighted": pfedmb.build(net, weighted=False, **mixed),
+    }
+
+
+def deal(seed: int) -> tuple[pyrofl.Federation, ...]:
+    """Deal rows to pairs; return the clients with rows to tune on, and with their test rows."""
+    order = torch.randperm(len(dataset.y), generator=torch.Generator().manual_seed(seed))
+    groups = [order[dataset.y[order] // 2 == pair] for pair in PAIR]
+    own = [rows[~dataset.is_test[rows]][j % 2 :: 2] for j, rows in enumerate(groups)]
+    train, rest = zip(*((rows[:50], rows[50:550]) for rows in own), strict=True)
+    tuning = pyrofl.Federation(dataset.x, dataset.y, train, rest, classes=dataset.classes)
+    return tuning, replace(tuning, test=tuple(rows[dataset.is_test[rows]] for rows in groups))
+
+
+def run(name: str, rate: float, seed: int) -> tuple[list[float], torch.Tensor]:
+    """Return accuracies, alpha's distances and number of first choices, and its history."""
+    (tuning, data), method = deal(seed), methods(rate)[name]
+    tuned = "adapt" if method.adapt else "phases"  # the local training once more
+    branches = int(name[0]) if "branches" in name else 1
+    alpha = [torch.full((10, branches), 1 / branches)]
+    for state in pyrofl.federate(method, data, rounds, seed=seed):
+        if "branches" in name:
+            alpha.append(pyrofl.posterior(method, data, state, draws=1)["alpha"][0, :, 0])
+    cases = ((tuning, tuned), (data, "none"), (data, tuned))
+    scores = [pyrofl.evaluate(method, d, state, adapted=a).mean("accuracy") for d, a in cases]
+    apart = torch.cdist(alpha[-1], alpha[-1])
+    distances = [float(apart[SAME].sum() / 10), float(apart[~SAME].mean())]
+    return [*scores, *distances, len(alpha[-1].argmax(1).unique())], torch.stack(alpha)
+
+
+columns = ("method", "rate", "% before", "% after", "above FedAvg", "within", "between", "used")
+lines, history, reference = [], {}, torch.zeros(seeds)
+for name in methods(rates[0]):
+    runs = {rate: [run(name, rate, seed) for seed in range(seeds)] for rate in rates}
+    scores = {rate: torch.tensor([found for found, _ in runs[rate]]) for rate in rates}
+    rate = max(rates, key=lambda r: float(scores[r][:, 0].mean()))
+    before, after, *alpha = scores[rate][:, 1:].T
+    reference = after if name == "FedAvg" else reference
+    gain = 100 * (after - reference)  # on the same rows
+    error = float(gain.std(correction=min(1, seeds - 1))) / seeds**0.5
+    means = [float(v.mean()) for v in (100 * before, 100 * after, *alpha)]
+    lines.append((name, str(rate), *means[:2], f"{gain.mean():+.2f} ± {error:.2f}", *means[2:]))
+    history |= {name: runs[rate][0][1]} if name.startswith("5") else {}
+
+print(table(columns, lines))
+panels = [f"classes {2 * k} and {2 * k + 1}" for k in PAIR.tolist()]
+figures.save(figures_papers.alphas(history, panels), args.out / "alphas.png")
+print(f"figure: {args.out / 'alphas.png'}")

@@ -1,0 +1,230 @@
+"""pFedMB: every layer has several branches, which each client mixes by weights of its own.
+
+Mori, Yoshiyama, Furukawa and Teranishi, "Personalized Federated Learning with Multi-branch
+Architecture", IJCNN 2023. Layer l of client i is W_l^i = sum_b alpha_lb^i W_lb (eq. 1):
+
+    p(alpha_l^i)      = Dirichlet(1, ..., 1)             flat on the simplex, personal
+    p(y | x, alpha^i) = Categorical(logits=net(x; W^i))  W_lb has a flat prior and is a point
+    q(alpha^i)        = Delta(softmax(a^i))              or a Dirichlet, see `guide`
+
+    client   alpha^i = SGD from its last alpha^i on the mean loss per row, W as received   eq. 3
+             W       = SGD from the received W, alpha^i as it is now                       eq. 4
+    server   W_lb    = sum_i n_i alpha_lb^i W_lb^i / sum_i n_i alpha_lb^i                  eq. 5
+
+The server's step minimises sum_i n_i alpha_lb^i ||W_lb - W_lb^i||^2: an M-step with alpha as
+responsibilities. One branch is FedAvg; corners of the simplex are clustered FedAvg (IFCA).
+
+Departures from the paper, which does not say how alpha stays on the simplex: here it is a softmax,
+or projected after each step. Sums run over the clients that reported; the paper prints all of
+them. A layer's bias belongs to its branches. The paper has no global model: the view "global"
+mixes evenly, as a newcomer does. Branches of small weight may stay at home, as it suggests, but
+they are still trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Generator, Size, Tensor
+
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.method import Method, Phase, Step, as_trained, send_all
+from pyrofl.inference.optim import sgd
+from pyrofl.inference.server import average, weighted_mean
+from pyrofl.models import guides, simplex
+from pyrofl.models.branches import layers, merged, refuse_twins
+from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors, dense, pick, role, under
+
+Posterior = Literal["softmax", "projection", "dirichlet"]
+
+FAMILIES: Mapping[str, guides.Family] = {
+    "softmax": simplex.softmax,
+    "projection": guides.delta,
+    "dirichlet": simplex.dirichlet,
+}
+
+UNUSED = 1e-12  # a branch that clients weigh less than this, in rows, stays as it was
+
+
+def build(
+    net: Network,
+    *,
+    branches: int = 5,
+    branched: str = "*",
+    shared: bool = False,
+    likelihood: Likelihood = categorical,
+    concentration: float = 1.0,
+    guide: Posterior | guides.Family = "softmax",
+    scale: float = 0.2,
+    draws: int = 5,
+    kl: float = 1.0,
+    weighted: bool = True,
+    drop: float = 0.0,
+    epochs: int = 5,
+    batch: int | None = 64,
+    lr: float = 0.01,
+    lr_alpha: float = 0.1,
+    momentum: float = 0.0,
+) -> Method:
+    """Build pFedMB; epochs and batch are the paper's, it tuned branches and learning rates.
+
+    Args:
+        net: the network. A layer is a module that owns parameters.
+        branches: B of every branched layer; the number of groups of clients, if there are groups.
+        branched: patterns of the names that have branches; the rest is shared as in FedAvg.
+        shared: mix all layers by the same weights, as in the paper's pairs of clients.
+        likelihood: of a row, given the network's outputs.
+        concentration: of the Dirichlet prior on alpha; 1 is flat.
+        guide: family of q(alpha), by name or as a function. "softmax" and "projection" are points,
+            the latter (or `guides.delta`) alpha itself, put back on the simplex after each step.
+        scale: of q(alpha) at the start, if it is a Dirichlet; see `pyrofl.models.simplex`.
+        draws: Monte Carlo samples of every loss, if q(alpha) is random.
+        kl: weight of the KL divergence of q(alpha) from its prior; 1 is exact Bayes.
+        weighted: average each branch by alpha (eq. 5), or by rows alone (eq. 6).
+        drop: keep branches of which a client's weight is smaller at home; its other weights are
+            scaled up for the server. Less than 1 / branches, so that one is always sent.
+        epochs: local epochs E on alpha, and again on the branches.
+        batch: rows in a step; None takes all.
+        lr: learning rate of the branches; the loss is a mean over the rows.
+        lr_alpha: learning rate of the parameters of q(alpha), on the same scale.
+        momentum: of both optimisers, which start afresh each round.
+
+    Raises:
+        ValueError: if no parameter matches `branched`, a number is out of its range, or arguments
+            contradict each other; and in a round, if two branches of a layer are equal.
+    """
+    if branches < 1 or not concentration > 0 or not kl >= 0:
+        raise ValueError(
+            f"branches is {branches}, concentration {concentration}, kl {kl}; expected at least 1, "
+            "a positive number and >= 0"
+        )
+    if drop and not (0 < drop < 1 / branches and weighted):
+        raise ValueError(
+            f"drop is {drop} with weighted={weighted}; expected 0 to 1/branches = {1 / branches:g},"
+            " and 0 if branches are not weighted"
+        )
+    if isinstance(guide, str) and guide not in FAMILIES:
+        raise ValueError(f"guide is {guide!r}; expected one of {get_args(Posterior)}, or a family")
+    family = FAMILIES[guide] if isinstance(guide, str) else guide
+    if family is guides.delta and concentration != 1:
+        raise ValueError(
+            f"concentration is {concentration} for projected points; expected 1, as the density "
+            "of any other is 0 or infinite on the faces of the simplex"
+        )
+    layer = layers(net.matching(branched), shared)
+    rest = [n for n in net.shapes if n not in layer]
+    shape = Size((max(layer.values()) + 1, branches))
+    q = family({"alpha": shape}, scale=scale, loc="point", spread="a")
+
+    def evenly(like: Tensor) -> Tensors:
+        return q.start({"alpha": like.new_full((len(like), *shape), 1 / branches)})
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        starts = [net.init(generator) for _ in range(branches)]
+        stacked = {n: torch.stack([start[n] for start in starts]) for n in layer}
+        return under("branch", stacked) | under("w", {n: starts[0][n] for n in rest})
+
+    def download(server: Tensors, who: Who) -> Tensors:
+        # Here, because every state comes by, wherever it is from, before anybody trains on it.
+        refuse_twins(role("branch", server), layer)
+        return send_all(server, who)
+
+    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        return evenly(who.size)
+
+    def model(received: Tensors, local: Tensors, data: Batch) -> None:
+        flat = dist.Dirichlet(data.size.new_full(shape, concentration)).to_event(1)
+        with data.clients():
+            w = merged(net, local, pyro.sample("alpha", flat))
+            with data.rows():
+                pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
+
+    def stay(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Project alpha, where it is a parameter itself."""
+        return {n: simplex.project(v) for n, v in pick(local, "point/*").items()}
+
+    def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        return {"alpha": simplex.trimmed(q.moments(received, local, data)[0]["alpha"], drop)}
+
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        message = pick(local, "alpha branch/* w/*")
+        if not weighted:
+            return {n: v for n, v in message.items() if n != "alpha"}
+        sent = (message["alpha"] > 0).to(message["alpha"])
+        branch = {
+            n: torch.einsum("cb,cb...->cb...", sent[:, layer[n]], v)
+            for n, v in role("branch", message).items()
+        }
+        return message | under("branch", branch)
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        new = {}
+        for n, value in role("branch", message).items():
+            rows = who.size[:, None].expand(-1, branches)
+            weight = rows * message["alpha"][:, layer[n]] if weighted else rows
+            new[f"branch/{n}"] = aggregate(server[f"branch/{n}"], value, weight)
+        return server | new | under("w", average(role("w", message), who.size))
+
+    def weigh(tensors: Tensors) -> Tensor:
+        total = dense(tensors)
+        if "alpha" in tensors:
+            for n, value in role("branch", tensors).items():
+                at_home = (tensors["alpha"][:, layer[n]] == 0).sum(1).cpu()
+                total -= at_home * value.shape[2:].numel() * value.element_size()
+        return total
+
+    def common(received: Tensors, local: Tensors) -> Tensors:
+        return local | received | evenly(next(iter(received.values())))
+
+    def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        alpha = q.moments(received, local, data)[0]["alpha"]
+        kept = simplex.trimmed(alpha, drop) > 0
+        return {
+            "entropy": torch.special.entr(alpha).sum(-1).mean(-1),
+            "kept": kept.sum(-1).to(alpha).mean(-1),
+        }
+
+    samples = draws if q.random else None
+    # A flat prior says nothing about a point, but its gradient is not defined on the faces.
+    prior_counts = q.random or concentration != 1
+    mix = Step(q.names, sgd(lr_alpha, momentum), elbo(samples, kl * prior_counts, mean=True))
+    learn = Step("branch/* w/*", sgd(lr, momentum), elbo(samples, 0.0, mean=True))
+    mixing = (Phase((mix, stay), epochs, batch),) if branches > 1 else ()
+    both = (*mixing, Phase((learn,), epochs, batch))
+    return Method(
+        init=init,
+        download=download,
+        join=join,
+        model=model,
+        guide=q.program,
+        phases=(*both, Phase((settle,))),
+        upload=upload,
+        merge=merge,
+        adapt=both,
+        views={"personal": as_trained, "global": common},
+        statistics=statistics,
+        weigh=weigh,
+    )
+
+
+def aggregate(old: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+    """Average branches over clients (eq. 5); one that nobody uses stays as it was.
+
+    Args:
+        old: [B, *p].
+        value: [C, B, *p].
+        weight: [C, B], rows times alpha.
+    """
+    return torch.stack(
+        [
+            weighted_mean(value[:, b], weight[:, b]) if weight[:, b].sum() >= UNUSED else old[b]
+            for b in range(len(old))
+        ]
+    )
