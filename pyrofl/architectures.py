@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pyrofl import resnets
+
 Shape = tuple[int, ...]
 
 NETWORKS: Mapping[str, str] = {
@@ -24,7 +26,9 @@ NETWORKS: Mapping[str, str] = {
     "cnn-pfedmb": "pFedMB: conv 6, 16, fully connected 120, 84",
     "cnn-metavd": "MetaVD: three conv of width h (64, or cnn-metavd:256), fully connected 4h, 2h",
     "cnn-fedbe": "FedBE: conv 32, 64, 64, fully connected 64, Xavier start",
+    "cnn-fedbe-gn": "the same with GroupNorm after every conv",
     "cnn-fedabml": "FedABML on CIFAR-10: conv 64, 64, fully connected 120, 64",
+    **{n: f"ResNet for CIFAR, {n[6:]} layers, GroupNorm for BatchNorm" for n in resnets.DEPTHS},
 }
 
 
@@ -76,9 +80,9 @@ def keep(chain: nn.Sequential) -> None:
 def xavier_uniform(chain: nn.Sequential) -> None:
     """Draw weights Xavier-uniform and set biases to zero (FedBE)."""
     for name, value in chain.named_parameters():
-        if name.endswith("weight"):
+        if value.dim() > 1:  # GroupNorm keeps its ones
             nn.init.xavier_uniform_(value)
-        else:
+        elif name.endswith("bias"):
             nn.init.zeros_(value)
 
 
@@ -105,12 +109,14 @@ class Cnn(NamedTuple):
     hidden: Shape = ()
     slope: float = 0.0  # of the hidden layers' leaky ReLU
     average: bool = False  # over the image, instead of flattening it
+    norm: bool = False  # GroupNorm after every convolution
     start: Callable[[nn.Sequential], None] = keep
 
 
 def convnet(name: str, width: int) -> Cnn:
     """Return the description of a paper's network; `width` is MetaVD's h."""
     overlapping = partial(nn.MaxPool2d, 2, 2, 1)
+    fedbe = Cnn((Conv(32, 3), Conv(64, 3), Conv(64, 3, pool=None)), (64,), start=xavier_uniform)
     return {
         "cnn-pfedvem": Cnn((Conv(16, 5), Conv(32, 5)), (120, 84)),
         "cnn-pfedvem-100": Cnn(
@@ -121,9 +127,8 @@ def convnet(name: str, width: int) -> Cnn:
         "cnn-metavd": Cnn(
             (Conv(width, 3, 1),) * 3, (4 * width, 2 * width), 0.1, start=xavier_normal
         ),
-        "cnn-fedbe": Cnn(
-            (Conv(32, 3), Conv(64, 3), Conv(64, 3, pool=None)), (64,), start=xavier_uniform
-        ),
+        "cnn-fedbe": fedbe,
+        "cnn-fedbe-gn": fedbe._replace(norm=True),
         "cnn-fedabml": Cnn((Conv(64, 5), Conv(64, 5)), (120, 64)),
     }[name]
 
@@ -133,6 +138,8 @@ def images(cnn: Cnn, channels: int) -> dict[str, nn.Module]:
     layers: dict[str, nn.Module] = {}
     for i, conv in enumerate(cnn.convs, 1):
         layers[f"conv{i}"] = nn.Conv2d(channels, conv.channels, conv.kernel, padding=conv.padding)
+        if cnn.norm:
+            layers[f"norm{i}"] = resnets.norm(conv.channels)
         layers[f"relu{i}"] = nn.ReLU()
         if conv.pool:
             layers[f"pool{i}"] = conv.pool()
@@ -162,10 +169,8 @@ def cnn_for(name: str, cnn: Cnn, shape: Shape, outputs: int) -> nn.Module:
     """Build a CNN for images of one shape.
 
     Raises:
-        ValueError: if the shape is not (channels, height, width), or the image is too small.
+        ValueError: if the image is too small.
     """
-    if len(shape) != 3:
-        raise ValueError(f"{name}: rows have shape {shape}; expected (channels, height, width)")
     width = features(images(cnn, shape[0]), shape)
     if not width:
         side = next(n for n in range(1, 99) if features(images(cnn, 1), (1, n, n)))
@@ -200,6 +205,10 @@ def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
         if name == "softmax" or name == "mlp":
             hidden = () if name == "softmax" else widths or (100,)
             return Chain(dense((prod(shape), *hidden), outputs), keep)
+        if len(shape) != 3:
+            raise ValueError(f"{name}: rows have shape {shape}; expected (channels, height, width)")
+        if name in resnets.DEPTHS:
+            return Chain(resnets.layers(resnets.DEPTHS[name], shape[0], outputs), resnets.he)
         return cnn_for(name, convnet(name, *widths or (64,)), shape, outputs)
 
 

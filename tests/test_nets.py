@@ -41,6 +41,12 @@ def count(shapes: dict[str, torch.Size]) -> int:
         ("cnn-metavd:256", CIFAR, 100, 5_958_756, 51_300),
         ("cnn-fedbe", CIFAR, 10, 122_570, 650),
         ("cnn-fedbe", CIFAR, 100, 128_420, 6_500),
+        ("cnn-fedbe-gn", CIFAR, 10, 122_570 + 2 * (32 + 64 + 64), 650),
+        ("resnet20", CIFAR, 10, 269_722, 650),  # .27 M
+        ("resnet32", CIFAR, 10, 464_154, 650),
+        ("resnet44", CIFAR, 10, 658_586, 650),
+        ("resnet56", CIFAR, 10, 853_018, 650),
+        ("resnet20", (1, 28, 28), 100, 269_722 - 2 * 144 + 90 * 65, 6_500),
         ("cnn-fedabml", CIFAR, 10, 307_842, 650),
         ("mean", (4,), 1, 1, 1),
         ("linear", (4,), 1, 4, 4),
@@ -95,7 +101,14 @@ def one_by_one(net: Network, weights: Tensors, x: Tensor, draw: int | None = Non
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape"), [("mlp:5,4", (6,)), ("linear", (6,)), ("cnn-pfedmb", (1, 16, 16))]
+    ("spec", "shape"),
+    [
+        ("mlp:5,4", (6,)),
+        ("linear", (6,)),
+        ("cnn-pfedmb", (1, 16, 16)),
+        ("cnn-fedbe-gn", (1, 18, 18)),
+        ("resnet20", (2, 9, 8)),
+    ],
 )
 def test_clients_side_by_side_equal_one_by_one(spec, shape):
     net = build(spec, shape, 1 if spec == "linear" else 3)

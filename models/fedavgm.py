@@ -1,0 +1,58 @@
+"""FedAvgM: FedAvg with momentum at the server.
+
+Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification", 2019.
+
+    p(w)        flat
+    p(y | x, w) = Categorical(logits=net(x; w))
+    q(w)        = Delta(w_j)
+
+    client   w_j = SGD from w on the mean loss per row
+    server   v   = beta v + (w - sum_j n_j w_j / sum_j n_j),   w = w - lr v        (section 4.3)
+
+The averaging form v = beta v + (1 - beta) (...) is this one with server_lr = 1 - beta; beta = 0
+with server_lr = 1 is FedAvg. Departures from the paper: server_lr, which it leaves at 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from torch import Generator
+
+from pyrofl.data import Who
+from pyrofl.inference.method import Method
+from pyrofl.inference.optim import sgd
+from pyrofl.inference.server import average, descend
+from pyrofl.models import fedavg
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors
+
+
+def build(
+    net: Network,
+    *,
+    server_lr: float = 1.0,
+    server_momentum: float = 0.9,
+    **training: Unpack[fedavg.Training],
+) -> Method:
+    """Build FedAvgM.
+
+    Args:
+        net: the network; all its parameters are shared.
+        server_lr: learning rate of the server on the clients' mean change.
+        server_momentum: beta; what the server remembers lies under "server/optim".
+        training: of the clients, as of `fedavg.build`.
+
+    Raises:
+        ValueError: if a number is out of its range.
+    """
+    base = fedavg.build(net, **training)
+    optim = sgd(server_lr, server_momentum)
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        mean = average(message, who.size)
+        return server | descend(optim, server, {n: server[n] - v for n, v in mean.items()})
+
+    return replace(base, merge=merge)

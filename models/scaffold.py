@@ -1,0 +1,175 @@
+"""SCAFFOLD: control variates take the drift out of local training.
+
+Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning", ICML 2020.
+
+    p(w)        flat
+    p(y | x, w) = Categorical(logits=net(x; w))
+    q(w)        = Delta(w_j)
+
+    client   w_j = w - lr (g(w_j) - c_j + c), K times                     eq. 3
+             c_j+ = c_j - c + (w - w_j) / (K lr)                          eq. 4, option II
+             c_j+ = gradient of all rows at w                             eq. 4, option I
+    server   w = w + server_lr mean_S (w_j - w)                           eq. 5
+             c = c + |S| / J mean_S (c_j+ - c_j)
+
+c_j, the client's estimate of its own gradient, is private; its change is sent. All c are zero
+before round one.
+
+Departures from the paper: local momentum, off by default. With momentum a gradient counts more the
+earlier it comes, so option II divides by the sum of these weights instead of K, which keeps c_j+
+a mean of the client's gradients. A client without a step keeps its c_j.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, Unpack, get_args
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import Loss, Program
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.server import average, blend
+from pyrofl.models import fedavg
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors, role, under
+
+Option = Literal["I", "II"]
+
+
+def build(
+    net: Network,
+    *,
+    option: Option = "II",
+    server_lr: float = 1.0,
+    **training: Unpack[fedavg.Training],
+) -> Method:
+    """Build SCAFFOLD.
+
+    Args:
+        net: the network; all its parameters are shared.
+        option: how a client renews its control variate: "I" reads all its rows once more, "II" is
+            free.
+        server_lr: step of the server towards the plain mean of the clients' models.
+        training: of the clients, as of `fedavg.build`, but momentum is 0 unless given.
+
+    Raises:
+        ValueError: if the option is unknown or a number is out of its range.
+    """
+    if option not in get_args(Option):
+        raise ValueError(f"option is {option!r}; expected one of {', '.join(get_args(Option))}")
+    settings: fedavg.Training = {"lr": 0.01, "momentum": 0.0, **training}
+    lr, momentum = settings["lr"], settings["momentum"]
+    if not lr > 0 or server_lr < 0:
+        raise ValueError(f"lr is {lr}, server_lr {server_lr}; expected above 0, and 0 or more")
+    base = fedavg.build(net, **settings)
+    (train,) = base.phases
+    (step,) = train.moves
+    assert isinstance(step, Step)
+    names = list(base.init(torch.Generator(), 1))
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        start = base.init(generator, clients)
+        zero = {n: torch.zeros_like(v) for n, v in start.items()}
+        return start | under("control", zero) | {"server/clients": torch.tensor(clients)}
+
+    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        zero = {n: torch.zeros_like(v) for n, v in role("control", received).items()}
+        return base.join(received, who, generator) | under("own", zero)
+
+    def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        return {"steps": torch.zeros_like(data.size)}
+
+    def count(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        return {"steps": local["steps"] + 1}
+
+    def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        if option == "I":
+            new = gradient(base.model, base.guide, step.loss, names, received, local, data)
+        else:
+            weight = lr * total_weight(local["steps"], momentum)
+            new = {
+                n: local[f"own/{n}"]
+                - received[f"control/{n}"]
+                + (received[n] - local[n]) / like(weight.clamp(min=lr), local[n])
+                for n in names
+            }
+        moved = local["steps"] > 0
+        new = {n: torch.where(like(moved, v), v, local[f"own/{n}"]) for n, v in new.items()}
+        change = {n: v - local[f"own/{n}"] for n, v in new.items()}
+        return under("own", new) | under("change", change)
+
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        return {n: local[n] for n in names} | under("change", role("change", local))
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        each = torch.ones_like(who.size)
+        mean = average({n: message[n] for n in names}, each)
+        share = len(who.ids) / int(server["server/clients"])
+        change = average(role("change", message), each)
+        control = {n: v + share * change[n] for n, v in role("control", server).items()}
+        return server | blend(server, mean, 1 - server_lr) | under("control", control)
+
+    corrected = replace(step, loss=without_drift(step.loss, names))
+    return replace(
+        base,
+        init=init,
+        join=join,
+        phases=(Phase((begin,)), replace(train, moves=(corrected, count)), Phase((renew,))),
+        upload=upload,
+        merge=merge,
+    )
+
+
+def without_drift(loss: Loss, names: list[str]) -> Loss:
+    """Add c - c_j to the gradient of a loss, whose value stays what it was (eq. 3)."""
+
+    def corrected(
+        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        drift = [
+            ((received[f"control/{n}"] - local[f"own/{n}"]) * local[n])
+            .reshape(len(batch), -1)
+            .sum(1)
+            for n in names
+        ]
+        term = torch.stack(drift).sum(0)
+        return loss(model, guide, received, local, batch) + term - term.detach()
+
+    return corrected
+
+
+def gradient(
+    model: Program,
+    guide: Program,
+    loss: Loss,
+    names: list[str],
+    received: Tensors,
+    local: Tensors,
+    batch: Batch,
+) -> Tensors:
+    """Return the gradient of a loss at what the client received: name -> [C, *p]."""
+    with torch.enable_grad():
+        at = {n: received[n].detach().clone().requires_grad_() for n in names}
+        value = loss(model, guide, received, local | at, batch).sum()
+        return dict(zip(names, torch.autograd.grad(value, list(at.values())), strict=True))
+
+
+def total_weight(steps: Tensor, momentum: float) -> Tensor:
+    """Return how often K gradients count together in K steps of SGD with momentum, [C].
+
+    A gradient that comes k steps before the end counts (1 - beta^k) / (1 - beta) times.
+
+    >>> total_weight(torch.tensor([1.0, 2.0]), 0.5), total_weight(torch.tensor([7.0]), 0.0)
+    (tensor([1.0000, 2.5000]), tensor([7.]))
+    """
+    rest = momentum * (1 - momentum**steps) / (1 - momentum)
+    return (steps - rest) / (1 - momentum)
+
+
+def like(value: Tensor, other: Tensor) -> Tensor:
+    """Give values [C] the axes of a tensor [C, *p]."""
+    return value.reshape(-1, *(1 for _ in other.shape[1:]))
