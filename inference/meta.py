@@ -73,6 +73,9 @@ def maml(
     Ozdaglar, "Personalized Federated Learning", NeurIPS 2020, whose difference quotient of two
     gradients is the exact product here: of Monte Carlo losses, which draw anew, it would be noise.
 
+    Where lr exceeds the inverse of the curvature, g - lr H g points uphill: exact products diverge
+    there, unlike halved or clipped ones.
+
     Args:
         loss: per client, [C].
         names: patterns of the local tensors that make the inner step. Others that the outer step
@@ -138,8 +141,11 @@ def _clipped(slopes: Tensors, norm: float) -> Tensors:
 
 
 def _together(a: Batch, b: Batch) -> Batch:
+    """Join two batches; padding goes to the end, so that it moves no row's noise."""
     x, y, mask = (torch.cat([getattr(a, n), getattr(b, n)], 1) for n in ("x", "y", "mask"))
-    return replace(a, x=x, y=y, mask=mask)
+    order = mask.int().argsort(1, descending=True, stable=True)
+    client = torch.arange(len(a), device=mask.device)[:, None]
+    return replace(a, x=x[client, order], y=y[client, order], mask=mask[client, order])
 
 
 def _with_gradient(value: Tensor, of: Tensors, grads: Tensors) -> Tensor:
