@@ -143,7 +143,7 @@ def _clipped(slopes: Tensors, norm: float) -> Tensors:
 def _together(a: Batch, b: Batch) -> Batch:
     """Join two batches; padding goes to the end, so that it moves no row's noise."""
     x, y, mask = (torch.cat([getattr(a, n), getattr(b, n)], 1) for n in ("x", "y", "mask"))
-    order = mask.int().argsort(1, descending=True, stable=True)
+    order = mask.int().argsort(dim=1, descending=True, stable=True)
     client = torch.arange(len(a), device=mask.device)[:, None]
     return replace(a, x=x[client, order], y=y[client, order], mask=mask[client, order])
 
