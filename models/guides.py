@@ -10,7 +10,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from torch import Size
-from torch.nn.functional import softplus
+from torch.distributions.transforms import ExpTransform, SoftplusTransform, Transform
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import Program
@@ -26,21 +26,22 @@ class Guide:
 
     Attributes:
         program: the Pyro guide.
-        start: values [*p] or [C, *p] that the sites are centred at -> local parameters.
+        start: values [*p] or [C, *p] that the sites are centred at -> local parameters. The
+            families of this module also take standard deviations, as second argument.
         moments: mean and variance of every site, for closed forms.
         names: patterns of its local parameters.
         random: whether it has any spread; a guide without needs no Monte Carlo draws.
     """
 
     program: Program
-    start: Callable[[Tensors], Tensors]
+    start: Callable[..., Tensors]
     moments: Moments
     names: str
     random: bool = True
 
 
 Family = Callable[..., Guide]
-"""(shapes, scale=, loc=, spread=) -> Guide; `mean_field` and `delta` are two."""
+"""(shapes, scale=, loc=, spread=) -> Guide; such as `mean_field` and `delta`."""
 
 
 def delta(
@@ -60,7 +61,7 @@ def delta(
             for n, shape in shapes.items():
                 pyro.sample(n, dist.Delta(local[f"{loc}/{n}"], event_dim=len(shape)))
 
-    def start(centre: Tensors) -> Tensors:
+    def start(centre: Tensors, sd: Tensors | None = None) -> Tensors:
         return under(loc, {n: centre[n] for n in shapes})
 
     def moments(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
@@ -84,23 +85,53 @@ def mean_field(
     Raises:
         ValueError: if scale is not positive.
     """
-    first = inverse_softplus(scale)
+    return _normals(shapes, loc, spread, SoftplusTransform(), inverse_softplus(scale))
+
+
+def log_mean_field(
+    shapes: Mapping[str, Size], *, scale: float = 1.0, loc: str = "mu", spread: str = "pi"
+) -> Guide:
+    """Let parameters be independent normals, N(mu, exp(pi)^2).
+
+    Args:
+        shapes: of the sites, by name.
+        scale: standard deviation at the start.
+        loc: role of the means, [C, *p].
+        spread: role of the logarithms of the standard deviations, [C, *p].
+
+    Raises:
+        ValueError: if scale is not positive.
+    """
+    if not scale > 0:
+        raise ValueError(f"scale of the guide is {scale}; expected a positive number")
+    return _normals(shapes, loc, spread, ExpTransform(), math.log(scale))
+
+
+def _normals(
+    shapes: Mapping[str, Size], loc: str, spread: str, positive: Transform, first: float
+) -> Guide:
+    """Let parameters be independent normals, whose standard deviations `positive` maps to."""
+
+    def width(local: Tensors) -> Tensors:
+        return {n: positive(local[f"{spread}/{n}"]) for n in shapes}
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> None:
+        sd = width(local)
         with batch.clients():
             for n, shape in shapes.items():
-                sd = softplus(local[f"{spread}/{n}"])
-                pyro.sample(n, dist.Normal(local[f"{loc}/{n}"], sd).to_event(len(shape)))
+                pyro.sample(n, dist.Normal(local[f"{loc}/{n}"], sd[n]).to_event(len(shape)))
 
-    def start(centre: Tensors) -> Tensors:
+    def start(centre: Tensors, sd: Tensors | None = None) -> Tensors:
         means = {n: centre[n] for n in shapes}
-        return under(loc, means) | under(
-            spread, {n: torch.full_like(v, first) for n, v in means.items()}
-        )
+        if sd is None:
+            raw = {n: torch.full_like(v, first) for n, v in means.items()}
+        else:
+            raw = {n: positive.inv(sd[n]) for n in shapes}
+        return under(loc, means) | under(spread, raw)
 
     def moments(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
         mean = {n: local[f"{loc}/{n}"] for n in shapes}
-        return mean, {n: softplus(local[f"{spread}/{n}"]).square() for n in shapes}
+        return mean, {n: sd.square() for n, sd in width(local).items()}
 
     return Guide(program, start, moments, f"{loc}/* {spread}/*")
 
