@@ -132,9 +132,10 @@ def latent(trace: Any) -> Iterator[tuple[str, Any]]:
 
 
 def observed(trace: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the observed sites of a trace."""
+    """Yield the observed sites of a trace, without those of `pyro.deterministic`."""
     for name, site in trace.nodes.items():
-        if site["type"] == "sample" and site["is_observed"] and not site_is_subsample(site):
+        seen = site["type"] == "sample" and site["is_observed"] and not site_is_subsample(site)
+        if seen and not site["infer"].get("_deterministic"):
             yield name, site
 
 

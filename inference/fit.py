@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.export import inference_data
+from pyrofl.inference.arviz import to_arviz
 from pyrofl.inference.evaluate import Scores, calibration, evaluate
 from pyrofl.inference.method import Method, no_statistics
 from pyrofl.inference.participation import Draw, everyone
@@ -50,6 +50,8 @@ class Run:
         down: bytes sent to all clients, each round.
         up: bytes sent by all clients, each round.
         rejected: of each round, the clients that were not finite.
+        loss: of each round, mean loss of every gradient step by its names, [J]; NaN for clients
+            that did not train.
     """
 
     method: Method
@@ -62,6 +64,7 @@ class Run:
     down: list[int] = field(default_factory=list)
     up: list[int] = field(default_factory=list)
     rejected: list[tuple[str, ...]] = field(default_factory=list)
+    loss: list[Tensors] = field(default_factory=list)
 
     def evaluate(self, **what: Any) -> Scores:
         """Test a model; `what` are the arguments of `pyrofl.evaluate` after the state."""
@@ -134,26 +137,8 @@ class Run:
     def to_arviz(
         self, draws: int = 100, dims: Mapping[str, tuple[str, ...]] | None = None, **what: Any
     ) -> Any:
-        """Return the clients' posteriors for ArviZ: dims chain, draw, client, parameter axes.
-
-        Args:
-            draws: from every client's posterior.
-            dims: site -> names of its axes; default "SITE_dim_0" and so on.
-            what: further arguments of `pyrofl.posterior`.
-        """
-        sites = self.posterior(draws, **what)
-        names = {
-            n: ("chain", "draw", "client", *(dims or {}).get(n, default_dims(n, v)))
-            for n, v in sites.items()
-        }
-        ids = what.get("ids", torch.arange(self.data.clients))
-        coords = {"client": [self.data.names[i] for i in ids.tolist()]}
-        return inference_data({"posterior": {n: v[None] for n, v in sites.items()}}, names, coords)
-
-
-def default_dims(name: str, value: Tensor) -> tuple[str, ...]:
-    """Name the axes of a site's draws [S, C, *p] behind the client's."""
-    return tuple(f"{name}_dim_{i}" for i in range(value.dim() - 2))
+        """Return the posterior for ArviZ, or all groups; arguments of `pyrofl.to_arviz`."""
+        return to_arviz([self], draws, dims, **what)
 
 
 def fit(
@@ -196,7 +181,7 @@ def fit(
         raise ValueError(f"every is {every}; expected 0 or more rounds")
     at = method if not isinstance(method, Method) else lambda _: method
     state = start or first(at(0), data, seed, server)
-    run = Run(at(max(rounds - 1, 0)), data, state, seed, draws)
+    run = Run(at(max(state.number - 1, 0)), data, state, seed, draws)
     steps = federate(
         method,
         data,
@@ -211,10 +196,11 @@ def fit(
         clock = perf_counter()
         for state in steps:
             run.seconds.append(perf_counter() - clock)
-            run.state = state
+            run.state, run.method = state, at(state.number - 1)
             run.down.append(int(state.down.sum()))
             run.up.append(int(state.up.sum()))
             run.rejected.append(state.rejected)
+            run.loss.append({n: _placed(v, state.trained, data) for n, v in state.loss.items()})
             if every and (state.number % every == 0 or state.number == rounds):
                 run.test()
             for reason in state.rejected:
@@ -223,3 +209,10 @@ def fit(
             bar.update()
             clock = perf_counter()
     return run
+
+
+def _placed(value: Tensor, ids: Tensor, data: Federation) -> Tensor:
+    """Put numbers of some clients among all that train: [J], NaN elsewhere."""
+    found = torch.full((data.clients,), torch.nan, dtype=value.dtype)
+    found[ids] = value.cpu()
+    return found

@@ -125,6 +125,9 @@ class Method:
         views: the models that can be tested: "personal", "global", "ensemble".
         statistics: what the paper reports about clients besides scores: a closed form
             (received, local, batch) -> name: [C].
+        shared: patterns of the sites that are one for all clients though each has a copy, such as a
+            population's mean; with the auxiliary sites of their guide. Their guide reads nothing of
+            the client's own, so draws of them agree once the noise does.
         weigh: bytes [C] that tensors [C, ...] cost on the wire; `sparse` if zeros stay at home.
         all_train: every client trains every round, and participation says who reports.
 
@@ -144,6 +147,7 @@ class Method:
     views: Mapping[str, View] = field(default_factory=lambda: {"personal": as_trained})
     deploy: Callable[[Tensors, Who], Tensors] | None = None
     statistics: Move = no_statistics
+    shared: str = ""
     weigh: Callable[[Tensors], Tensor] = dense
     all_train: bool = False
 

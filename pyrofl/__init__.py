@@ -7,9 +7,12 @@ We use Pyro's effect handlers and distributions, but not its global parameter st
 from importlib.metadata import version
 
 from pyrofl.data import Batch, Dataset, Federation, Who
+from pyrofl.inference import reference
+from pyrofl.inference.arviz import to_arviz
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluate import Scores, calibration, evaluate, predictions
 from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.loo import compare, loo
 from pyrofl.inference.meta import descended, maml
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, sgd
@@ -41,6 +44,7 @@ __all__ = [
     "average",
     "bernoulli",
     "calibration",
+    "compare",
     "descend",
     "descended",
     "elbo",
@@ -50,10 +54,13 @@ __all__ = [
     "fit",
     "fixed",
     "fraction",
+    "loo",
     "maml",
     "posterior",
     "predict",
     "predictions",
+    "reference",
     "sgd",
+    "to_arviz",
     "weighted_mean",
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pyrofl import grouped
 from pyrofl.conjugate import ConjugateTask, conjugate, gaussian_means, linear_regression
 from pyrofl.data import Dataset
 from pyrofl.domains import join, resized
@@ -33,6 +34,8 @@ __all__ = [
 DATASETS: dict[str, str] = {
     "digits": "handwritten digits, 1,347 + 450 rows of 8 x 8 pixels, 10 classes; comes along",
     "eight_schools": "effects of coaching in eight schools (Rubin 1981); comes along",
+    "baseball": "hits of 18 batters in 45 at-bats, tested on the rest of 1970; comes along",
+    "rat_tumours": "rats with a tumour in 71 experiments (Tarone 1982); comes along",
     "gaussian": "synthetic: clients with Gaussian likelihoods of different widths, exact posterior",
     "linear": "synthetic: a linear regression per client around a common one",
     **{name: f"{about}; downloaded" for name, about in IMAGES.items()},
@@ -43,8 +46,6 @@ DATASETS: dict[str, str] = {
 
 # A plus sign within a path, as in npz:a+b.npz, is not followed by a whole name.
 _PLUS = re.compile(r"\+(?=npz:|[\w-]+(?:\+|$))")
-_EFFECTS = (28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0)
-_ERRORS = (15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0)
 
 
 def load(
@@ -55,6 +56,7 @@ def load(
     group: str | None = None,
     features: Sequence[str] | None = None,
     likelihood: str | None = None,
+    test_share: float | None = None,
     seed: int = 0,
 ) -> Dataset:
     """Load a data set.
@@ -66,6 +68,7 @@ def load(
         group: the same.
         features: see `load_csv`.
         likelihood: see `load_csv`.
+        test_share: see `load_csv`.
         seed: of synthetic data and of the test rows of a table.
 
     Returns:
@@ -85,6 +88,7 @@ def load(
             "group": group,
             "features": features,
             "likelihood": likelihood,
+            "test_share": test_share,
         }
         _refuse(name, chosen)
         return join([load(one, data_dir=data_dir, seed=seed) for one in names])
@@ -92,9 +96,15 @@ def load(
         raise ValueError(f"data set {name!r} lacks its file; expected {kind}: and a path")
     if kind == "csv":
         return load_csv(
-            path, target=target, group=group, features=features, likelihood=likelihood, seed=seed
+            path,
+            target=target,
+            group=group,
+            features=features,
+            likelihood=likelihood,
+            test_share=0.2 if test_share is None else test_share,
+            seed=seed,
         )
-    chosen = {"features": features, "likelihood": likelihood}
+    chosen = {"features": features, "likelihood": likelihood, "test_share": test_share}
     if kind == "npz":
         _refuse(name, chosen)
         return load_npz(path, target=target, group=group)
@@ -141,18 +151,6 @@ def _digits(seed: int) -> Dataset:
     return Dataset("digits", x, torch.from_numpy(labels).long(), is_test, tuple("0123456789"))
 
 
-def _eight_schools(seed: int) -> Dataset:
-    return Dataset(
-        "eight_schools",
-        torch.tensor(_ERRORS)[:, None],
-        torch.tensor(_EFFECTS),
-        torch.zeros(8, dtype=torch.bool),
-        groups={"school": torch.arange(8)},
-        group_names={"school": tuple("ABCDEFGH")},
-        likelihood="measured",
-    )
-
-
 def _gaussian(seed: int) -> Dataset:
     """Return ten clients in the plane, of variances 0.05 to 1; all rows are for training."""
     centres = torch.randn(10, 2, generator=generator(seed))
@@ -191,7 +189,9 @@ def _refuse(name: str, chosen: Mapping[str, object]) -> None:
 
 _MAKERS: dict[str, Callable[[int], Dataset]] = {
     "digits": _digits,
-    "eight_schools": _eight_schools,
+    "eight_schools": grouped.eight_schools,
+    "baseball": grouped.baseball,
+    "rat_tumours": grouped.rat_tumours,
     "gaussian": _gaussian,
     "linear": _linear,
 }

@@ -24,6 +24,7 @@ def inference_data(
     groups: Mapping[str, Mapping[str, np.ndarray | Tensor]],
     dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
+    along: Mapping[str, tuple[str, Sequence[Any]]] | None = None,
 ) -> Any:
     """Gather arrays for ArviZ: an InferenceData for ArviZ 0.x, an xarray.DataTree for 1.x.
 
@@ -31,15 +32,17 @@ def inference_data(
 
     Args:
         groups: "posterior", "log_likelihood", "observed_data"... -> variable -> array.
-        dims: variable -> names of its axes, ("chain", "draw", "client", ...). Data without chains
-            and draws may have the same name as a variable with them.
+        dims: variable, or "group/variable" -> names of its axes, ("chain", "draw", "client", ...).
+            Data without chains and draws may have the same name as a variable with them.
         coords: axis -> labels, such as "client" -> the clients' names; others count from 0.
+        along: name -> (axis, further labels of its places), such as the client of every row.
 
     Raises:
         ValueError: if a variable's axes are unnamed or too few or too many, if there are not as
             many labels as places, or if two names become the same.
     """
-    return _wrap({group: _dataset(group, v, dims, coords) for group, v in groups.items()})
+    along = along or {}
+    return _wrap({group: _dataset(group, v, dims, coords, along) for group, v in groups.items()})
 
 
 def save(data: Any, path: str | Path) -> None:
@@ -82,6 +85,7 @@ def _dataset(
     variables: Mapping[str, np.ndarray | Tensor],
     dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
+    along: Mapping[str, tuple[str, Sequence[Any]]],
 ) -> xarray.Dataset:
     """Build one group; arguments as of `inference_data`."""
     import xarray
@@ -90,18 +94,18 @@ def _dataset(
     places: dict[str, int] = {}
     for name, value in variables.items():
         array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
-        axes = _axes(f"{group}/{name}", array, dims.get(name))
+        known = f"{group}/{name}"
+        axes = _axes(known, array, dims.get(known, dims.get(name)))
         for axis, length in zip(axes, array.shape, strict=True):
             labels = len(coords.get(axis, range(places.get(axis, length))))
             if length != labels:
-                raise ValueError(
-                    f"{group}/{name}: axis {axis!r} has {length} places; expected {labels}"
-                )
+                raise ValueError(f"{known}: axis {axis!r} has {length} places; expected {labels}")
             places[axis] = length
         arrays[_plain(name)] = (tuple(map(_plain, axes)), array)
     if len(arrays) < len(variables):
         raise ValueError(f"{group}: names differ only in slashes: {', '.join(variables)}")
-    index = {_plain(a): list(coords.get(a, range(n))) for a, n in places.items()}
+    index: dict[str, Any] = {_plain(a): list(coords.get(a, range(n))) for a, n in places.items()}
+    index |= {name: (axis, list(v)) for name, (axis, v) in along.items() if axis in places}
     return xarray.Dataset(arrays, index, {"inference_library": "pyrofl"})
 
 

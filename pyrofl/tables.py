@@ -32,11 +32,12 @@ def load_csv(
     group: str | None = None,
     features: Sequence[str] | None = None,
     likelihood: str | None = None,
+    test_share: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
     """Read a CSV file with a header row; an empty field is a missing value.
 
-    A fifth of the rows of each group, at random, is for testing; one row at least is for training.
+    Some rows of each group, at random, are for testing; one row at least is for training.
 
     Args:
         path: the file.
@@ -45,6 +46,7 @@ def load_csv(
         group: column that says whose a row is; None: no natural groups.
         features: columns of x, in this order, unscaled; None: all other columns of numbers.
         likelihood: one of `LIKELIHOODS`; None: "categorical" for text, "normal" for numbers.
+        test_share: of each group's rows, for testing; 0 leaves all for training.
         seed: of the test rows.
 
     Returns:
@@ -52,8 +54,11 @@ def load_csv(
 
     Raises:
         ValueError: if the file cannot be read, a column does not exist, holds text where numbers
-            are needed or lacks values, or the likelihood does not suit the target.
+            are needed or lacks values, the likelihood does not suit the target, or test_share is
+            not in [0, 1).
     """
+    if not 0 <= test_share < 1:
+        raise ValueError(f"test_share is {test_share}; expected at least 0 and below 1")
     columns = _read(Path(path))
     if target is None:
         raise ValueError(f"{path}: target is missing; expected one of {', '.join(columns)}")
@@ -84,7 +89,7 @@ def load_csv(
         name=Path(path).stem,
         x=x.float(),
         y=y,
-        is_test=draw_test_rows(codes, np.random.default_rng(seed)),
+        is_test=draw_test_rows(codes, np.random.default_rng(seed), test_share),
         classes=classes,
         groups={group: torch.from_numpy(codes)} if group else {},
         group_names={group: names} if group else {},
@@ -92,17 +97,18 @@ def load_csv(
     )
 
 
-def draw_test_rows(codes: Ints, rng: np.random.Generator) -> Tensor:
-    """Mark a fifth of each group's rows (rounded, never all) for testing: bool [N].
+def draw_test_rows(codes: Ints, rng: np.random.Generator, share: float = 0.2) -> Tensor:
+    """Mark a share of each group's rows (rounded, never all) for testing: bool [N].
 
     Args:
         codes: [N], group of each row.
         rng: draws the rows.
+        share: of the rows, below 1.
     """
     is_test = np.zeros(len(codes), dtype=np.bool_)
     for code in np.unique(codes):
         rows = rng.permutation(np.flatnonzero(codes == code))
-        is_test[rows[: min(round(0.2 * len(rows)), len(rows) - 1)]] = True
+        is_test[rows[: min(round(share * len(rows)), len(rows) - 1)]] = True
     return torch.from_numpy(is_test)
 
 

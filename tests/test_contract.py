@@ -18,13 +18,14 @@ import toys
 from torch import Tensor
 
 import pyrofl.models
+from pyrofl import export
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import bernoulli, fixed
 from pyrofl.inference.rounds import advance, federate, first
 from pyrofl.inference.state import Round, meet
 from pyrofl.models import guides
-from pyrofl.tensors import generator, size_in_bytes
+from pyrofl.tensors import generator, matches, size_in_bytes
 
 MODULES = {
     m.name: import_module(f"pyrofl.models.{m.name}")
@@ -45,6 +46,7 @@ SCALARS = {
     "metavd": (BASE + HEAD + 6 * toys.FEATURES, BASE + HEAD + 6 * toys.FEATURES),
     "pfedmb": (5 * (BASE + HEAD) + 2 * 5, 5 * (BASE + HEAD)),
     "pfedvem": (BASE + HEAD + 1, BASE + HEAD),
+    "pvi": (2 * (BASE + HEAD), 2 * (BASE + HEAD)),
     "scaffold": (2 * (BASE + HEAD), 2 * (BASE + HEAD)),
 }
 
@@ -53,6 +55,9 @@ EXTRA = {"fedbe": {"unlabelled": toys.blobs().x[-30:]}}
 
 # Its server holds clients' models in the order of the clients.
 UNORDERED = {"fedbe": {"teachers": "SA"}}
+
+# Patterns of what its server holds of every client, one row for each.
+TABLES = {"pvi": "server/*"}
 
 # Private names that the paper sends up.
 SENT = {"pfedvem": {"tau"}}
@@ -134,7 +139,9 @@ def test_permuting_clients_permutes_results(name):
     *_, a = federate(method, data(), 2)
     *_, b = federate(method, permuted, 2)
     close = {"rtol": 1e-8, "atol": 1e-9}
-    toys.assert_same(b.server, a.server, **close)
+    rows = TABLES.get(name, "")
+    server = {n: v[order] if matches(n, rows) else v for n, v in a.server.items()}
+    toys.assert_same(b.server, server, **close)
     for part in ("private", "message", "loss"):
         expected = {n: v[order] for n, v in getattr(a, part).items()}
         toys.assert_same(getattr(b, part), expected, **close)
@@ -318,3 +325,19 @@ def test_newcomers_and_held_out_clients_can_be_met(name):
     for n, v in private.items():
         assert (len(v), v.shape[1:]) == (2, state.private[n].shape[1:])
         assert bool(v.isfinite().all())
+
+
+@everywhere
+def test_the_posterior_reaches_arviz(name, tmp_path):
+    run = pyrofl.Run(built(name), data(), usual(name)[-1])
+    export.save(run.to_arviz(2, groups="all"), tmp_path / "posterior.nc")
+    found = export.load(tmp_path / "posterior.nc")
+    shared = built(name).shared
+    for site, value in found["posterior"].data_vars.items():
+        one = ("chain", "draw") if matches(site, shared) else ("chain", "draw", "client")
+        assert value.dims == (*one, *(f"{site}_dim_{i}" for i in range(value.ndim - len(one))))
+    assert found["log_likelihood"]["y"].dims == ("chain", "draw", "row")
+    rows = found["observed_data"]["y"]
+    names = [data().names[i] for i, part in enumerate(data().train) for _ in part]
+    assert rows["row_client"].values.tolist() == names
+    assert rows.values.tolist() == data().y[torch.cat(data().train)].tolist()

@@ -5,17 +5,64 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "examples"
 
 
+def radon(g: np.random.Generator) -> str:
+    rows = [(f"county {j}", i % 2, 0.1 * j, g.normal()) for j in range(6) for i in range(2 + j)]
+    return table("county_name,floor,log_uranium,log_radon", rows)
+
+
+def lines(g: np.random.Generator) -> str:
+    rows = [(j, day, 250 + 10 * day + 20 * g.normal()) for j in range(5) for day in range(6)]
+    return table("Subject,Days,Reaction", rows)
+
+
+def heart_disease(g: np.random.Generator) -> str:
+    """Return three hospitals, the last of which measures no cholesterol and counts no vessels."""
+    rows = []
+    for i in range(60):
+        last = i >= 40
+        chol, ca = ("0", "") if last else (f"{g.normal(240, 50):.0f}", f"{g.integers(0, 3)}")
+        sick, few = g.integers(0, 2, 2), g.integers(0, 2, 4)
+        rest = (50 + i % 9, few[0], 3 + few[1], 140 + i, few[2], few[3], chol, ca, sick[0])
+        rows.append((f"hospital {i // 20}", *rest))
+    return table("hospital,age,sex,cp,thalach,exang,oldpeak,chol,ca,target", rows)
+
+
+def nes(g: np.random.Generator) -> str:
+    names = "year,partyid7,real_ideo,race_adj,age_discrete,educ1,gender,income"
+    high = (8, 8, 2, 5, 5, 3, 6)
+    return table(
+        names, [(1972 + 4 * (i % 3), *(g.integers(1, h) for h in high)) for i in range(90)]
+    )
+
+
+def table(header: str, rows: list[tuple[object, ...]]) -> str:
+    return "\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n"
+
+
+TABLES: dict[str, Callable[[np.random.Generator], str]] = {
+    make.__name__: make for make in (radon, lines, heart_disease, nes)
+}
+"""script -> a small made-up table, for those that are given a file."""
+
+
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_example_draws_its_figure(script: Path, tmp_path: Path):
+    command = [sys.executable, str(script), "--quick", "--out", str(tmp_path)]
+    if script.stem in TABLES:
+        path = tmp_path / "table.csv"
+        path.write_text(TABLES[script.stem](np.random.default_rng(0)))
+        command += ["--data", str(path)]
     done = subprocess.run(
-        [sys.executable, str(script), "--quick", "--out", str(tmp_path)],
+        command,
         capture_output=True,
         text=True,
         timeout=120,

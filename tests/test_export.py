@@ -114,6 +114,20 @@ def test_slashes_become_dots():
     assert data["posterior"]["loc.w_dim_0"].values.tolist() == ["a", "b", "c", "d"]
 
 
+def test_groups_may_name_axes_and_places_may_have_further_labels():
+    data = inference_data(
+        {"posterior": {"tau": np.zeros((1, 2, 3))}, "sample_stats": {"tau": np.zeros((1, 4))}},
+        {"tau": ("chain", "draw", "row"), "sample_stats/tau": ("chain", "step")},
+        {},
+        {"row_client": ("row", ["Ada", "Ada", "Bea"])},
+    )
+    assert data["sample_stats"]["tau"].dims == ("chain", "step")
+    assert "row_client" not in data["sample_stats"].coords
+    tau = data["posterior"]["tau"]
+    assert tau["row_client"].values.tolist() == ["Ada", "Ada", "Bea"]
+    assert tau.isel(row=tau["row_client"] == "Ada").shape == (1, 2, 2)
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [

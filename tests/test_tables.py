@@ -147,3 +147,14 @@ def test_codes_name_the_words(words):
     codes, names = codes_of(words)
     assert [names[code] for code in codes] == words
     assert len(set(names)) == len(names)
+
+
+def test_all_rows_may_train(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("g,x,y\n" + "".join(f"{i % 2},{i},{i}.5\n" for i in range(20)))
+    data = load(f"csv:{path}", target="y", group="g", test_share=0.0)
+    assert not data.is_test.any()
+    half = load(f"csv:{path}", target="y", group="g", test_share=0.5)
+    assert int(half.is_test.sum()) == 10
+    with pytest.raises(ValueError, match=r"test_share is 1\.0; expected at least 0 and below 1"):
+        load(f"csv:{path}", target="y", test_share=1.0)

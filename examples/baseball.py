@@ -1,0 +1,78 @@
+"""Shrink batting averages: who hit best in April is not who hits best for the rest of 1970.
+
+Efron and Morris' 18 batters as clients. Each keeps his ability; the population's mean and spread
+get a posterior. At the end the rest of the season tells which estimate was better.
+
+Run: python examples/baseball.py [--quick] [--out FOLDER]
+"""
+
+import argparse
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import torch
+
+import pyrofl
+from pyrofl import datasets, federations, figures, figures_posteriors, reference
+from pyrofl.models import pvi
+from pyrofl.records import table
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--out", type=Path, default=Path("results/baseball"))
+args = parser.parse_args()
+torch.set_num_threads(1)
+
+
+def model(received, local, batch):
+    """Let logits of the abilities be normal around mu."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(-1.0, 1.0))
+        tau = pyro.sample("tau", dist.HalfNormal(0.5))
+        eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
+        ability = pyro.deterministic("ability", (mu + tau * eta).sigmoid())
+        with batch.rows():
+            pyro.sample("hits", dist.Binomial(batch.x[..., 0], ability), obs=batch.y)
+
+
+batters = datasets.load("baseball")
+data = federations.split(batters, "groups").to("cpu", torch.float64)
+
+
+def method(number):
+    """Move the clients' factors slowly at first, as long as they are rough."""
+    damping = min(0.3, 1.06**number / data.clients)
+    return pvi.hierarchical(model, data, shared="mu tau", damping=damping)
+
+
+run = pyrofl.fit(method, data, rounds=2 if args.quick else 80)
+federated = run.to_arviz(draws=100 if args.quick else 4000)
+draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
+exact = reference.nuts(
+    model, data, draws, draws, chains, shared="mu tau", jit=True, max_tree_depth=depth
+)
+
+cost = reference.cost(federated, exact)
+shown = cost[cost["variable"] != "eta"]
+figures.save(figures_posteriors.cost(shown), args.out / "cost.png")
+
+ability = cost[cost["variable"] == "ability"]
+first, rest = (
+    torch.stack([data.y[rows[0]] / data.x[rows[0], 0] for rows in part]).numpy()
+    for part in (data.train, data.test)
+)
+estimates = {
+    "his own 45 at-bats": first,
+    "federated posterior": ability["mean"].to_numpy(),
+    "NUTS": ability["reference_mean"].to_numpy(),
+}
+error = {name: ((guess - rest) ** 2).mean() ** 0.5 for name, guess in estimates.items()}
+print(table(["estimate", "error of the season"], [[n, f"{e:.3f}"] for n, e in error.items()]))
+
+posterior, centre = tuple(ability[c] for c in ("mean", "low", "high")), float(first.mean())
+figure = figures_posteriors.shrinkage(
+    data.names, first, posterior, centre, "batting average", truth=rest
+)
+figures.save(figure, args.out / "shrinkage.png")
+print(f"figures: {args.out / 'cost.png'}, {args.out / 'shrinkage.png'}")

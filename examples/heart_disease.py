@@ -1,0 +1,75 @@
+"""Predict heart disease in four hospitals that did not measure the same things.
+
+A logistic regression whose coefficients differ between hospitals around a population's. What is
+missing is handled at home: features are on scales agreed upon beforehand, so that 0 is a usual
+value, and a gap counts as 0 (so does a cholesterol of 0). A hospital that never measured a feature
+has zeros only: its data say nothing of its coefficient, whose posterior is what the other hospitals
+let one expect. The UCI table, with a column hospital.
+
+Run: python examples/heart_disease.py --data heart.csv [--quick] [--out FOLDER]
+"""
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import torch
+
+import pyrofl
+from pyrofl import figures, figures_posteriors, reference
+from pyrofl.models import pvi
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--data", type=Path, required=True, help="the table, a CSV file")
+parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--out", type=Path, default=Path("results/heart_disease"))
+args = parser.parse_args()
+torch.set_num_threads(1)
+
+# A usual value and a usual spread of each feature; pain is the kind without symptoms, 4.
+SCALES = {"age": (54, 9), "sex": (0.5, 1), "pain": (0.5, 1), "thalach": (140, 25)}
+SCALES |= {"exang": (0.5, 1), "oldpeak": (1, 1), "chol": (240, 55), "ca": (0.5, 1)}
+
+
+def model(received, local, batch):
+    """Let every hospital's coefficients be normal around the population's."""
+    ones = batch.x.new_ones(len(SCALES) + 1)
+    with batch.clients():
+        beta = pyro.sample("beta", dist.Normal(0 * ones, 1.5).to_event(1))
+        tau = pyro.sample("tau", dist.HalfNormal(0.5 * ones).to_event(1))
+        w = pyro.sample("w", dist.Normal(beta, tau).to_event(1))
+        with batch.rows():
+            logits = w[..., 0] + (w[..., 1:] * batch.x).sum(-1)
+            pyro.sample("disease", dist.Bernoulli(logits=logits), obs=batch.y)
+
+
+table = pd.read_csv(args.data)
+table = table.assign(chol=table["chol"].where(table["chol"] > 0), pain=1.0 * (table["cp"] == 4))
+x = pd.DataFrame({n: (table[n] - usual) / spread for n, (usual, spread) in SCALES.items()})
+print("gaps (share):", x.isna().groupby(table["hospital"]).mean().round(2), sep="\n")
+rows = {name: torch.tensor(list(i)) for name, i in table.groupby("hospital").groups.items()}
+x, y = (torch.tensor(v.to_numpy()) for v in (x.fillna(0.0), 1.0 * (table["target"] > 0)))
+none = [torch.zeros(0, dtype=torch.long)] * len(rows)
+data = pyrofl.Federation(x, y, list(rows.values()), none, tuple(rows))
+
+
+def method(number):
+    """Move the clients' factors slowly at first, as long as they are rough."""
+    damping, some = min(0.3, 1.06**number / data.clients), {"draws": 96, "steps": 5}
+    return pvi.hierarchical(model, data, shared="beta tau", damping=damping, **some)
+
+
+run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
+federated = run.to_arviz(draws=100 if args.quick else 4000)
+draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
+exact = reference.nuts(
+    model, data, draws, draws, chains, shared="beta tau", jit=True, max_tree_depth=depth
+)
+cost = reference.cost(federated, exact)
+figures.save(figures_posteriors.cost(cost), args.out / "cost.png")
+w = cost[cost["variable"] == "w"][["mean", "low", "high"]].to_numpy().reshape(data.clients, -1, 3)
+fits = {name: tuple(w[j].T) for j, name in enumerate(data.names)}
+figure = figures_posteriors.forest(fits, ["intercept", *SCALES], "log odds per usual spread")
+figures.save(figure, args.out / "forest.png")

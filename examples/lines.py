@@ -1,0 +1,78 @@
+"""Fit a line for every client: sleep loss, Parkinson's disease, growing rats.
+
+Each subject keeps its measurements, intercept and slope. Sleep study (lme4): the table as it is.
+Parkinson's telemonitoring: --columns motor_UPDRS test_time subject. Rats: --columns weight day rat.
+
+Run: python examples/lines.py --data sleepstudy.csv [--quick] [--out FOLDER]
+"""
+
+import argparse
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import torch
+
+import pyrofl
+from pyrofl import datasets, federations, figures, figures_posteriors, reference
+from pyrofl.models import pvi
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--data", type=Path, required=True, help="the table, a CSV file")
+parser.add_argument("--columns", nargs=3, default=["Reaction", "Days", "Subject"])
+parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--out", type=Path, default=Path("results/lines"))
+args = parser.parse_args()
+torch.set_num_threads(1)
+
+
+def model(received, local, batch):
+    """Let intercepts and slopes be normal around those of the population."""
+    with batch.clients():
+        beta = pyro.sample("beta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        sd = pyro.sample("sd", dist.HalfNormal(1.0).expand([2]).to_event(1))
+        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+        w = pyro.sample("w", dist.Normal(beta, sd).to_event(1))
+        with batch.rows():
+            line = w[..., 0] + w[..., 1] * batch.x[..., 0]
+            pyro.sample("y", dist.Normal(line, sigma), obs=batch.y)
+
+
+target, time, group = args.columns
+table = datasets.load(
+    f"csv:{args.data}", target=target, group=group, features=[time], test_share=0.0
+)
+data = federations.split(table, "groups").to("cpu", torch.float64)
+# Units in which the priors are wide: those of the whole table, which need only clients' sums.
+centre, unit = data.y.mean(), data.y.std()
+start, span = data.x.mean(), data.x.std()
+scaled = pyrofl.Federation(
+    (data.x - start) / span, (data.y - centre) / unit, data.train, data.test, data.names
+)
+
+
+def method(number):
+    """Move the clients' factors slowly at first, as long as they are rough."""
+    damping, some = min(0.3, 1.06**number / scaled.clients), {"draws": 32, "steps": 20}
+    return pvi.hierarchical(model, scaled, shared="beta sd sigma", damping=damping, **some)
+
+
+run = pyrofl.fit(method, scaled, rounds=2 if args.quick else 80)
+federated = run.to_arviz(draws=100 if args.quick else 4000)
+draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
+exact = reference.nuts(
+    model, scaled, draws, draws, chains, shared="beta sd sigma", jit=True, max_tree_depth=depth
+)
+cost = reference.cost(federated, exact)
+figures.save(figures_posteriors.cost(cost), args.out / "cost.png")
+print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
+
+w = federated["posterior"]["w"].values[0]  # [S, J, 2]
+at = torch.linspace(float(scaled.x.min()), float(scaled.x.max()), 30)
+lines = float(centre) + float(unit) * (w[..., :1] + w[..., 1:] * at.numpy())
+panels = {
+    name: (data.x[rows, 0], data.y[rows], start + span * at, lines[:, j])
+    for j, (name, rows) in enumerate(zip(data.names, data.train, strict=True))
+}
+figures.save(figures_posteriors.lines(panels, time, target), args.out / "lines.png")
+print(f"figures: {args.out / 'cost.png'}, {args.out / 'lines.png'}")

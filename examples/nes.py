@@ -1,0 +1,76 @@
+"""Follow what party identification went with, election by election, 1972 to 2000.
+
+Every survey year is a client that keeps its respondents. Its regression coefficients are normal
+around those of all years (Gelman and Hill, 2007, section 4.7, without the hierarchy). Answers run
+from 1, strong Democrat, to 7, strong Republican. Columns: year, partyid7, real_ideo, race_adj,
+age_discrete, educ1, gender, income.
+
+Run: python examples/nes.py --data nes.csv [--quick] [--out FOLDER]
+"""
+
+import argparse
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import torch
+
+import pyrofl
+from pyrofl import datasets, federations, figures, figures_posteriors, reference
+from pyrofl.models import pvi
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--data", type=Path, required=True, help="the table, a CSV file")
+parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--out", type=Path, default=Path("results/nes"))
+args = parser.parse_args()
+torch.set_num_threads(1)
+
+LABELS = ("ideology", "race", "age", "education", "gender", "income")
+COLUMNS = ["real_ideo", "race_adj", "age_discrete", "educ1", "gender", "income"]
+CENTRE = (4, 1, 2.5, 2.5, 1.5, 3)  # the middle of each scale
+
+
+def model(received, local, batch):
+    """Let every year's coefficients be normal around those of all years."""
+    ones = batch.x.new_ones(len(LABELS) + 1)
+    x = batch.x - batch.x.new_tensor(CENTRE)
+    with batch.clients():
+        beta = pyro.sample("beta", dist.Normal(0 * ones, 5.0).to_event(1))
+        tau = pyro.sample("tau", dist.HalfNormal(0.5 * ones).to_event(1))
+        sigma = pyro.sample("sigma", dist.HalfNormal(5.0))
+        w = pyro.sample("w", dist.Normal(beta, tau).to_event(1))
+        with batch.rows():
+            eta = w[..., 0] + (w[..., 1:] * x).sum(-1)
+            pyro.sample("y", dist.Normal(eta, sigma), obs=batch.y)
+
+
+table = datasets.load(
+    f"csv:{args.data}", target="partyid7", group="year", features=COLUMNS, test_share=0.0
+)
+data = federations.split(table, "groups").to("cpu", torch.float64)
+
+
+def method(number):
+    """Move the clients' factors slowly at first, as long as they are rough."""
+    damping, some = min(0.3, 1.06**number / data.clients), {"draws": 96, "steps": 5}
+    return pvi.hierarchical(model, data, shared="beta tau sigma", damping=damping, **some)
+
+
+run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
+federated = run.to_arviz(draws=100 if args.quick else 4000)
+draws, chains, depth = (10, 1, 2) if args.quick else (600, 2, 10)
+exact = reference.nuts(
+    model, data, draws, draws, chains, shared="beta tau sigma", jit=True, max_tree_depth=depth
+)
+cost = reference.cost(federated, exact)
+print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
+shown = cost[cost["variable"].isin(["beta", "tau", "sigma"])]
+figures.save(figures_posteriors.cost(shown), args.out / "cost.png")
+
+w = cost[cost["variable"] == "w"][["mean", "low", "high"]].to_numpy()
+posterior = tuple(w.reshape(data.clients, -1, 3)[:, 1:].transpose(2, 0, 1))
+years = [float(name) for name in data.names]
+figure = figures_posteriors.courses(years, posterior, LABELS, "year", "points per step")
+figures.save(figure, args.out / "courses.png")
+print(f"figures: {args.out / 'cost.png'}, {args.out / 'courses.png'}")

@@ -1,0 +1,79 @@
+"""Fit radon in the homes of 85 counties, none of which shows its homes to anybody.
+
+Log radon of a home depends on its floor; counties differ in intercept and slope, in part by the
+uranium in their soil (Gelman and Hill, 2007). Columns: log_radon, floor, log_uranium, county_name.
+
+Run: python examples/radon.py --data radon.csv [--quick] [--out FOLDER]
+"""
+
+import argparse
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import torch
+
+import pyrofl
+from pyrofl import datasets, federations, figures, figures_posteriors, reference
+from pyrofl.models import pvi
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--data", type=Path, required=True, help="the table, a CSV file")
+parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--out", type=Path, default=Path("results/radon"))
+args = parser.parse_args()
+torch.set_num_threads(1)
+
+
+def model(received, local, batch):
+    """Let counties have intercepts and slopes around what uranium predicts."""
+    floor, uranium = batch.x[..., 0], batch.x[..., :1, 1]
+    with batch.clients():
+        gamma = pyro.sample("gamma", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+        sd = pyro.sample("sd", dist.HalfNormal(1.0).expand([2]).to_event(1))
+        sigma = pyro.sample("sigma", dist.HalfNormal(2.0))
+        z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        centre, effect = gamma[..., 0] + gamma[..., 1] * uranium, sd * z
+        intercept = pyro.deterministic("intercept", centre + effect[..., 0])
+        slope = pyro.deterministic("slope", gamma[..., 2] + effect[..., 1])
+        with batch.rows():
+            pyro.sample("y", dist.Normal(intercept + slope * floor, sigma), obs=batch.y)
+
+
+homes = datasets.load(
+    f"csv:{args.data}",
+    target="log_radon",
+    group="county_name",
+    features=["floor", "log_uranium"],
+    test_share=0.0,
+)
+data = federations.split(homes, "groups").to("cpu", torch.float64)
+
+
+def method(number):
+    """Move the clients' factors slowly at first, as long as they are rough."""
+    damping, some = min(0.3, 1.06**number / data.clients), {"draws": 32, "steps": 5}
+    return pvi.hierarchical(model, data, shared="gamma sd sigma", damping=damping, **some)
+
+
+run = pyrofl.fit(method, data, rounds=2 if args.quick else 120)
+federated = run.to_arviz(draws=100 if args.quick else 4000)
+draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
+exact = reference.nuts(
+    model, data, draws, draws, chains, shared="gamma sd sigma", jit=True, max_tree_depth=depth
+)
+
+cost = reference.cost(federated, exact)
+print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
+for name, parts in {"population": "gamma sd sigma", "counties": "intercept"}.items():
+    figure = figures_posteriors.cost(cost[cost["variable"].isin(parts.split())])
+    figures.save(figure, args.out / f"cost_{name}.png")
+
+counties = cost[cost["variable"] == "intercept"]
+basements = [data.y[rows[data.x[rows, 0] == 0]] for rows in data.train]
+own = torch.tensor([y.mean() for y in basements])  # NaN where there is none
+error = torch.tensor([y.std() / len(y) ** 0.5 if len(y) > 1 else torch.nan for y in basements])
+partial, words = (counties["mean"], counties["sd"]), ("log radon in basements", "homes")
+figure = figures_posteriors.pooling(data.sizes, (own, error), partial, own.nanmean(), *words)
+figures.save(figure, args.out / "pooling.png")
+print(f"figures: {args.out / 'cost_counties.png'}, {args.out / 'pooling.png'}")

@@ -1,0 +1,73 @@
+"""Estimate tumour rates in 71 experiments with few rats each.
+
+Experiments without any tumour get a rate above zero, and small experiments lean on the others. The
+logit of a rate is normal around the population's mean.
+
+Run: python examples/rat_tumours.py [--quick] [--out FOLDER]
+"""
+
+import argparse
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import torch
+
+import pyrofl
+from pyrofl import datasets, federations, figures, figures_posteriors, reference
+from pyrofl.models import pvi
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--out", type=Path, default=Path("results/rat_tumours"))
+args = parser.parse_args()
+torch.set_num_threads(1)
+
+
+def model(received, local, batch):
+    """Let logits of the rates be normal around mu."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(-2.0, 1.5))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
+        logit = mu + tau * eta
+        pyro.deterministic("rate", logit.sigmoid())
+        with batch.rows():
+            tumours = dist.Binomial(batch.x[..., 0], logits=logit)
+            pyro.sample("tumours", tumours, obs=batch.y)
+
+
+experiments = datasets.load("rat_tumours")
+data = federations.split(experiments, "groups").to("cpu", torch.float64)
+
+
+def method(number):
+    """Move the clients' factors slowly at first, as long as they are rough."""
+    damping, some = min(0.3, 1.06**number / data.clients), {"draws": 32, "steps": 5}
+    return pvi.hierarchical(model, data, shared="mu tau", damping=damping, **some)
+
+
+run = pyrofl.fit(method, data, rounds=2 if args.quick else 120)
+federated = run.to_arviz(draws=100 if args.quick else 4000)
+draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
+exact = reference.nuts(
+    model, data, draws, draws, chains, shared="mu tau", jit=True, max_tree_depth=depth
+)
+
+cost = reference.cost(federated, exact)
+shown = cost[cost["variable"] != "eta"]
+print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
+figures.save(figures_posteriors.cost(shown), args.out / "cost.png")
+
+rats, rate = data.x[:, 0], cost[cost["variable"] == "rate"]
+own = data.y / rats
+figure = figures_posteriors.pooling(
+    rats,
+    raw=(own, (own * (1 - own) / rats).sqrt()),
+    partial=(rate["mean"], rate["sd"]),
+    centre=torch.tensor(cost.loc["mu", "mean"]).sigmoid().item(),
+    title="rats with a tumour (share)",
+    unit="rats in the experiment",
+)
+figures.save(figure, args.out / "pooling.png")
+print(f"figures: {args.out / 'cost.png'}, {args.out / 'pooling.png'}")
