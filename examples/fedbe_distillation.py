@@ -23,6 +23,13 @@ from pyrofl.tensors import generator, role
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
 parser.add_argument("--data", help="an image data set; default fashion_mnist, digits with --quick")
+parser.add_argument("--rows", type=int, default=4500, help="for training, the server's included")
+parser.add_argument("--server", type=int, default=1500, help="rows without labels at the server")
+parser.add_argument("--net", default="mlp:100")
+parser.add_argument("--partition", default="step:2,minor=5")
+parser.add_argument("--rounds", type=int, default=10)
+parser.add_argument("--epochs", type=int, default=20)
+parser.add_argument("--distil-epochs", type=int, default=20)
 parser.add_argument("--seeds", type=int, default=1)
 parser.add_argument("--out", type=Path, default=Path("results/fedbe_distillation"))
 args = parser.parse_args()
@@ -30,10 +37,10 @@ args = parser.parse_args()
 whole = datasets.load(args.data or ("digits" if args.quick else "fashion_mnist"))
 chosen = torch.randperm(len(whole.y), generator=generator(0))
 train, test = (chosen[whole.is_test[chosen] == kind] for kind in (False, True))
-some = torch.cat([train[:4500], test[:3000]])
+some = torch.cat([train[: args.rows], test[: max(3000, args.rows // 5)]])
 dataset = replace(whole, x=whole.x[some], y=whole.y[some], is_test=whole.is_test[some])
-held = 300 if args.quick else 1500
-rounds, epochs = (2, 10) if args.quick else (10, 20)
+held = 300 if args.quick else args.server
+rounds, epochs = (2, 10) if args.quick else (args.rounds, args.epochs)
 
 training = {"epochs": epochs, "batch": 40, "lr": 0.01, "weight_decay": 1e-3}
 choices = {"FedAvg": None}
@@ -46,12 +53,13 @@ if args.seeds < 1:
 
 found: dict[tuple[str, str], list[float]] = {}
 for seed in range(args.seeds):
-    data = federations.split(dataset, "step:2,minor=5", 10, seed=seed, server=held, test="uniform")
-    net = nets.build("mlp:100", input_shape=tuple(data.x.shape[1:]), outputs=10)
+    data = federations.split(dataset, args.partition, 10, seed=seed, server=held, test="uniform")
+    net = nets.build(args.net, input_shape=tuple(data.x.shape[1:]), outputs=10)
+    server = {"unlabelled": data.unlabelled, "distil_epochs": args.distil_epochs}
     for name, teaching in choices.items():
         method = fedavg.build(net, **training)
         if teaching is not None:
-            method = fedbe.build(net, unlabelled=data.unlabelled, **teaching, **training)
+            method = fedbe.build(net, **server, **teaching, **training)
         run = pyrofl.fit(method, data, rounds=rounds, seed=seed, progress=False)
         for model in method.views:
             score = run.evaluate(model=model, population="pooled")

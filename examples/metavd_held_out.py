@@ -26,6 +26,9 @@ parser.add_argument("--test", default="same_shares", help="or independent")
 parser.add_argument("--rounds", type=int, default=60)
 parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--out", type=Path, default=Path("results/metavd_held_out"))
+parser.add_argument(
+    "--hyper-lr", type=float, default=0.9, help="of the hypernetwork, as in the authors' code"
+)
 args = parser.parse_args()
 rounds, seeds = (2, 1) if args.quick else (args.rounds, args.seeds)
 
@@ -44,7 +47,8 @@ def fit(on: str, dropout: str, seed: int) -> dict[str, Bins]:
     )
 
     def at(number: int) -> pyrofl.Method:
-        return metavd.build(net, on=on, dropout=dropout, lr=RATES[on], done=number / rounds)
+        own = {"on": on, "dropout": dropout, "lr": RATES[on], "hyper_lr": args.hyper_lr}
+        return metavd.build(net, **own, done=number / rounds)
 
     run = pyrofl.fit(at, data, rounds, seed=seed, participation=fixed(10), progress=False)
     how = {

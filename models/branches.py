@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role
@@ -21,6 +21,16 @@ def layers(names: Iterable[str], shared: bool = False) -> dict[str, int]:
     owner = {n: n.rpartition(".")[0] for n in names}
     number = {layer: 0 if shared else i for i, layer in enumerate(dict.fromkeys(owner.values()))}
     return {n: number[layer] for n, layer in owner.items()}
+
+
+def weighty(shapes: Mapping[str, Size]) -> str:
+    """Return patterns of the layers that own a parameter of two axes or more; else of all.
+
+    >>> weighty({"norm.weight": Size([3]), "fc.weight": Size([2, 3]), "fc.bias": Size([2])})
+    'fc.weight fc.bias'
+    """
+    owners = {n.rpartition(".")[0] for n, shape in shapes.items() if len(shape) > 1}
+    return " ".join(n for n in shapes if n.rpartition(".")[0] in owners) or "*"
 
 
 def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:

@@ -112,14 +112,19 @@ def shared(first: Tensors, optim: Optim) -> Source:
         optim: of the spreads.
     """
 
+    def start(generator: Generator, clients: int) -> Tensors:
+        return under(OWN, {n: torch.zeros_like(v) for n, v in first.items()})
+
     def read(server: Tensors, ids: Tensor) -> Tensors:
-        return spread_out(role(OWN, server), len(ids))
+        # The server holds the change since the start, so that weight decay leads back there.
+        change = role(OWN, server)
+        return spread_out({n: v + first[n].to(v) for n, v in change.items()}, len(ids))
 
     def slope(server: Tensors, who: Who, found: Tensors) -> Tensors:
-        mean = under(OWN, average(found, who.size))
-        return {n: server[n] - v for n, v in mean.items()}
+        now = {n: v[0] for n, v in read(server, who.ids[:1]).items()}
+        return under(OWN, {n: now[n] - v for n, v in average(found, who.size).items()})
 
-    return Source(lambda *_: under(OWN, first), read, slope, optims={f"{OWN}/*": optim})
+    return Source(start, read, slope, optims={f"{OWN}/*": optim})
 
 
 def rows(first: Tensors) -> Source:

@@ -141,7 +141,8 @@ def distil(
     Returns:
         The parameters after, [*p].
     """
-    student = copy.deepcopy(net.module).to(x.device, x.dtype).requires_grad_()
+    like = next(iter(start.values()))
+    student = copy.deepcopy(net.module).to(like.device, like.dtype).requires_grad_()
     student.load_state_dict(start, strict=False)  # buffers are not among the parameters
     optimiser = sgd(lr, momentum)(list(student.parameters()))
     mean = AveragedModel(student)

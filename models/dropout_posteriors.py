@@ -17,6 +17,7 @@ from typing import Literal
 
 import pyro
 import pyro.distributions as dist
+import torch
 from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
@@ -50,7 +51,7 @@ def log_variance(
     Raises:
         ValueError: if scale is not positive.
     """
-    return _normals(shapes, scale, loc, spread, lambda theta, s: s.clamp(-BOUND, BOUND).exp())
+    return _normals(shapes, scale, loc, spread, lambda theta, s: bounded(s).exp())
 
 
 def log_alpha(
@@ -72,7 +73,7 @@ def log_alpha(
     """
 
     def variance(theta: Tensor, s: Tensor) -> Tensor:
-        return s.clamp(-BOUND, BOUND).exp() * theta.square().clamp(min=TINY)
+        return bounded(s).exp() * theta.square().clamp(min=TINY)
 
     return _normals(shapes, scale, loc, spread, variance)
 
@@ -134,6 +135,12 @@ def hierarchical(
     gamma = (mean.square() + variance).detach()
     centre = mean.detach() * 0 if coordinates == "alpha" else mean - mean.detach()
     return normal(centre, gamma, axes)
+
+
+def bounded(s: Tensor) -> Tensor:
+    """Cut off at -8.5 and 8.5; a start right at a bound still has a gradient, on any torch."""
+    inside = (s >= -BOUND) & (s <= BOUND)
+    return torch.where(inside, s, s.detach().clamp(-BOUND, BOUND))
 
 
 def dropout_rate(mean: Tensor, variance: Tensor) -> Tensor:

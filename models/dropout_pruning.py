@@ -67,18 +67,34 @@ def fill(message: Tensors, spreads: Tensors) -> Tensors:
     }
 
 
-def report(tensors: Tensors, moments: Moments, limit: float) -> Tensors:
-    """Return a client's mean "dropout_rate", and its "sparsity", [C].
+def as_sent(message: Tensors, server: Tensors, names: Iterable[str]) -> Tensors:
+    """Give weights that came as zeros the server's values, for what depends on theta's size."""
+    kept = {f"loc/{n}": message[f"loc/{n}"] for n in names}
+    return message | {n: torch.where(v == 0, server[n], v) for n, v in kept.items()}
 
-    Sparsity is the share of weights that are zero or whose rate exceeds the limit.
+
+def report(
+    tensors: Tensors, moments: Moments, limit: float | None, names: Iterable[str]
+) -> Tensors:
+    """Return a client's "sparsity", the share of its weights that are dropped, and more, [C].
+
+    Args:
+        tensors: "loc/..." and "spread/...", [C, *p].
+        moments: tensors -> mean and variance of the weights.
+        limit: largest dropout rate that is kept; None drops none by its rate.
+        names: of the weights.
+
+    Returns:
+        "sparsity" and, where weights are random, their mean "dropout_rate".
     """
-    mean, variance = ({n: v.flatten(1) for n, v in part.items()} for part in moments(tensors))
-    theta, spread = torch.cat([*mean.values()], 1), torch.cat([*variance.values()], 1)
-    rate = dropout_rate(theta, spread)
-    return {
-        "dropout_rate": rate.mean(1),
-        "sparsity": ((theta == 0) | (rate > limit)).to(rate).mean(1),
-    }
+    theta = torch.cat([tensors[f"loc/{n}"].flatten(1) for n in names], 1)
+    dropped, found = theta == 0, {}
+    if any(n.startswith("spread/") for n in tensors):
+        variance = torch.cat([v.flatten(1) for v in moments(tensors)[1].values()], 1)
+        rate = dropout_rate(theta, variance)
+        found["dropout_rate"] = rate.mean(1)
+        dropped = dropped if limit is None else dropped | (rate > limit)
+    return {**found, "sparsity": dropped.to(theta).mean(1)}
 
 
 def snip(

@@ -129,14 +129,15 @@ def distilled(
             found.append({n: v[None] for n, v in average(models, size).items()})
         if "C" in teachers:
             found.append(models)
-        if "S" in teachers:
+        if "S" in teachers and samples:
             drawn = sample(fitted(models, size), samples, rng)
             found.append({n: drawn[n].to(v) for n, v in models.items()})
         return join_up(found)
 
     def student(start: Tensors, ensemble: Tensors, rng: Generator) -> Tensors:
         assert rows is not None
-        x = rows.to(next(iter(start.values())))
+        like = next(iter(start.values()))
+        x = rows.to(like.device, like.dtype if rows.is_floating_point() else None)
         target = distillation.predictions(net, ensemble, x, likelihood).mean(0)
         return distillation.distil(
             net,
@@ -184,9 +185,10 @@ def _fitting(net: Network, unlabelled: Tensor | None, likelihood: Likelihood) ->
     if unlabelled is None or not len(unlabelled):
         raise ValueError(
             "unlabelled is missing; expected rows [U, *x] for the server to distil on, such as "
-            "Federation.unlabelled"
+            "Federation.unlabelled (on the command line: --server-data)"
         )
-    weights = {n: p.detach().to(unlabelled) for n, p in net.module.named_parameters()}
+    dtype = unlabelled.dtype if unlabelled.is_floating_point() else None
+    weights = {n: p.detach().to(unlabelled.device, dtype) for n, p in net.module.named_parameters()}
     try:
         outputs = net.apply(weights, unlabelled[:1])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:

@@ -30,6 +30,7 @@ from pyrofl.inference.server import average
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Prior, flat
+from pyrofl.models.schedules import decayed
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -46,6 +47,8 @@ class Training(TypedDict, total=False):
     lr: float
     momentum: float
     weight_decay: float
+    decay: bool
+    done: float | None
     fine_tune: int
 
 
@@ -62,6 +65,8 @@ def build(
     lr: float = 0.01,
     momentum: float = 0.9,
     weight_decay: float = 0.0,
+    decay: bool = False,
+    done: float | None = None,
     fine_tune: int = 0,
 ) -> Method:
     """Build FedAvg.
@@ -78,6 +83,8 @@ def build(
         lr: learning rate; the loss is a mean over the rows.
         momentum: of SGD, which starts afresh each round.
         weight_decay: of SGD, on the same scale: a normal prior of variance 1 / (weight_decay n_j).
+        decay: train with a tenth of lr from 30% of the rounds on, a hundredth from 60% on (FedBE).
+        done: share of the rounds that are over, for `decay`; None: it has not begun.
         fine_tune: local epochs before testing; 0 tests the global model alone.
 
     Raises:
@@ -91,7 +98,7 @@ def build(
     def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         return server | average(message, who.size)
 
-    optim = sgd(lr, momentum, weight_decay=weight_decay)
+    optim = sgd(decayed(lr, done if decay else None), momentum, weight_decay=weight_decay)
     step = Step(q.names, optim, elbo(draws if q.random else None, mean=True))
     return Method(
         init=init,

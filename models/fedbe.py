@@ -27,7 +27,7 @@ Related methods are settings:
 
 Departures from the paper: clients' rows are not augmented, the server's only by `augment`;
 networks have GroupNorm instead of BatchNorm; defaults of the clients' training are FedAvg's here
-(on CIFAR the paper has epochs=20, batch=40, weight_decay=1e-3). The authors' code scales the
+(on CIFAR the paper has epochs=20, batch=40, weight_decay=1e-3, decay=True). The code scales the
 standard deviation by 0.1 (`std_scale`), samples normalised updates around the previous model,
 collects at a constant learning rate and divides the loss by the number of classes; here it is as
 the paper has it, the start of SWA scaled to the number of steps. The code sharpens for every kind
@@ -44,7 +44,6 @@ from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedavgm, fedprox, scaffold
 from pyrofl.models.ensembles import Teaching, distilled
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.schedules import decayed
 from pyrofl.nets import Network
 
 Base = Literal["fedavg", "fedprox", "fedavgm", "scaffold"]
@@ -61,7 +60,6 @@ def build(
     on: Base = "fedavg",
     mu: float = 1e-3,
     server_momentum: float = 0.9,
-    done: float | None = None,
     **settings: Unpack[Settings],
 ) -> Method:
     """Build FedBE.
@@ -72,21 +70,16 @@ def build(
         on: the method whose clients train and whose model distillation starts from.
         mu: of FedProx, per datum; the authors' code has 1e-3.
         server_momentum: of FedAvgM in its averaging form, whose rate is 1 - server_momentum.
-        done: share of the rounds that are over. The clients' learning rate is a tenth from 30% on
-            and a hundredth from 60% on; None leaves it as it is.
-        settings: of the server as of `ensembles.distilled`, of the clients as of `fedavg.build`.
+        settings: of the server as of `ensembles.distilled`, of the clients as of `fedavg.build`,
+            where `decay` is the paper's schedule of their learning rate.
 
     Raises:
-        ValueError: if `on` or `done` is not one of these, or as `distilled`.
+        ValueError: if `on` is not one of these, or as `distilled` and `fedavg.build`.
     """
     if on not in get_args(Base):
         raise ValueError(f"on is {on!r}; expected one of {', '.join(get_args(Base))}")
     teaching = {n: v for n, v in settings.items() if n in Teaching.__annotations__}
-    training = cast(
-        "fedavg.Training",
-        {"lr": 0.01, "momentum": 0.9} | {n: v for n, v in settings.items() if n not in teaching},
-    )
-    training["lr"] = decayed(training["lr"], done)
+    training = cast("fedavg.Training", {n: v for n, v in settings.items() if n not in teaching})
     if on == "fedprox":
         method = fedprox.build(net, mu=mu, **training)
     elif on == "fedavgm":

@@ -37,7 +37,7 @@ from pyrofl.inference.method import Method, Phase, Step, as_trained, send_all
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.server import average, weighted_mean
 from pyrofl.models import guides, simplex
-from pyrofl.models.branches import layers, merged, refuse_twins
+from pyrofl.models.branches import layers, merged, refuse_twins, weighty
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, dense, pick, role, under
@@ -57,7 +57,7 @@ def build(
     net: Network,
     *,
     branches: int = 5,
-    branched: str = "*",
+    branched: str | None = None,
     shared: bool = False,
     likelihood: Likelihood = categorical,
     concentration: float = 1.0,
@@ -69,16 +69,17 @@ def build(
     drop: float = 0.0,
     epochs: int = 5,
     batch: int | None = 64,
-    lr: float = 0.01,
-    lr_alpha: float = 0.1,
+    lr: float = 0.3,
+    lr_alpha: float = 1.0,
     momentum: float = 0.0,
 ) -> Method:
-    """Build pFedMB; epochs and batch are the paper's, it tuned branches and learning rates.
+    """Build pFedMB; epochs and batch are the paper's, which tuned branches and learning rates.
 
     Args:
         net: the network. A layer is a module that owns parameters.
         branches: B of every branched layer; the number of groups of clients, if there are groups.
         branched: patterns of the names that have branches; the rest is shared as in FedAvg.
+            Default: layers with a weight of two axes or more, which leaves out normalisation.
         shared: mix all layers by the same weights, as in the paper's pairs of clients.
         likelihood: of a row, given the network's outputs.
         concentration: of the Dirichlet prior on alpha; 1 is flat.
@@ -118,7 +119,7 @@ def build(
             f"concentration is {concentration} for projected points; expected 1, as the density "
             "of any other is 0 or infinite on the faces of the simplex"
         )
-    layer = layers(net.matching(branched), shared)
+    layer = layers(net.matching(branched or weighty(net.shapes)), shared)
     rest = [n for n in net.shapes if n not in layer]
     shape = Size((max(layer.values()) + 1, branches))
     q = family({"alpha": shape}, scale=scale, loc="point", spread="a")
@@ -129,10 +130,11 @@ def build(
     def init(generator: Generator, clients: int) -> Tensors:
         starts = [net.init(generator) for _ in range(branches)]
         stacked = {n: torch.stack([start[n] for start in starts]) for n in layer}
+        refuse_twins(stacked, layer)
         return under("branch", stacked) | under("w", {n: starts[0][n] for n in rest})
 
     def download(server: Tensors, who: Who) -> Tensors:
-        # Here, because every state comes by, wherever it is from, before anybody trains on it.
+        # Here too, because every state comes by, wherever it is from, before anybody trains on it.
         refuse_twins(role("branch", server), layer)
         return send_all(server, who)
 
@@ -187,8 +189,8 @@ def build(
         alpha = q.moments(received, local, data)[0]["alpha"]
         kept = simplex.trimmed(alpha, drop) > 0
         return {
-            "entropy": torch.special.entr(alpha).sum(-1).mean(-1),
-            "kept": kept.sum(-1).to(alpha).mean(-1),
+            "alpha_entropy": torch.special.entr(alpha).sum(-1).mean(-1),
+            "branches_kept": kept.sum(-1).to(alpha).mean(-1),
         }
 
     samples = draws if q.random else None

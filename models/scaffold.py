@@ -34,6 +34,7 @@ from pyrofl.inference.elbo import Loss, Program
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.server import average, blend
 from pyrofl.models import fedavg
+from pyrofl.models.schedules import decayed
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, under
 
@@ -62,7 +63,8 @@ def build(
     if option not in get_args(Option):
         raise ValueError(f"option is {option!r}; expected one of {', '.join(get_args(Option))}")
     settings: fedavg.Training = {"lr": 0.01, "momentum": 0.0, **training}
-    lr, momentum = settings["lr"], settings["momentum"]
+    done = settings.get("done") if settings.get("decay") else None
+    lr, momentum = decayed(settings["lr"], done), settings["momentum"]
     if not lr > 0 or server_lr < 0:
         raise ValueError(f"lr is {lr}, server_lr {server_lr}; expected above 0, and 0 or more")
     base = fedavg.build(net, **settings)

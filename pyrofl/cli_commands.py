@@ -7,10 +7,13 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
+from typing import Any, get_args
 
 from pyrofl import figures, records
 from pyrofl.cli_methods import Scheduled, about, builds, methods
 from pyrofl.cli_report import save
+from pyrofl.cli_settings import Epochs, arguments, readable
 from pyrofl.cli_setup import Task, participation, resolve, split, task, threads
 from pyrofl.cli_tables import CompareRow, compare_rows, compare_table, main_metric, score_table
 from pyrofl.datasets import DATASETS
@@ -20,6 +23,12 @@ from pyrofl.inference.fit import Run, fit
 from pyrofl.nets import NETWORKS
 from pyrofl.tables import LIKELIHOODS
 
+WRAPPED: dict[str, Any] = {
+    "initial_indent": "  ",
+    "subsequent_indent": " " * 12,
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
 POINTS = 20  # of a learning curve, unless asked for otherwise
 SUFFIXES = (".png", ".pdf", ".svg")
 
@@ -39,7 +48,22 @@ def list_all(args: Namespace) -> None:
         width = max(map(len, lines))
         found = [f"  {name:<{width}}  {text}" for name, text in lines.items()]
         blocks.append("\n".join([title, *found]))
-    print("\n\n".join(blocks))
+    print("\n\n".join([blocks[0] + "\n\n" + variants(), *blocks[1:]]))
+
+
+def variants() -> str:
+    """Say what every method can be told by --set, with the words that it takes."""
+    lines = ["settings of methods, for --set NAME=VALUE"]
+    for name, build in builds().items():
+        own = (told(n, kind) for n, kind in arguments(build).items())
+        lines.append(fill(f"{name:<9} {'  '.join(own)}", 100, **WRAPPED))
+    return "\n".join(lines)
+
+
+def told(name: str, kind: Any) -> str:
+    """Name a setting, and its words if it has some to choose from."""
+    words = [str(word) for one in readable(kind) for word in get_args(one) if one != Epochs]
+    return f"{name}={'|'.join(words)}" if words else name
 
 
 def run(args: Namespace) -> None:

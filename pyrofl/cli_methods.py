@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import pyrofl.models
-from pyrofl.cli_settings import DONE, Build, read_settings
+from pyrofl.cli_settings import DONE, Build, accepted, read_settings
 from pyrofl.cli_setup import Task
 from pyrofl.inference.method import Method
 from pyrofl.models.likelihoods import named
 from pyrofl.recipes import known
+from pyrofl.tensors import generator
 
 Scheduled = Method | Callable[[int], Method]
 
@@ -58,12 +58,14 @@ def methods(
 def _built(
     name: str, build: Build, task: Task, rounds: int, arguments: dict[str, Any]
 ) -> Scheduled:
-    wanted = inspect.signature(build).parameters
+    wanted = accepted(build)
     if "unlabelled" in wanted:
-        if task.data.unlabelled is None:
-            raise ValueError(f"{name} needs unlabelled rows at the server; expected --server-data")
         arguments["unlabelled"] = task.data.unlabelled
-    method: Method = build(task.net, **arguments)
+    try:
+        method: Method = build(task.net, **arguments)
+        method.init(generator(task.seed), task.data.clients)  # so that it is refused before a run
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
     if DONE not in wanted:
         return method
     return lambda number: build(task.net, **arguments, done=number / rounds)

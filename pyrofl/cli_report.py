@@ -90,9 +90,9 @@ def client_rows(
         for metric, values in found.values.items():
             for i, value in zip(found.ids.tolist(), values.tolist(), strict=True):
                 yield names[i], sizes[i], found.model, found.adapted, metric, value
-    for metric, values in statistics.items():
+    for metric, values in statistics.items():  # of what the client holds, before any adaptation
         for i, value in enumerate(values.tolist()):
-            yield names[i], sizes[i], *main_view(run), metric, value
+            yield names[i], sizes[i], run.method.main_view, "none", metric, value
 
 
 def main_view(run: Run) -> tuple[str, str]:
@@ -117,8 +117,12 @@ def draw(
     shown = next(s for s in scores if (s.model, s.adapted) == main_view(run))
     yield "clients", figures.clients(sizes[shown.ids], shown.values[metric], metric)
     if metric == "accuracy":
+        main, how = main_view(run)
+        adapted = {main: how}
         bins = {
-            f"{model} model": run.calibration(model=model, part=scores[0].part)
+            f"{model} model{', adapted' if adapted.get(model) == 'adapt' else ''}": run.calibration(
+                model=model, adapted=adapted.get(model, "none"), part=scores[0].part
+            )
             for model in run.method.views
         }
         yield "reliability", figures.reliability(bins)

@@ -8,12 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from torch import Tensor
+
+from pyrofl.models.schedules import uneven
 from pyrofl.recipes import known
 
 Build = Callable[..., Any]
-Value = int | float | bool | str | None
+Epochs = Callable[[Tensor], Tensor]
+Value = int | float | bool | str | Epochs | None
 
-DONE = "done"  # the share of the rounds that are over: not a setting, the command line knows it
+DONE = "done"  # the share of the rounds that are over
+KNOWN = (DONE, "unlabelled")  # no settings: the command line knows them
 
 _WORDS = {
     NoneType: "none",
@@ -21,6 +26,7 @@ _WORDS = {
     int: "a whole number",
     float: "a number",
     str: "a word",
+    Epochs: "uneven:MOST",
 }
 
 
@@ -54,7 +60,12 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
 
 
 def arguments(build: Build) -> dict[str, Any]:
-    """Return the types of what a method can be told in words; priors and guides cannot."""
+    """Return the types of what a method can be told in words; most functions cannot."""
+    return {n: kind for n, kind in accepted(build).items() if n not in KNOWN and readable(kind)}
+
+
+def accepted(build: Build) -> dict[str, Any]:
+    """Return the types of a method's arguments, also of those that it hands on."""
     hints = get_type_hints(build)
     found: dict[str, Any] = {}
     for name, parameter in inspect.signature(build).parameters.items():
@@ -62,14 +73,14 @@ def arguments(build: Build) -> dict[str, Any]:
             found[name] = hints[name]
         elif parameter.kind is parameter.VAR_KEYWORD:  # **name: Unpack[a TypedDict]
             found |= get_type_hints(get_args(hints[name])[0])
-    return {name: kind for name, kind in found.items() if name != DONE and readable(kind)}
+    return found
 
 
 def readable(kind: Any) -> list[Any]:
     """Return the types, of the one or the union that is given, that words can stand for."""
     union = get_origin(kind) in (Union, UnionType)
     kinds = get_args(kind) if union else (kind,)
-    return [k for k in kinds if k in _WORDS or get_origin(k) is Literal]
+    return [k for k in kinds if k in _WORDS or get_origin(k) is Literal or k == Epochs]
 
 
 def parse(text: str, kind: Any, what: str) -> Value:
@@ -93,6 +104,11 @@ def parse(text: str, kind: Any, what: str) -> Value:
 
 def _read(text: str, kind: Any) -> Value:
     """Read a value of a simple type; ValueError if the text is of another."""
+    if kind == Epochs:
+        name, _, most = text.partition(":")
+        if name != "uneven":
+            raise ValueError(text)
+        return uneven(int(most))
     if kind is int or kind is str:
         number: int | str = kind(text)
         return number

@@ -127,7 +127,7 @@ def log_band(axes: Axes, values: NDArray[Any], name: str, style: Row) -> int:
     runs, rounds = len(values), len(values[0])
     mean = logs.mean(0)
     axes.plot(np.exp(mean), label=name, markersize=4, markevery=max(1, rounds // 10), **style)
-    if runs > 1:
+    if runs > 2:  # of two runs the t band spans the page
         half = t.ppf(0.975, runs - 1) * logs.std(0, ddof=1) / runs**0.5
         low, high = np.exp(mean - half), np.exp(mean + half)
         axes.fill_between(range(rounds), low, high, color=style["color"], alpha=0.2, linewidth=0)

@@ -211,7 +211,7 @@ def distance(panels: Mapping[str, Mapping[str, Any]]) -> Figure:
         axes.set_title(label, fontsize=10)
         mark_rounds(axes.xaxis)
         axes.grid(alpha=0.3)
-    note = f"geometric mean of {runs} runs and its 95% confidence band" if runs > 1 else ""
+    note = f"geometric mean of {runs} runs and its 95% confidence band" if runs > 2 else ""
     legend_above(figure, grid, style, note)
     return figure
 

@@ -16,7 +16,7 @@ import xarray
 
 from pyrofl.cli import main
 from pyrofl.cli_methods import builds, methods
-from pyrofl.cli_settings import arguments, parse, read_settings
+from pyrofl.cli_settings import Epochs, arguments, parse, read_settings
 from pyrofl.cli_setup import Task, participation
 from pyrofl.cli_tables import compare_table
 from pyrofl.inference.method import Method
@@ -55,7 +55,17 @@ def finished(tmp_path_factory):
 def test_list_names_everything(capsys):
     assert main(["list"]) == 0
     text = capsys.readouterr().out
-    for word in ("pfedvem", "local", "digits", "dirichlet:A", "mlp", "same_shares", "poisson"):
+    for word in (
+        "pfedvem",
+        "teachers",
+        "coords=logvar|alpha",
+        "local",
+        "digits",
+        "dirichlet:A",
+        "mlp",
+        "same_shares",
+        "poisson",
+    ):
         assert word in text
     assert max(map(len, text.splitlines())) < 110
 
@@ -378,6 +388,7 @@ def test_settings_reach_the_methods_that_have_them():
         ("true", bool, True),
         ("b", Literal["a", "b"], "b"),
         ("2", Literal[1, 2], 2),
+        ("3", int | Epochs, 3),
     ],
 )
 def test_settings_have_types(text, kind, value):
@@ -393,16 +404,25 @@ def test_settings_reach_through_shared_arguments():
     assert arguments(local.build).keys() == arguments(fedavg.build).keys()
 
 
+def test_clients_may_have_budgets_of_their_own():
+    kind = arguments(fedavg.build)["epochs"]
+    epochs = parse("uneven:7", kind, "epochs")(torch.arange(200))
+    assert (int(epochs.min()), int(epochs.max())) == (1, 7)
+    with pytest.raises(ValueError, match=r"epochs is 'odd:7'; expected .*uneven:MOST"):
+        parse("odd:7", kind, "epochs")
+
+
 def scheduled(
     net: Network,
     *,
-    unlabelled: torch.Tensor,
+    unlabelled: torch.Tensor | None = None,
     likelihood: Likelihood,
     lr: float = 0.1,
     done: float | None = None,
 ) -> Method:
     """Build a method whose learning rate depends on the round, and that needs the server's rows."""
-    assert len(unlabelled)
+    if unlabelled is None:
+        raise ValueError("unlabelled is missing (--server-data)")
     return fedavg.build(net, likelihood=likelihood, lr=lr if done is None else lr * (1 - done))
 
 
@@ -417,7 +437,7 @@ def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
     with pytest.raises(ValueError, match="unknown setting of scheduled: 'done'"):
         methods(["scheduled"], ["done=0.4"], task, 4)
     bare = Task(0, data, toys.net(), "categorical")
-    with pytest.raises(ValueError, match="scheduled needs unlabelled rows at the server"):
+    with pytest.raises(ValueError, match="scheduled: unlabelled is missing"):
         methods(["scheduled"], [], bare, 4)
 
 
@@ -427,7 +447,7 @@ def test_the_server_may_hold_rows(tmp_path, monkeypatch, capsys):
         out = ["--out", str(tmp_path / str(k)), "--posterior-draws", "0"]
         assert main(["run", "scheduled", *SMALL, "--server-data", *words, *out]) == 0
     assert main(["run", "scheduled", *SMALL, "--out", str(tmp_path / "no")]) == 2
-    assert "expected --server-data" in capsys.readouterr().err
+    assert "scheduled: unlabelled is missing (--server-data)" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
 
 

@@ -19,6 +19,7 @@ from pyrofl.inference.noise import ClientNoise
 from pyrofl.models import dropout_pruning as pruning
 from pyrofl.models.dropout_posteriors import (
     FAMILIES,
+    bounded,
     dropout_rate,
     hierarchical,
     log_alpha,
@@ -280,10 +281,13 @@ def test_dropped_weights_stay_at_home():
     close(sent["spread/w"], s * keep)
     assert sent["loc/b"] is tensors["loc/b"]
     close(pruning.fill(sent, {"w": s - 1})["spread/w"], torch.where(keep, s, s - 1))
-    found = pruning.report(tensors, moments, 0.9)
+    found = pruning.report(tensors, moments, 0.9, ["w"])
     close(found["sparsity"], [2 / 3, 1 / 3])
     close(found["dropout_rate"], (s.exp() / (s.exp() + theta**2)).mean(1), 1e-9)
-    close(pruning.report(sent, moments, 0.9)["sparsity"], [2 / 3, 1 / 3])
+    close(pruning.report(sent, moments, None, ["w"])["sparsity"], [2 / 3, 1 / 3])
+    close(pruning.report(tensors, moments, None, ["w"])["sparsity"], [0.0, 0.0])
+    known = pruning.as_sent(sent, {"loc/w": torch.full((3,), 7.0).double()}, ["w"])
+    close(known["loc/w"], torch.where(keep, theta, 7.0))
 
 
 def test_snip_keeps_the_sensitive_weights_for_good():
@@ -314,3 +318,11 @@ def test_limits_are_checked():
 def test_a_start_without_noise_is_refused(family):
     with pytest.raises(ValueError, match="scale of the guide is 0"):
         family(SHAPE, scale=0.0)
+
+
+def test_a_start_right_at_the_bound_can_move():
+    s = torch.tensor([-9.0, -8.5, 0.0, 8.5, 9.0], requires_grad=True)
+    value = bounded(s)
+    close(value.detach(), [-8.5, -8.5, 0.0, 8.5, 8.5])
+    value.sum().backward()
+    close(s.grad, [0.0, 1.0, 1.0, 1.0, 0.0])

@@ -95,9 +95,9 @@ POINT = {"loc__w": 0.3, "log_scale__w": -0.2, "mu__w": 1.1, "pi__w": -0.7}
 
 def test_the_plain_step_goes_down_the_kl_divergence():
     local, row = one_datum(**POINT)
-    method = gaussian(1, natural=False, lr_prior=1.0)
+    method = gaussian(1, natural=False, lr_prior=0.1)
     changed = method.phases[1].moves[1]({}, local, row)
-    slope = {n: float(local[n] - v) for n, v in changed.items()}
+    slope = {n: float(local[n] - v) / 0.1 for n, v in changed.items()}
     assert slope["loc/w"] == pytest.approx(-1.1935, abs=5e-5)
     assert slope["log_scale/w"] == pytest.approx(-0.3226, abs=5e-5)
     m, nu = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.3, -0.2))
@@ -109,12 +109,19 @@ def test_the_plain_step_goes_down_the_kl_divergence():
 
 def test_the_plain_step_is_per_datum_and_weighted_by_lambda():
     local, row = one_datum(**POINT)
-    once = gaussian(1, natural=False, lr_prior=1.0).phases[1].moves[1]({}, local, row)
-    weak = gaussian(1, natural=False, lr_prior=1.0, kl=0.3)
+    once = gaussian(1, natural=False, lr_prior=0.1).phases[1].moves[1]({}, local, row)
+    weak = gaussian(1, natural=False, lr_prior=0.1, kl=0.3)
     many = replace(row, size=torch.tensor([5.0]).double())
     changed = weak.phases[1].moves[1]({}, local, many)
     for n, v in changed.items():
         close(v - local[n], (once[n] - local[n]) * 0.3 / 5)
+
+
+def test_the_plain_step_does_not_overshoot():
+    # A step of rate lambda / n above the prior's variance would land beyond the posterior's mean.
+    local, row = one_datum(**POINT | {"log_scale__w": -4.0})
+    moved = gaussian(1, natural=False, lr_prior=5.0, kl=3.0).phases[1].moves[1]({}, local, row)
+    close(moved["loc/w"], local["mu/w"])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -433,7 +440,7 @@ SMALL = (5, 12, 8)
 
 
 def quick(**options: object) -> Method:
-    return fedabml.build(toys.net("softmax"), draws=2, steps=2, **options)
+    return fedabml.build(toys.net("softmax"), draws=2, steps=2, lr=0.01, **options)
 
 
 def test_without_fine_tuning_a_client_has_the_prior():
@@ -515,7 +522,7 @@ def test_a_network_that_knows_nothing_has_the_largest_entropy(blobs):
 
 
 def test_two_rounds_give_the_numbers_they_gave_before(tiny):
-    method = fedabml.build(build("mlp:3", (4,), 3), draws=2, epochs=2, batch=2)
+    method = fedabml.build(build("mlp:3", (4,), 3), draws=2, epochs=2, batch=2, lr=0.01)
     state = last(method, tiny, 2)
     # The start is drawn in single precision, which vector units round differently.
     close(state.server["loc/head.bias"], [-0.5234152, -0.0392821, -0.3138285], 1e-6)

@@ -51,7 +51,7 @@ BASES = {
     "fedavg": fedavg.build(NET, batch=2),
     "fedprox": fedprox.build(NET, mu=1e-3, batch=2),
     "fedavgm": fedavgm.build(NET, server_lr=0.1, batch=2),
-    "scaffold": scaffold.build(NET, batch=2, momentum=0.9),
+    "scaffold": scaffold.build(NET, batch=2),
 }
 
 
@@ -252,7 +252,7 @@ def test_ones_own_method_can_be_distilled(tiny):
 
 def test_the_rate_of_the_clients_falls_with_the_rounds(tiny):
     for done, lr in ((None, 0.01), (0.2, 0.01), (0.3, 0.001), (0.9, 0.0001)):
-        one = last(made(done=done), tiny, 1)
+        one = last(made(done=done, decay=True), tiny, 1)
         other = last(fedavg.build(NET, lr=lr, batch=2), tiny, 1)
         for n, value in other.message.items():
             close(one.message[n], value)
@@ -293,7 +293,7 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
         ({"distil_lr": -1.0}, "lr is -1"),
         ({"distil_lr_end": -1.0}, "distil_lr_end -1"),
         ({"distil_momentum": 1.0}, "momentum 1"),
-        ({"done": 1.5}, "done is 1.5"),
+        ({"done": 1.5, "decay": True}, "done is 1.5"),
         ({"likelihood": likelihoods.normal()}, "likelihood is Normal"),
     ],
 )

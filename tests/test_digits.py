@@ -1,0 +1,46 @@
+"""The papers' methods with their defaults against training alone, on handwritten digits."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+import torch
+
+import pyrofl
+from pyrofl import datasets, federations, nets
+from pyrofl.data import Federation
+
+
+def clients(seed: int) -> Federation:
+    """Return twenty clients as the command line makes them, tested on all digits they hold."""
+    return federations.split(
+        datasets.load("digits"), "slices:5", 20, seed=seed, test="labels_global", server=0.2
+    )
+
+
+def accuracy(name: str, data: Federation, seed: int) -> float:
+    """Fit a method with its defaults; return how its main model does, adapted if it adapts."""
+    build = import_module(f"pyrofl.models.{name}").build
+    own = {"unlabelled": data.unlabelled} if name == "fedbe" else {}
+    net = nets.build("mlp:50", (64,), 10)
+    run = pyrofl.fit(build(net, **own), data, 20, seed=seed, progress=False)
+    assert not any(run.rejected)
+    assert all(bool(v.isfinite().all()) for loss in run.loss for v in loss.values())
+    personal = run.method.main_view == "personal"
+    adapted = "adapt" if run.method.adapt and personal else "none"
+    return run.evaluate(adapted=adapted).mean("accuracy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_defaults_beat_training_alone(seed):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small steps are fastest so
+    try:
+        data = clients(seed)
+        alone = accuracy("local", data, seed)
+        for name in ("pfedvem", "pfedmb", "metavd", "fedbe", "fedabml"):
+            assert accuracy(name, data, seed) > alone, name
+    finally:
+        torch.set_num_threads(threads)
