@@ -54,7 +54,7 @@ asked = {
     ),
 }
 net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
-method = fedabml.build(net, lr=0.1, kl=0.1, draws=2)
+method = fedabml.build(net, epochs=5, draws=2)
 run = pyrofl.fit(
     method, data, 2 if args.quick else args.rounds, participation=fraction(0.5), progress=False
 )

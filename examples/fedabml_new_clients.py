@@ -30,11 +30,11 @@ args = parser.parse_args()
 rounds, seeds = (2, 1) if args.quick else (args.rounds, args.seeds)
 epochs = (0, 1, 2) if args.quick else (0, 1, 2, 3, 5, 10)
 
-# The learning rate, out of 0.003 to 0.3: best or near it for each on the clients that train.
+# Learning rates, out of 0.003 to 0.3: best or near it for each on the clients that train.
 plain = {"lr": 0.03, "momentum": 0.0, "batch": 50}
-common = {"lr": 0.03, "kl": 0.01, "draws": 2}
+common = {"lr": 0.03, "kl": 0.01, "draws": 2, "epochs": 5}
 methods = {
-    "FedABML": lambda tune: fedabml.build(net, fine_tune=tune, **common),
+    "FedABML": lambda tune: fedabml.build(net, fine_tune=tune, **common | {"lr": 0.1}),
     "FedABML, 5 steps a batch": lambda tune: fedabml.build(
         net, fine_tune=tune, tune_steps=5, **common
     ),

@@ -49,7 +49,7 @@ def follow(name: str, task: ConjugateTask, seed: int) -> tuple[list[float], list
     common = {"likelihood": likelihoods.normal(), "batch": None, "lr": lr}
     method = fedavg.build(net, epochs=10, momentum=0.0, **common)
     if name == "FedABML":
-        method = fedabml.build(net, epochs=1, steps=10, scale=0.2, lr_prior=1.0, **common)
+        method = fedabml.build(net, kl=1.0, epochs=1, steps=10, scale=0.2, lr_prior=1.0, **common)
     # Both are fine-tuned alike: ten plain steps from the server's mean.
     tuned = fedavg.build(net, fine_tune=10, momentum=0.0, **common)
     target, _ = task.pooled(torch.zeros(2), torch.zeros(2, 2))

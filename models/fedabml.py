@@ -26,7 +26,8 @@ of eta would overshoot m, so a large lambda widens it (10, eta 0.1, 50 rows: 0.1
 never below 1e-4. `meta_grad="unrolled"` differentiates L_i(theta, phi(theta)) through the steps
 from theta to phi: with a delta guide and lambda = 0 this is MAML, which the paper calls a special
 case; the algorithm as printed becomes pFedMe and Reptile. Prediction takes the mean of q unless
-draws are asked for. The learning rate is from the paper's grid.
+draws are asked for. lambda = 0.1, R = 3 and eta = 0.1 were chosen on handwritten digits; the paper
+has R = 5, tunes lambda and has eta = 0.1 on its grid.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ def build(
     natural: bool = True,
     average: Average = "mnu",
     scale: float = 0.05,
-    kl: float = 1.0,
+    kl: float = 0.1,
     draws: int = 5,
     steps: int = 5,
-    epochs: int = 5,
+    epochs: int = 3,
     batch: int | None = 50,
     lr: float = 0.1,
     lr_prior: float | None = None,
