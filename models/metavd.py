@@ -94,7 +94,7 @@ def build(
     beta: float | None = 10.0,
     epochs: int = 5,
     batch: int | None = 64,
-    lr: float = 0.05,
+    lr: float = 0.07,
     client_lr: float = 0.1,
     clip: float = 5.0,
     server_lr: float = 0.9,
