@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, TypedDict
 
@@ -14,12 +14,14 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.inference.arviz import to_arviz
 from pyrofl.inference.evaluate import Scores, calibration, evaluate
+from pyrofl.inference.messages import OnBadMessage
 from pyrofl.inference.method import Method, no_statistics
 from pyrofl.inference.participation import Draw, everyone
 from pyrofl.inference.posterior import posterior
 from pyrofl.inference.prepare import ready
 from pyrofl.inference.rounds import federate, first
 from pyrofl.inference.state import Round
+from pyrofl.inference.stragglers import Stragglers
 from pyrofl.metrics import Bins
 from pyrofl.tensors import Tensors, cut, join_up
 
@@ -49,7 +51,10 @@ class Run:
         seconds: of each round, without testing.
         down: bytes sent to all clients, each round.
         up: bytes sent by all clients, each round.
-        rejected: of each round, the clients that were not finite.
+        rejected: of each round, the clients whose message or state was bad, and why.
+        trained: of each round, ids of the clients that trained.
+        reported: of each round, ids of those whose message was merged; with none of them the
+            server keeps its state.
         loss: of each round, mean loss of every gradient step by its names, [J]; NaN for clients
             that did not train.
     """
@@ -64,7 +69,14 @@ class Run:
     down: list[int] = field(default_factory=list)
     up: list[int] = field(default_factory=list)
     rejected: list[tuple[str, ...]] = field(default_factory=list)
+    trained: list[list[int]] = field(default_factory=list)
+    reported: list[list[int]] = field(default_factory=list)
     loss: list[Tensors] = field(default_factory=list)
+
+    def copy(self, **changes: Any) -> Run:
+        """Return the run with lists of its own, so that it goes on by itself."""
+        own = {n: list(v) for n, v in vars(self).items() if isinstance(v, list)}
+        return replace(self, **(own | changes))
 
     def evaluate(self, **what: Any) -> Scores:
         """Test a model; `what` are the arguments of `pyrofl.evaluate` after the state."""
@@ -151,10 +163,13 @@ def fit(
     trains: Draw | None = None,
     chunk: int | None = None,
     server: Tensors | None = None,
-    start: Round | None = None,
+    start: Round | Run | None = None,
     every: int = 0,
     draws: int | None = None,
     progress: bool = True,
+    stragglers: Stragglers | None = None,
+    on_bad_message: OnBadMessage = "reject",
+    after: Callable[[Run], None] | None = None,
 ) -> Run:
     """Run all rounds, with a progress bar, and test on the way.
 
@@ -167,21 +182,27 @@ def fit(
         trains: draws who trains.
         chunk: clients trained side by side.
         server: first state.
-        start: a Round to go on from.
+        start: a Round to go on from, or a Run, whose records are continued.
         every: test after every so many rounds; 0 leaves testing to the caller.
         draws: of the guide, for predictions; None takes its mean.
         progress: show rounds, loss and the time left.
+        stragglers: clients that do part of their work, or are not heard.
+        on_bad_message: "reject" goes on without the client, "raise" stops the run.
+        after: called after every round and its test, such as `every` of `checkpoint`.
 
     Raises:
         ValueError: as `federate`; or if `every` is negative.
+        BadMessage: as `federate`.
     """
     from tqdm import tqdm
 
     if every < 0:
         raise ValueError(f"every is {every}; expected 0 or more rounds")
     at = method if not isinstance(method, Method) else lambda _: method
-    state = start or first(at(0), data, seed, server)
+    state = start.state if isinstance(start, Run) else start or first(at(0), data, seed, server)
     run = Run(at(max(state.number - 1, 0)), data, state, seed, draws)
+    if isinstance(start, Run):
+        run = start.copy(method=run.method, data=data, seed=seed, draws=draws)
     steps = federate(
         method,
         data,
@@ -191,6 +212,8 @@ def fit(
         trains=trains,
         chunk=chunk,
         start=state,
+        stragglers=stragglers,
+        on_bad_message=on_bad_message,
     )
     with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
         clock = perf_counter()
@@ -200,13 +223,19 @@ def fit(
             run.down.append(int(state.down.sum()))
             run.up.append(int(state.up.sum()))
             run.rejected.append(state.rejected)
+            run.trained.append(state.trained.tolist())
+            run.reported.append(state.who.ids.tolist())
             run.loss.append({n: _placed(v, state.trained, data) for n, v in state.loss.items()})
             if every and (state.number % every == 0 or state.number == rounds):
                 run.test()
             for reason in state.rejected:
-                bar.write(f"round {state.number}: {reason}; it does not report", sys.stderr)
+                bar.write(f"round {state.number}: {reason}", sys.stderr)
+            if not run.reported[-1]:
+                bar.write(f"round {state.number}: nobody reports; server unchanged", sys.stderr)
             bar.set_postfix_str(", ".join(f"{n} {v.mean():.3g}" for n, v in state.loss.items()))
             bar.update()
+            if after:
+                after(run)
             clock = perf_counter()
     return run
 

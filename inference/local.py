@@ -26,6 +26,7 @@ class Stream(IntEnum):
     NOISE = 3  # Monte Carlo noise of a client
     MERGE = 4  # draws of the server
     TEST = 5  # Monte Carlo noise of a test
+    WORK = 6  # how much of its work a client does, and whether it is heard
 
 
 def train(

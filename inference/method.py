@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Loss, Program, elbo
+from pyrofl.inference.messages import Rules
 from pyrofl.tensors import Tensors, dense, spread_out
 
 Move = Callable[[Tensors, Tensors, Batch], Tensors]
@@ -130,6 +131,8 @@ class Method:
             the client's own, so draws of them agree once the noise does.
         weigh: bytes [C] that tensors [C, ...] cost on the wire; `sparse` if zeros stay at home.
         all_train: every client trains every round, and participation says who reports.
+        rules: what must hold for a message besides being finite: patterns of its names -> rule,
+            such as `POSITIVE` for variances and precisions. A client that breaks one is rejected.
 
     While a client trains, local = private | received (received wins); afterwards its private state
     is the names that `join` made, cut from local.
@@ -150,6 +153,7 @@ class Method:
     shared: str = ""
     weigh: Callable[[Tensors], Tensor] = dense
     all_train: bool = False
+    rules: Rules = field(default_factory=dict)
 
     @property
     def main_view(self) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import pyro
 import torch
 from torch import Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.inference.local import Stream, train
+from pyrofl.inference.messages import BadMessage, OnBadMessage, inspect, merged
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import Draw, drawn, everyone
 from pyrofl.inference.state import Round, chunks, meet, to_data
-from pyrofl.tensors import Tensors, cut, finite, generator, join_up
+from pyrofl.inference.stragglers import Stragglers
+from pyrofl.tensors import Tensors, cut, generator, join_up
 
 
 def federate(
@@ -27,6 +30,8 @@ def federate(
     chunk: int | None = None,
     server: Tensors | None = None,
     start: Round | None = None,
+    stragglers: Stragglers | None = None,
+    on_bad_message: OnBadMessage = "reject",
 ) -> Iterator[Round]:
     """Run federated rounds, yielding the state after each.
 
@@ -41,9 +46,12 @@ def federate(
         chunk: clients trained side by side; default by the size of their state.
         server: first state, instead of `method.init`.
         start: a Round to go on from.
+        stragglers: clients that do part of their work, or are not heard.
+        on_bad_message: "reject" goes on without the client, "raise" stops the run.
 
     Raises:
         ValueError: if rounds, chunk or seed is negative, or a draw does not fit the clients.
+        BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
     """
     if rounds < 0 or seed < 0 or (chunk is not None and chunk < 1):
         raise ValueError(
@@ -64,6 +72,8 @@ def federate(
         participation,
         trains,
         chunk,
+        stragglers,
+        on_bad_message,
     )
 
 
@@ -76,6 +86,8 @@ def _rounds(
     participation: Draw,
     trains: Draw | None,
     chunk: int | None,
+    stragglers: Stragglers | None,
+    on_bad_message: OnBadMessage,
 ) -> Iterator[Round]:
     for number in range(state.number, rounds):
         now = at(number)
@@ -85,7 +97,12 @@ def _rounds(
             ids = drawn(trains(generator_, data.clients), data.clients)
         else:
             ids = torch.arange(data.clients) if now.all_train else reporters
+        if stragglers is not None:
+            reporters = stragglers.heard(reporters, seed, number)
+            now = stragglers.working(now, seed, number)
         state = advance(now, data, state, ids, reporters, seed=seed, chunk=chunk)
+        if on_bad_message == "raise" and state.rejected:
+            raise BadMessage("; ".join(state.rejected))
         yield state
 
 
@@ -108,12 +125,14 @@ def advance(
 ) -> Round:
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
 
-    A client whose message or private state is not finite neither reports nor keeps it.
+    A client whose message or private state is bad neither reports nor keeps it, see `inspect`.
+    If nobody reports, or the merge is not finite, the server keeps its state.
     """
     parts: list[_Part] = []
     kept: Tensors = {}
     for some in chunks(method, data, state, ids, chunk, seed):
-        part, mine = _train_chunk(method, data, state, some, reporters, seed)
+        like = next((part.message for part in parts if len(part.who.ids)), None)
+        part, mine = _train_chunk(method, data, state, some, reporters, seed, like)
         for name, value in mine.items():
             if name not in kept:
                 old = state.private.get(name)
@@ -124,24 +143,26 @@ def advance(
         parts.append(part)
     heard = torch.cat([part.who.ids for part in parts])
     order = heard.argsort()
-    message = cut(join_up([part.message for part in parts]), order)
+    full = [part.message for part in parts if len(part.who.ids)] or [parts[0].message]
+    message = cut(join_up(full), order)
     who = Who(heard[order], torch.cat([part.who.size for part in parts])[order])
-    server = state.server
+    server, bad = state.server, list[str]()
     if len(who.ids):
-        with torch.no_grad():
-            server = method.merge(server, message, who, generator(seed, Stream.MERGE, state.number))
+        with torch.no_grad(), pyro.validation_enabled(False):
+            new = method.merge(server, message, who, generator(seed, Stream.MERGE, state.number))
+        server, bad = merged(server, to_data(new, data))
     trained = torch.cat([part.trained for part in parts])
     seen = state.seen.clone()
     seen[torch.cat([part.kept for part in parts])] = True
     return Round(
         number=state.number + 1,
-        server=to_data(server, data),
+        server=server,
         private=state.private | kept,
         seen=seen,
         who=who,
         message=message,
         trained=trained[trained.argsort()],
-        rejected=tuple(reason for part in parts for reason in part.rejected),
+        rejected=(*(reason for part in parts for reason in part.rejected), *bad),
         loss=cut(join_up([part.loss for part in parts]), trained.argsort()),
         down=torch.cat([part.down for part in parts])[trained.argsort()],
         up=_weigh(method, message, len(who.ids)),
@@ -162,7 +183,13 @@ class _Part:
 
 
 def _train_chunk(
-    method: Method, data: Federation, state: Round, ids: Tensor, reporters: Tensor, seed: int
+    method: Method,
+    data: Federation,
+    state: Round,
+    ids: Tensor,
+    reporters: Tensor,
+    seed: int,
+    like: Tensors | None,
 ) -> tuple[_Part, Tensors]:
     who = data.who(ids)
     received, private = meet(method, data, state, who, seed)
@@ -172,19 +199,16 @@ def _train_chunk(
     mine = {n: local[n] for n in private}
     with torch.no_grad():
         message = method.upload(received, local)
-    good = finite(mine, len(ids)) & finite(message, len(ids))
+    reasons = inspect(message, mine, who, data.names, method.rules, like)
+    good = torch.tensor([not reason for reason in reasons])
     report = good & torch.isin(ids, reporters)
     part = _Part(
         trained=ids,
         kept=ids[good],
         who=Who(who.ids[report], who.size[report]),
-        message=cut(message, report.nonzero().flatten().to(data.x.device)),
+        message=cut(message, report.nonzero().flatten().to(data.x.device)) if good.any() else {},
         loss=loss,
-        rejected=[
-            _reason(data.names[i], message | mine, c)
-            for c, i in enumerate(ids.tolist())
-            if not good[c]
-        ],
+        rejected=[reason for reason in reasons if reason],
         down=_weigh(method, received, len(ids)),
     )
     return part, cut(mine, good.nonzero().flatten().to(data.x.device))
@@ -192,8 +216,3 @@ def _train_chunk(
 
 def _weigh(method: Method, tensors: Tensors, clients: int) -> Tensor:
     return method.weigh(tensors) if tensors else torch.zeros(clients, dtype=torch.long)
-
-
-def _reason(name: str, tensors: Tensors, client: int) -> str:
-    bad = [n for n, v in tensors.items() if not bool(v[client].isfinite().all())]
-    return f"{name}: {', '.join(bad)} not finite"

@@ -28,7 +28,8 @@ class Round:
         seen: [J] bool, the clients that have trained at least once.
         who: those that reported, sorted; their messages are `message`, [M, ...].
         trained: ids of those that trained, sorted.
-        rejected: "client: what was wrong" of those whose state was not finite.
+        rejected: "client: what was wrong" of those whose message or state was bad; also of the
+            server, if the merge was not finite and it keeps its state.
         loss: mean loss of every gradient step by its names, [trained].
         down: bytes sent to each client that trained, [trained].
         up: bytes sent by each client that reported, [M].

@@ -26,7 +26,7 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Program, elbo
 from pyrofl.inference.method import Method, Phase, Step, as_received, as_trained
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.server import average
+from pyrofl.inference.robust import Combine, combining
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Prior, flat
@@ -50,6 +50,7 @@ class Training(TypedDict, total=False):
     decay: bool
     done: float | None
     fine_tune: int
+    merge: str | Combine
 
 
 def build(
@@ -68,6 +69,7 @@ def build(
     decay: bool = False,
     done: float | None = None,
     fine_tune: int = 0,
+    merge: str | Combine = "mean",
 ) -> Method:
     """Build FedAvg.
 
@@ -86,17 +88,20 @@ def build(
         decay: train with a tenth of lr from 30% of the rounds on, a hundredth from 60% on (FedBE).
         done: share of the rounds that are over, for `decay`; None: it has not begun.
         fine_tune: local epochs before testing; 0 tests the global model alone.
+        merge: how the server makes one model of the clients': "mean" is the paper's, "median",
+            "trimmed:0.1", "krum:2" and "clip:1.0" bear bad messages, see `combining`.
 
     Raises:
         ValueError: if a number is out of its range.
     """
     q = guide(net.shapes, scale=scale, loc="w", spread="spread")
+    combine = combining(merge)
 
     def init(generator: Generator, clients: int) -> Tensors:
         return q.start(net.init(generator))
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return server | average(message, who.size)
+    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        return server | combine(message, who.size, server)
 
     optim = sgd(decayed(lr, done if decay else None), momentum, weight_decay=weight_decay)
     step = Step(q.names, optim, elbo(draws if q.random else None, mean=True))
@@ -105,7 +110,7 @@ def build(
         model=supervised(net, likelihood, prior),
         guide=q.program,
         phases=(Phase((step,), epochs, batch),),
-        merge=merge,
+        merge=update,
         adapt=(Phase((step,), fine_tune, batch),) if fine_tune else (),
         views={"global": as_received} | ({"personal": as_trained} if fine_tune else {}),
     )

@@ -16,18 +16,13 @@ with server_lr = 1 is FedAvg. Departures from the paper: server_lr, which it lea
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Unpack
 
-from torch import Generator
-
-from pyrofl.data import Who
 from pyrofl.inference.method import Method
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.server import average, descend
 from pyrofl.models import fedavg
+from pyrofl.models.fedopt import stepped
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors
 
 
 def build(
@@ -48,11 +43,4 @@ def build(
     Raises:
         ValueError: if a number is out of its range.
     """
-    base = fedavg.build(net, **training)
-    optim = sgd(server_lr, server_momentum)
-
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        mean = average(message, who.size)
-        return server | descend(optim, server, {n: server[n] - v for n, v in mean.items()})
-
-    return replace(base, merge=merge)
+    return stepped(fedavg.build(net, **training), sgd(server_lr, server_momentum))

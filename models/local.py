@@ -7,7 +7,8 @@
     client   w_j = SGD from its last w_j on the mean loss per row
     server   nothing
 
-All clients start from the same random network, as in the federated methods.
+All clients start from the same random network, as in the federated methods. This is FedAvg with
+every parameter kept at the clients.
 """
 
 from __future__ import annotations
@@ -15,14 +16,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from torch import Generator
-
-from pyrofl.data import Who
-from pyrofl.inference.method import Method, as_trained
+from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
+from pyrofl.models.parts import keep
 from pyrofl.models.priors import Prior, flat
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors, spread_out
 
 
 def build(net: Network, *, prior: Prior = flat, **training: Unpack[fedavg.Training]) -> Method:
@@ -36,22 +34,4 @@ def build(net: Network, *, prior: Prior = flat, **training: Unpack[fedavg.Traini
     Raises:
         ValueError: if a number is out of its range.
     """
-    together = fedavg.build(net, prior=prior, **training)
-
-    def init(generator: Generator, clients: int) -> Tensors:
-        return {}
-
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
-        return spread_out(together.init(generator, len(who.ids)), len(who.ids))
-
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return server
-
-    return replace(
-        together,
-        init=init,
-        join=join,
-        merge=merge,
-        views={"personal": as_trained},
-        all_train=True,
-    )
+    return replace(keep(fedavg.build(net, prior=prior, **training), "*"), all_train=True)

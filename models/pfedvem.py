@@ -33,6 +33,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Loss, Program, elbo, with_rows
+from pyrofl.inference.messages import NOT_NEGATIVE, POSITIVE
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.server import average, blend
@@ -223,6 +224,7 @@ def build(
     return Method(
         init=init,
         join=join,
+        rules={"tau": POSITIVE, "variance": NOT_NEGATIVE},
         model=program(net),
         guide=q.program,
         phases=(

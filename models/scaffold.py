@@ -32,7 +32,8 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Loss, Program
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.server import average, blend
+from pyrofl.inference.robust import combining
+from pyrofl.inference.server import blend
 from pyrofl.models import fedavg
 from pyrofl.models.schedules import decayed
 from pyrofl.nets import Network
@@ -68,6 +69,7 @@ def build(
     if not lr > 0 or server_lr < 0:
         raise ValueError(f"lr is {lr}, server_lr {server_lr}; expected above 0, and 0 or more")
     base = fedavg.build(net, **settings)
+    combine = combining(settings.get("merge", "mean"))
     (train,) = base.phases
     (step,) = train.moves
     assert isinstance(step, Step)
@@ -109,10 +111,11 @@ def build(
 
     def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         each = torch.ones_like(who.size)
-        mean = average({n: message[n] for n in names}, each)
+        mean = combine({n: message[n] for n in names}, each, server)
         share = len(who.ids) / int(server["server/clients"])
-        change = average(role("change", message), each)
-        control = {n: v + share * change[n] for n, v in role("control", server).items()}
+        control, none = role("control", server), dict.fromkeys(names, torch.zeros(()).to(each))
+        change = combine(role("change", message), each, none)
+        control = {n: v + share * change[n] for n, v in control.items()}
         return server | blend(server, mean, 1 - server_lr) | under("control", control)
 
     corrected = replace(step, loss=without_drift(step.loss, names))

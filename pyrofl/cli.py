@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from pyrofl import cli_commands as commands
+from pyrofl.cli_keeping import CHECKPOINT, Stopped
+from pyrofl.inference.messages import OnBadMessage
 
 
 class Parser(ArgumentParser):
@@ -19,7 +21,10 @@ class Parser(ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 2 if it was refused, 130 if interrupted.
+    """Run a command and return its exit code.
+
+    0 if it is done, 2 if it was refused before any work, 3 if a run failed on its way, 130 if it
+    was interrupted. What went wrong is said in one line.
 
     Args:
         argv: the words after `pyrofl`; None takes those of the process.
@@ -29,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.do(args)
     except SystemExit as stop:
         return int(stop.code or 0)
+    except Stopped as stop:
+        sys.stderr.write(f"\n{complaint(str(stop))}")
+        return stop.code
     except (ValueError, OSError) as error:
         sys.stderr.write(complaint(str(error)))
         return 2
@@ -116,6 +124,26 @@ def _add_fit(to: ArgumentParser, out: str) -> None:
         metavar="NAME=VALUE",
         help="arguments of methods; METHOD.NAME=VALUE for one of several",
     )
+    add(
+        "--fail",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="probability that a client that trained is not heard (%(default)s)",
+    )
+    add(
+        "--partial",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="clients do a random share of their epochs, from this one to all (%(default)s)",
+    )
+    add(
+        "--on-bad-message",
+        choices=get_args(OnBadMessage),
+        default="reject",
+        help="leave the client out of the round, or stop the run (%(default)s)",
+    )
     add("--every", type=_whole(1), metavar="N", help="test every N rounds; default 20 times")
     add("--draws", type=_whole(1), metavar="S", help="average so many predictions; default: mean")
     add(
@@ -129,6 +157,13 @@ def _add_fit(to: ArgumentParser, out: str) -> None:
     add("--threads", type=_whole(1), default=1, metavar="T", help="of the CPU (%(default)s)")
     add("--device", default="cpu", help="of torch (%(default)s)")
     add("--out", metavar="DIR", help=out)
+    add(
+        "--checkpoint-every",
+        type=_whole(1),
+        metavar="N",
+        help=f"write {CHECKPOINT} into the results every N rounds, and after the last",
+    )
+    add("--resume", action="store_true", help="go on from the checkpoint, if there is one")
     add("--quiet", action="store_true", help="print nothing but the table")
 
 

@@ -11,15 +11,17 @@ from textwrap import fill
 from typing import Any, get_args
 
 from pyrofl import figures, records
+from pyrofl.cli_keeping import keeping, opened, resumed, stopping, tested
 from pyrofl.cli_methods import Scheduled, about, builds, methods
 from pyrofl.cli_report import save
 from pyrofl.cli_settings import Epochs, arguments, readable
-from pyrofl.cli_setup import Task, participation, resolve, split, task, threads
+from pyrofl.cli_setup import Task, participation, resolve, split, stragglers, task, threads
 from pyrofl.cli_tables import CompareRow, compare_rows, compare_table, main_metric, score_table
 from pyrofl.datasets import DATASETS
 from pyrofl.federations import PARTITIONS, TEST_POLICIES, class_counts
 from pyrofl.inference.evaluate import Scores
 from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.messages import kinds
 from pyrofl.nets import NETWORKS
 from pyrofl.tables import LIKELIHOODS
 
@@ -29,7 +31,6 @@ WRAPPED: dict[str, Any] = {
     "break_long_words": False,
     "break_on_hyphens": False,
 }
-POINTS = 20  # of a learning curve, unless asked for otherwise
 SUFFIXES = (".png", ".pdf", ".svg")
 
 
@@ -76,7 +77,8 @@ def run(args: Namespace) -> None:
     found = task(args, args.seed)
     method = methods([args.method], args.settings, found, args.rounds)[args.method]
     participation(args.participation, found.data.clients)
-    folder = records.prepare(args.out or f"runs/{args.method}-{args.seed}", args.overwrite)
+    stragglers(args)
+    folder = opened(args.out or f"runs/{args.method}-{args.seed}", args)
     _, scores = fit_and_save(args, args.method, method, found, folder)
     print(score_table(scores))
     say(args, f"{folder} holds tables, posterior and figures")
@@ -93,12 +95,13 @@ def compare(args: Namespace) -> None:
     chosen = [methods(args.methods, args.settings, found, args.rounds) for found in tasks]
     for found in tasks:
         participation(args.participation, found.data.clients)
-    folder = records.prepare(args.out or "runs/compare", args.overwrite)
+    stragglers(args)
+    folder = records.prepare(args.out or "runs/compare", args.overwrite or args.resume)
     finals: list[CompareRow] = []
     history: list[dict[str, object]] = []
     for name in args.methods:
         for found, built in zip(tasks, chosen, strict=True):
-            inner = records.prepare(folder / f"{name}-{found.seed}", args.overwrite)
+            inner = opened(folder / f"{name}-{found.seed}", args)
             done, scores = fit_and_save(args, name, built[name], found, inner)
             finals += compare_rows(name, done, scores)
             history += [{**row, "method": name, "seed": found.seed} for row in done.metrics]
@@ -141,7 +144,11 @@ def fit_and_save(
     """Fit a method, test it and write its folder."""
     data = found.data
     say(args, f"{name}, seed {found.seed}: {data.clients} clients, {args.partition} of {args.data}")
-    with threads(args.threads):
+    keeper = keeping(args, name, method, found, folder)
+    start = resumed(args, keeper, method, found)
+    if start is not None:
+        say(args, f"{keeper.path} holds round {start.state.number}; going on from there")
+    with threads(args.threads), stopping(keeper):
         done = fit(
             method,
             data,
@@ -149,16 +156,22 @@ def fit_and_save(
             seed=found.seed,
             participation=participation(args.participation, data.clients),
             chunk=args.chunk,
-            every=args.every or max(1, args.rounds // POINTS),
+            start=start,
+            every=tested(args),
             draws=args.draws,
             progress=not args.quiet,
+            stragglers=stragglers(args),
+            on_bad_message=args.on_bad_message,
+            after=keeper,
         )
         scores = done.scores()
         arguments = {k: v for k, v in vars(args).items() if k not in ("do", "methods", "seeds")}
         arguments |= {"method": name, "seed": found.seed, "out": str(folder)}
         save(folder, done, scores, found.net, arguments, args.posterior_draws)
-    for reason, times in Counter(r for reasons in done.rejected for r in reasons).items():
-        say(args, f"rejected in {times} of {args.rounds} rounds: {reason}")
+    told = ((r.partition(": ")[0], r) for reasons in done.rejected for r in reasons)
+    bad = Counter((client, kind) for client, r in told for kind in kinds([r]))
+    for (client, kind), times in bad.items():
+        say(args, f"{client}: rejected in {times} of {args.rounds} rounds; expected {kind}")
     return done, scores
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from pyrofl.cli_tables import main_metric
 from pyrofl.federations import class_counts
 from pyrofl.inference.evaluate import Scores
 from pyrofl.inference.fit import Run
+from pyrofl.inference.messages import kinds
 from pyrofl.nets import Network
 from pyrofl.records import CLIENTS, METRICS, versions, write_csv, write_json
 from pyrofl.tensors import Tensors
@@ -69,7 +71,10 @@ def facts(run: Run, scores: list[Scores], arguments: Mapping[str, Any]) -> dict[
         "seconds": run.seconds,
         "bytes_down": run.down,
         "bytes_up": run.up,
+        "trained": [len(ids) for ids in run.trained],
+        "reported": [len(ids) for ids in run.reported],
         "rejected": run.rejected,
+        "rejected_by_kind": kinds(reason for reasons in run.rejected for reason in reasons),
         "tested": {
             "rows": scores[0].part,
             "policy": arguments.get("test"),
@@ -90,6 +95,10 @@ def client_rows(
         for metric, values in found.values.items():
             for i, value in zip(found.ids.tolist(), values.tolist(), strict=True):
                 yield names[i], sizes[i], found.model, found.adapted, metric, value
+    for metric, rounds in (("rounds_trained", run.trained), ("rounds_reported", run.reported)):
+        times = Counter(i for ids in rounds for i in ids)
+        for i in range(run.data.clients):
+            yield names[i], sizes[i], run.method.main_view, "none", metric, times[i]
     for metric, values in statistics.items():  # of what the client holds, before any adaptation
         for i, value in enumerate(values.tolist()):
             yield names[i], sizes[i], run.method.main_view, "none", metric, value

@@ -16,6 +16,7 @@ from torch import nn
 from pyrofl import datasets, federations, nets
 from pyrofl.data import Dataset, Federation
 from pyrofl.inference.participation import Draw, bernoulli, everyone, fixed, fraction
+from pyrofl.inference.stragglers import Stragglers
 from pyrofl.nets import Network
 from pyrofl.tensors import generator
 
@@ -180,6 +181,21 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def stragglers(args: Namespace) -> Stragglers | None:
+    """Read what goes wrong at clients.
+
+    Raises:
+        ValueError: if a number is out of its range.
+    """
+    if not 0 <= args.fail <= 1 or not 0 < args.partial <= 1:
+        raise ValueError(
+            f"--fail is {args.fail}, --partial {args.partial}; expected a probability, and a share "
+            "above 0"
+        )
+    chosen = Stragglers(args.fail, args.partial)
+    return None if chosen == Stragglers() else chosen
 
 
 def participation(text: str, clients: int) -> Draw:

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -65,6 +66,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sweep(path: str | Path) -> None:
+    """Remove what a process that was killed while it wrote left in a directory, if there is one."""
+    for file in Path(path).glob(".*"):
+        if re.fullmatch(r"\.[0-9a-f]{32}(\.\w+)?", file.name):
+            file.unlink(missing_ok=True)
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

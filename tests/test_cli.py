@@ -349,7 +349,8 @@ def test_an_interrupt_is_one_line(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr("pyrofl.cli_commands.fit", stop)
     assert main(["run", "local", *SMALL, "--out", str(tmp_path / "out")]) == 130
-    assert capsys.readouterr().err == "\npyrofl: interrupted\n"
+    told = "after round 0 of 2: interrupted; there is no checkpoint to go on from"
+    assert capsys.readouterr().err == f"\npyrofl: error: {told}\n"
     assert not list((tmp_path / "out").iterdir())
 
 

@@ -317,7 +317,9 @@ def test_a_bad_client_is_named_and_spoils_nothing(blobs, chunk):
         assert torch.equal(v[[3, 8]], before.private[n][[3, 8]])
     assert len(with_bad.rejected) == 2
     assert {r.split(":")[0] for r in with_bad.rejected} == {"client 3", "client 8"}
-    assert all("not finite" in r and "mu/head.bias" in r for r in with_bad.rejected)
+    assert all(
+        "mu/" in r and r.endswith("is nan; expected a finite number") for r in with_bad.rejected
+    )
     assert bool(with_bad.seen.all())
 
 

@@ -1,0 +1,134 @@
+"""What is accepted from clients: every message is looked at before it is merged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Who
+from pyrofl.tensors import Tensors, pick
+
+OnBadMessage = Literal["reject", "raise"]
+
+
+class BadMessage(RuntimeError):
+    """A message that cannot be merged, in a run that is to stop then."""
+
+
+class Rule(NamedTuple):
+    """What entries of a message must be.
+
+    Attributes:
+        text: ends the sentence "found ...; expected".
+        holds: value [C, *p] -> bool [C, ...], over all or the leading axes.
+    """
+
+    text: str
+    holds: Callable[[Tensor], Tensor]
+
+
+Rules = Mapping[str, Rule]
+"""Patterns of names, separated by spaces -> what must hold for them."""
+
+FINITE = Rule("a finite number", torch.isfinite)
+POSITIVE = Rule("> 0", lambda value: value > 0)
+NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
+
+
+def inspect(
+    message: Tensors,
+    private: Tensors,
+    who: Who,
+    names: Sequence[str],
+    rules: Rules | None = None,
+    like: Tensors | None = None,
+) -> list[str]:
+    """Return the first thing that is wrong with each client's message or private state, or "".
+
+    Args:
+        message: what the clients send, [C, *p].
+        private: what they would keep, [C, *p]; it must be finite.
+        who: the C clients; a size must be positive.
+        names: of all clients, by id.
+        rules: what else must hold for a message.
+        like: a message that was accepted; names, types and shapes of the rest must be the same.
+
+    >>> who = Who(torch.tensor([1]), torch.ones(1))
+    >>> inspect({"tau": torch.tensor([-0.1])}, {}, who, ("a", "b"), {"tau": POSITIVE})
+    ['b: tau is -0.1; expected > 0']
+    """
+    ids = who.ids.tolist()
+    if odd := _unlike(message, len(ids), like):
+        return [f"{names[i]}: {odd}" for i in ids]
+    found = [""] * len(ids)
+    for name, value, rule in _duties(message, private, who, rules or {}):
+        holds = rule.holds(value)
+        good = holds.reshape(len(ids), holds.shape[1:].numel()).all(1)
+        if bool(good.all()):
+            continue
+        for c in (~good).nonzero().flatten().tolist():
+            found[c] = found[c] or f"{names[ids[c]]}: {_named(name, value[c], holds[c], rule)}"
+    return found
+
+
+def _duties(
+    message: Tensors, private: Tensors, who: Who, rules: Rules
+) -> Iterator[tuple[str, Tensor, Rule]]:
+    """Yield what must hold for which tensor, a message before what stays at home."""
+    yield "its size", who.size, FINITE
+    yield "its size", who.size, POSITIVE
+    for name, value in (*message.items(), *private.items()):
+        if value.is_floating_point():
+            yield name, value, FINITE
+    for patterns, rule in rules.items():
+        for name, value in pick(message, patterns).items():
+            yield name, value, rule
+
+
+def _unlike(message: Tensors, clients: int, like: Tensors | None) -> str:
+    """Say in which tensor a message has not the form that it should have."""
+    for name, value in message.items():
+        if value.shape[:1] != (clients,):
+            return f"{name} has shape {list(value.shape)}; expected shape [{clients}, ...]"
+    if like is None:
+        return ""
+    for name in sorted(message.keys() ^ like.keys()):
+        return f"{name} is {'missing' if name in like else 'there'}; expected {sorted(like)}"
+    for name, value in message.items():
+        if (shape := list(value.shape[1:])) != list(like[name].shape[1:]):
+            return f"{name} has shape {shape}; expected shape {list(like[name].shape[1:])}"
+        if value.dtype != like[name].dtype:
+            return f"{name} is {value.dtype}; expected {like[name].dtype}"
+    return ""
+
+
+def _named(name: str, value: Tensor, holds: Tensor, rule: Rule) -> str:
+    """Name the first entry of a client's tensor [*p] that breaks a rule."""
+    at = tuple((~holds).nonzero()[0].tolist())
+    shown = f"{float(value[at]):.6g}" if holds.shape == value.shape else "not"
+    return f"{name}{list(at) if at else ''} is {shown}; expected {rule.text}"
+
+
+def merged(old: Tensors, new: Tensors) -> tuple[Tensors, list[str]]:
+    """Return the server's next state, which is the old one if the new one is not finite.
+
+    Returns:
+        The state, and what was wrong: one line or none.
+    """
+    for name, value in new.items():
+        if value.is_floating_point() and not bool((holds := value.isfinite()).all()):
+            return old, [f"the server: merged {_named(name, value, holds, FINITE)}"]
+    return new, []
+
+
+def kinds(rejected: Iterable[str]) -> dict[str, int]:
+    """Count what was wrong by what was expected instead.
+
+    >>> kinds(["a: tau is -1; expected > 0", "b: tau is -2; expected > 0"])
+    {'> 0': 2}
+    """
+    return dict(Counter(reason.rpartition("; expected ")[2] for reason in rejected))

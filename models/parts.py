@@ -1,0 +1,92 @@
+"""Networks in two parts: which parameters stay with the client, and which train when.
+
+Four methods are one predicate on names and a schedule, put around FedAvg:
+
+    fedper     the head is personal     all train together
+    fedrep     the head is personal     the head trains, then the base
+    fedbabu    the head is personal     the base trains; the head does before a test
+    lgfedavg   the base is personal     all train together
+    fedavg     nothing is personal, local: everything is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Generator, Tensor
+
+from pyrofl.data import Who
+from pyrofl.inference.method import Method, Phase, Step, as_trained
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors, matches, spread_out
+
+
+def keep(method: Method, names: str) -> Method:
+    """Let some parameters never leave the client, whose model is then a personal one.
+
+    Args:
+        method: its server holds nothing but parameters of the network, "role/NAME", as FedAvg's.
+        names: patterns of what stays. All clients start from the same draw of it, as they would
+            if it came down in round one.
+    """
+
+    def stays(name: str) -> bool:
+        return matches(name.partition("/")[2], names)
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        return {n: v for n, v in method.init(generator, clients).items() if not stays(n)}
+
+    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        whole = method.init(generator, len(who.ids))
+        return spread_out({n: v for n, v in whole.items() if stays(n)}, len(who.ids))
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        return method.merge(server, message, who, generator) if message else server
+
+    return replace(method, init=init, join=join, merge=merge, views={"personal": as_trained})
+
+
+def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | None = None) -> Phase:
+    """Let a phase of one gradient step move the parameters that match, and no others.
+
+    Args:
+        phase: whose step moves whole roles, "role/*".
+        names: patterns of the parameters.
+        epochs: instead of the phase's.
+    """
+    (step,) = phase.moves
+    assert isinstance(step, Step)
+    roles = [pattern.removesuffix("*") for pattern in step.names.split()]
+    chosen = " ".join(role + name for role in roles for name in names.split())
+    moves = (replace(step, names=chosen),)
+    return replace(phase, moves=moves, epochs=phase.epochs if epochs is None else epochs)
+
+
+def head_and_base(net: Network, head: str | None) -> tuple[str, str]:
+    """Return patterns of the head and of all other parameters.
+
+    Args:
+        net: the network.
+        head: patterns; None is the network's own head, "" nothing and "*" all.
+
+    Raises:
+        ValueError: if there are patterns and no parameter matches.
+    """
+    head = net.head if head is None else head
+    mine = net.matching(head) if head else {}
+    return head, " ".join(n for n in net.shapes if n not in mine)
+
+
+def two_parts(net: Network, head: str | None) -> tuple[str, str]:
+    """Return `head_and_base`, neither of them empty.
+
+    Raises:
+        ValueError: if one is.
+    """
+    parts = head_and_base(net, head)
+    if not all(parts):
+        raise ValueError(
+            f"head is {head!r}; expected patterns of some but not all of {', '.join(net.shapes)}"
+        )
+    return parts

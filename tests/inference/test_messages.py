@@ -1,0 +1,105 @@
+"""What is accepted from clients, entry by entry; `test_faults` has every method."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pyrofl.data import Who
+from pyrofl.inference.messages import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    Rule,
+    inspect,
+    kinds,
+    merged,
+)
+from pyrofl.tensors import Tensors
+
+NAMES = ("north", "south", "east", "west")
+WHO = Who(torch.tensor([3, 0, 2]), torch.tensor([5.0, 2.0, 9.0]))
+
+
+def message() -> Tensors:
+    return {"w.scale": torch.full((3, 2, 2), 0.5), "tau": torch.ones(3)}
+
+
+def found(**options: object) -> list[str]:
+    asked = {"message": message(), "private": {}, "who": WHO, "names": NAMES} | options
+    return inspect(**asked)  # type: ignore[arg-type]
+
+
+def test_good_messages_pass():
+    assert found() == found(rules={"*": POSITIVE}, like=message()) == ["", "", ""]
+    assert found(message={}) == ["", "", ""]
+    assert found(message={"none": torch.zeros(3, 0)}, rules={"*": POSITIVE}) == ["", "", ""]
+    assert found(message={"count": torch.tensor([1, 2, 3])}) == ["", "", ""]
+
+
+def test_client_tensor_and_value_are_named():
+    bad = message()
+    bad["w.scale"][2, 1, 0] = -0.1
+    bad["tau"][1] = torch.inf
+    got = found(message=bad, rules={"w.* tau": POSITIVE})
+    assert got == [
+        "",
+        "north: tau is inf; expected a finite number",
+        "east: w.scale[1, 0] is -0.1; expected > 0",
+    ]
+    assert kinds(reason for reason in got if reason) == {"a finite number": 1, "> 0": 1}
+
+
+@pytest.mark.parametrize(
+    ("rule", "zero"), [(POSITIVE, "east: tau is 0; expected > 0"), (NOT_NEGATIVE, "")]
+)
+def test_zero_is_no_variance_but_a_weight(rule, zero):
+    bad = message() | {"tau": torch.tensor([1.0, 2.0, 0.0])}
+    assert found(message=bad, rules={"tau": rule}) == ["", "", zero]
+
+
+def test_a_rule_may_be_about_whole_rows():
+    rule = Rule("a symmetric matrix", lambda v: torch.isclose(v, v.mT).all((-1, -2)))
+    bad = message()
+    bad["w.scale"][0, 0, 1] = 2
+    assert (
+        found(message=bad, rules={"w.*": rule})[0]
+        == "west: w.scale is not; expected a symmetric matrix"
+    )
+
+
+def test_private_state_and_sizes_count_too():
+    private = {"own": torch.tensor([[1.0], [2.0], [torch.nan]])}
+    assert found(private=private)[2] == "east: own[0] is nan; expected a finite number"
+    who = Who(WHO.ids, torch.tensor([0.0, -1.0, torch.nan]))
+    assert found(who=who) == [
+        "west: its size is 0; expected > 0",
+        "north: its size is -1; expected > 0",
+        "east: its size is nan; expected a finite number",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"tau": torch.ones(2)}, "tau has shape [2]; expected shape [3, ...]"),
+        ({"tau": torch.ones(())}, "tau has shape []; expected shape [3, ...]"),
+        ({"tau": torch.ones(3, 1)}, "tau has shape [1]; expected shape []"),
+        ({"tau": torch.ones(3).double()}, "tau is torch.float64; expected torch.float32"),
+        ({"more": torch.ones(3)}, "more is there; expected ['tau', 'w.scale']"),
+    ],
+)
+def test_a_message_of_another_form_is_refused(change, told):
+    assert found(message=message() | change, like=message()) == [
+        f"{NAMES[i]}: {told}" for i in (3, 0, 2)
+    ]
+
+
+def test_a_tensor_that_is_missing_is_named():
+    short = {"tau": torch.ones(3)}
+    assert found(message=short, like=message())[0].startswith("west: w.scale is missing; expected")
+
+
+def test_a_server_keeps_its_state_where_the_merge_is_not_finite():
+    old, new = {"w": torch.zeros(2)}, {"w": torch.tensor([1.0, torch.nan])}
+    assert merged(old, new) == (old, ["the server: merged w[1] is nan; expected a finite number"])
+    assert merged(new, old) == (old, [])

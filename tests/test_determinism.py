@@ -1,0 +1,107 @@
+"""The same seed gives the same bits; threads, chunks and the order of clients only round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyro.distributions as dist
+import pytest
+import test_contract as contract
+import torch
+import toys
+from checks import close
+from torch import Tensor
+
+from pyrofl.conjugate import linear_regression
+from pyrofl.inference.participation import bernoulli
+from pyrofl.inference.rounds import federate
+from pyrofl.inference.state import Round
+from pyrofl.inference.stragglers import Stragglers
+from pyrofl.models import fedavg, guides, likelihoods, priors, pvi
+from pyrofl.models.gaussians import Normals
+from pyrofl.nets import build
+from pyrofl.tensors import generator
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run(name: str, count: int) -> Round:
+    with threads(count):
+        *_, state = federate(
+            contract.built(name), toys.blobs((3, 9, 7, 12)), 2, stragglers=Stragglers(0.2, 0.5)
+        )
+    return state
+
+
+@contract.everywhere
+def test_threads_only_round(name):
+    one = run(name, 1)
+    toys.assert_same_round(one, run(name, 1))
+    toys.assert_same_round(one, run(name, 2), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, None])
+def test_work_that_is_large_enough_for_threads_only_rounds(chunk):
+    data = toys.blobs((400, 900, 700))
+    method = fedavg.build(
+        build("mlp:300", (toys.FEATURES,), toys.CLASSES),
+        guide=guides.mean_field, epochs=1, batch=None, lr=0.01,
+    )  # fmt: skip
+    states = []
+    for count in (1, 2, 2):
+        with threads(count):
+            states += federate(method, data, 1, chunk=chunk)
+    toys.assert_same_round(states[0], states[1], rtol=1e-8, atol=1e-10)
+    toys.assert_same_round(states[1], states[2])
+
+
+def test_random_streams_do_not_meet():
+    # Participation, failures and noise are drawn apart: one may change and the others stay.
+    method, data = fedavg.build(toys.net(), epochs=1), toys.blobs((3, 9, 7, 12))
+    options = {"participation": bernoulli(0.6), "seed": 2}
+    plain = list(federate(method, data, 3, **options))
+    failing = list(federate(method, data, 3, stragglers=Stragglers(0.4), **options))
+    assert [s.trained.tolist() for s in plain] == [s.trained.tolist() for s in failing]
+    assert [s.who.ids.tolist() for s in plain] != [s.who.ids.tolist() for s in failing]
+    toys.assert_same(plain[0].loss, failing[0].loss)
+
+
+def exact(task: object, clients: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and covariance of a normal prior, N(0, I), times the rows of some clients."""
+    data = task.federation  # type: ignore[attr-defined]
+    rows = torch.cat([data.train[i] for i in clients.tolist()])
+    design = data.x[rows]
+    precision = torch.eye(design.shape[1]).to(design) + design.T @ design
+    return torch.linalg.solve(precision, design.T @ data.y[rows]), precision.inverse()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_posterior_is_that_of_the_rows_of_those_who_were_heard(seed):
+    task = linear_regression(6, 2, [4, 9, 6, 12, 5, 7], seed=1)
+    net = build("linear", (2,), 1)
+    exactly = {"covariance": "full", "damping": 1.0, "lr": 1.0, "epochs": 2}
+    prior = priors.fixed(dist.Normal, 0.0, 1.0)
+    method = pvi.build(net, likelihood=likelihoods.normal(), prior=prior, **exactly)
+    # From the prior: PVI starts at a network, whose factor a client takes back once it is heard.
+    start = {n: torch.zeros_like(v) for n, v in method.init(generator(0), 6).items()}
+    start["precision"] = torch.tensor([1.0, 0.0, 1.0])
+    loss = Stragglers(0.5)
+    (state,) = federate(method, task.federation, 1, seed=seed, stragglers=loss, server=start)
+    heard = loss.heard(torch.arange(6), seed, 0)
+    assert state.who.ids.tolist() == heard.tolist()
+    assert 0 < len(heard) < 6
+    normals = Normals(len(state.server["shift"]), True)
+    mean, root = normals.moments(state.server["shift"], state.server["precision"])
+    expected = exact(task, heard)
+    assert mean.shape == expected[0].shape
+    close(mean, expected[0], 1e-6)
+    close(root @ root.T, expected[1], 1e-6)

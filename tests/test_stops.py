@@ -1,0 +1,236 @@
+"""A run that is killed, interrupted or out of disk: what is left of it, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pyrofl.cli import main
+from pyrofl.inference.messages import BadMessage
+
+WORDS = ["run", "pfedvem", "--per-class", "12", "--clients", "4", "--net", "mlp:6", "--rounds"]
+MORE = ["--quiet", "--every", "1", "--posterior-draws", "3", "--participation", "bernoulli:0.7"]
+MORE += ["--fail", "0.2", "--partial", "0.4", "--seed", "5", "--set", "head_epochs=3"]
+COMMAND = [*WORDS, "6", *MORE]
+RESULTS = ("metrics.csv", "clients.csv", "posterior.nc")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing stops."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert main([*COMMAND, "--out", str(out)]) == 0
+    return out
+
+
+def begin(out: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pyrofl", *COMMAND, "--out", str(out), *words]
+    return subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        # A shell's background jobs ignore Ctrl-C, and so would their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def wait_for(out: Path, process: subprocess.Popen[str], rounds: int = 1) -> None:
+    """Wait until a checkpoint has been written so many times, or the process has ended."""
+    seen = set()
+    while len(seen) < rounds and process.poll() is None:
+        if (out / "checkpoint.pt").exists():
+            seen.add((out / "checkpoint.pt").stat().st_ino)
+        time.sleep(0.002)
+
+
+def resume(out: Path, whole: Path, *words: str) -> None:
+    """Run the same command again and compare all it leaves, byte by byte."""
+    assert main([*COMMAND, "--out", str(out), "--checkpoint-every", "1", "--resume", *words]) == 0
+    for name in RESULTS:
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    facts, expected = (json.loads((at / "run.json").read_text()) for at in (out, whole))
+    for name in ("bytes_up", "bytes_down", "trained", "reported", "rejected", "rounds"):
+        assert facts[name] == expected[name], name
+    assert len(facts["seconds"]) == 6
+    assert not [p for p in out.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_killed_run_goes_on_to_the_last_bit(tmp_path, whole, rounds):
+    out = tmp_path / "run"
+    with begin(out, "--checkpoint-every", "1") as process:
+        wait_for(out, process, rounds)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() in (-signal.SIGKILL, 0)
+    (out / f".{'0' * 32}.pt").write_text("half") if out.exists() else None
+    resume(out, whole)
+
+
+def test_results_that_are_there_may_be_written_again_or_continued(tmp_path, whole, capsys):
+    out, short = tmp_path / "run", [*WORDS, "3", *MORE, "--out", str(tmp_path / "run")]
+    assert main([*short, "--checkpoint-every", "2"]) == 0
+    assert main([*short, "--checkpoint-every", "2"]) == 2
+    assert main([*short, "--resume"]) == 0
+    resume(out, whole)
+    capsys.readouterr()
+    assert main([*short, "--resume"]) == 2
+    assert "--rounds is 3; expected at least 6, which" in capsys.readouterr().err
+    assert main([*short, "--overwrite"]) == 0
+    assert not (out / "checkpoint.pt").exists()
+
+
+def test_an_interrupted_run_says_where_it_stopped_and_goes_on(tmp_path, whole):
+    out = tmp_path / "run"
+    with begin(out, "--checkpoint-every", "1") as process:
+        wait_for(out, process, 2)
+        process.send_signal(signal.SIGINT)
+        told = process.communicate()[1].strip().splitlines()
+        assert process.returncode == 130, told
+    assert told[-1].startswith("pyrofl: error: ")
+    assert "interrupted" in told[-1]
+    assert f"{out}/checkpoint.pt holds round " in told[-1]
+    assert told[-1].endswith("go on with --resume")
+    assert not any("Traceback" in line for line in told)
+    resume(out, whole)
+
+
+def test_an_interrupt_leaves_a_checkpoint_that_nobody_asked_for(
+    tmp_path, whole, monkeypatch, capsys
+):
+    def stop(method, *args, after, **options):
+        def then(run):
+            after(run)
+            if run.state.number == 4:
+                raise KeyboardInterrupt
+
+        return fit(method, *args, after=then, **options)
+
+    from pyrofl.inference.fit import fit
+
+    monkeypatch.setattr("pyrofl.cli_commands.fit", stop)
+    assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 130
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("pyrofl: error: after round 4 of 6: interrupted; ")
+    assert told.endswith("checkpoint.pt holds round 4, go on with --resume")
+    monkeypatch.undo()
+    resume(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("weights are all 0"), "weights are all 0"),
+        (BadMessage("client 3: w is nan; expected a finite number"), "client 3: w is nan"),
+        (MemoryError(), "MemoryError"),
+        (OSError(30, "Read-only file system", "a.csv"), "Read-only file system: a.csv"),
+    ],
+)
+def test_a_failure_on_the_way_is_no_refusal(tmp_path, monkeypatch, capsys, error, told):
+    monkeypatch.setattr("pyrofl.cli_commands.save", lambda *_: (_ for _ in ()).throw(error))
+    assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 3
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"pyrofl: error: after round 6 of 6: {told}")
+    assert last.endswith("checkpoint.pt holds round 6, go on with --resume")
+
+
+def test_what_nobody_expects_is_not_hidden_but_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("pyrofl.cli_commands.save", lambda *_: {}["a mistake of ours"])
+    with pytest.raises(KeyError):
+        main([*COMMAND, "--out", str(tmp_path / "run")])
+    assert (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def limited(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@pytest.mark.parametrize("extra", [0, 40_000])
+def test_a_full_disk_ends_the_run_in_one_line(tmp_path, whole, capsys, extra):
+    out, before = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
+    short = [*WORDS, "2", *MORE, "--out", str(out), "--checkpoint-every", "1"]
+    assert main(short) == 0
+    kept = (out / "checkpoint.pt").read_bytes()
+    (out / "posterior.nc").unlink()
+    try:
+        limited(1000 if not extra else len(kept) + 3000)
+        code = main([*COMMAND, "--out", str(out), "--checkpoint-every", "1", "--resume"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert code == 3, last
+    assert last.startswith("pyrofl: error: ")
+    assert "go on with --resume" in last
+    if not extra:
+        assert "after round 3 of 6: File too large" in last
+        assert (out / "checkpoint.pt").read_bytes() == kept
+        resume(out, whole)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(capsys):
+    assert main([*COMMAND, "--out", "/proc/self/run"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
+    out = tmp_path / "run"
+    short = [
+        "run",
+        "fedavg",
+        *WORDS[2:],
+        "1",
+        "--quiet",
+        "--posterior-draws",
+        "0",
+        "--out",
+        str(out),
+    ]
+    assert main([*short, "--checkpoint-every", "1"]) == 0
+    for words, told in (
+        (["--set", "lr=0.5"], "set is ['lr=0.5'] and was []"),
+        (["--participation", "0.5"], "participation is '0.5' and was 'everyone'"),
+        (["--seed", "3"], "seed is 3 and was 0"),
+        (["--clients", "6"], "clients is 6 and was 4"),
+        (["--fail", "0.1"], "fail is 0.1 and was 0.0"),
+        (["--net", "mlp:7"], "net is 'mlp:7' and was 'mlp:6'"),
+    ):
+        assert main([*short, "--resume", *words]) == 2
+        told_ = capsys.readouterr().err
+        assert "checkpoint.pt is of another run; now " in told_
+        assert told in told_
+    (out / "checkpoint.pt").write_bytes(b"")
+    assert main([*short, "--resume"]) == 2
+    assert "expected b'pyrofl checkpoint 1'" in capsys.readouterr().err
+
+
+def test_a_comparison_goes_on(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "both"
+    words = ["compare", "fedavg", "local", *WORDS[2:], "2", "--quiet", "--seeds", "1"]
+    words += ["--posterior-draws", "0", "--checkpoint-every", "1"]
+    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    expected = capsys.readouterr().out
+    from pyrofl.inference.fit import fit
+
+    calls = []
+
+    def stop(*args, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return fit(*args, **options)
+
+    monkeypatch.setattr("pyrofl.cli_commands.fit", stop)
+    assert main([*words, "--out", str(out)]) == 130
+    monkeypatch.undo()
+    capsys.readouterr()
+    assert main([*words, "--out", str(out), "--resume"]) == 0
+    assert capsys.readouterr().out == expected
+    for name in ("compare.csv", "fedavg-0/metrics.csv", "local-0/clients.csv"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
