@@ -38,14 +38,8 @@ def model(received, local, batch):
 schools = datasets.load("eight_schools")
 data = federations.split(schools, "groups").to("cpu", torch.float64)
 
-
-def method(number):
-    """Move the clients' factors slowly at first, as long as they are rough."""
-    damping = min(0.3, 1.06**number / data.clients)
-    return pvi.hierarchical(model, data, shared="mu tau", damping=damping)
-
-
-run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
+method = pvi.hierarchical(model, data, shared="mu tau")
+run = pyrofl.fit(method, data, rounds=2 if args.quick else 30)
 federated = run.to_arviz(draws=100 if args.quick else 4000)
 
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)

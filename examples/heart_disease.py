@@ -54,13 +54,7 @@ x, y = (torch.tensor(v.to_numpy()) for v in (x.fillna(0.0), 1.0 * (table["target
 none = [torch.zeros(0, dtype=torch.long)] * len(rows)
 data = pyrofl.Federation(x, y, list(rows.values()), none, tuple(rows))
 
-
-def method(number):
-    """Move the clients' factors slowly at first, as long as they are rough."""
-    damping, some = min(0.3, 1.06**number / data.clients), {"draws": 96, "steps": 5}
-    return pvi.hierarchical(model, data, shared="beta tau", damping=damping, **some)
-
-
+method = pvi.hierarchical(model, data, shared="beta tau", draws=96, steps=5)
 run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
 federated = run.to_arviz(draws=100 if args.quick else 4000)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)

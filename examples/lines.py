@@ -50,14 +50,8 @@ scaled = pyrofl.Federation(
     (data.x - start) / span, (data.y - centre) / unit, data.train, data.test, data.names
 )
 
-
-def method(number):
-    """Move the clients' factors slowly at first, as long as they are rough."""
-    damping, some = min(0.3, 1.06**number / scaled.clients), {"draws": 32, "steps": 20}
-    return pvi.hierarchical(model, scaled, shared="beta sd sigma", damping=damping, **some)
-
-
-run = pyrofl.fit(method, scaled, rounds=2 if args.quick else 80)
+method = pvi.hierarchical(model, scaled, shared="beta sd sigma", draws=32, steps=20)
+run = pyrofl.fit(method, scaled, rounds=2 if args.quick else 50)
 federated = run.to_arviz(draws=100 if args.quick else 4000)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
 exact = reference.nuts(

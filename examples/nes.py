@@ -50,13 +50,7 @@ table = datasets.load(
 )
 data = federations.split(table, "groups").to("cpu", torch.float64)
 
-
-def method(number):
-    """Move the clients' factors slowly at first, as long as they are rough."""
-    damping, some = min(0.3, 1.06**number / data.clients), {"draws": 96, "steps": 5}
-    return pvi.hierarchical(model, data, shared="beta tau sigma", damping=damping, **some)
-
-
+method = pvi.hierarchical(model, data, shared="beta tau sigma", draws=96, steps=5)
 run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
 federated = run.to_arviz(draws=100 if args.quick else 4000)
 draws, chains, depth = (10, 1, 2) if args.quick else (600, 2, 10)

@@ -16,7 +16,9 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.export import inference_data
 from pyrofl.inference.groups import Groups, Table, Variable
+from pyrofl.inference.method import Method
 from pyrofl.inference.posterior import posterior
+from pyrofl.inference.state import Round
 from pyrofl.inference.studies import studies
 
 if TYPE_CHECKING:
@@ -94,7 +96,30 @@ def to_arviz(
     made = [_groups(run, draws, dims or {}, asked, groups == "all", what) for run in runs]
     for one in made:
         _check_sites(one, made[0])
-    data, clients = runs[0].data, what["ids"].tolist()
+    data, clients = runs[0].data, what["ids"]
+    more: dict[str, Sequence[Any]] = {}
+    if "sample_stats" in asked and ids is None and any(run.loss for run in runs):
+        loss, more["round"], more["step"] = losses(runs)
+        axes = ("round", "client", "step")
+        for one, values in zip(made, loss, strict=True):
+            one.setdefault("sample_stats", {})["loss"] = Variable(values, axes)
+    return chained(made, data, clients, more)
+
+
+def chained(
+    made: Sequence[Groups],
+    data: Federation,
+    ids: Tensor,
+    coords: Mapping[str, Sequence[Any]] | None = None,
+) -> Any:
+    """Return groups for ArviZ, those of each chain, with the names of clients and of their rows.
+
+    Args:
+        made: groups of each chain, with the same variables.
+        data: the federation.
+        ids: of the clients that they are about.
+        coords: labels of further axes.
+    """
     arrays: dict[str, dict[str, Tensor]] = {}
     axes: dict[str, tuple[str, ...]] = {}
     for group, variables in made[0].items():
@@ -104,13 +129,12 @@ def to_arviz(
             values = [one[group][name].value for one in made]
             arrays[group][name] = torch.stack(values) if chains else values[0]
             axes[f"{group}/{name}"] = ("chain",) * chains + variable.axes
-    coords: dict[str, Sequence[Any]] = {"client": [data.names[i] for i in clients]}
-    if "sample_stats" in asked and ids is None and any(run.loss for run in runs):
-        loss, coords["round"], coords["step"] = losses(runs)
-        arrays.setdefault("sample_stats", {})["loss"] = loss
-        axes["sample_stats/loss"] = ("chain", "round", "client", "step")
+    clients = ids.tolist()
+    names = {"client": [data.names[i] for i in clients]}
     row_client = [data.names[i] for i in clients for _ in data.train[i]]
-    return inference_data(arrays, axes, coords, {"row_client": ("row", row_client)})
+    return inference_data(
+        arrays, axes, names | dict(coords or {}), {"row_client": ("row", row_client)}
+    )
 
 
 def losses(runs: Sequence[Run]) -> tuple[Tensor, list[int], list[str]]:
@@ -147,23 +171,38 @@ def _groups(
         sites = posterior(run.method, run.data, run.state, draws, **what)
         found["posterior"] = {n: table.of_clients(n, v) for n, v in sites.items()}
     if asked & OF_PRIOR:
-        try:
-            known = studies(run.method, run.data, run.state, draws, of_prior=True, **slow)
-        except NotImplementedError as error:
-            if not lenient:
-                raise ValueError(
-                    f"the prior has no draws: {error}; leave its groups out"
-                ) from error
-        else:
-            made = table.studied(known, {"posterior", "posterior_predictive"})
-            both = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
-            found |= {new: made[old] for new, old in both.items() if new in asked}
+        found |= of_prior(table, asked, lenient, run.method, run.state, draws, **slow)
     if "constant_data" in asked:
         found["constant_data"] = table.constants()
     if "sample_stats" in asked and torch.equal(what["ids"], torch.arange(run.data.clients)):
         reported = {n: Variable(v, ("client",)) for n, v in run.statistics().items()}
         found["sample_stats"] = reported | found.get("sample_stats", {})
     return {group: found[group] for group in GROUPS if found.get(group)}
+
+
+def of_prior(
+    table: Table,
+    asked: set[str],
+    lenient: bool,
+    method: Method,
+    state: Round,
+    draws: int,
+    **what: Any,
+) -> Groups:
+    """Return the groups of draws from the model; none where it is improper, if `lenient`.
+
+    Raises:
+        ValueError: if it is improper.
+    """
+    try:
+        known = studies(method, table.data, state, draws, of_prior=True, **what)
+    except NotImplementedError as error:
+        if lenient:
+            return {}
+        raise ValueError(f"the prior has no draws: {error}; leave its groups out") from error
+    made = table.studied(known, {"posterior", "posterior_predictive"})
+    both = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
+    return {new: made[old] for new, old in both.items() if new in asked}
 
 
 def _check_data(one: Federation, other: Federation) -> None:

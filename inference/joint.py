@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyro
 import torch
 from pyro import poutine
+from torch import Generator
 
 from pyrofl.data import Batch, Federation
-from pyrofl.export import inference_data
 from pyrofl.inference.elbo import Program, latent, with_rows
+from pyrofl.inference.groups import PLACES, Groups, Table
 from pyrofl.inference.method import Method
 from pyrofl.inference.noise import Message
 from pyrofl.inference.prepare import prepared
+from pyrofl.inference.rounds import first
 from pyrofl.inference.state import Round
-from pyrofl.tensors import Tensors, generator, matches, seeded
-
-ENTRIES = 5_000_000  # draws times rows that the model is run on at once
+from pyrofl.inference.studies import given
+from pyrofl.tensors import Tensors, cut, generator, matches, seeded
 
 Dims = Mapping[str, tuple[str, ...]]
 
@@ -89,14 +90,12 @@ class Joint:
         received: what it reads of the server, [C, ...].
         local: what it reads of the clients, [C, ...].
         batch: all their rows.
-        names: of the clients.
     """
 
     program: Program
     received: Tensors
     local: Tensors
     batch: Everybody
-    names: tuple[str, ...]
 
     def __call__(self) -> Any:
         """Run the model."""
@@ -128,76 +127,26 @@ class Joint:
             found[name] = Site("clients" in frames, site["fn"].batch_shape, site["fn"].event_shape)
         return found
 
-    def gathered(
-        self, chains: Sequence[Tensors], dims: Dims | None, stats: Mapping[str, Any]
-    ) -> Any:
-        """Gather draws for ArviZ, with the deterministic sites that follow from them.
+    def studied(self, draws: Tensors, table: Table, source: Generator) -> Groups:
+        """Return the groups of draws of all latent sites, as Pyro gives them, [S, *batch, *p].
 
         Args:
-            chains: of each chain, site -> draws as Pyro gives them, [S, *batch, *p].
-            dims: site -> names of its own axes.
-            stats: statistics [chain, S] of the sampler.
+            draws: of every latent site.
+            table: of all clients.
+            source: draws the observed sites anew.
         """
-        known = self.sites()
-        parts = [self._deterministic(draws, known) for draws in chains]
-        own = {n for n, site in known.items() if site.own} | set(parts[0])
-        variables = {}
+        known, values = self.sites(), {}
         for name, site in known.items():
-            lead = (len(self.batch),) if site.own else tuple(n for n in site.batch if n > 1)
-            shaped = [draws[name].reshape(-1, *lead, *site.event) for draws in chains]
-            variables[name] = torch.stack(shaped)
-        variables |= {n: torch.stack([part[n] for part in parts]) for n in parts[0]}
-        if isinstance(self.batch, Everybody):  # a shared quantity is the same at every client
-            for name in [n for n in parts[0] if matches(n, self.batch.shared)]:
-                variables[name] = variables[name][:, :, 0]
-                own.remove(name)
-        named = {}
-        for name, value in variables.items():
-            first: tuple[str, ...] = ("chain", "draw", *(("client",) if name in own else ()))
-            rest = tuple(f"{name}_dim_{i}" for i in range(value.dim() - len(first)))
-            named[name] = first + tuple((dims or {}).get(name, rest))
-        named |= {n: ("chain", "draw") for n in stats}
-        groups = {"posterior": variables, "sample_stats": dict(stats)}
-        return inference_data(groups, named, {"client": list(self.names)})
-
-    def _deterministic(self, draws: Tensors, known: Mapping[str, Site]) -> Tensors:
-        """Run the model on draws of all sites, some at a time: deterministic sites [S, C, *p]."""
-        if not _deterministic_sites(poutine.trace(self).get_trace(), 2):
-            return {}
-        # A batch shape takes the last two axes in front of the event's, those of the plates.
-        values = {
-            n: draws[n].reshape(-1, *(1,) * (2 - len(site.batch)), *site.batch, *site.event)
-            for n, site in known.items()
-        }
-        step = max(1, ENTRIES // self.batch.mask.numel())
-        total = len(next(iter(values.values())))
-        parts = []
-        for start in range(0, total, step):
-            some = {n: v[start : start + step] for n, v in values.items()}
-            count = min(step, total - start)
-            with pyro.plate("draws", count, dim=-3), torch.no_grad():
-                trace = poutine.trace(poutine.condition(self, data=some)).get_trace()
-            found = _deterministic_sites(trace, 3)
-            parts.append(
-                {n: v.expand(count, len(self.batch), *v.shape[2:]) for n, v in found.items()}
-            )
-        return {n: torch.cat([part[n] for part in parts]) for n in parts[0]}
-
-
-def _deterministic_sites(trace: Any, axes: int) -> Tensors:
-    """Return the values of deterministic sites under the client plate, without the rows' axis.
-
-    Those that have a value per row are left out.
-    """
-    return {
-        name: site["value"].squeeze(axes - 1)
-        for name, site in trace.nodes.items()
-        if site["type"] == "sample"
-        and site["infer"].get("_deterministic")
-        and {"clients"} == {f.name for f in site["cond_indep_stack"]} - {"draws"}
-        and site["value"].dim() >= axes
-        and site["value"].shape[axes - 1] == 1
-    }
+            clients = (len(self.batch),) if site.own else ()
+            values[name] = draws[name].reshape(-1, *clients, *site.event)
+        studies = []
+        for c, client in enumerate(self.batch.ids.tolist()):
+            mine = {n: v[:, c] if known[n].own else v for n, v in values.items()}
+            one = slice(c, c + 1)
+            received, local = cut(self.received, one), cut(self.local, one)
+            rows = table.data.batch(torch.tensor([client]))
+            studies.append(given(self.program, table.shared, mine, received, local, rows, source))
+        return table.studied(studies, PLACES)
 
 
 def joined(
@@ -206,29 +155,43 @@ def joined(
     state: Round | None,
     seed: int,
     shared: str | None,
-) -> Joint:
+) -> tuple[Joint, Method, Round]:
     """Bind a program, or a method's model, to all training clients, and run it once.
+
+    Returns:
+        The joint program; and a method of the same model with a round of it, all of whose sites
+        that are not a client's own are shared.
 
     Raises:
         ValueError: as `Joint.sites`, or if a method's main view is an ensemble.
     """
+    method = model if isinstance(model, Method) else _bare(model)
+    if state is None:  # the model reads nothing
+        method = _bare(method.model, method.shared)
+        state = first(method, data, seed, None)
     ids = torch.arange(data.clients)
-    received: Tensors = {}
-    local: Tensors = {}
-    if isinstance(model, Method):
-        if state is not None:
-            received, view = prepared(model, data, state, data.who(ids), seed=seed)
-            if isinstance(view, list):
-                raise ValueError("the method's main view is an ensemble; expected one model")
-            local = view
-        shared = getattr(model, "shared", "") if shared is None else shared
-        model = model.model
+    received, view = prepared(method, data, state, data.who(ids), seed=seed)
+    if isinstance(view, list):
+        raise ValueError("the method's main view is an ensemble; expected one model")
     rows = data.batch(ids)
-    batch = Everybody(rows.x, rows.y, rows.mask, rows.size, rows.ids, shared or "")
-    joint = Joint(model, received, local, batch, data.names[: data.clients])
+    once = method.shared if shared is None else shared
+    batch = Everybody(rows.x, rows.y, rows.mask, rows.size, rows.ids, once)
+    joint = Joint(method.model, received, view, batch)
     with alone(data, seed):
-        joint.sites()
-    return joint
+        common = " ".join(n for n, site in joint.sites().items() if not site.own)
+    return joint, replace(method, shared=f"{once} {common}".strip()), state
+
+
+def _bare(model: Program, shared: str = "") -> Method:
+    """Return a method that has a model and does nothing."""
+    return Method(
+        init=lambda generator, clients: {},
+        model=model,
+        guide=model,
+        phases=(),
+        merge=lambda server, message, who, generator: server,
+        shared=shared,
+    )
 
 
 @contextmanager

@@ -16,25 +16,27 @@ them. Sites outside `batch.clients()` are sampled once in any case.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pyro
 import torch
 from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 
 from pyrofl.data import Federation
-from pyrofl.inference.elbo import Program
-from pyrofl.inference.joint import Dims, alone, joined
+from pyrofl.inference.arviz import OF_PRIOR, chained, of_prior
+from pyrofl.inference.cost import cost
+from pyrofl.inference.elbo import Program, latent
+from pyrofl.inference.groups import Table, Variable
+from pyrofl.inference.joint import Dims, Joint, alone, joined
+from pyrofl.inference.local import Stream
 from pyrofl.inference.method import Method
 from pyrofl.inference.state import Round
+from pyrofl.tensors import Tensors, generator
 
-if TYPE_CHECKING:
-    import pandas
-    import xarray
+__all__ = ["centralised", "cost", "nuts", "pooled"]
 
 
 def nuts(
@@ -68,8 +70,8 @@ def nuts(
         options: of `pyro.infer.NUTS`, such as target_accept_prob.
 
     Returns:
-        What `Run.to_arviz` gives: a posterior with dims chain, draw, client (not for shared sites)
-        and the site's own, with the model's deterministic sites; sample_stats tell divergences.
+        What `Run.to_arviz` gives with groups="all"; log_p and log_q in sample_stats are equal, as
+        these are draws of the posterior, and `diverging` is there too.
 
     Raises:
         ValueError: if a number is less than 1, the model reads what it is not given, the prior of a
@@ -80,18 +82,17 @@ def nuts(
             f"draws is {draws}, chains {chains}, warmup {warmup}, seed {seed}; expected at least "
             "1, 1, 0 and 0"
         )
-    program = joined(model, data, state, seed, shared)
-    found, diverging = [], np.zeros((chains, draws), dtype=bool)
+    bound = joined(model, data, state, seed, shared)
+    found, diverging = [], torch.zeros(chains, draws, dtype=torch.bool)
     for chain in range(chains):
         with alone(data, seed, chain), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`torch.jit.trace` is deprecated", FutureWarning)
-            kernel = NUTS(program, jit_compile=jit, ignore_jit_warnings=True, **options)
+            kernel = NUTS(bound[0], jit_compile=jit, ignore_jit_warnings=True, **options)
             sampler = MCMC(kernel, draws, warmup_steps=warmup, disable_progbar=True)
             sampler.run()
         found.append(sampler.get_samples())
         diverging[chain, sampler.diagnostics()["divergences"]["chain 0"]] = True
-    with alone(data, seed):
-        return program.gathered(found, dims, {"diverging": diverging})
+    return _gathered(bound, data, found, seed, dims or {}, {"diverging": diverging})
 
 
 def centralised(
@@ -126,7 +127,7 @@ def centralised(
         dims: names of axes.
 
     Returns:
-        As `nuts`, with one chain; sample_stats hold nothing but the last loss.
+        As `nuts`, with one chain; log_q is the guide's, and sample_stats have the last loss.
 
     Raises:
         ValueError: as `nuts`.
@@ -136,24 +137,64 @@ def centralised(
             f"draws is {draws}, steps {steps}, particles {particles}, seed {seed}; expected at "
             "least 1, 1, 1 and 0"
         )
-    program = joined(model, data, state, seed, shared)
+    bound = joined(model, data, state, seed, shared)
     with alone(data, seed), pyro.settings.context(module_local_params=True):
-        q = guide(program)
+        q = guide(bound[0])
         elbo: Any = Trace_ELBO(particles, max_plate_nesting=2, vectorize_particles=True)
-        bound = elbo(program, q)
-        bound()  # makes the guide's parameters
-        optimiser = torch.optim.Adam(bound.parameters(), lr)
+        objective = elbo(bound[0], q)
+        objective()  # makes the guide's parameters
+        optimiser = torch.optim.Adam(objective.parameters(), lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         for _ in range(steps):
             optimiser.zero_grad()
-            loss = bound()
+            loss = objective()
             loss.backward()
             optimiser.step()
             schedule.step()
         with torch.no_grad():
-            parts = [q() for _ in range(draws)]
-        sites = {n: torch.stack([part[n] for part in parts]) for n in parts[0]}
-        return program.gathered([sites], dims, {"loss": np.full((1, draws), loss.item())})
+            traces = [pyro.poutine.trace(q).get_trace() for _ in range(draws)]
+        names = [n for n, _ in latent(pyro.poutine.trace(bound[0]).get_trace())]
+        sites = {n: torch.stack([t.nodes[n]["value"] for t in traces]) for n in names}
+        log_q = torch.stack([t.log_prob_sum().detach() for t in traces])[None]
+    stats = {"loss": torch.full((1, draws), loss.item()), "log_q": log_q}
+    return _gathered(bound, data, [sites], seed, dims or {}, stats)
+
+
+def _gathered(
+    bound: tuple[Joint, Method, Round],
+    data: Federation,
+    chains: Sequence[Tensors],
+    seed: int,
+    dims: Dims,
+    stats: Tensors,
+) -> Any:
+    """Return all groups of draws for ArviZ.
+
+    Args:
+        bound: the program, a method with it and a round of that.
+        data: the federation.
+        chains: of each chain, site -> draws as Pyro gives them, [S, *batch, *p].
+        seed: of the run.
+        dims: site -> names of its own axes.
+        stats: statistics [chain, S]; "log_q" unless the draws follow the posterior.
+    """
+    joint, method, state = bound
+    ids = torch.arange(data.clients)
+    table = Table(data, ids, method.shared, dims)
+    draws = len(next(iter(chains[0].values())))
+    made = []
+    for chain, sites in enumerate(chains):
+        with alone(data, seed, chain, 1):
+            found = joint.studied(sites, table, generator(seed, Stream.TEST, chain))
+        # All clients' draws belong together, whether or not they share a site.
+        known = found["sample_stats"]
+        log_p = known["log_p"].value.reshape(draws, -1).sum(1)
+        of_draws = {"log_p": log_p, "log_q": log_p} | {n: v[chain] for n, v in stats.items()}
+        found["sample_stats"] = {n: Variable(v, ("draw",)) for n, v in of_draws.items()}
+        some = {"ids": ids, "seed": seed + chain}
+        found |= of_prior(table, OF_PRIOR, True, method, state, draws, **some)
+        made.append(found | {"constant_data": table.constants()})
+    return chained(made, data, ids)
 
 
 def pooled(data: Federation) -> Federation:
@@ -162,69 +203,3 @@ def pooled(data: Federation) -> Federation:
     return replace(
         data, train=(rows[0].unique(),), test=(rows[1].unique(),), names=("all",), held_out=0
     )
-
-
-def cost(federated: Any, reference: Any, group: str = "posterior") -> pandas.DataFrame:
-    """Compare two posteriors, variable by variable and coordinate by coordinate.
-
-    Args:
-        federated: what `Run.to_arviz` gives.
-        reference: what `nuts` gives; only what both hold is compared.
-        group: of the data.
-
-    Returns:
-        A row for each coordinate, named as in `arviz.summary`, with columns variable; mean, sd,
-        low and high, the ends of the central 95%; the same of the reference, as reference_mean and
-        so on; difference of the means in reference sds; ratio of the sds; and energy, the distance
-        (2 E|X - Y| - E|X - X'| - E|Y - Y'|)^1/2 in reference sds: 0 for equal distributions, 0.05
-        is small, 1 is large.
-
-    Raises:
-        ValueError: if no variable is in both, or their axes or labels differ.
-    """
-    import pandas
-    from scipy.stats import energy_distance
-
-    mine, other = (_dataset(one, group) for one in (federated, reference))
-    common = [n for n in mine.data_vars if n in other.data_vars]
-    if not common:
-        raise ValueError(
-            f"variables are {', '.join(map(str, mine))} and {', '.join(map(str, other))}; "
-            "expected at least one in both"
-        )
-    rows = {}
-    for name in map(str, common):
-        x, y = (one[name].stack(sample=("chain", "draw")) for one in (mine, other))
-        axes = [d for d in x.dims if d != "sample"]
-        if set(axes) != set(y.dims) - {"sample"} or any(
-            x[d].values.tolist() != y[d].values.tolist() for d in axes
-        ):
-            raise ValueError(f"{name}: axes are {x.dims} and {y.dims}; expected the same labels")
-        for place in np.ndindex(*(x.sizes[d] for d in axes)):
-            at = dict(zip(axes, place, strict=True))
-            a, b = (one.isel(at).to_numpy().astype(float) for one in (x, y))
-            labels = ", ".join(str(x[d].values[i]) for d, i in at.items())
-            found, known = _summary(a), _summary(b)
-            a, b = ((v - known["mean"]) / known["sd"] for v in (a, b))
-            rows[f"{name}[{labels}]" if labels else name] = {
-                "variable": name,
-                **found,
-                **{f"reference_{n}": v for n, v in known.items()},
-                "difference": a.mean(),
-                "ratio": found["sd"] / known["sd"],
-                "energy": energy_distance(a, b),
-            }
-    return pandas.DataFrame.from_dict(rows, orient="index")
-
-
-def _summary(draws: np.ndarray) -> dict[str, float]:
-    """Return mean, standard deviation and the ends of the central 95% of draws [S]."""
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return {"mean": draws.mean(), "sd": draws.std(ddof=1), "low": low, "high": high}
-
-
-def _dataset(data: Any, group: str) -> xarray.Dataset:
-    """Return one group of an InferenceData or a DataTree."""
-    found = data[group]
-    dataset: xarray.Dataset = found.to_dataset() if hasattr(found, "to_dataset") else found
-    return dataset

@@ -84,11 +84,59 @@ def studies(
             with handler:
                 q, _ = traces(guide, guide, received, local, batch, draws)
             source = generator(*key, 2, *more)
+            study = partial(_study, method.model, method.shared)
             found[int(some)] = _joined(
-                _study(method, poutine.replay(guide, trace=part), received, local, batch, k, source)
+                study(poutine.replay(guide, trace=part), received, local, batch, k, source)
                 for part, k in _sliced(q, draws, max(1, CELLS // batch.mask.shape[1]))
             )
     return [found[i] for i in ids.tolist()]
+
+
+def given(
+    model: Program,
+    shared: str,
+    values: Tensors,
+    received: Tensors,
+    local: Tensors,
+    batch: Batch,
+    source: Generator,
+) -> Study:
+    """Study one client, C = 1, in draws that are given, as by a sampler.
+
+    Args:
+        model: the program.
+        shared: patterns of the sites that are one for all clients.
+        values: of every latent site, [S, *p].
+        received: what it reads of the server, [1, ...].
+        local: what it reads of the client, [1, ...].
+        batch: all the client's rows.
+        source: draws the observed sites anew.
+    """
+
+    def guide(some: Tensors) -> Program:
+        def program(received: Tensors, local: Tensors, batch: Batch) -> None:
+            with batch.clients():
+                for n, v in some.items():
+                    value = v.reshape(len(v), 1, 1, *v.shape[1:])
+                    pyro.sample(n, dist.Delta(value, event_dim=v.dim() - 1))
+
+        return program
+
+    draws, step = len(next(iter(values.values()))), max(1, CELLS // batch.mask.shape[1])
+    with pyro.validation_enabled(False), torch.no_grad():
+        return _joined(
+            _study(
+                model,
+                shared,
+                guide({n: v[at : at + step] for n, v in values.items()}),
+                received,
+                local,
+                batch,
+                min(step, draws - at),
+                source,
+            )
+            for at in range(0, draws, step)
+        )
 
 
 def prior(model: Program) -> Program:
@@ -98,7 +146,8 @@ def prior(model: Program) -> Program:
 
 
 def _study(
-    method: Method,
+    model: Program,
+    shared: str,
     guide: Program,
     received: Tensors,
     local: Tensors,
@@ -107,10 +156,10 @@ def _study(
     source: Generator,
 ) -> Study:
     """Study draws of one client that the guide gives; `source` draws the observed sites anew."""
-    q, p = traces(method.model, guide, received, local, batch, draws)
+    q, p = traces(model, guide, received, local, batch, draws)
     density = {n: batch.size.new_zeros(draws, 1) for n in DENSITIES}
     for name, site in latent(q):
-        whose = "shared " if matches(name, method.shared) else ""
+        whose = "shared " if matches(name, shared) else ""
         density[f"{whose}log_q"] += per_draw(log_densities(site, None, False)[0], 1)
         if name in p.nodes:
             density[f"{whose}log_p"] += per_draw(_log_prob(p.nodes[name]), 1)

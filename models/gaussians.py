@@ -1,4 +1,4 @@
-"""Normal distributions by their natural parameters, and natural-gradient steps on them.
+"""Normal distributions by their natural parameters.
 
 A factor exp(s'u - u'Pu/2) of d variables u has the shift s [..., d] and the precision P. Factors
 are multiplied by adding both, and P may have eigenvalues that are not positive.
@@ -9,14 +9,10 @@ one as [..., d].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from pyrofl.inference.method import Optim
 
 LARGEST = 2_000  # variables that a full covariance is made for
 
@@ -81,6 +77,19 @@ class Normals:
         inner = inverse(root, upper=False)
         return times(inner.mT, times(inner, mean)), self.packed(inner.mT @ inner)
 
+    def measured(self, shift: Tensor, precision: Tensor, mean: Tensor, root: Tensor) -> Tensor:
+        """Return a change [d], [..] of the natural parameters of a normal as a flat vector.
+
+        Its length is that of the change in the Fisher metric of the normal with this mean and root.
+        """
+        if not self.full:
+            return torch.cat(
+                [root * (shift - precision * mean), root.square() * precision / 2**0.5]
+            )
+        whole = self.matrix(precision)
+        pull = times(root.mT, shift - times(whole, mean))
+        return torch.cat([pull, (root.mT @ whole @ root).flatten() / 2**0.5])
+
     def log_density(self, u: Tensor, shift: Tensor, precision: Tensor) -> Tensor:
         """Return the log density of points [..., d]; an improper factor is shifted by a number."""
         if self.full:
@@ -144,88 +153,3 @@ def balanced(noise: Tensor) -> Tensor:
         lower = torch.linalg.cholesky_ex(second).L
         half = torch.linalg.solve_triangular(lower, half[..., None], upper=False)[..., 0]
     return torch.cat([half, -half])
-
-
-def natural(
-    lr: float, steady: int, reach: Tensor, within: Tensor | None = None, only_mean: bool = False
-) -> Optim:
-    """Make steps along the natural gradient of a normal, given the gradients of mean and root.
-
-    With the loss L, mean m, root R of the covariance R R', and G = (R' dL/dR + dL/dR' R) / 2,
-
-        R <- R (I + lr G)^-1/2,    m <- m - lr R R' dL/dm
-
-    which moves the precision by lr of the way to its optimum given the current draws (Khan and
-    Rue, "The Bayesian Learning Rule", JMLR 2023, eq. 5, with Price's theorem); lr = 1 solves a
-    normal model in one step. A variance grows at most tenfold in a step.
-
-    Args:
-        lr: of the first steps, in (0, 1].
-        steady: steps before it falls, as 1 / t from then on, which averages the noise away.
-        reach: [n], the farthest that a step may move the mean; longer ones are shortened.
-        within: mask [n, n] of the entries of the precision that may differ from zero.
-        only_mean: leave the covariance as it is.
-
-    Raises:
-        ValueError: if lr is out of its range.
-    """
-    if not 0 < lr <= 1:
-        raise ValueError(f"lr of natural gradients is {lr}; expected 0 < lr <= 1")
-    return lambda params: Natural(params, lr, steady, reach, within, only_mean)
-
-
-class Natural(torch.optim.Optimizer):
-    """Natural-gradient steps on [mean, root], stacked [C, n] and [C, n, n] or [C, n]."""
-
-    def __init__(
-        self,
-        params: list[Tensor],
-        lr: float,
-        steady: int,
-        reach: Tensor,
-        within: Tensor | None,
-        only_mean: bool,
-    ) -> None:
-        """Take mean and root, in this order."""
-        super().__init__(params, {"lr": lr, "steps": 0})
-        self.steady, self.reach = steady, reach
-        self.within, self.only_mean = within, only_mean
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Make one step."""
-        group = self.param_groups[0]
-        mean, root = group["params"]
-        group["steps"] += 1
-        lr, full = group["lr"] / max(1, group["steps"] - self.steady), root.dim() > mean.dim()
-        if not self.only_mean:
-            change = _turned if full else _scaled
-            root.copy_(change(root, root.grad, lr, self.within))
-        slope = times(root, times(root.mT, mean.grad)) if full else root.square() * mean.grad
-        far = (lr * slope / self.reach.to(slope)).abs().amax(-1, keepdim=True)
-        mean.sub_(lr * slope / far.clamp(min=1))
-
-
-def _scaled(root: Tensor, grad: Tensor, lr: float, within: Tensor | None) -> Tensor:
-    """Return new standard deviations."""
-    return root * _growth(root * grad, lr).rsqrt()
-
-
-def _turned(root: Tensor, grad: Tensor, lr: float, within: Tensor | None) -> Tensor:
-    """Return new lower triangular roots."""
-    inner = root.mT @ grad
-    inner = (inner + inner.mT) / 2
-    if within is not None:
-        inner = inner * within.to(inner)
-    good = inner.isfinite().all(-1).all(-1)[..., None, None]
-    values, vectors = torch.linalg.eigh(torch.where(good, inner, 0.0))
-    new = root @ (vectors * _growth(values, lr).rsqrt()[..., None, :])
-    # Any root will do; a triangular one lets the first variables depend on the first noise alone.
-    lower = torch.linalg.qr(torch.where(good, new, 1.0).mT).R.mT
-    return torch.where(good, lower, torch.nan)
-
-
-def _growth(values: Tensor, lr: float) -> Tensor:
-    """Return by what factor precisions grow on the way to 1 + values, or its opposite."""
-    # Where the loss is not convex its curvature says how far to trust the slope, whatever its sign.
-    return (1 + lr * ((1 + values).abs() - 1)).clamp(min=0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import pyro
@@ -14,18 +15,19 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Program, elbo
+from pyrofl.inference.messages import Rule
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.models.gaussians import Normals, balanced, inverse, log_det, natural, stacked, times
+from pyrofl.models.factors import PARAMETERS, Factors
+from pyrofl.models.gaussians import Normals, balanced, inverse, log_det, stacked, times
+from pyrofl.models.natural import natural
 from pyrofl.models.unconstrained import Layout
-from pyrofl.tensors import Tensors, spread_out
+from pyrofl.tensors import Tensors
 
 Covariance = Literal["diagonal", "blocks", "full"]
 
-PARAMETERS = ("shift", "precision")  # of q and of every factor
 NOISE = ("_shared", "_own")  # auxiliary sites of the guide
 REACH = 2.0  # longest step of a mean, in standard deviations of the prior
 NARROW = 0.1  # of the prior's standard deviation: where clients start
-HALVINGS = 30  # of the server's step, before it stays where it is
 
 _STANDARD = torch.distributions.Normal(0.0, 1.0)
 
@@ -34,9 +36,8 @@ _STANDARD = torch.distributions.Normal(0.0, 1.0)
 class Partitioned:
     """A program whose shared variables g get one normal factor from each client.
 
-    The server holds q(g) as shift and precision, see `gaussians`, and the clients' factors as
-    server/shift and server/precision [J, ...]. A client keeps mean [C, n] and root [C, n, n] or
-    [C, n] of its own normal q_j(g, z_j).
+    A client keeps mean [C, n] and root [C, n, n] or [C, n] of its own normal q_j(g, v_j), where
+    z_j = v_j, or z_j = v_j exp(power (g - about)) with power [C, n - d, d] and about [C, d].
 
     Attributes:
         model: the program.
@@ -86,28 +87,26 @@ class Partitioned:
         root = torch.diag_embed(sd) if self.full else sd
         return dict(zip(PARAMETERS, self.normals.naturals(mean, root), strict=True))
 
-    def init(self, generator: Generator, clients: int) -> Tensors:
-        """Start at the network's or the prior's mean; every client has an equal factor."""
+    def init(self, factors: Factors, generator: Generator, clients: int) -> Tensors:
+        """Start at the network's or the prior's mean."""
         prior = self.prior()
         q = prior if self.start is None else self._naturals(*self.start(generator))
-        each = {n: ((q[n] - prior[n]) / clients).repeat(clients, 1) for n in PARAMETERS}
-        server = q | {f"server/{n}": v for n, v in each.items()}
+        server = factors.init(prior, q, clients)
         if all(site.exact for site in self.ours.sites):
             return server
         return server | {"share": torch.tensor(1 / clients, dtype=torch.float64)}
 
-    def posterior(self, server: Tensors, who: Who) -> Tensors:
-        """Send q."""
-        public = {n: v for n, v in server.items() if not n.startswith("server/")}
-        return spread_out(public, len(who.ids))
+    def scales(self) -> Tensor | None:
+        """Return by what a client's own variables are scaled: 1 or 0, [n - d, d].
 
-    def cavity(self, server: Tensors, who: Who) -> Tensors:
-        """Send q without the client's own factor."""
-        received = self.posterior(server, who)
-        known = who.ids < len(server["server/shift"])
-        at = torch.where(known, who.ids, 0)
-        own = {n: server[f"server/{n}"][at] * known[:, None] for n in PARAMETERS}
-        return received | {n: received[n] - own[n] for n in PARAMETERS}
+        Those with a fixed normal prior, by powers of the positive ones that clients share: there
+        the program itself multiplies them, so that what the rows say of z_j depends on g so.
+        """
+        if self.covariance != "full":
+            return None
+        fixed, positive = self.mine.each("exact"), self.ours.each("positive")
+        found = torch.outer(fixed, positive)
+        return found if bool(found.any()) else None
 
     def join(self, received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start q_j at what came down, and the client's own variables at their prior."""
@@ -119,7 +118,17 @@ class Partitioned:
         if not self.full:
             return {"mean": mean, "root": torch.cat([root, sd], -1)}
         none = root.new_zeros(len(root), self.mine.size, self.ours.size)
-        return {"mean": mean, "root": stacked(root, none, torch.diag_embed(sd))}
+        start = {"mean": mean, "root": stacked(root, none, torch.diag_embed(sd))}
+        if self.scales() is None:
+            return start
+        return start | {"power": none, "about": mean[:, : self.ours.size]}
+
+    def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """State the same q_j with powers about its present mean, where their steps are good."""
+        d, mean, root = self.ours.size, local["mean"], local["root"]
+        growth = times(local["power"], mean[:, :d] - local["about"]).exp()
+        growth = torch.cat([torch.ones_like(mean[:, :d]), growth], -1)
+        return {"mean": mean * growth, "root": root * growth[..., None], "about": mean[:, :d]}
 
     def tilted(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """State the client's target: cavity, its share of the prior, its rows."""
@@ -148,12 +157,16 @@ class Partitioned:
             e = e if change is None else change(e)
             u = mean + (times(root, e) if self.full else root * e)
             ours, mine = u.split([d, self.mine.size], -1)
+            grown = u.new_zeros(())
+            if "power" in local:
+                exponent = times(local["power"], ours - local["about"])
+                mine, grown = mine * exponent.exp(), exponent.sum(-1)
             pyro.sample("_u", dist.Delta(ours, event_dim=1), infer={"is_auxiliary": True})
             # The density of g comes first, what is left of the joint one belongs to z given g.
             both, first = log_det(root, self.full), log_det(self._leading(root), self.full)
             known = 0.0 if counted else _STANDARD.log_prob(e).sum(-1)
             self.ours.sample(ours, (known - first).expand(u.shape[:-1]), share)
-            self.mine.sample(mine, (first - both).expand(u.shape[:-1]), 1.0)
+            self.mine.sample(mine, (first - both - grown).expand(u.shape[:-1]), 1.0)
 
     def _leading(self, root: Tensor) -> Tensor:
         d = self.ours.size
@@ -176,24 +189,6 @@ class Partitioned:
         found = self.normals.naturals(mean, self._leading(local["root"]))
         return dict(zip(PARAMETERS, found, strict=True))
 
-    def merge(self, damping: float | None) -> Callable[..., Tensors]:
-        """Return the server's update: factors go part of the way, q remains a distribution."""
-
-        def update(server: Tensors, message: Tensors, who: Who, _: Generator) -> Tensors:
-            rate = 1 / len(who.ids) if damping is None else damping
-            # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
-            change = {n: message[n] - server[n] for n in PARAMETERS}
-            for _halving in range(HALVINGS):
-                q = {n: server[n] + rate * v.sum(0) for n, v in change.items()}
-                if bool(self.normals.proper(q["precision"])):
-                    own = {f"server/{n}": rate * v for n, v in change.items()}
-                    tables = {n: server[n].index_add(0, who.ids, v) for n, v in own.items()}
-                    return server | q | tables
-                rate /= 2
-            return server
-
-        return update
-
     def together(self, received: Tensors, local: Tensors) -> Tensors:
         """Let the shared sites follow q(g), and a client's own ones its q_j(z_j | g)."""
         d = self.ours.size
@@ -209,21 +204,22 @@ class Partitioned:
 
     def method(self, damping: float | None, steps: int, batch: int | None, lr: float) -> Method:
         """Return the method; arguments and errors are those of `pvi.hierarchical`."""
-        if damping is not None and not 0 < damping <= 1:
-            raise ValueError(f"damping is {damping}; expected None or 0 < damping <= 1")
-        within = None
+        factors, within, scales = Factors(self.normals, damping), None, self.scales()
         if self.covariance == "blocks":
             within = torch.block_diag(*(torch.ones(v.size, v.size) for v in (self.ours, self.mine)))
         reach = REACH * torch.cat([layout.prior()[1] for layout in (self.ours, self.mine)])
-        optim = natural(lr, -(-steps // 2), reach, within, only_mean=self.draws is None)
+        optim = natural(lr, -(-steps // 2), reach, within, self.draws is None, scales)
+        step, before = Step("mean root power", optim, self.loss), Phase((self.recentre,))
+        proper = Rule("a precision of a normal distribution", self.normals.proper)
         return Method(
-            init=self.init,
+            rules={"precision": proper},
+            init=partial(self.init, factors),
             model=self.model,
             guide=self.guide,
-            phases=(Phase((Step("mean root", optim, self.loss),), steps, batch),),
-            merge=self.merge(damping),
-            download=self.cavity,
-            deploy=self.posterior,
+            phases=(*(() if scales is None else (before,)), Phase((step,), steps, batch)),
+            merge=factors.merge,
+            download=factors.cavity,
+            deploy=factors.posterior,
             join=self.join,
             upload=self.upload,
             views={"personal" if self.mine.size else "global": self.together},

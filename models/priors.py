@@ -3,7 +3,8 @@
 Two kinds. A `Family` (loc, scale) -> distribution gives the shape of a hierarchical prior, whose
 centre and width the method supplies: `dist.Normal`, `dist.Laplace`, `student_t(4)`, `mixture()`,
 `Horseshoe`. A `Prior` is all there is to say about one parameter: `flat`, `fixed(dist.Normal, 0.0,
-1.0)`, or `by_name({"head.*": ..., "*": flat})`.
+1.0)`, `by_name({"head.*": ..., "*": flat})`, or `learned_scales.learned()`, whose scale the server
+learns from all clients.
 """
 
 from __future__ import annotations

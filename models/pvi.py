@@ -7,7 +7,8 @@ Variable Models", 2023.
 
     p(g, z, y)    = p(g) prod_j p(z_j | g) p(y_j | g, z_j)
     q(g)          = p0(g) prod_j t_j(g)                  normal factors; p0 stands for the prior
-    q(g, z)       = q(g) prod_j q_j(z_j | g)             q_j normal, linear in g
+    q(g, z)       = q(g) prod_j q_j(z_j | g)             q_j normal, linear in g, then scaled:
+    z_ji          = v_ji prod_k (s_k / b_k)^c_jik        s_k the positive shared variables
 
     client   q_j(g, z_j) = argmax E[log p(y_j, z_j | g) + log (p(g) / p0(g)) / J]
                                   - KL(q_j(g) || q(g) / t_j(g)) + entropy of q_j(z_j | g)
@@ -17,10 +18,20 @@ All variables are taken without constraints (log of positive ones). Each client 
 of what the prior is more than p0, so it need not be normal; where it is, p0 is the prior. Clients
 climb by natural gradients: a normal model takes one step with lr=1, and one round with damping=1.
 
-Departures from the paper: the server keeps the factors and sends the cavity q / t_j, so that a
-client which trains and is not heard does no harm; the numbers on the wire are as many. Where q
-would not be a distribution any more, the server halves its step until it is. The factors start
-where `init` of the network says, not at 1.
+The powers c in [-1, 1] are learned, with covariance="full", for own variables with a fixed normal
+prior (v normal and linear in g; c = 0 elsewhere). In a non-centred program the rows rule
+eta = (theta - mu) / tau, so eta goes with 1 / tau; a normal joint of eta and log tau cannot, and is
+too narrow in tau, federated or not. Standard deviations of the population's spread over NUTS's:
+
+                                            schools   baseball   rat tumours   radon
+    normal, all clients pooled                 0.82       0.71          0.60    0.57
+    normal, federated                          0.82       0.71          0.64    0.62
+    with powers, federated                     1.01       0.92          0.97    0.91
+
+Departures from the papers: the powers, and damping that adapts. The server keeps the factors and
+sends the cavity q / t_j, so that a client which trains and is not heard does no harm; the numbers
+on the wire are as many. Where q would not be a distribution any more, the server halves its step
+until it is. The factors start where `init` of the network says, not at 1.
 """
 
 from __future__ import annotations
@@ -126,9 +137,9 @@ def hierarchical(
         shared: patterns of the sites that are one for all clients; others are each client's own.
         covariance: "full" lets all depend on all; "blocks" cuts what a client's own sites depend on
             the shared ones; "diagonal" cuts everything.
-        damping: share of the way that the factors of reporting clients are moved; None is 1 / M for
-            M of them. More is faster, and safe as far as a client's factor does not depend on
-            those of the others: 1 in normal models, about 0.5 where few parameters are shared.
+        damping: share of the way that the factors of reporting clients are moved. None adapts it
+            between 1 / M for M of them, with which it starts, and 1: it grows while the server's
+            steps of successive rounds point the same way, and falls when they turn back.
         draws: Monte Carlo samples of a step, an even number; with twice as many as a client has
             variables or more, steps in a normal model have no noise.
         steps: natural-gradient steps in a round; with `batch` epochs of them.

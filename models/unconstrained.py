@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,12 @@ class Site:
     sd: Tensor
     exact: bool
 
+    @property
+    def positive(self) -> bool:
+        """Whether the site is the exponential of what has no constraint."""
+        before, after = (self.transform(torch.full(self.shape, v)) for v in (-1.0, 1.0))
+        return before.shape == self.shape and torch.allclose(after, before * math.e**2)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -57,6 +64,11 @@ class Layout:
     def names(self) -> str:
         """The sites' names, as a pattern."""
         return " ".join(site.name for site in self.sites)
+
+    def each(self, what: str) -> Tensor:
+        """Return a yes or no of the sites for every entry: 1 or 0, [n]."""
+        known = [torch.full_like(s.mean, float(getattr(s, what))) for s in self.sites]
+        return torch.cat(known) if known else torch.zeros(0)
 
     def prior(self) -> tuple[Tensor, Tensor]:
         """Return mean [n] and standard deviation [n] of the normals that stand for the prior."""

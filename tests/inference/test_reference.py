@@ -7,11 +7,12 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from scipy.stats import multivariate_normal
 
 import pyrofl
 from pyrofl import Method, reference
 from pyrofl.data import Federation
-from pyrofl.export import inference_data
+from pyrofl.export import import_arviz, inference_data
 from pyrofl.inference.joint import joined
 
 SIZES = (1, 4, 2, 7)
@@ -94,7 +95,7 @@ def test_what_is_shared_is_sampled_once():
     values = {"mu": torch.tensor(0.7).double(), "theta": torch.arange(4.0)[:, None].double()}
     densities = []
     for model in (hierarchy, outside):
-        program = joined(model, data, None, 0, "mu")
+        program, *_ = joined(model, data, None, 0, "mu")
         trace = pyro.poutine.trace(pyro.poutine.condition(program, data=values)).get_trace()
         densities.append(trace.log_prob_sum())
     expected = dist.Normal(0.0, 2.0).log_prob(values["mu"])
@@ -105,9 +106,72 @@ def test_what_is_shared_is_sampled_once():
     torch.testing.assert_close(torch.stack(densities), expected.expand(2))
 
 
+@pytest.fixture(scope="module")
+def both():
+    """Return draws of NUTS and of SVI."""
+    data = federation()
+    nuts = reference.nuts(hierarchy, data, 200, 100, 2, shared="mu", jit=True)
+    svi = reference.centralised(hierarchy, data, 400, shared="mu", steps=250, lr=0.1, particles=8)
+    return nuts, svi
+
+
+def test_the_reference_has_every_group_that_a_run_has(both):
+    data = federation()
+    rows, samples = ("chain", "draw", "row"), ("chain", "draw")
+    for found in both:
+        assert found["log_likelihood"]["y"].dims == rows
+        assert found["posterior_predictive"]["y"].dims == rows
+        assert found["prior_predictive"]["y"].dims == rows
+        assert found["prior"]["theta"].dims == (*samples, "client")
+        assert found["prior"]["mu"].dims == samples
+        y = found["observed_data"]["y"]
+        assert (y.values == data.y.numpy()).all()
+        assert y["row_client"].values.tolist() == np.repeat(data.names, SIZES).tolist()
+        mine = found["posterior"]["theta"].sel(client=y["row_client"])
+        expected = -0.5 * (y - mine) ** 2 - 0.5 * np.log(2 * np.pi)
+        likelihood = found["log_likelihood"]["y"]
+        np.testing.assert_allclose(likelihood, expected.transpose(*rows), atol=1e-9)
+        noise = found["posterior_predictive"]["y"] - mine
+        assert abs(float(noise.std()) - 1) < 4 / np.sqrt(2 * noise.size)
+        assert abs(float(found["prior"]["mu"].std()) - 2) < 4 * 2 / np.sqrt(2 * 400)
+        assert found["constant_data"]["size"].values.tolist() == list(SIZES)
+
+
+def test_log_densities_of_the_reference_are_those_of_its_draws(both):
+    data = federation()
+    mean, covariance = exact(data)
+    gaps = []
+    for found in both:
+        stats = found["sample_stats"]
+        posterior = found["posterior"]
+        where = np.concatenate([posterior["mu"].values[..., None], posterior["theta"].values], -1)
+        true = multivariate_normal(mean, covariance).logpdf(where)
+        # The joint density is the posterior's, but for the evidence.
+        evidence = stats["log_p"].values - true
+        assert np.ptp(evidence) < 1e-8
+        gaps.append(stats["log_q"].values - true)
+    assert np.ptp(gaps[0]) < 1e-8
+    # The guide contains the posterior, and knows its own normalised density.
+    assert abs(gaps[1].mean()) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:Pareto k is above", "ignore:Estimated shape parameter")
+def test_the_reference_is_compared_by_leave_one_out_in_one_call(both):
+    nuts, svi = both
+    table = pyrofl.compare({"nuts": nuts, "svi": svi})
+    assert set(table.index) == {"nuts", "svi"}
+    plain = import_arviz().loo(nuts, pointwise=True)
+    found = [pyrofl.loo(nuts), pyrofl.loo(svi), plain]
+    ours, guide, total = (e.elpd if hasattr(e, "elpd") else e.elpd_loo for e in found)
+    assert float(ours) == pytest.approx(float(guide), abs=0.5)
+    # As if there were no correction, but for how many draws make the tail.
+    assert float(ours) == pytest.approx(float(total), abs=0.1)
+    assert table["largest_k"]["nuts"] == pytest.approx(float(plain.pareto_k.max()), abs=0.3)
+
+
 def test_without_shared_sites_every_client_has_its_own():
     data = federation()
-    sites = joined(hierarchy, data, None, 0, "").sites()
+    sites = joined(hierarchy, data, None, 0, "")[0].sites()
     assert {n: s.batch for n, s in sites.items()} == {"mu": (4, 1), "theta": (4, 1)}
     assert all(site.own for site in sites.values())
 
@@ -193,6 +257,19 @@ def test_cost_of_a_shift_and_of_a_spread():
     within = [2 * s / np.pi**0.5 for s in (1.5, 1.0)]
     expected = (2 * across - sum(within)) ** 0.5
     assert table["energy"].to_numpy() == pytest.approx([expected] * 3, abs=0.05)
+
+
+def test_cost_tells_which_difference_is_noise():
+    g = np.random.default_rng(0)
+    # Chains whose effective size is (1 - a) / (1 + a) of 8,000: an autoregression with a = 0.9.
+    walk = np.zeros((2, 4000))
+    for t in range(1, 4000):
+        walk[:, t] = 0.9 * walk[:, t - 1] + 0.19**0.5 * g.standard_normal(2)
+    slow = inference_data({"posterior": {"m": walk}}, {"m": ("chain", "draw")}, {})
+    (error,) = reference.cost(normal(0.0, 1.0, 1), slow)["error"]
+    assert error == pytest.approx((1 / 8000 + 19 / 8000) ** 0.5, rel=0.2)
+    (error, *_) = reference.cost(normal(0.0, 1.0, 1), normal(0.0, 1.0, 2))["error"]
+    assert error == pytest.approx((2 / 8000) ** 0.5, rel=0.1)
 
 
 def test_cost_of_nothing_is_small():

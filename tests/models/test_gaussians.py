@@ -7,7 +7,8 @@ import torch
 from checks import close
 from torch import Tensor
 
-from pyrofl.models.gaussians import Normals, balanced, natural, stacked
+from pyrofl.models.gaussians import Normals, balanced, stacked
+from pyrofl.models.natural import natural
 from pyrofl.tensors import generator
 
 COVARIANCE = torch.tensor([[2.0, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]]).double()
