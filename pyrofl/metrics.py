@@ -154,6 +154,22 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
     return area.where(~(inside.isnan().any() | outside.isnan().any()), torch.nan)
 
 
+def entropies(probs: Tensor) -> dict[str, Tensor]:
+    """Split the entropy of predictions into what more rows would take away and what stays.
+
+    Args:
+        probs: [S, ..., K], of S draws of a posterior or members of an ensemble.
+
+    Returns:
+        In nats, [...] each: `total`, of the mean over S; `aleatoric`, the mean of the draws' own;
+        `epistemic`, the difference: the mutual information of the class and the draw.
+    """
+    total = torch.special.entr(probs.mean(0)).sum(-1)
+    aleatoric = torch.special.entr(probs).sum(-1).mean(0)
+    epistemic = (total - aleatoric).clamp(min=0)  # it is no less, but for rounding
+    return {"total": total, "aleatoric": aleatoric, "epistemic": epistemic}
+
+
 def pool(values: Tensor, size: Tensor, weighting: str = "client") -> Tensor:
     """Average a metric over clients, leaving out those where it is NaN.
 
