@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import toys
 
 from pyrofl.data import Federation
+
+torch.set_num_threads(1)  # tests run side by side, one for each core
 
 
 @pytest.fixture

@@ -37,30 +37,47 @@ HEAD = 6 * toys.CLASSES + toys.CLASSES
 BASE = toys.FEATURES * 6 + 6
 # Scalars that go up and down per client and round: table A of the papers' specification.
 SCALARS = {
+    "apfl": (BASE + HEAD, BASE + HEAD),
+    "ditto": (BASE + HEAD, BASE + HEAD),
     "fedabml": (2 * (BASE + HEAD), 2 * (BASE + HEAD)),
     "fedavg": (BASE + HEAD, BASE + HEAD),
     "fedavgm": (BASE + HEAD, BASE + HEAD),
+    "fedbabu": (BASE, BASE),
     "fedbe": (BASE + HEAD, BASE + HEAD),
+    "fedopt": (BASE + HEAD, BASE + HEAD),
+    "fedpa": (BASE + HEAD, BASE + HEAD),
+    "fedper": (BASE, BASE),
+    "fedpop": (BASE + 2 * HEAD, BASE + 2 * HEAD),
     "fedprox": (BASE + HEAD, BASE + HEAD),
+    "fedrep": (BASE, BASE),
+    "ifca": (BASE + HEAD + 1, 2 * (BASE + HEAD)),
+    "lgfedavg": (HEAD, HEAD),
     "local": (0, 0),
     "metavd": (BASE + HEAD + 6 * toys.FEATURES, BASE + HEAD + 6 * toys.FEATURES),
+    "perfedavg": (BASE + HEAD, BASE + HEAD),
+    "pfedbayes": (2 * (BASE + HEAD), 2 * (BASE + HEAD)),
     "pfedmb": (5 * (BASE + HEAD) + 2 * 5, 5 * (BASE + HEAD)),
+    "pfedme": (BASE + HEAD, BASE + HEAD),
     "pfedvem": (BASE + HEAD + 1, BASE + HEAD),
     "pvi": (2 * (BASE + HEAD), 2 * (BASE + HEAD)),
+    "reptile": (BASE + HEAD, BASE + HEAD),
     "scaffold": (2 * (BASE + HEAD), 2 * (BASE + HEAD)),
 }
 
 # What a method cannot be built without.
 EXTRA = {"fedbe": {"unlabelled": toys.blobs().x[-30:]}}
 
-# Its server holds clients' models in the order of the clients.
-UNORDERED = {"fedbe": {"teachers": "SA"}}
+# Without these its server holds clients' models in their order, or clients draw noise by number.
+UNORDERED = {"fedbe": {"teachers": "SA"}, "fedpop": {"temperature": 0.0}}
 
 # Patterns of what its server holds of every client, one row for each.
-TABLES = {"pvi": "server/*"}
+TABLES = {"pvi": "server/shift server/precision"}
 
 # Private names that the paper sends up.
-SENT = {"pfedvem": {"tau"}}
+SENT = {"ifca": {"cluster"}, "pfedvem": {"tau"}}
+
+# Steps whose loss is a divergence that is 0 before round one.
+RISES = {"pfedbayes": {"w/* spread/*"}, "pfedme": {"w/*"}}
 
 everywhere = pytest.mark.parametrize("name", METHODS)
 
@@ -270,7 +287,7 @@ def test_a_client_that_turns_bad_changes_nothing_for_others(name):
 @everywhere
 def test_a_client_with_hopeless_data_is_left_out(name):
     x = data().x.clone()
-    x[data().train[3]] = 1.7e308
+    x[data().train[3]] = 1.7e308 * x[data().train[3]].sign()
     hopeless = replace(data(), x=x)
     (state,) = federate(built(name), hopeless, 1, chunk=12)
     assert [reason.split(":")[0] for reason in state.rejected] == ["client 3"]
@@ -288,7 +305,8 @@ def test_all_clients_turn_bad(name):
 @everywhere
 def test_the_loss_falls_in_five_rounds(name):
     losses = [s.loss for s in federate(built(name), data(), 5)]
-    falls = [losses[-1][n].mean() < losses[0][n].mean() for n in losses[0]]
+    names = losses[0].keys() - RISES.get(name, set())
+    falls = [losses[-1][n].mean() < losses[0][n].mean() for n in names]
     assert falls
     assert all(falls)
 

@@ -1,4 +1,4 @@
-"""The papers' methods with their defaults against training alone, on handwritten digits."""
+"""Methods with their defaults against training alone, on handwritten digits."""
 
 from __future__ import annotations
 
@@ -32,15 +32,27 @@ def accuracy(name: str, data: Federation, seed: int) -> float:
     return run.evaluate(adapted=adapted).mean("accuracy")
 
 
+PAPERS = ("pfedvem", "pfedmb", "metavd", "fedbe", "fedabml")
+AROUND_FEDAVG = ("fedopt", "ditto", "pfedme", "apfl", "perfedavg", "reptile", "ifca", "fedpa")
+IN_PARTS = ("fedper", "fedrep", "fedbabu", "lgfedavg")
+BAYESIAN = ("fedpop", "pfedbayes")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_defaults_beat_training_alone(seed):
+@pytest.mark.parametrize(
+    ("names", "seed"),
+    [
+        *((PAPERS, seed) for seed in range(10)),
+        *((names, seed) for names in (AROUND_FEDAVG, IN_PARTS, BAYESIAN) for seed in range(3)),
+    ],
+)
+def test_defaults_beat_training_alone(names, seed):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small steps are fastest so
     try:
         data = clients(seed)
         alone = accuracy("local", data, seed)
-        for name in ("pfedvem", "pfedmb", "metavd", "fedbe", "fedabml"):
+        for name in names:
             assert accuracy(name, data, seed) > alone, name
     finally:
         torch.set_num_threads(threads)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -55,43 +54,16 @@ TABLES: dict[str, Callable[[np.random.Generator], str]] = {
 """script -> a small made-up table, for those that are given a file."""
 
 
-Finished = subprocess.CompletedProcess[str]
-Outcomes = dict[Path, tuple[Path, Future[Finished]]]
-
-
-def run(script: Path, folder: Path) -> Finished:
-    """Run a script into a folder, on one thread: two of them run at a time."""
-    command = [sys.executable, str(script), "--quick", "--out", str(folder)]
+@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_example_draws_its_figure(script: Path, tmp_path: Path):
+    command = [sys.executable, str(script), "--quick", "--out", str(tmp_path)]
     if script.stem in TABLES:
-        path = folder / "table.csv"
+        path = tmp_path / "table.csv"
         path.write_text(TABLES[script.stem](np.random.default_rng(0)))
         command += ["--data", str(path)]
-    own = {"MPLCONFIGDIR": str(folder / "mpl"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
+    own = {"MPLCONFIGDIR": str(tmp_path / "mpl"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
         command, capture_output=True, text=True, timeout=240, check=False, env=os.environ | own
     )
-
-
-@pytest.fixture(scope="module")
-def finished(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Outcomes]:
-    """Start the scripts that are asked for: folder and outcome of each."""
-    asked = [
-        item.callspec.params["script"]
-        for item in request.session.items
-        if item.path == Path(__file__) and hasattr(item, "callspec")
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        folders = {script: tmp_path_factory.mktemp(script.stem) for script in asked}
-        yield {script: (at, pool.submit(run, script, at)) for script, at in folders.items()}
-
-
-@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_example_draws_its_figure(
-    script: Path, finished: dict[Path, tuple[Path, Future[Finished]]]
-):
-    folder, future = finished[script]
-    done = future.result()
     assert done.returncode == 0, done.stderr
-    assert list(folder.glob("*.png")), done.stdout
+    assert list(tmp_path.glob("*.png")), done.stdout

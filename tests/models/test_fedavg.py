@@ -11,6 +11,7 @@ from toys import last
 
 from pyrofl.conjugate import ConjugateTask
 from pyrofl.data import Federation
+from pyrofl.inference import reference
 from pyrofl.inference.local import Stream
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import fixed
@@ -66,6 +67,17 @@ def test_one_step_of_everybody_is_a_step_on_the_pooled_loss(tiny):
         pooled = descend(net, pooled, [(tiny.x, tiny.y)], lr=0.5, momentum=0.0)
     for n, value in role("w", state.server).items():
         close(value, pooled[n])
+
+
+def test_all_rows_at_one_client_is_the_centralised_reference(tiny):
+    # With one step a round it is what all clients do together.
+    method = fedavg.build(build("mlp:5", (4,), 3), epochs=1, batch=None, lr=0.5, momentum=0.0)
+    start = method.init(generator(3), 3)
+    alone = last(method, reference.pooled(tiny), 3, server=start)
+    together = last(method, tiny, 3, server=start)
+    assert len(alone.trained) == 1
+    for n, value in together.server.items():
+        close(alone.server[n], value)
 
 
 def test_one_client_is_stochastic_gradient_descent(tiny):

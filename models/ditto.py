@@ -1,0 +1,68 @@
+"""Ditto: FedAvg, and beside it a model of each client's own that stays near the common one.
+
+Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization",
+ICML 2021.
+
+    p(v_j | w)    = Normal(w, I / (lambda n_j))          the term lambda/2 ||v_j - w||^2
+    p(y | x, v_j) = Categorical(logits=net(x; v_j))
+    q(v_j)        = Delta(v_j)                           so each client finds its MAP
+
+    client   w_j = SGD from w on the mean loss per row                         as FedAvg
+             v_j = SGD from its last v_j on that plus lambda/2 ||v_j - w||^2   (algorithm 1)
+    server   w   = sum_j n_j w_j / sum_j n_j
+
+FedProx with the proximal model kept at home and FedAvg's sent: lambda = 0 is Local beside FedAvg,
+and as lambda grows v_j becomes w.
+
+Departures from the paper: the server weighs clients by size, as FedAvg does. A client that is met
+later than in round one starts v_j at the w that it receives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+import pyro.distributions as dist
+
+from pyrofl.inference.method import Method, as_received
+from pyrofl.models import fedavg
+from pyrofl.models.own_models import only_step, own, run_on, seen_by, start_own
+from pyrofl.models.priors import Family, proximal
+from pyrofl.nets import Network
+
+
+def build(
+    net: Network,
+    *,
+    strength: float = 1.0,
+    prior: Family = dist.Normal,
+    own_epochs: int | None = None,
+    **training: Unpack[fedavg.Training],
+) -> Method:
+    """Build Ditto.
+
+    Args:
+        net: the network; all its parameters are shared, and personal a second time.
+        strength: lambda, of the pull to the received model, per datum: the prior's variance is
+            1 / (lambda n_j).
+        prior: location-scale family that is centred at the received model.
+        own_epochs: local epochs on v_j; default as many as on w_j.
+        training: of both models, as in `fedavg.build`; `fine_tune` epochs are on v_j.
+
+    Raises:
+        ValueError: if a number is out of its range.
+    """
+    common = fedavg.build(net, **training)
+    near = fedavg.build(net, prior=proximal(strength, prior), **training)
+    train, step = only_step(common)
+    send = replace(step, loss=run_on(common, step.loss))
+    keep = replace(step, names="own/*", loss=seen_by(own, step.loss))
+    epochs = train.epochs if own_epochs is None else own_epochs
+    return replace(
+        near,
+        join=start_own,
+        phases=(replace(train, moves=(send,)), replace(train, moves=(keep,), epochs=epochs)),
+        adapt=tuple(replace(phase, moves=(keep,)) for phase in near.adapt),
+        views={"personal": own, "global": as_received},
+    )

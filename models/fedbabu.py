@@ -1,0 +1,67 @@
+"""FedBABU: only the base is trained; the head stays random until a client tunes it.
+
+Oh, Kim and Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification",
+ICLR 2022.
+
+    p(b)           flat
+    p(h)           = Delta(h_0), one random head for all, until a client is tested
+    p(y | x, b, h) = Categorical(logits=head(base(x; b); h))
+    q              = Delta(b_j)
+
+    client   b_j = SGD from b with h_0 fixed, on the mean loss per row     (algorithm 1)
+    server   b   = sum_j n_j b_j / sum_j n_j
+    test     h_j (or b_j, or both) = SGD from h_0 (b), `fine_tune` epochs
+
+h_0 is drawn by everybody from the common seed, so it need not travel. The personal model as it is
+after training, without tuning, is the paper's global model.
+
+Departures from the paper: defaults of the training are FedAvg's here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, Unpack, get_args
+
+from pyrofl.inference.method import Method
+from pyrofl.models import fedavg
+from pyrofl.models.parts import keep, only, two_parts
+from pyrofl.models.priors import Prior, flat
+from pyrofl.nets import Network
+
+Tune = Literal["head", "base", "all"]
+
+
+def build(
+    net: Network,
+    *,
+    head: str | None = None,
+    tune: Tune = "all",
+    prior: Prior = flat,
+    **training: Unpack[fedavg.Training],
+) -> Method:
+    """Build FedBABU.
+
+    Args:
+        net: the network.
+        head: patterns of the names that are not trained; default the network's head.
+        tune: what trains before a test.
+        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
+        training: as in `fedavg.build`, but `fine_tune` is 5 unless given.
+
+    Raises:
+        ValueError: if `head` matches no parameter or all, `tune` is unknown, or a number is out of
+            its range.
+    """
+    if tune not in get_args(Tune):
+        raise ValueError(f"tune is {tune!r}; expected one of {', '.join(get_args(Tune))}")
+    mine, rest = two_parts(net, head)
+    settings: fedavg.Training = {"fine_tune": 5, **training}
+    method = keep(fedavg.build(net, prior=prior, **settings), mine)
+    (train,) = method.phases
+    chosen = {"head": mine, "base": rest, "all": "*"}[tune]
+    return replace(
+        method,
+        phases=(only(train, rest),),
+        adapt=tuple(only(phase, chosen) for phase in method.adapt),
+    )

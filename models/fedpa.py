@@ -1,0 +1,131 @@
+"""FedPA: clients send their part of the global posterior's mean, not of a mean of their optima.
+
+Al-Shedivat, Gillenwater, Xing and Rostamizadeh, "Federated Learning via Posterior Averaging: A New
+Perspective and Practical Algorithms", ICLR 2021.
+
+    p(w)        flat
+    p(y | x, w) = Categorical(logits=net(x; w))
+    p(w | D)    ~ prod_j Normal(w; mu_j, Sigma_j)        each factor from samples of SGD
+
+    client   x_1 ... x_l  = means of the iterates of one epoch of SGD each, after a burn-in
+             delta_j = Sigma_j^-1 (w - mu_j),  mu_j = mean x
+             Sigma_j = rho_l I + (1 - rho_l) cov x,  rho_l = 1 / (1 + (l - 1) rho)
+    server   w = w - server_lr sum_j n_j delta_j / sum_j n_j, with momentum
+
+One sample is FedAvg with averaged iterates. A message is w - delta_j, what FedAvg's server would
+make of it: here too the server takes what clients send for models, and goes to their mean.
+
+Departures from the paper: Sigma_j^-1 by Woodbury's identity instead of a recursion, at the same
+cost of l^2 d.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Batch
+from pyrofl.inference.method import Method, Phase, as_received
+from pyrofl.inference.optim import sgd
+from pyrofl.models import fedavg
+from pyrofl.models.fedopt import stepped
+from pyrofl.models.own_models import only_step
+from pyrofl.models.priors import Prior, flat
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors, role, under
+
+
+def build(
+    net: Network,
+    *,
+    samples: int = 3,
+    rho: float = 0.1,
+    server_lr: float = 0.5,
+    server_momentum: float = 0.9,
+    prior: Prior = flat,
+    **training: Unpack[fedavg.Training],
+) -> Method:
+    """Build FedPA.
+
+    Args:
+        net: the network; all its parameters are shared.
+        samples: l, each of one epoch, after the epochs of `training`.
+        rho: how much the covariance of the samples counts; 0 leaves it out, as one sample does.
+        server_lr: learning rate of the server along the mean of delta_j.
+        server_momentum: of the server.
+        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
+        training: of the clients, as in `fedavg.build`; its `epochs` are the burn-in.
+
+    Raises:
+        ValueError: if a number is out of its range.
+    """
+    if samples < 1 or rho < 0:
+        raise ValueError(f"samples is {samples}, rho {rho}; expected at least 1, and >= 0")
+    base = fedavg.build(net, prior=prior, **training)
+    burn_in, step = only_step(base)
+
+    def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        return under("sum", {n: torch.zeros_like(local[n]) for n in received}) | {
+            "steps": torch.zeros_like(data.size)
+        }
+
+    def add(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        return under("sum", {n: local[f"sum/{n}"] + local[n] for n in received}) | {
+            "steps": local["steps"] + 1
+        }
+
+    def draw(s: int) -> tuple[Phase, ...]:
+        def keep(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            mean = flattened(role("sum", local)) / local["steps"][:, None]
+            return {f"sample/{s}": mean}
+
+        epoch = replace(burn_in, moves=(step, add), epochs=1)
+        return Phase((begin,)), epoch, Phase((keep,))
+
+    def send(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        drawn = torch.stack([local[f"sample/{s}"] for s in range(samples)], 1)
+        start = flattened(received)
+        return unflattened(start - change(start, drawn, rho), received)
+
+    draws = tuple(phase for s in range(samples) for phase in draw(s))
+    method = replace(
+        base, phases=(burn_in, *draws, Phase((send,))), views={"global": as_received, **base.views}
+    )
+    return stepped(method, sgd(server_lr, server_momentum))
+
+
+def change(w: Tensor, drawn: Tensor, rho: float) -> Tensor:
+    """Return Sigma^-1 (w - mean of the samples) with the shrunk covariance of samples.
+
+    Args:
+        w: [C, d].
+        drawn: [C, l, d].
+        rho: of the shrinkage 1 / (1 + (l - 1) rho).
+    """
+    mean = drawn.mean(1)
+    gap, apart, count = w - mean, drawn - mean[:, None], drawn.shape[1]
+    shrink = 1 / (1 + (count - 1) * rho)
+    if shrink == 1:
+        return gap
+    # Sigma = shrink (I + rho A'A), as (1 - shrink) / (l - 1) is shrink rho.
+    inside = torch.eye(count, dtype=w.dtype, device=w.device) / rho + apart @ apart.mT
+    # Not raised where it fails: that client's samples are of no use, and the others' are.
+    root, info = torch.linalg.cholesky_ex(inside)
+    inner = torch.cholesky_solve(apart @ gap[..., None], root)
+    inner = torch.where((info == 0)[:, None, None], inner, torch.nan)
+    answer: Tensor = (gap - (apart.mT @ inner)[..., 0]) / shrink
+    return answer
+
+
+def flattened(tensors: Tensors) -> Tensor:
+    """Return all parameters of every client in one row: [C, d]."""
+    return torch.cat([v.reshape(len(v), -1) for v in tensors.values()], 1)
+
+
+def unflattened(rows: Tensor, like: Tensors) -> Tensors:
+    """Give rows [C, d] the names and shapes of tensors [C, *p]."""
+    parts = rows.split([v[0].numel() for v in like.values()], 1)
+    return {n: part.reshape(v.shape) for (n, v), part in zip(like.items(), parts, strict=True)}

@@ -1,0 +1,45 @@
+"""FedPer: the base of the network is shared, its head stays with the client.
+
+Arivazhagan, Aggarwal, Singh and Choudhary, "Federated Learning with Personalization Layers", 2019.
+
+    p(b), p(h_j)     flat
+    p(y | x, b, h_j) = Categorical(logits=head(base(x; b); h_j))
+    q                = Delta(b_j), Delta(h_j)
+
+    client   b_j, h_j = SGD from b and its last h_j, together, on the mean loss per row
+    server   b        = sum_j n_j b_j / sum_j n_j
+
+With an empty head this is FedAvg, with an empty base Local. Departures from the paper: heads start
+at one common draw.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from pyrofl.inference.method import Method
+from pyrofl.models import fedavg
+from pyrofl.models.parts import head_and_base, keep
+from pyrofl.models.priors import Prior, flat
+from pyrofl.nets import Network
+
+
+def build(
+    net: Network,
+    *,
+    head: str | None = None,
+    prior: Prior = flat,
+    **training: Unpack[fedavg.Training],
+) -> Method:
+    """Build FedPer.
+
+    Args:
+        net: the network.
+        head: patterns of the names that are personal; default the network's head.
+        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
+        training: as in `fedavg.build`; `fine_tune` trains both parts.
+
+    Raises:
+        ValueError: if no parameter matches `head`, or a number is out of its range.
+    """
+    return keep(fedavg.build(net, prior=prior, **training), head_and_base(net, head)[0])

@@ -1,0 +1,212 @@
+"""FedPop: personal heads are draws from a population, and a Langevin chain at each client samples.
+
+Kotelevskii, Vono, Moulines and Durmus, "FedPop: A Bayesian Approach for Personalised Federated
+Learning", NeurIPS 2022. The network is a shared base and a personal head z_j:
+
+    p(z_j | beta)         = Normal(m, diag(s)^2)          beta = (m, s), the population
+    p(y | x, base, z_j)   = Categorical(logits=head(base(x); z_j))
+    z_j, in a chain with  p(z_j | D_j, base, beta) as its stationary law; q(z_j) is the normal with
+                          the moments of its draws, to predict and to look at
+
+    client   z_j    = z_j - g_j grad U(z_j) + (2 g_j temperature)^1/2 xi,   xi ~ Normal(0, I)
+                      U(z) = -log p(D_j | base, z) - log p(z | beta)
+             base_j = base_j - lr grad of -log p(D_j | base_j, z_j) / n_j   at the draws of z_j
+    server   base   = sum_j n_j base_j / sum_j n_j
+             m      = mean_j mean of z_j's draws,   s^2 = mean_j mean of their squares - m^2
+
+A Langevin step is a gradient step of plain SGD and, as a second move, noise of the client's own.
+Chains go on from round to round; the draws after `burn_in` epochs count, those of earlier rounds
+less and less. The last line is the exact M-step: in a normal model its fixed point is the maximum
+of the evidence. With temperature = 0 chains go down to the MAP of z_j, and s dies out.
+
+Departures from the paper: clients make many steps on the base, one at each draw, and the server
+averages, where the paper sums gradients at all draws and the server makes one step; chains see
+minibatches. Draws of earlier rounds count by `memory`, as in stochastic approximation EM.
+g_j = lr_head / n_j, so that one rate suits clients of all sizes. A client takes s for at least
+g_j^1/2, under which its steps would overshoot m. Clients count evenly in m and s, being draws from
+the population.
+"""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import Loss, Program, elbo
+from pyrofl.inference.messages import NOT_NEGATIVE
+from pyrofl.inference.method import Method, Move, Phase, Step, as_trained
+from pyrofl.inference.optim import sgd
+from pyrofl.inference.server import average
+from pyrofl.models import guides
+from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models.priors import Family, as_event
+from pyrofl.models.scaffold import like
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors, pick, role, under
+
+FLOOR = 1e-8  # smallest variance of the population, and of a client's draws
+
+
+def build(
+    net: Network,
+    *,
+    head: str | None = None,
+    likelihood: Likelihood = categorical,
+    prior: Family = dist.Normal,
+    guide: guides.Family = guides.mean_field,
+    scale: float = 0.2,
+    temperature: float = 1.0,
+    memory: float = 0.8,
+    burn_in: int = 2,
+    epochs: int = 5,
+    batch: int | None = 10,
+    lr_head: float = 0.1,
+    lr_base: float = 0.01,
+    momentum: float = 0.9,
+) -> Method:
+    """Build FedPop.
+
+    Args:
+        net: the network; its parameters split in base and head.
+        head: patterns of the names that are personal, the rest is shared; "*" makes the whole
+            network random. Default: the network's head.
+        likelihood: of a row, given the network's outputs.
+        prior: location-scale family of the population. The M-step is exact for the normal; for
+            others it sets m and s by the same moments.
+        guide: family that stands for the draws; one that can be started at given moments.
+        scale: s before round one.
+        temperature: of the chain; 1 is exact Bayes.
+        memory: share of its weight that a draw keeps from one round to the next; 0 forgets those
+            of earlier rounds.
+        burn_in: epochs of the chain before its draws count.
+        epochs: epochs in which they count and the base trains.
+        batch: rows in a step; None takes all.
+        lr_head: n_j g_j, learning rate of the chain; the loss is a mean over the rows.
+        lr_base: learning rate; the loss is a mean over the rows.
+        momentum: of the base's optimiser.
+
+    Raises:
+        ValueError: if no parameter matches `head`, or a number is out of its range.
+    """
+    if not scale > 0 or temperature < 0 or not lr_head > 0 or epochs < 1 or not 0 <= memory < 1:
+        raise ValueError(
+            f"scale is {scale}, temperature {temperature}, lr_head {lr_head}, epochs {epochs}, "
+            f"memory {memory}; expected > 0, >= 0, > 0, >= 1, and 0 to below 1"
+        )
+    shapes = net.matching(net.head if head is None else head)
+    rest = [n for n in net.shapes if n not in shapes]
+    state = guides.delta(shapes, loc="z")
+    q = guide(shapes, loc="mu", spread="pi")
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        start = net.init(generator)
+        loc = {n: start[n] for n in shapes}
+        base = under("base", {n: start[n] for n in rest})
+        return base | population(loc, {n: torch.full_like(v, scale**2) for n, v in loc.items()})
+
+    def population(loc: Tensors, variance: Tensors) -> Tensors:
+        width = {n: v.clamp(min=FLOOR).log() / 2 for n, v in variance.items()}
+        return under("loc", loc) | under("log_scale", width)
+
+    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        centre = role("loc", received)
+        spread = {n: v.exp() for n, v in role("log_scale", received).items()}
+        none = under("sum", {n: torch.zeros_like(v) for n, v in centre.items()})
+        none |= under("squares", role("sum", none)) | {"draws": torch.zeros_like(who.size)}
+        return state.start(centre) | q.start(centre, spread) | none
+
+    def model(received: Tensors, local: Tensors, data: Batch) -> None:
+        least = (lr_head / data.size).sqrt()[:, None]
+        with data.clients():
+            z = {}
+            for n, shape in shapes.items():
+                width = received[f"log_scale/{n}"].exp()
+                fn = prior(received[f"loc/{n}"], width.maximum(like(least, width)))
+                z[n] = pyro.sample(n, as_event(fn, len(shape)))
+            with data.rows():
+                outputs = net(role("base", local) | z, data.x)
+                pyro.sample("y", likelihood(outputs, data.x), obs=data.y)
+
+    def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        return {n: memory * v for n, v in pick(local, "sum/* squares/* draws").items()}
+
+    def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        z = role("z", local)
+        new = under("sum", z) | under("squares", {n: v.square() for n, v in z.items()})
+        return {n: local[n] + v for n, v in new.items()} | {"draws": local["draws"] + 1}
+
+    def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        mean = {n: v / like(local["draws"], v) for n, v in role("sum", local).items()}
+        square = {n: v / like(local["draws"], v) for n, v in role("squares", local).items()}
+        width = {n: (square[n] - v.square()).clamp(min=FLOOR).sqrt() for n, v in mean.items()}
+        return under("mean", mean) | under("square", square) | q.start(mean, width)
+
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        return pick(local, "base/* mean/* square/*")
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        base = under("base", average(role("base", message), who.size))
+        mean = average(role("mean", message), torch.ones_like(who.size))
+        square = average(role("square", message), torch.ones_like(who.size))
+        variance = {n: square[n] - v.square() for n, v in mean.items()}
+        return server | base | population(mean, variance)
+
+    def common(received: Tensors, local: Tensors) -> Tensors:
+        width = {n: v.exp() for n, v in role("log_scale", received).items()}
+        return local | received | q.start(role("loc", received), width)
+
+    chain = langevin("z", lr_head, at(state.program, elbo(mean=True)), temperature)
+    move_base = Step("base/*", sgd(lr_base, momentum), at(state.program, elbo(kl=0.0, mean=True)))
+    return Method(
+        init=init,
+        join=join,
+        rules={"square/*": NOT_NEGATIVE},
+        model=model,
+        guide=q.program,
+        phases=(
+            Phase(chain, burn_in, batch),
+            Phase((forget,)),
+            Phase((*chain, collect, *((move_base,) if rest else ())), epochs, batch),
+            Phase((settle,)),
+        ),
+        upload=upload,
+        merge=merge,
+        views={"personal": as_trained, "global": common},
+    )
+
+
+def langevin(name: str, lr: float, loss: Loss, temperature: float = 1.0) -> tuple[Step, Move]:
+    """Make the two moves of a Langevin step: z - g_j grad U(z) + (2 g_j temperature)^1/2 xi.
+
+    Args:
+        name: role of the local tensors that move.
+        lr: n_j g_j. As g_j goes to 0, the chain's law is exp(-U / temperature). For a normal law of
+            variance v it has the right mean, and variance v / (1 - g_j / (2 v)).
+        loss: U / n_j, a mean over the client's rows.
+        temperature: 0 leaves gradient descent.
+    """
+
+    def shake(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        moved, width = {}, (2 * lr * temperature / data.size).sqrt()
+        with data.clients():  # the noise of a site is the client's own
+            for n, v in role(name, local).items():
+                zero = torch.zeros_like(v).unsqueeze(1)
+                fn = dist.Normal(zero, torch.ones_like(zero)).to_event(v.dim() - 1)
+                moved[n] = v + like(width, v) * pyro.sample(f"_noise/{n}", fn).squeeze(1)
+        return under(name, moved)
+
+    return Step(f"{name}/*", sgd(lr), loss), shake
+
+
+def at(point: Program, loss: Loss) -> Loss:
+    """Take a loss at one point instead of under the method's guide."""
+
+    def taken(
+        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        return loss(model, point, received, local, batch)
+
+    return taken

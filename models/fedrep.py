@@ -1,0 +1,61 @@
+"""FedRep: every client fits its head to the shared base, then moves the base.
+
+Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for Personalized
+Federated Learning", ICML 2021.
+
+    p(b), p(h_j)     flat
+    p(y | x, b, h_j) = Categorical(logits=head(base(x; b); h_j))
+    q                = Delta(b_j), Delta(h_j)
+
+    client   h_j = SGD from its last h_j with b fixed        `head_epochs`       (algorithm 1)
+             b_j = SGD from b with h_j fixed                 `epochs`
+    server   b   = sum_j n_j b_j / sum_j n_j
+
+FedPer in turns. pFedVEM with a delta guide, a flat prior and heads in minibatches is this. With
+`fine_tune` the head is fitted to the averaged base before a test, which is how a new client starts.
+
+Departures from the paper: bases count by size, where clients are equal in the paper; heads start at
+one common draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from pyrofl.inference.method import Method
+from pyrofl.models import fedavg
+from pyrofl.models.parts import keep, only, two_parts
+from pyrofl.models.priors import Prior, flat
+from pyrofl.nets import Network
+
+
+def build(
+    net: Network,
+    *,
+    head: str | None = None,
+    head_epochs: int = 10,
+    prior: Prior = flat,
+    **training: Unpack[fedavg.Training],
+) -> Method:
+    """Build FedRep.
+
+    Args:
+        net: the network.
+        head: patterns of the names that are personal; default the network's head.
+        head_epochs: local epochs on the head, before those on the base.
+        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
+        training: as in `fedavg.build`; `epochs` are those on the base, `fine_tune` those on the
+            head before a test.
+
+    Raises:
+        ValueError: if `head` matches no parameter or all, or a number is out of its range.
+    """
+    mine, rest = two_parts(net, head)
+    method = keep(fedavg.build(net, prior=prior, **training), mine)
+    (train,) = method.phases
+    return replace(
+        method,
+        phases=(only(train, mine, head_epochs), only(train, rest)),
+        adapt=tuple(only(phase, mine) for phase in method.adapt),
+    )

@@ -1,0 +1,48 @@
+"""LG-FedAvg: clients learn representations of their own for a head that they share.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency, "Think Locally, Act Globally:
+Federated Learning with Local and Global Representations", 2020.
+
+    p(b_j), p(h)     flat
+    p(y | x, b_j, h) = Categorical(logits=head(base(x; b_j); h))
+    q                = Delta(b_j), Delta(h_j)
+
+    client   b_j, h_j = SGD from its last b_j and h, together, on the mean loss per row
+    server   h        = sum_j n_j h_j / sum_j n_j
+
+FedPer with the parts exchanged. Departures from the paper: no auxiliary losses on the
+representation (they are optional there); its experiments start from a trained FedAvg model, which
+`federate(server=...)` does for the head; new clients train, where the paper averages the
+predictions of all bases.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from pyrofl.inference.method import Method
+from pyrofl.models import fedavg
+from pyrofl.models.parts import head_and_base, keep
+from pyrofl.models.priors import Prior, flat
+from pyrofl.nets import Network
+
+
+def build(
+    net: Network,
+    *,
+    head: str | None = None,
+    prior: Prior = flat,
+    **training: Unpack[fedavg.Training],
+) -> Method:
+    """Build LG-FedAvg.
+
+    Args:
+        net: the network.
+        head: patterns of the names that are shared; default the network's head.
+        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
+        training: as in `fedavg.build`; `fine_tune` trains both parts.
+
+    Raises:
+        ValueError: if no parameter matches `head`, or a number is out of its range.
+    """
+    return keep(fedavg.build(net, prior=prior, **training), head_and_base(net, head)[1])

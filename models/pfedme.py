@@ -1,0 +1,89 @@
+"""pFedMe: clients' models around a common centre that moves to them, a Moreau envelope.
+
+Dinh, Tran and Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
+
+    p(theta_j | w_j)  = Normal(w_j, I / (lambda n_j))    the term lambda/2 ||theta_j - w_j||^2
+    p(y | x, theta_j) = Categorical(logits=net(x; theta_j))
+    q(theta_j)        = Delta(theta_j)                   so each client finds its MAP
+
+    client   w_j = w, and on every minibatch                                (algorithm 1)
+             theta_j -= lr (g(theta_j) + lambda (theta_j - w_j))   K times
+             w_j     -= lr_centre lambda (w_j - theta_j)
+    server   w = (1 - beta) w + beta mean_j w_j
+
+Ditto whose centre follows: the step on w_j is one down the same loss, of which only the prior
+depends on w_j. With theta_j from w_j in every round it is FedABML with a delta guide.
+
+Departures from the paper: theta_j starts from the client's last theta_j, as in common code; the
+algorithm leaves open where the inner problem starts. The inner steps have FedAvg's momentum, which
+0 turns off. lambda, lr and lr_centre were chosen on handwritten digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+import pyro.distributions as dist
+from torch import Generator
+
+from pyrofl.data import Who
+from pyrofl.inference.method import Method, Step, as_received, return_received
+from pyrofl.inference.optim import sgd
+from pyrofl.inference.server import blend
+from pyrofl.models import fedavg
+from pyrofl.models.own_models import evenly, only_step, own, seen_by, start_own, without_rows
+from pyrofl.models.priors import Family, proximal
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors
+
+
+def build(
+    net: Network,
+    *,
+    strength: float = 5.0,
+    prior: Family = dist.Normal,
+    steps: int = 5,
+    lr_centre: float = 0.2,
+    beta: float = 1.0,
+    **training: Unpack[fedavg.Training],
+) -> Method:
+    """Build pFedMe; every client trains in every round, as in the paper, and some report.
+
+    Args:
+        net: the network; all its parameters are shared, and personal a second time.
+        strength: lambda, of the pull between theta_j and w_j, per datum. `lr * strength` above 1
+            makes theta_j swing.
+        prior: location-scale family of p(theta_j | w_j).
+        steps: K, on theta_j for each step on w_j.
+        lr_centre: eta, learning rate of w_j.
+        beta: how far the server goes to the mean; beyond 1 it overshoots, as the paper tries.
+        training: of theta_j, as in `fedavg.build`, but unless given lr is 0.05 and batch 50;
+            `fine_tune` epochs are of both steps.
+
+    Raises:
+        ValueError: if a number is out of its range.
+    """
+    if not beta > 0:
+        raise ValueError(f"beta is {beta}; expected a positive number")
+    settings: fedavg.Training = {"lr": 0.05, "batch": 50, **training}
+    base = fedavg.build(net, prior=proximal(strength, prior), **settings)
+    train, step = only_step(base)
+    loss = seen_by(own, step.loss, centre=return_received)
+    moves = (
+        replace(step, names="own/*", loss=loss, repeat=steps),
+        Step(step.names, sgd(lr_centre), without_rows(loss)),
+    )
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        return blend(server, base.merge(server, message, evenly(who), generator), 1 - beta)
+
+    return replace(
+        base,
+        join=start_own,
+        phases=(replace(train, moves=moves),),
+        merge=merge,
+        adapt=tuple(replace(phase, moves=moves) for phase in base.adapt),
+        views={"personal": own, "global": as_received},
+        all_train=True,
+    )

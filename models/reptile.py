@@ -1,0 +1,49 @@
+"""Reptile: the server goes part of the way to the clients' mean, which makes a start for all.
+
+Nichol, Achiam and Schulman, "On First-Order Meta-Learning Algorithms", 2018.
+
+    p(w)        flat
+    p(y | x, w) = Categorical(logits=net(x; w))
+    q(w)        = Delta(w_j)
+
+    client   w_j = SGD from w on the mean loss per row
+    server   w   = w + server_lr (sum_j n_j w_j / sum_j n_j - w)       (algorithm 2, in parallel)
+    test     w_j = SGD from w on the client's own rows
+
+FedAvgM without momentum and with fine-tuning: server_lr = 1 is FedAvg. With `server_momentum` = 0.9
+the server is MetaVD's.
+
+Departures from the paper: clients are weighted by size, as in FedAvg. Local training is SGD, the
+paper's is Adam.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from pyrofl.inference.method import Method
+from pyrofl.models import fedavg, fedavgm
+from pyrofl.nets import Network
+
+
+def build(
+    net: Network,
+    *,
+    server_lr: float = 0.5,
+    server_momentum: float = 0.0,
+    **training: Unpack[fedavg.Training],
+) -> Method:
+    """Build Reptile.
+
+    Args:
+        net: the network; all its parameters are shared.
+        server_lr: share of the way from the old state to the clients' mean.
+        server_momentum: of the server's steps.
+        training: of the clients, as in `fedavg.build`, but unless given lr is 0.03 and fine_tune
+            1.
+
+    Raises:
+        ValueError: if a number is out of its range.
+    """
+    settings: fedavg.Training = {"lr": 0.03, "fine_tune": 1, **training}
+    return fedavgm.build(net, server_lr=server_lr, server_momentum=server_momentum, **settings)

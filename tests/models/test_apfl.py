@@ -1,0 +1,86 @@
+"""APFL: a share of one's own model between FedAvg and training alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checks import close
+from toys import last
+
+from pyrofl.inference.evaluate import evaluate
+from pyrofl.inference.state import Round, meet
+from pyrofl.models import apfl, fedavg, likelihoods, local
+from pyrofl.nets import build
+
+USUAL = {"batch": 2, "lr": 0.1}
+
+
+def test_with_no_share_the_personal_model_is_fedavgs(tiny):
+    net = build("mlp:5", (4,), 3)
+    method, plain = apfl.build(net, alpha=0.0, lr_alpha=0.0, **USUAL), fedavg.build(net, **USUAL)
+    state, common = last(method, tiny, 3), last(plain, tiny, 3)
+    received, private = meet(method, tiny, state, tiny.who(torch.arange(3)), seed=0)
+    mixed = method.views["personal"](received, private | received)
+    for n, value in common.server.items():
+        assert torch.equal(state.server[n], value)
+        close(mixed[n], value.expand_as(mixed[n]))
+
+
+def test_with_all_the_share_it_is_training_alone(tiny):
+    net = build("mlp:5", (4,), 3)
+    state = last(apfl.build(net, alpha=1.0, lr_alpha=0.0, **USUAL), tiny, 3)
+    alone = last(local.build(net, **USUAL), tiny, 3)
+    for n, value in alone.private.items():
+        close(state.private[f"own/{n}"], value)
+
+
+def test_a_minibatch_moves_all_three(quadratic):
+    w, v, share = (torch.tensor(x).double() for x in ([0.3, -0.2], [1.0, 0.5], 0.25))
+    method = apfl.build(
+        build("linear", (2,), 1),
+        alpha=0.25,
+        lr_alpha=0.01,
+        likelihood=likelihoods.normal(),
+        epochs=1,
+        batch=None,
+        lr=0.1,
+        momentum=0.0,
+    )
+    own = {"own/w/w": v.expand(2, 2).clone(), "alpha": torch.full((2,), 0.25).double()}
+    begun = Round(0, {"w/w": w}, own, torch.ones(2).bool())
+    state = last(method, quadratic.federation, 1, start=begun)
+
+    def slope(at: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("cij,cj->ci", quadratic.precision, at - quadratic.mean) / 2
+
+    sent = w - 0.1 * slope(w.expand(2, 2))
+    kept = v - 0.1 * share * slope(share * v + (1 - share) * sent)
+    gap = kept - sent
+    alpha = share - 0.01 * (gap * slope(share * kept + (1 - share) * sent)).sum(1)
+    close(state.message["w/w"], sent)
+    close(state.private["own/w/w"], kept)
+    close(state.private["alpha"], alpha.clamp(0, 1))
+
+
+def test_shares_stay_shares(tiny):
+    method = apfl.build(build("mlp:5", (4,), 3), lr_alpha=50.0, lr=0.1)
+    alpha = last(method, tiny, 2).private["alpha"]
+    assert bool(((alpha >= 0) & (alpha <= 1)).all())
+    assert bool(((alpha == 0) | (alpha == 1)).any())
+
+
+def test_fine_tuning_leaves_the_common_model(tiny):
+    method = apfl.build(build("mlp:5", (4,), 3), lr=0.1, fine_tune=5)
+    state = last(method, tiny, 2)
+    tuned = evaluate(method, tiny, state, adapted="adapt").mean("nll")
+    assert tuned < evaluate(method, tiny, state).mean("nll")
+    common = [
+        evaluate(method, tiny, state, model="global", adapted=a).mean("nll")
+        for a in ("adapt", "none")
+    ]
+    assert common[0] == common[1]
+
+
+def test_a_share_is_from_0_to_1():
+    with pytest.raises(ValueError, match=r"alpha is 1\.5"):
+        apfl.build(build("softmax", (4,), 3), alpha=1.5)

@@ -1,0 +1,155 @@
+"""Per-FedAvg: its three gradients on quadratic clients, and FedAvg as its limit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import toys
+from checks import close
+from torch import Tensor
+from toys import last
+
+from pyrofl.conjugate import ConjugateTask, conjugate
+from pyrofl.inference.evaluate import evaluate
+from pyrofl.inference.local import train
+from pyrofl.inference.meta import Order
+from pyrofl.inference.method import Method
+from pyrofl.models import fedavg, likelihoods, metavd, perfedavg
+from pyrofl.nets import build
+from pyrofl.tensors import role
+
+AT = torch.tensor([0.3, 0.4], dtype=torch.float64)
+ALPHA = 0.1  # of the inner step, on the clients' total losses
+
+
+@pytest.fixture
+def thrice(quadratic: ConjugateTask) -> ConjugateTask:
+    """The quadratic pair with every row three times, so that all parts of a batch are alike."""
+    data = quadratic.federation
+    x = [data.x[rows].repeat_interleave(3, 0) for rows in data.train]
+    y = [data.y[rows].repeat_interleave(3, 0) for rows in data.train]
+    return conjugate(x, y)
+
+
+def linear(**options: object) -> Method:
+    """Build Per-FedAvg for y = x'w + Normal(0, 1); a part has two rows, of which it is a mean."""
+    usual = {
+        "likelihood": likelihoods.normal(),
+        "epochs": 1,
+        "batch": None,
+        "inner_lr": 2 * ALPHA,
+        "lr": 0.4,
+    }
+    return perfedavg.build(build("linear", (2,), 1), **(usual | options))
+
+
+def minimiser(task: ConjugateTask, order: Order) -> Tensor:
+    """Solve sum_j B_j (w - mu_j) = 0 for the outer gradient B_j (w - mu_j)."""
+    lam = task.precision / 3
+    rest = torch.eye(2).double() - ALPHA * lam
+    b = lam @ rest if order == "first" else rest @ lam @ rest
+    return torch.linalg.solve(b.sum(0), (b @ task.mean[..., None]).sum(0))[:, 0]
+
+
+@pytest.mark.parametrize("order", ["exact", "hessian_free", "first"])
+def test_rounds_reach_the_minimum_of_the_loss_after_a_step(thrice, order):
+    expected = minimiser(thrice, order)
+    if order != "first":
+        close(expected, (0.0991, 1.2330), 5e-5)
+    stays = last(linear(order=order), thrice.federation, 1, server={"w/w": expected})
+    close(stays.server["w/w"], expected, 1e-10)
+    close(last(linear(order=order), thrice.federation, 40).server["w/w"], expected, 1e-3)
+
+
+@pytest.mark.parametrize("order", ["exact", "hessian_free"])
+def test_the_product_with_the_second_derivative_is_whole(thrice, order):
+    # At x of client 2, H g is (1.5250, -11.5500); the half of it would be MetaVD's code.
+    x, h = AT, thrice.precision[1] / 3
+    g = h @ (x - thrice.mean[1])
+    curved = torch.tensor([1.5250, -11.5500], dtype=torch.float64)
+    close(h @ g, curved)
+    expected = g - 2 * ALPHA * curved + ALPHA**2 * h @ curved
+    state = last(linear(order=order), thrice.federation, 1, server={"w/w": x})
+    close((x - state.message["w/w"][1]) / 0.4, expected / 2)
+
+
+def test_first_order_leaves_the_second_derivative_out(thrice):
+    x, h = AT, thrice.precision[1] / 3
+    g = h @ (x - thrice.mean[1])
+    state = last(linear(order="first"), thrice.federation, 1, server={"w/w": x})
+    close((x - state.message["w/w"][1]) / 0.4, (g - ALPHA * h @ g) / 2)
+
+
+@pytest.mark.parametrize("order", ["exact", "hessian_free", "first"])
+def test_without_an_inner_step_it_is_fedavg(thrice, order):
+    options = {"epochs": 3, "lr": 0.2, "momentum": 0.9}
+    one = last(linear(order=order, inner_lr=0.0, **options), thrice.federation, 3)
+    plain = fedavg.build(
+        build("linear", (2,), 1), likelihood=likelihoods.normal(), batch=None, **options
+    )
+    close(one.server["w/w"], last(plain, thrice.federation, 3).server["w/w"])
+
+
+@pytest.mark.parametrize(("on", "order"), [("maml", "exact"), ("perfedavg", "hessian_free")])
+def test_it_is_what_metavd_leaves_without_dropout(on, order):
+    net, data = toys.net(), toys.blobs((6, 9, 20))
+    one = perfedavg.build(net, order=order, batch=2, epochs=2, lr=0.2, inner_lr=0.05)
+    other = metavd.build(
+        net,
+        on=on,
+        dropout="none",
+        batch=2,
+        epochs=2,
+        client_lr=0.2,
+        lr=0.05,
+        clip=1e9,
+        server_lr=1.0,
+        momentum=0.0,
+    )
+    a, b = last(one, data, 2), last(other, data, 2)
+    toys.assert_same(role("w", a.server), role("loc", b.server), atol=1e-10)
+    scores = [evaluate(m, data, s, adapted="adapt").mean("nll") for m, s in ((one, a), (other, b))]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-9)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_before_a_test_clients_step_down_their_own_loss(thrice, steps):
+    method, w = linear(adapt_steps=steps), AT
+    received = {"w/w": w.expand(2, 2)}
+    data = thrice.federation
+    found, _ = train(
+        method,
+        received,
+        received,
+        data,
+        toys.who(data, 0, 1),
+        seed=0,
+        number=0,
+        phases=method.adapt,
+    )
+    rest = torch.eye(2).double() - ALPHA * thrice.precision / 3
+    expected = thrice.mean + torch.einsum(
+        "cij,cj->ci", torch.linalg.matrix_power(rest, steps), w - thrice.mean
+    )
+    close(found["w/w"], expected)
+    close(method.views["global"](received, found)["w/w"], received["w/w"])
+    close(method.views["personal"](received, found)["w/w"], expected)
+
+
+def test_a_batch_is_that_of_a_part():
+    net = build("softmax", (4,), 3)
+    assert perfedavg.build(net, batch=7).phases[0].batch == 21
+    assert perfedavg.build(net, batch=None).phases[0].batch is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": "second"}, "order is 'second'"),
+        ({"inner_lr": -1.0}, "lr is -1.0"),
+        ({"adapt_steps": 0}, "adapt_steps is 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        perfedavg.build(build("softmax", (4,), 3), **options)

@@ -1,0 +1,154 @@
+"""pFedBayes: its two losses in closed form, its server, and pFedMe as the limit without spread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log, pi
+from typing import Any
+
+import pyro.distributions as dist
+import pytest
+import torch
+from checks import close
+from pyro.poutine.messenger import Messenger
+from torch.nn.functional import softplus
+from toys import last
+
+from pyrofl.inference.evaluate import evaluate
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.noise import open_latent
+from pyrofl.inference.optim import adam
+from pyrofl.inference.rounds import first
+from pyrofl.inference.state import meet
+from pyrofl.models import guides, likelihoods, pfedbayes, pfedme
+from pyrofl.nets import build
+from pyrofl.tensors import Tensors
+
+M, RHO = torch.tensor([[0.3, -0.2], [0.9, 0.4]]).double(), torch.tensor([[-1.0, 0.2], [0.5, -2.0]])
+V, NU = torch.tensor([[0.1, 0.5], [0.1, 0.5]]).double(), torch.tensor([[0.3, -0.4], [0.3, -0.4]])
+STATE = {
+    "own/w/w": M,
+    "own/spread/w": RHO.double(),
+    "w/w": V,
+    "spread/w": NU.double(),
+}
+
+
+class SigmaPoints(Messenger):
+    """Put the 2d draws of a normal at mean +- sqrt(d) sd along every axis.
+
+    They match its mean and variance, so that the average of a quadratic is its expectation.
+    """
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if open_latent(msg):
+            d = msg["fn"].event_shape.numel()
+            axes = torch.eye(d, dtype=torch.float64) * d**0.5
+            points = torch.cat([axes, -axes])[:, None, None]
+            msg["value"] = msg["fn"].mean + points * msg["fn"].variance.sqrt()
+            msg["done"] = True
+
+
+def linear(**options: object) -> Method:
+    usual = {"likelihood": likelihoods.normal(), "epochs": 1, "batch": None}
+    return pfedbayes.build(build("linear", (2,), 1), **(usual | options))
+
+
+def moves(method: Method) -> tuple[Step, Step]:
+    infer, follow = method.phases[0].moves
+    assert isinstance(infer, Step)
+    assert isinstance(follow, Step)
+    return infer, follow
+
+
+@pytest.mark.parametrize("noise", [1.0, 0.5, 1e-3])
+def test_the_losses_are_the_papers(quadratic, noise):
+    method, batch = (
+        linear(kl=3.0, draws=4, noise=noise),
+        quadratic.federation.batch(torch.arange(2)),
+    )
+    infer, follow = moves(method)
+    received = {"w/w": torch.zeros(2, 2).double(), "spread/w": torch.zeros(2, 2).double()}
+    with SigmaPoints():
+        found = infer.loss(method.model, method.guide, received, STATE, batch)
+    divergence = follow.loss(method.model, method.guide, received, STATE, batch)
+    sd, width = softplus(RHO.double()), softplus(NU.double())
+    kl = torch.distributions.kl_divergence(dist.Normal(M, sd), dist.Normal(V, width)).sum(1)
+    close(divergence, 3 * kl / 2)
+    gap = M - quadratic.mean
+    fit = torch.einsum("ci,cij,cj->c", gap, quadratic.precision, gap) / 2
+    seen = noise * sd
+    fit += (quadratic.precision.diagonal(dim1=1, dim2=2) * seen.square()).sum(1) / 2
+    residual = torch.stack([batch.y[c] - batch.x[c] @ quadratic.mean[c] for c in range(2)])
+    fit += residual.square().sum(1) / 2 + log(2 * pi)
+    close(found, (fit + 3 * kl) / 2, 1e-10)
+
+
+def test_on_its_own_the_step_on_the_prior_ends_at_the_posterior(quadratic):
+    method = linear()
+    follow = replace(moves(method)[1], optim=adam(0.05))
+
+    def join(received: Tensors, *_: object) -> Tensors:
+        return {n: v for n, v in STATE.items() if n.startswith("own/")}
+
+    alone = replace(method, join=join, phases=(Phase((follow,), epochs=400),))
+    start = {n: STATE[n][0] for n in ("w/w", "spread/w")}
+    state = last(alone, quadratic.federation, 1, server=start)
+    close(state.message["w/w"], M, 1e-3)
+    close(state.message["spread/w"], RHO.double(), 1e-3)
+    close(state.server["w/w"], M.mean(0), 1e-3)
+    close(state.server["spread/w"], RHO.double().mean(0), 1e-3)
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+def test_the_server_goes_beta_of_the_way_to_the_even_mean_of_both(tiny, beta):
+    method = pfedbayes.build(build("mlp:5", (4,), 3), beta=beta, draws=1)
+    old = first(method, tiny, 0).server
+    state = last(method, tiny, 1)
+    assert {n.split("/")[0] for n in state.server} == {"w", "spread"}
+    for n, value in state.server.items():
+        close(value, old[n] + beta * (state.message[n].mean(0) - old[n]))
+
+
+def test_without_spread_it_is_pfedme_by_adam(quadratic):
+    # Clients of equal size, over which lambda = zeta / (n s^2) is the same.
+    sd, options = 0.7, {"steps": 3, "epochs": 4, "batch": 1, "likelihood": likelihoods.normal()}
+    net = build("linear", (2,), 1)
+    one = pfedbayes.build(net, guide=guides.delta, scale=sd, kl=3.0, lr=0.02, **options)
+    plain = pfedme.build(net, strength=3.0 / (2 * sd**2), **options)
+    (phase,) = plain.phases
+    by_adam = tuple(replace(m, optim=adam(0.02)) for m in phase.moves if isinstance(m, Step))
+    other = replace(plain, phases=(replace(phase, moves=by_adam),))
+    a, b = (last(m, quadratic.federation, 3) for m in (one, other))
+    close(a.server["w/w"], b.server["w/w"], 1e-9)
+    close(a.private["own/w/w"], b.private["own/w/w"], 1e-9)
+
+
+def test_posteriors_start_at_the_prior_and_are_kept(tiny):
+    net = build("mlp:5", (4,), 3)
+    method = pfedbayes.build(net, scale=0.05, draws=1)
+    begun = first(method, tiny, 0)
+    _, private = meet(method, tiny, begun, tiny.who(torch.arange(3)), seed=0)
+    for n in net.shapes:
+        close(softplus(private[f"own/spread/{n}"]), torch.full((3, *net.shapes[n]), 0.05), 1e-6)
+    once = last(method, tiny, 1)
+    still = pfedbayes.build(net, lr=0.0, draws=1)
+    twice = last(still, tiny, 2, start=once)
+    for n, value in once.private.items():
+        assert torch.equal(twice.private[n], value)
+
+
+def test_the_common_model_is_the_prior(tiny):
+    method = pfedbayes.build(build("mlp:5", (4,), 3), kl=0.1, lr=0.05, epochs=8)
+    state = last(method, tiny, 2)
+    scores = [evaluate(method, tiny, state, model=m).mean("nll") for m in ("personal", "global")]
+    assert scores[0] < scores[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"beta": 0.0}, "beta is 0.0"), ({"kl": -1.0}, "kl -1.0"), ({"noise": 0.0}, "noise 0.0")],
+)
+def test_numbers_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        pfedbayes.build(build("softmax", (4,), 3), **options)

@@ -1,0 +1,123 @@
+"""pFedMe: fixed points on quadratic clients, one step by hand, and FedABML as its relative."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checks import close
+from toys import last
+
+from pyrofl.inference.method import Method
+from pyrofl.inference.participation import fixed
+from pyrofl.inference.rounds import first
+from pyrofl.models import ditto, fedabml, guides, likelihoods, pfedme
+from pyrofl.nets import build
+
+
+def linear(pull: float, **options: object) -> Method:
+    """Build pFedMe for y = x'w + Normal(0, 1) of two rows, over which the loss is a mean."""
+    usual = {
+        "strength": pull / 2,
+        "likelihood": likelihoods.normal(),
+        "epochs": 1,
+        "batch": None,
+        "lr": 2 / (4 + pull),
+        "momentum": 0.0,
+    }
+    return pfedme.build(build("linear", (2,), 1), **(usual | options))
+
+
+def test_with_exact_inner_steps_the_fixed_point_is_that_of_fedprox(quadratic):
+    point = torch.tensor([0.1208, 1.1583], dtype=torch.float64)
+    a = torch.linalg.solve(quadratic.precision + torch.eye(2).double(), quadratic.precision)
+    exact = torch.linalg.solve(a.sum(0), (a @ quadratic.mean[..., None]).sum(0))[:, 0]
+    close(exact, point, 5e-5)
+    state = last(
+        linear(1.0, steps=80, lr_centre=0.5), quadratic.federation, 1, server={"w/w": exact}
+    )
+    close(state.server["w/w"], exact, 1e-9)
+    close(state.private["own/w/w"], quadratic.posterior(exact, torch.ones(2))[0], 1e-9)
+    reached = last(linear(1.0, steps=30, lr_centre=2.0), quadratic.federation, 14)
+    close(reached.server["w/w"], exact, 1e-5)
+
+
+def test_a_minibatch_is_k_inner_steps_and_one_of_the_centre(quadratic):
+    w, data = torch.tensor([0.3, -0.2], dtype=torch.float64), quadratic.federation
+    method = linear(3.0, steps=2, lr=0.1, lr_centre=0.4, epochs=2)
+    state = last(method, data, 1, server={"w/w": w})
+    theta, centre = w.expand(2, 2), w.expand(2, 2)
+    for _ in range(2):
+        for _ in range(2):
+            g = torch.einsum("cij,cj->ci", quadratic.precision, theta - quadratic.mean) / 2
+            theta = theta - 0.1 * (g + 1.5 * (theta - centre))
+        centre = centre - 0.4 * 1.5 * (centre - theta)
+    close(state.private["own/w/w"], theta)
+    close(state.message["w/w"], centre)
+    close(state.server["w/w"], centre.mean(0))
+
+
+def test_theta_goes_on_from_the_last_round(quadratic):
+    method = linear(3.0, steps=3, lr=0.05)
+    once = last(method, quadratic.federation, 1)
+    still = linear(3.0, steps=3, lr=0.0, lr_centre=0.0)
+    kept = last(still, quadratic.federation, 2, start=once)
+    assert torch.equal(kept.private["own/w/w"], once.private["own/w/w"])
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0, 2.0])
+def test_the_server_goes_beta_of_the_way_to_the_even_mean(tiny, beta):
+    method = pfedme.build(build("mlp:5", (4,), 3), beta=beta)
+    old = first(method, tiny, 0).server
+    state = last(method, tiny, 1)
+    for n, value in state.server.items():
+        close(value, old[n] + beta * (state.message[n].mean(0) - old[n]))
+
+
+def test_starting_anew_it_is_fedabml_with_a_delta_guide(quadratic):
+    w, sd = torch.tensor([0.3, -0.2], dtype=torch.float64), 0.8
+    options = {"steps": 5, "epochs": 3, "batch": 1, "lr": 0.1}
+    one = linear(sd**-2, lr_centre=0.3, **options)
+    other = fedabml.build(
+        build("linear", (2,), 1),
+        likelihood=likelihoods.normal(),
+        guide=guides.delta,
+        natural=False,
+        scale=sd,
+        kl=1.0,
+        lr_prior=0.3,
+        **options,
+    )
+    a = last(one, quadratic.federation, 1, server={"w/w": w})
+    b = last(other, quadratic.federation, 1, server={"loc/w": w})
+    close(a.server["w/w"], b.server["loc/w"])
+    close(a.message["w/w"], b.message["loc/w"])
+
+
+def test_with_a_centre_that_stays_it_is_dittos_own_model(tiny):
+    net = build("mlp:5", (4,), 3)
+    options = {"strength": 2.0, "batch": 2, "lr": 0.05}
+    a = last(pfedme.build(net, steps=1, lr_centre=0.0, **options), tiny, 1)
+    b = last(ditto.build(net, **options), tiny, 1)
+    for n, value in a.private.items():
+        close(value, b.private[n])
+    for n, value in first(pfedme.build(net), tiny, 0).server.items():
+        close(a.server[n], value)
+
+
+def test_everybody_trains_whoever_reports(tiny):
+    method = pfedme.build(build("mlp:5", (4,), 3))
+    few = last(method, tiny, 1, participation=fixed(1))
+    everyone = last(method, tiny, 1)
+    assert few.trained.tolist() == [0, 1, 2]
+    assert len(few.who.ids) == 1
+    for n, value in few.private.items():
+        assert torch.equal(value, everyone.private[n])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"beta": 0.0}, "beta is 0.0"), ({"steps": 0}, "at least 1"), ({"strength": -1.0}, "is -1.0")],
+)
+def test_numbers_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        pfedme.build(build("softmax", (4,), 3), **options)
