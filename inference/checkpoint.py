@@ -28,6 +28,7 @@ def save(run: Run, path: str | Path, about: Mapping[str, Any] | None = None) -> 
             data, the seed and the versions of pyrofl and torch are always among them.
     """
     state = {name: getattr(run.state, name) for name in STATE}
+    state["private"] = dict(run.state.private.items())
     state |= {"ids": run.state.who.ids, "size": run.state.who.size}
     records = {name: getattr(run, name) for name in RECORDS}
     asked = _about(run.data, run.seed, about)

@@ -7,7 +7,6 @@ from contextlib import nullcontext, suppress
 from functools import reduce
 from typing import Any
 
-import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
+from pyrofl.plates import KeptPlates, plate
 from pyrofl.tensors import Tensors
 
 Program = Callable[[Tensors, Tensors, Batch], object]
@@ -99,7 +99,7 @@ def traces(
             way round.
     """
     received, local = with_rows(received, len(batch)), with_rows(local, len(batch))
-    with pyro.plate("draws", draws, dim=-3) if draws else nullcontext():
+    with KeptPlates(), plate("draws", draws, -3) if draws else nullcontext():
         q = poutine.trace(guide).get_trace(received, local, batch)
         p = poutine.trace(poutine.replay(model, trace=q)).get_trace(received, local, batch)
     unguided = {n for n, _ in latent(p)} - {n for n, _ in latent(q)}
@@ -177,5 +177,6 @@ def is_point(fn: Any) -> bool:
 
 def per_draw(value: Tensor, clients: int) -> Tensor:
     """Sum a site's log density over rows: [S?, C, B or 1] -> [S or 1, C]."""
-    shape = torch.broadcast_shapes(value.shape, (clients, 1))
-    return value.expand(shape).sum(-1).reshape(-1, clients)
+    if value.dim() < 2 or value.shape[-2] != clients:
+        value = value.expand(torch.broadcast_shapes(value.shape, (clients, 1)))
+    return value.sum(-1).reshape(-1, clients)

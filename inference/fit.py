@@ -169,6 +169,7 @@ def fit(
     progress: bool = True,
     stragglers: Stragglers | None = None,
     on_bad_message: OnBadMessage = "reject",
+    state_memory: int | None = None,
     after: Callable[[Run], None] | None = None,
 ) -> Run:
     """Run all rounds, with a progress bar, and test on the way.
@@ -188,6 +189,7 @@ def fit(
         progress: show rounds, loss and the time left.
         stragglers: clients that do part of their work, or are not heard.
         on_bad_message: "reject" goes on without the client, "raise" stops the run.
+        state_memory: bytes of private state that may be in memory; see `federate`.
         after: called after every round and its test, such as `every` of `checkpoint`.
 
     Raises:
@@ -214,6 +216,7 @@ def fit(
         start=state,
         stragglers=stragglers,
         on_bad_message=on_bad_message,
+        state_memory=state_memory,
     )
     with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
         clock = perf_counter()

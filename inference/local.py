@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.noise import ClientNoise
+from pyrofl.inference.noise import AHEAD, ClientNoise
 from pyrofl.inference.optim import narrow
 from pyrofl.plans import Plan, plan
 from pyrofl.tensors import Tensors, cut, generator, pick
@@ -109,7 +109,7 @@ class _PhaseRun:
         noise: list[Generator],
     ) -> None:
         self.method, self.phase, self.received, self.who = method, phase, received, who
-        self.noise = noise
+        self.noise = ClientNoise(noise, AHEAD)
         steps = [move for move in phase.moves if isinstance(move, Step)]
         self.moving = [pick(local, step.names) for step in steps]
         for step, mine in zip(steps, self.moving, strict=True):
@@ -133,8 +133,8 @@ class _PhaseRun:
     def go(self, data: Federation, schedule: Plan) -> None:
         """Make all steps of the schedule."""
         active, batch = len(self.who.ids), None
-        for t in range(len(schedule.rows)):
-            left = int((schedule.steps > t).sum())
+        times = torch.arange(len(schedule.rows))
+        for t, left in enumerate((schedule.steps > times[:, None]).sum(1).tolist()):
             if left < active:
                 active = left
                 self._shorten(active)
@@ -144,12 +144,13 @@ class _PhaseRun:
                     schedule.rows[t, :active],
                     schedule.mask[t, :active],
                 )
-            with ClientNoise(self.noise[:active]):
+            with self.noise:
                 self._moves(batch)
 
     def _shorten(self, active: int) -> None:
         self.now = cut(self.local, slice(active))
         self.received = cut(self.received, slice(active))
+        self.noise.narrow(active)
         for optimiser in self.optimisers:
             narrow(optimiser, active)
 

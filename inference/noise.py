@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Generator, Tensor
 from pyrofl.tensors import seeded
 
 BLOCK = 64  # rows drawn at once
+AHEAD = 2048  # normal numbers that a client draws at once for the steps to come
 
 Message = Any  # a Pyro message: a mutable mapping that Pyro types only in part
 
@@ -29,16 +31,34 @@ class ClientNoise(Messenger):
 
     Args:
         generators: one per client, in the order of the batch.
+        ahead: normal numbers that a client may draw at once for later visits of the same site.
 
     Raises:
         ValueError: at a site outside `batch.clients()`, or of a family that cannot be drawn one
             client at a time, while several clients are stacked; chunk=1 runs both.
     """
 
-    def __init__(self, generators: Sequence[Generator]) -> None:
+    def __init__(self, generators: Sequence[Generator], ahead: int = 0) -> None:
         """Keep one generator per client."""
         super().__init__()
-        self.generators = generators
+        self.generators, self.ahead = generators, ahead
+        self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
+
+    def narrow(self, clients: int) -> None:
+        """Go on with the first clients only."""
+        self.generators = self.generators[:clients]
+        self.waiting = {
+            (name, torch.Size([clients, *shape[1:]])): [v[:clients] for v in noise]
+            for (name, shape), noise in self.waiting.items()
+        }
+
+    def _normal(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Return standard normal noise [C, *p] for a site."""
+        waiting = self.waiting.setdefault((name, shape), [])
+        if not waiting:
+            count = max(1, self.ahead // max(shape[1:].numel(), 1))
+            waiting += _normals(self.generators, (count, *shape[1:]), dtype).unbind(1)[::-1]
+        return waiting.pop()
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg):
@@ -50,7 +70,9 @@ class ClientNoise(Messenger):
                     f"{len(self.generators)} clients; move it inside, or run with chunk=1"
                 )
             try:
-                msg["value"] = draw(msg["fn"], axis, self.generators, rows)
+                msg["value"] = draw(
+                    msg["fn"], axis, self.generators, rows, partial(self._normal, msg["name"])
+                )
             except TypeError as error:
                 raise ValueError(
                     f"site {msg['name']!r}: {type(msg['fn']).__name__} cannot be drawn for "
@@ -96,7 +118,13 @@ def client_axis(site: Message) -> int | None:
     return None
 
 
-def draw(fn: Any, axis: int | None, generators: Sequence[Generator], rows: bool = False) -> Tensor:
+def draw(
+    fn: Any,
+    axis: int | None,
+    generators: Sequence[Generator],
+    rows: bool = False,
+    normals: Callable[[torch.Size, torch.dtype], Tensor] | None = None,
+) -> Tensor:
     """Draw once from a distribution of stacked clients; client c uses generators[c] alone.
 
     Args:
@@ -105,6 +133,7 @@ def draw(fn: Any, axis: int | None, generators: Sequence[Generator], rows: bool 
         generators: one per client.
         rows: whether the axis behind the clients' are rows. The noise of a row does not depend
             then on how far the batch is padded.
+        normals: gives standard normal noise [C, *p] instead, if rows are none.
 
     Raises:
         TypeError: if several clients cannot be told apart in the distribution.
@@ -113,15 +142,24 @@ def draw(fn: Any, axis: int | None, generators: Sequence[Generator], rows: bool 
         point: Tensor = fn.v
         return point
     if isinstance(fn, (torchdist.Independent, dist.MaskedDistribution)):
-        return draw(fn.base_dist, axis, generators, rows)
+        return draw(fn.base_dist, axis, generators, rows, normals)
     if isinstance(fn, torchdist.TransformedDistribution):
-        value = draw(fn.base_dist, axis, generators, rows)
+        value = draw(fn.base_dist, axis, generators, rows, normals)
         for transform in fn.transforms:
             value = transform(value)
         return value
     if isinstance(fn, torchdist.Normal) and axis is not None:
-        noise = [_normal(fn, axis, g, rows) for g in generators]
-        return fn.loc + fn.scale * torch.stack(noise, axis).to(fn.loc.device)
+        shape = list(fn.batch_shape)
+        own = torch.Size([shape.pop(axis), *shape])
+        if rows:
+            noise = torch.stack([_of_rows(own[1:], axis, g, fn.loc.dtype) for g in generators])
+        else:
+            noise = (
+                _normals(generators, own[1:], fn.loc.dtype)
+                if normals is None
+                else normals(own, fn.loc.dtype)
+            )
+        return fn.loc + fn.scale * noise.movedim(0, axis).to(fn.loc.device)
     if axis is None or (len(generators) == 1 and not rows):
         return _sample(fn, generators[0])
     parts = [
@@ -134,16 +172,20 @@ def draw(fn: Any, axis: int | None, generators: Sequence[Generator], rows: bool 
     return value
 
 
-def _normal(fn: torchdist.Normal, axis: int, generator: Generator, rows: bool) -> Tensor:
-    """Draw standard normal noise for one client: the shape of fn without its client axis."""
-    shape = list(fn.batch_shape)
-    del shape[axis]
-    if not rows:
-        return torch.randn(shape, generator=generator, dtype=fn.loc.dtype)
+def _normals(generators: Sequence[Generator], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Draw standard normal noise [C, *shape], every client its own."""
+    noise = torch.empty(len(generators), *shape, dtype=dtype)
+    for own, generator in zip(noise.unbind(), generators, strict=True):
+        own.normal_(generator=generator)
+    return noise
+
+
+def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dtype) -> Tensor:
+    """Draw standard normal noise for the rows of one client, which are along an axis of it."""
     # NumPy's stream goes on where a shorter one ends; torch.randn's depends on its length.
     own = np.random.default_rng(_integer(generator))
-    shape.insert(0, shape.pop(axis))
-    return torch.from_numpy(own.standard_normal(shape)).to(fn.loc.dtype).movedim(0, axis)
+    leading = [shape[axis], *shape[:axis], *shape[axis + 1 :]]
+    return torch.from_numpy(own.standard_normal(leading)).to(dtype).movedim(0, axis)
 
 
 def _sample(fn: Any, generator: Generator) -> Tensor:

@@ -9,11 +9,12 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Federation
 from pyrofl.inference.local import Stream, train
 from pyrofl.inference.messages import BadMessage, OnBadMessage, inspect, merged
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import Draw, drawn, everyone
+from pyrofl.inference.private import Keeper
 from pyrofl.inference.state import Round, chunks, meet, to_data
 from pyrofl.inference.stragglers import Stragglers
 from pyrofl.tensors import Tensors, cut, generator, join_up
@@ -32,6 +33,7 @@ def federate(
     start: Round | None = None,
     stragglers: Stragglers | None = None,
     on_bad_message: OnBadMessage = "reject",
+    state_memory: int | None = None,
 ) -> Iterator[Round]:
     """Run federated rounds, yielding the state after each.
 
@@ -48,6 +50,8 @@ def federate(
         start: a Round to go on from.
         stragglers: clients that do part of their work, or are not heard.
         on_bad_message: "reject" goes on without the client, "raise" stops the run.
+        state_memory: bytes of all clients' private state that may be in memory; what is larger is
+            mapped from a temporary file. None sets no bound.
 
     Raises:
         ValueError: if rounds, chunk or seed is negative, or a draw does not fit the clients.
@@ -74,6 +78,7 @@ def federate(
         chunk,
         stragglers,
         on_bad_message,
+        state_memory,
     )
 
 
@@ -88,6 +93,7 @@ def _rounds(
     chunk: int | None,
     stragglers: Stragglers | None,
     on_bad_message: OnBadMessage,
+    memory: int | None,
 ) -> Iterator[Round]:
     for number in range(state.number, rounds):
         now = at(number)
@@ -100,7 +106,7 @@ def _rounds(
         if stragglers is not None:
             reporters = stragglers.heard(reporters, seed, number)
             now = stragglers.working(now, seed, number)
-        state = advance(now, data, state, ids, reporters, seed=seed, chunk=chunk)
+        state = advance(now, data, state, ids, reporters, seed=seed, chunk=chunk, memory=memory)
         if on_bad_message == "raise" and state.rejected:
             raise BadMessage("; ".join(state.rejected))
         yield state
@@ -122,50 +128,50 @@ def advance(
     *,
     seed: int = 0,
     chunk: int | None = None,
+    memory: int | None = None,
 ) -> Round:
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
 
     A client whose message or private state is bad neither reports nor keeps it, see `inspect`.
-    If nobody reports, or the merge is not finite, the server keeps its state.
+    If nobody reports, or the merge is not the server keeps its state.
     """
     parts: list[_Part] = []
-    kept: Tensors = {}
-    for some in chunks(method, data, state, ids, chunk, seed):
-        like = next((part.message for part in parts if len(part.who.ids)), None)
-        part, mine = _train_chunk(method, data, state, some, reporters, seed, like)
-        for name, value in mine.items():
-            if name not in kept:
-                old = state.private.get(name)
-                kept[name] = (
-                    value.new_zeros(data.clients, *value.shape[1:]) if old is None else old.clone()
-                )
-            kept[name][part.kept] = value
-        parts.append(part)
-    heard = torch.cat([part.who.ids for part in parts])
-    order = heard.argsort()
-    full = [part.message for part in parts if len(part.who.ids)] or [parts[0].message]
-    message = cut(join_up(full), order)
-    who = Who(heard[order], torch.cat([part.who.size for part in parts])[order])
-    server, bad = state.server, list[str]()
-    if len(who.ids):
+    keeper = Keeper(state.private, data.clients, memory)
+    asked = reporters[torch.isin(reporters, ids)].sort().values
+    message: Tensors = {}
+    try:
+        for some in chunks(method, data, state, ids, chunk, seed):
+            part, mine, sent = _train_chunk(method, data, state, some, reporters, seed, message)
+            keeper.write(part.kept, mine)
+            for name, value in sent.items():
+                if name not in message:
+                    message[name] = value.new_empty(len(asked), *value.shape[1:])
+                message[name][torch.searchsorted(asked, part.heard)] = value
+            parts.append(part)
+    finally:
+        private = keeper.close()
+    heard = torch.cat([part.heard for part in parts]).sort().values
+    message = cut(message, torch.searchsorted(asked, heard))
+    who, server, bad = data.who(heard), state.server, list[str]()
+    if len(heard):
         with torch.no_grad(), pyro.validation_enabled(False):
             new = method.merge(server, message, who, generator(seed, Stream.MERGE, state.number))
         server, bad = merged(server, to_data(new, data))
-    trained = torch.cat([part.trained for part in parts])
+    order = torch.cat([part.trained for part in parts]).argsort()
     seen = state.seen.clone()
     seen[torch.cat([part.kept for part in parts])] = True
     return Round(
         number=state.number + 1,
         server=server,
-        private=state.private | kept,
+        private=private,
         seen=seen,
         who=who,
         message=message,
-        trained=trained[trained.argsort()],
+        trained=ids.sort().values,
         rejected=(*(reason for part in parts for reason in part.rejected), *bad),
-        loss=cut(join_up([part.loss for part in parts]), trained.argsort()),
-        down=torch.cat([part.down for part in parts])[trained.argsort()],
-        up=_weigh(method, message, len(who.ids)),
+        loss=cut(join_up([part.loss for part in parts]), order),
+        down=torch.cat([part.down for part in parts])[order],
+        up=_weigh(method, message, len(heard)),
     )
 
 
@@ -174,9 +180,8 @@ class _Part:
     """What one chunk of clients leaves behind."""
 
     trained: Tensor
-    kept: Tensor  # ids whose state is finite
-    who: Who  # those of them that report
-    message: Tensors
+    kept: Tensor  # ids whose state is good
+    heard: Tensor  # those of them that report
     loss: Tensors
     rejected: Sequence[str]
     down: Tensor
@@ -189,8 +194,8 @@ def _train_chunk(
     ids: Tensor,
     reporters: Tensor,
     seed: int,
-    like: Tensors | None,
-) -> tuple[_Part, Tensors]:
+    like: Tensors,
+) -> tuple[_Part, Tensors, Tensors]:
     who = data.who(ids)
     received, private = meet(method, data, state, who, seed)
     local, loss = train(
@@ -199,19 +204,19 @@ def _train_chunk(
     mine = {n: local[n] for n in private}
     with torch.no_grad():
         message = method.upload(received, local)
-    reasons = inspect(message, mine, who, data.names, method.rules, like)
+    reasons = inspect(message, mine, who, data.names, method.rules, like or None)
     good = torch.tensor([not reason for reason in reasons])
     report = good & torch.isin(ids, reporters)
     part = _Part(
         trained=ids,
         kept=ids[good],
-        who=Who(who.ids[report], who.size[report]),
-        message=cut(message, report.nonzero().flatten().to(data.x.device)) if good.any() else {},
+        heard=ids[report],
         loss=loss,
         rejected=[reason for reason in reasons if reason],
         down=_weigh(method, received, len(ids)),
     )
-    return part, cut(mine, good.nonzero().flatten().to(data.x.device))
+    kept, sent = (index.nonzero().flatten().to(data.x.device) for index in (good, report))
+    return part, cut(mine, kept), cut(message, sent) if len(kept) else {}
 
 
 def _weigh(method: Method, tensors: Tensors, clients: int) -> Tensor:

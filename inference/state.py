@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, generator, size_in_bytes
 
 ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
-CHUNK_BYTES = 18_000_000  # stacked state of clients trained side by side: measured, 2 cores
+CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the processor, on Linux
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Round:
     Attributes:
         number: rounds done.
         server: what the server knows.
-        private: what clients keep, [J, ...]; rows of clients never seen are zero.
+        private: what clients keep, [J, ...]; rows of clients never seen are zero. Where this is
+            large, there is one copy: the next round overwrites it, and asking this one raises.
         seen: [J] bool, the clients that have trained at least once.
         who: those that reported, sorted; their messages are `message`, [M, ...].
         trained: ids of those that trained, sorted.
@@ -75,6 +78,19 @@ def meet(
     return received, private
 
 
+@cache
+def chunk_bytes() -> int:
+    """Return the bytes of stacked state that are trained side by side: about the cache's size.
+
+    Smaller chunks pay for more steps in Python, larger ones for memory: measured, flat around it.
+    """
+    try:
+        size = int(CACHE.read_text().strip().removesuffix("K")) * 1024
+    except (OSError, ValueError):
+        size = 2**25
+    return min(max(size, 2**24), 3 * 2**24)
+
+
 def chunks(
     method: Method,
     data: Federation,
@@ -90,7 +106,7 @@ def chunks(
         yield from ids.split(chunk)
         return
     received, private = meet(method, data, state, data.who(ids[:1]), seed)
-    most = max(1, CHUNK_BYTES // max(size_in_bytes(private | received), 1))
+    most = max(1, chunk_bytes() // max(size_in_bytes(private | received), 1))
     row = data.x[0].numel() * data.x.element_size()
     while len(ids):  # all clients of a chunk are padded to its first, the longest
         fit = max(1, ROWS_BYTES // max(row * int(data.sizes[ids[0]]), 1))

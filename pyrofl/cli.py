@@ -77,6 +77,17 @@ def parser() -> ArgumentParser:
     _add_data(partition)
     partition.add_argument("--out", required=True, metavar="FIG.png", help="the figure's file")
     partition.set_defaults(do=commands.partition)
+
+    timing = add("bench", help="measure the speed beside other loops")
+    timing.add_argument("--quick", action="store_true", help="about a minute: few turns, few cases")
+    timing.add_argument("--case", action="append", metavar="NAME", help="only this one")
+    timing.add_argument("--data", metavar="D", help="images, npz:FILE; default made-up ones")
+    timing.add_argument("--data-dir", metavar="DIR", help="where downloads are kept")
+    timing.add_argument("--turns", type=_whole(1), default=5, help="of both sides (%(default)s)")
+    timing.add_argument("--threads", type=_whole(1), default=2, help="of the CPU (%(default)s)")
+    timing.add_argument("--out", default="runs/bench", metavar="DIR", help="(%(default)s)")
+    timing.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    timing.set_defaults(do=commands.bench)
     return top
 
 
@@ -154,6 +165,13 @@ def _add_fit(to: ArgumentParser, out: str) -> None:
         help="of every client, in posterior.nc (%(default)s); 0 writes none",
     )
     add("--chunk", type=_whole(1), metavar="C", help="clients side by side; default by memory")
+    add(
+        "--state-memory",
+        type=float,
+        default=4.0,
+        metavar="GIB",
+        help="private state beyond it goes to a temporary file (%(default)s)",
+    )
     add("--threads", type=_whole(1), default=1, metavar="T", help="of the CPU (%(default)s)")
     add("--device", default="cpu", help="of torch (%(default)s)")
     add("--out", metavar="DIR", help=out)

@@ -52,6 +52,13 @@ def list_all(args: Namespace) -> None:
     print("\n\n".join([blocks[0] + "\n\n" + variants(), *blocks[1:]]))
 
 
+def bench(args: Namespace) -> None:
+    """Measure the speed; see `pyrofl.bench.command`."""
+    from pyrofl.bench.command import bench  # its other sides are of no use elsewhere
+
+    bench(args)
+
+
 def variants() -> str:
     """Say what every method can be told by --set, with the words that it takes."""
     lines = ["settings of methods, for --set NAME=VALUE"]
@@ -156,6 +163,7 @@ def fit_and_save(
             seed=found.seed,
             participation=participation(args.participation, data.clients),
             chunk=args.chunk,
+            state_memory=int(args.state_memory * 2**30),
             start=start,
             every=tested(args),
             draws=args.draws,

@@ -20,7 +20,7 @@ CHECKPOINT = "checkpoint.pt"
 POINTS = 20  # of a learning curve, unless asked for otherwise
 FREE = (  # arguments that may differ when a run goes on
     *("do", "methods", "method", "seeds", "seed", "rounds", "out", "overwrite", "resume", "quiet"),
-    *("checkpoint_every", "posterior_draws", "on_bad_message", "data_dir"),
+    *("checkpoint_every", "posterior_draws", "on_bad_message", "data_dir", "state_memory"),
 )
 
 

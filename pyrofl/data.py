@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple, cast
 
 import pyro
 import torch
 from pyro import poutine
 from torch import Tensor
+
+from pyrofl.plates import plate
 
 
 class Who(NamedTuple):
@@ -39,17 +42,21 @@ class Batch:
         """The clients of this batch."""
         return Who(self.ids, self.size)
 
+    @cached_property
+    def _share(self) -> Tensor:
+        """How many rows of the client a row stands for: [C, 1]."""
+        return (self.size / self.mask.sum(1).clamp(min=1))[:, None]
+
     def clients(self) -> pyro.plate:
         """Return the Pyro plate over clients, dim -2."""
-        return pyro.plate("clients", len(self.ids), dim=-2)
+        return plate("clients", len(self.ids), -2)
 
     @contextmanager
     def rows(self) -> Iterator[None]:
         """Enter the Pyro plate over rows, dim -1: hides padding, scales to the client's total."""
-        scale = self.size / self.mask.sum(1).clamp(min=1)
         with (
-            pyro.plate("rows", self.mask.shape[1], dim=-1),
-            poutine.scale(scale=scale[:, None]),
+            plate("rows", self.mask.shape[1], -1),
+            poutine.scale(scale=self._share),
             poutine.mask(mask=cast("torch.BoolTensor", self.mask)),
         ):
             yield
@@ -151,7 +158,7 @@ class Federation:
         """Number of clients that take part in training."""
         return len(self.train) - self.held_out
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
         """Training rows of every client, held-out ones included: [J + held_out]."""
         return torch.tensor([len(rows) for rows in self.train])
@@ -168,7 +175,10 @@ class Federation:
     def gather(self, who: Who, rows: Tensor, mask: Tensor) -> Batch:
         """Return the batch of given rows [C, B]; where `mask` is False the row is padding."""
         rows = rows.to(self.x.device)
-        return Batch(self.x[rows], self.y[rows], mask.to(self.x.device), who.size, who.ids)
+        x, y = (
+            v.index_select(0, rows.flatten()).unflatten(0, rows.shape) for v in (self.x, self.y)
+        )
+        return Batch(x, y, mask.to(self.x.device), who.size, who.ids)
 
     def batch(self, ids: Tensor, part: str = "train") -> Batch:
         """Return all "train" or "test" rows of some clients, padded to the longest."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -46,27 +45,3 @@ def axes_of(layer: nn.Module, leaf: str) -> tuple[str, ...]:
             axes = ("out", "in", *space[3 - dimensions :])
             return {"weight": axes, "bias": ("out",)}.get(leaf, ())
     return ()
-
-
-def linear_draws(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Apply K draws of a linear layer as one layer with K times the outputs.
-
-    The inputs are read once and not copied for every draw: three times faster than vmap.
-
-    Args:
-        x: [C, B, ..., in].
-        weight: [K, C, out, in].
-        bias: [K, C, out], or None.
-
-    Returns:
-        [K, C, B, ..., out].
-    """
-    draws, clients, out, features = weight.shape
-    shape, x = x.shape[2:-1], x.reshape(clients, -1, features)
-    wide = weight.transpose(0, 1).reshape(clients, draws * out, -1).mT
-    if bias is None:
-        y = torch.bmm(x, wide)
-    else:
-        y = torch.baddbmm(bias.transpose(0, 1).reshape(clients, 1, -1), x, wide)
-    y = y.view(clients, -1, draws, out).permute(2, 0, 1, 3)
-    return y.reshape(draws, clients, -1, *shape, out) if shape else y

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import torch
 from torch import Generator, Size, Tensor, nn
-from torch.func import functional_call, vmap
 
+from pyrofl import stacked
 from pyrofl.architectures import NETWORKS, module
-from pyrofl.layers import axes_of, last_layer, linear_draws, refuse
+from pyrofl.layers import axes_of, last_layer, refuse
 from pyrofl.tensors import Tensors, matches
 
 __all__ = ["NETWORKS", "Network", "build"]
@@ -44,16 +44,7 @@ class Network:
             raise ValueError(f"{type(module).__name__} has no parameters; expected at least one")
         self.head = last_layer(self.module) if head is None else head
         self.matching(self.head)
-        self.linear, self.trunk = self._linear_end()
-
-    def _linear_end(self) -> tuple[list[str], Network | None]:
-        """Return a linear last layer's parameters, if there is one, and what precedes it."""
-        layers = list(self.module.named_children())
-        if not layers or type(layers[-1][1]) is not nn.Linear:
-            return [], None
-        mine = [n for n in self.shapes if n.startswith(f"{layers[-1][0]}.")]
-        parts = self.split(f"{layers[-1][0]}.*")
-        return (mine, parts[0] if parts else None) if parts or len(layers) == 1 else ([], None)
+        self.parts = stacked.parts(self.module)
 
     def matching(self, patterns: str) -> dict[str, Size]:
         """Return the shapes of the parameters whose names match one of the patterns.
@@ -83,7 +74,11 @@ class Network:
         return tuple(f"{path}_{axis}".replace(".", "_").lstrip("_") for axis in axes)
 
     def init(self, generator: Generator) -> Tensors:
-        """Draw a start for every parameter [*p], on the CPU, as its layers' own rules say.
+        """Draw a start for every parameter [*p], on the CPU; see `fresh`."""
+        return {n: p.detach() for n, p in self.fresh(generator).named_parameters()}
+
+    def fresh(self, generator: Generator) -> nn.Module:
+        """Return a copy of the module, its parameters drawn as its layers' own rules say.
 
         A parameter whose layers have no `reset_parameters` keeps the module's value. A layer's
         rule runs after those of the layers inside it. The caller's random state is not touched.
@@ -96,7 +91,7 @@ class Network:
             for layer in reversed(list(fresh.modules())):
                 for rule in ("reset_parameters", "_reset_parameters"):  # the latter: attention
                     getattr(layer, rule, lambda: None)()
-        return {n: p.detach().clone() for n, p in fresh.named_parameters()}
+        return fresh
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Run the network for C clients: [C, B, outputs], or with draws [K, C, B, outputs].
@@ -110,30 +105,15 @@ class Network:
             ValueError: if a parameter is missing or has other axes.
         """
         lead = self.leading_axes(weights, len(x))
-        drawn = [n for n, k in lead.items() if k == 3]
-        if drawn and drawn == self.linear:
-            x = self.trunk(weights, x) if self.trunk else x
-            weight, *bias = (weights[n].squeeze(2) for n in self.linear)
-            return linear_draws(x, weight, bias[0] if bias else None)
         flat = {
             n: weights[n].squeeze(-len(p) - 1) if lead[n] else weights[n]
             for n, p in self.shapes.items()
         }
-        run = vmap(self.apply, ({n: 0 if k else None for n, k in lead.items()}, 0))
-        if 3 in lead.values():
-            run = vmap(run, ({n: 0 if k == 3 else None for n, k in lead.items()}, None))
-        result: Tensor = run(flat, x)
-        return result
+        return stacked.run(self.parts, flat, x)
 
     def apply(self, weights: Tensors, x: Tensor) -> Tensor:
         """Run the module once: weights [*p], x [B, *x] -> [B, outputs]."""
-        like = next(iter(weights.values()))
-        fixed = {
-            n: b.to(like.device, like.dtype if b.is_floating_point() else None)
-            for n, b in self.module.named_buffers()
-        }
-        result: Tensor = functional_call(self.module, weights | fixed, (x,))
-        return result
+        return stacked.call(self.module, weights, x)
 
     def split(self, patterns: str) -> tuple[Network, Network] | None:
         """Cut a sequential module in two: what precedes the named parameters, and the rest.

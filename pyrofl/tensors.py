@@ -65,15 +65,6 @@ def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:
     return {n: torch.cat([part[n] for part in parts]) for n in parts[0]} if parts else {}
 
 
-def finite(tensors: Mapping[str, Tensor], clients: int) -> Tensor:
-    """Return bool [C]: whether all that a client holds in tensors [C, ...] is finite."""
-    good = torch.ones(clients, dtype=torch.bool)
-    for value in tensors.values():
-        if value.is_floating_point() and value.numel():
-            good &= value.isfinite().reshape(clients, -1).all(1).cpu()
-    return good
-
-
 def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Return what tensors [C, ...] weigh on the wire, per client."""
     return sum(v[0].numel() * v.element_size() for v in tensors.values() if len(v))

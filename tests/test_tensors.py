@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pyrofl.tensors import (
     cut,
     dense,
-    finite,
     generator,
     join_up,
     matches,
@@ -89,17 +88,6 @@ def test_parts_are_joined_up():
         assert torch.equal(v, STATE[n])
     assert join_up(iter(parts)).keys() == STATE.keys()
     assert join_up([]) == {}
-
-
-def test_finite_is_of_each_client():
-    state = {
-        "a": torch.tensor([[1.0, 2.0], [torch.nan, 0.0], [0.0, 0.0], [1.0, 1.0]]),
-        "b": torch.tensor([0.0, 0.0, -torch.inf, 0.0]),
-        "n": torch.arange(4),
-        "nothing": torch.zeros(4, 0),
-    }
-    assert finite(state, 4).tolist() == [True, False, False, True]
-    assert finite({}, 2).tolist() == [True, True]
 
 
 def test_bytes_are_those_of_one_client():

@@ -324,9 +324,11 @@ def test_unrolled_is_the_derivative_of_the_loss_after_the_steps(quadratic, steps
 
 
 def test_unrolled_moves_the_spread_of_the_prior(quadratic):
-    method = gaussian(2, meta_grad="unrolled", scale=0.5, lr=0.05)
+    method = gaussian(2, meta_grad="unrolled", scale=0.5, lr=0.05, draws=200)
     state = last(method, quadratic.federation, 1, server=start((0.0, 0.0), 0.5))
-    assert (state.server["log_scale/w"] < log(0.5)).all()
+    # Over seeds, with 200 draws, -0.033 and 0.020 with standard errors of 0.002.
+    change = state.server["log_scale/w"] - log(0.5)
+    assert (change[0] < -0.02, change[1] > 0.01) == (True, True)
     assert (state.server["loc/w"] - torch.tensor([0.0, 1.0])).norm() < 1
 
 
@@ -526,9 +528,9 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
     method = fedabml.build(build("mlp:3", (4,), 3), draws=2, epochs=2, batch=2, lr=0.01, kl=1.0)
     state = last(method, tiny, 2)
     # The start is drawn in single precision, which vector units round differently.
-    close(state.server["loc/head.bias"], [-0.5234152, -0.0392821, -0.3138285], 1e-6)
-    close(state.server["log_scale/head.bias"].exp(), [0.0505717, 0.0506294, 0.0506372], 1e-6)
-    close(state.loss["mu/* pi/*"], [1.2408773, 1.2158063, 1.0068500], 1e-6)
+    close(state.server["loc/head.bias"], [-0.5233539, -0.0395137, -0.3136421], 1e-6)
+    close(state.server["log_scale/head.bias"].exp(), [0.0506345, 0.0506327, 0.0506108], 1e-6)
+    close(state.loss["mu/* pi/*"], [1.2356220, 1.2160443, 0.9953921], 1e-6)
 
 
 # What is refused

@@ -587,17 +587,17 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
     )
     state = last(method, tiny, 2)
     # The start is drawn in single precision, which vector units round differently.
-    close(state.message["tau"], [1.0082076, 1.0069872, 1.0150371], 1e-6)
-    close(state.server["loc/head.bias"], [-0.2985204, -0.3876292, -0.9399766], 1e-6)
-    close(state.server["base/fc1.bias"], [-0.4291145, 0.0859511, -0.3896473], 1e-6)
+    close(state.message["tau"], [1.0051779, 1.0123457, 1.0053433], 1e-6)
+    close(state.server["loc/head.bias"], [-0.2902306, -0.4021435, -0.9337521], 1e-6)
+    close(state.server["base/fc1.bias"], [-0.4468670, 0.5507234, -0.2504244], 1e-6)
     expected = [
-        [0.9856983, 0.9822304, 0.9788905],
-        [0.9662273, 0.9656080, 0.9405083],
-        [0.9090100, 0.9400655, 0.9718030],
+        [1.0065191, 0.9868560, 0.9779098],
+        [1.0042693, 0.9371296, 0.9571116],
+        [0.9952529, 0.9691885, 0.9696005],
     ]
     close(softplus(state.private["pi/head.bias"]), expected, 1e-6)
-    close(state.loss["mu/* pi/*"], [3.9304536, 6.5818390, 8.7568867], 1e-6)
-    close(state.loss["base/*"], [1.9669970, 1.3132274, 1.5715601], 1e-6)
+    close(state.loss["mu/* pi/*"], [3.8913639, 6.2191690, 6.4263049], 1e-6)
+    close(state.loss["base/*"], [1.1027667, 1.5432533, 1.5022328], 1e-6)
 
 
 # What is refused

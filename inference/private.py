@@ -1,0 +1,116 @@
+"""What clients keep between rounds: tensors [J, ...] of all of them, which may be many."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import ItemsView, ValuesView
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from pyrofl.tensors import Tensors, size_in_bytes
+
+COPIED = 64_000_000  # bytes of all clients' state up to which every round has a copy of its own
+
+
+class OneCopy(dict[str, Tensor]):
+    """State that is too large for a copy in every round: the next round writes into it.
+
+    Raises:
+        ValueError: when asked for a tensor after that.
+    """
+
+    stale = False
+
+    def _fresh(self) -> OneCopy:
+        if self.stale:
+            raise ValueError(
+                "the private state of this round has been overwritten by a later one, as all "
+                "clients' state is too large to keep twice; test a round before asking for the next"
+            )
+        return self
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor [J, ...]."""
+        return super(OneCopy, self._fresh()).__getitem__(name)
+
+    def items(self) -> ItemsView[str, Tensor]:  # type: ignore[override]
+        """Return names and tensors."""
+        return super(OneCopy, self._fresh()).items()
+
+    def values(self) -> ValuesView[Tensor]:  # type: ignore[override]
+        """Return the tensors."""
+        return super(OneCopy, self._fresh()).values()
+
+    def __or__(self, other: Tensors) -> Tensors:  # type: ignore[override]
+        """Return a dict with both."""
+        return dict(self.items()) | other
+
+    def __ror__(self, other: Tensors) -> Tensors:  # type: ignore[override]
+        """Return a dict with both."""
+        return other | dict(self.items())
+
+
+class Keeper:
+    """Private state during a round.
+
+    Args:
+        old: of the round before.
+        clients: J.
+        memory: bytes of all clients' state that may be in memory; more goes to a temporary file.
+    """
+
+    def __init__(self, old: Tensors, clients: int, memory: int | None) -> None:
+        """Begin."""
+        self.old, self.clients, self.memory = old, clients, memory
+        self.new: Tensors = {}
+        self.in_place = isinstance(old, OneCopy)
+
+    def write(self, ids: Tensor, mine: Tensors) -> None:
+        """Write down what some clients keep, [C, ...].
+
+        Raises:
+            OSError: if the temporary file cannot be made.
+        """
+        total = size_in_bytes(mine) * self.clients
+        self.in_place |= total > COPIED
+        for name, value in mine.items():
+            if name not in self.new:
+                self.new[name] = self._begin(name, value, total)
+            self.new[name][ids] = value
+
+    def _begin(self, name: str, like: Tensor, total: int) -> Tensor:
+        if name in self.old and isinstance(self.old, OneCopy):
+            return self.old[name]
+        shape = (self.clients, *like.shape[1:])
+        on_disk = self.memory is not None and total > self.memory
+        new = mapped(shape, like.dtype) if on_disk else like.new_zeros(shape)
+        return new.copy_(self.old[name]) if name in self.old else new
+
+    def close(self) -> Tensors:
+        """Return the state after the round; where it is the only copy, the old one is stale."""
+        new = self.old | self.new
+        if isinstance(self.old, OneCopy) and self.new:
+            self.old.stale = True
+        return OneCopy(new) if self.in_place else new
+
+
+def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros in a temporary file that is gone once nobody uses them.
+
+    Raises:
+        OSError: if there is no room for it.
+    """
+    handle, path = tempfile.mkstemp(prefix="pyrofl-")
+    try:
+        count = torch.Size(shape).numel()
+        size = count * torch.empty((), dtype=dtype).element_size()
+        if hasattr(os, "posix_fallocate") and size:  # or writing would kill the process
+            os.posix_fallocate(handle, 0, size)
+        return torch.from_file(path, shared=True, size=count, dtype=dtype).view(shape)
+    finally:
+        os.close(handle)
+        with suppress(PermissionError):  # some systems keep a file until it is closed
+            os.unlink(path)

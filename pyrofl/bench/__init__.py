@@ -1,0 +1,1 @@
+"""Measure the speed of the federated loop beside loops that people write by hand."""

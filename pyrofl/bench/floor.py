@@ -1,0 +1,208 @@
+"""The floor: batched torch without Pyro, written by hand for one network and one method.
+
+All clients of a chunk are stacked, those with fewer steps drop out at the end, and nothing is
+checked, drawn per client or kept for later: what a loop of general programs can at best reach.
+Weights are [in, out], the way round in which gradients come out of a product of matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, softplus
+
+from pyrofl.data import Federation
+from pyrofl.plans import Plan, plan
+from pyrofl.tensors import generator
+
+Weights = list[Tensor]
+
+
+def fedavg(
+    data: Federation,
+    start: Weights,
+    chunk: int,
+    epochs: int,
+    batch: int,
+    lr: float,
+    momentum: float,
+) -> Iterator[Weights]:
+    """Run FedAvg on an MLP with one hidden layer, yielding the weights after each round.
+
+    Args:
+        data: the federation.
+        start: weight [in, out] and bias of the hidden layer, and of the head.
+        chunk: clients side by side.
+        epochs: of local training.
+        batch: rows in a step.
+        lr: learning rate of SGD on the mean loss.
+        momentum: of SGD, afresh each round.
+    """
+    weights = start
+    while True:
+        total = [torch.zeros_like(w) for w in weights]
+        for who in _chunks(data, chunk):
+            schedule = _plan(data, who, epochs, batch)
+            own = [w.expand(len(who), *w.shape).clone() for w in weights]
+            for t, active, optimiser, params in _steps(own, schedule, lr, momentum):
+                x, y, mask = _minibatch(data, schedule, t, active)
+                w1, b1, w2, b2 = params
+                hidden = torch.baddbmm(b1[:, None], x, w1).relu()
+                logits = torch.baddbmm(b2[:, None], hidden, w2)
+                _descend(_mean_loss(logits, y, mask), params, optimiser)
+            size = data.sizes[who].to(data.dtype)
+            for part, mine in zip(total, own, strict=True):
+                part += torch.tensordot(size, mine, 1)
+        weights = [part / data.sizes[: data.clients].sum() for part in total]
+        yield weights
+
+
+def pfedvem(
+    data: Federation,
+    start: Weights,
+    chunk: int,
+    share: float,
+    *,
+    draws: int = 5,
+    head_epochs: int = 10,
+    base_epochs: int = 5,
+    batch: int = 10,
+    lr: float = 1e-3,
+    momentum: float = 0.9,
+) -> Iterator[Weights]:
+    """Run pFedVEM on an MLP with one hidden layer, yielding base and centre after each round.
+
+    Args:
+        data: the federation.
+        start: weight [in, out] and bias of the hidden layer, and of the centre of the heads.
+        chunk: clients side by side.
+        share: of the clients that report.
+        draws: Monte Carlo samples.
+        head_epochs: full-batch steps on the heads.
+        base_epochs: epochs on the base.
+        batch: rows in a step on the base.
+        lr: learning rate of both.
+        momentum: of both.
+    """
+    weights, source = start, generator(0)
+    d = sum(w.numel() for w in start[2:])
+    mean = [w.expand(data.clients, *w.shape).clone() for w in start[2:]]
+    spread = [torch.full_like(m, 0.5413) for m in mean]  # softplus of it is 1
+    while True:
+        reporting = torch.rand(data.clients, generator=source) < share
+        reporting[:2] = True
+        bases, taus = [torch.zeros_like(w) for w in weights[:2]], torch.zeros(data.clients)
+        for who in _chunks(data, chunk):
+            base = [w.expand(len(who), *w.shape).clone() for w in weights[:2]]
+            mu, pi = ([v[who].clone().requires_grad_() for v in part] for part in (mean, spread))
+            with torch.no_grad():
+                parts = zip(mu, pi, weights[2:], strict=True)
+                around = [softplus(p).square() + (m - c).square() for m, p, c in parts]
+                tau = d / torch.cat([v.flatten(1) for v in around], 1).sum(1)
+                taus[who] = tau
+                schedule = _plan(data, who, 1, None)
+                x, y, mask = _minibatch(data, schedule, 0, len(who))
+                features = torch.baddbmm(base[1][:, None], x, base[0]).relu()
+            on_heads = torch.optim.SGD(mu + pi, lr, momentum)
+            for _ in range(head_epochs):
+                logits = _head(features, mu, pi, draws, source)
+                value = _sum_loss(logits, y, mask) / draws + _divergence(mu, pi, weights[2:], tau)
+                _descend(value, mu + pi, on_heads)
+            schedule = _plan(data, who, base_epochs, batch)
+            fixed = [v.detach() for v in mu], [v.detach() for v in pi]
+            for t, active, optimiser, params in _steps(base, schedule, lr, momentum):
+                x, y, mask = _minibatch(data, schedule, t, active)
+                hidden = torch.baddbmm(params[1][:, None], x, params[0]).relu()
+                known, width = ([v[:active] for v in part] for part in fixed)
+                logits = _head(hidden, known, width, draws, source)
+                scale = mask.sum(1) * draws
+                _descend((_losses(logits, y, mask).sum((0, 2)) / scale).sum(), params, optimiser)
+            for table, v in zip(mean + spread, mu + pi, strict=True):
+                table[who] = v.detach()
+            size = data.sizes[who] * reporting[who]
+            for table, v in zip(bases, base, strict=True):
+                table += torch.tensordot(size.to(v), v, 1)
+        weight = taus * reporting
+        centre = [torch.tensordot(weight / weight.sum(), m, 1) for m in mean]
+        weights = [b / data.sizes[: data.clients][reporting].sum() for b in bases] + centre
+        yield weights
+
+
+def _chunks(data: Federation, chunk: int) -> Iterator[Tensor]:
+    yield from data.sizes[: data.clients].argsort(descending=True).split(chunk)
+
+
+def _plan(data: Federation, who: Tensor, epochs: int, batch: int | None) -> Plan:
+    rows = [data.train[i] for i in who.tolist()]
+    return plan(rows, [epochs] * len(rows), batch, [generator(0, int(i)) for i in who])
+
+
+def _steps(
+    own: Weights, schedule: Plan, lr: float, momentum: float
+) -> Iterator[tuple[int, int, torch.optim.Optimizer, Weights]]:
+    """Yield the time, the number of clients with a step left, their optimiser and weights."""
+    times = torch.arange(len(schedule.rows))
+    left = (schedule.steps > times[:, None]).sum(1).tolist()
+    params = [w.detach().requires_grad_() for w in own]
+    optimiser = torch.optim.SGD(params, lr, momentum)
+    for t, active in enumerate(left):
+        if active < len(params[0]):
+            memory = [optimiser.state[p]["momentum_buffer"][:active] for p in params]
+            params = [w.detach()[:active].requires_grad_() for w in own]
+            optimiser = torch.optim.SGD(params, lr, momentum)
+            for p, buffer in zip(params, memory, strict=True):
+                optimiser.state[p]["momentum_buffer"] = buffer
+        yield t, active, optimiser, params
+
+
+def _minibatch(
+    data: Federation, schedule: Plan, t: int, active: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = schedule.rows[t, :active]
+    x, y = (v.index_select(0, rows.flatten()).unflatten(0, rows.shape) for v in (data.x, data.y))
+    return x.flatten(2), y, schedule.mask[t, :active]
+
+
+def _losses(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """Return the cross entropy of every row, 0 where it is padding."""
+    truth = y.expand(logits.shape[:-1])
+    losses = cross_entropy(logits.flatten(0, -2), truth.flatten(), reduction="none")
+    return losses.view(truth.shape) * mask
+
+
+def _mean_loss(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    return (_losses(logits, y, mask).sum(1) / mask.sum(1)).sum()
+
+
+def _sum_loss(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    return _losses(logits, y, mask).sum()
+
+
+def _descend(loss: Tensor, params: Weights, optimiser: torch.optim.Optimizer) -> None:
+    grads = torch.autograd.grad(loss, params)
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = grad
+    optimiser.step()
+
+
+def _head(x: Tensor, mu: Weights, pi: Weights, draws: int, source: torch.Generator) -> Tensor:
+    """Draw K heads for every client and run them as one of K times the outputs: [K, C, B, out]."""
+    weight, bias = (
+        m + softplus(p) * torch.randn(draws, *m.shape, generator=source)
+        for m, p in zip(mu, pi, strict=True)
+    )
+    wide = weight.permute(1, 2, 0, 3).flatten(2)
+    y: Tensor = torch.baddbmm(bias.transpose(0, 1).flatten(1)[:, None], x, wide)
+    return torch.unflatten(y, -1, (draws, -1)).movedim(-2, 0)
+
+
+def _divergence(mu: Weights, pi: Weights, centre: Weights, tau: Tensor) -> Tensor:
+    """Return the KL divergence of all heads from Normal(centre, 1 / tau)."""
+    total = torch.zeros(())
+    for m, p, c in zip(mu, pi, centre, strict=True):
+        t = tau.view(-1, *(1 for _ in c.shape))
+        variance = softplus(p).square() * t
+        total = total + 0.5 * (variance + (m - c).square() * t - 1 - variance.log()).sum()
+    return total

@@ -1,0 +1,68 @@
+"""One client at a time by `pyro.infer.SVI`: the same program, a parameter store for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyro
+import pyro.distributions as dist
+import pyro.optim
+import torch
+from pyro.infer import SVI, TraceMeanField_ELBO
+from torch import Tensor
+
+from pyrofl.data import Federation
+
+
+def federated(data: Federation, steps: int, lr: float, scale: float) -> Iterator[Tensor]:
+    """Fit Bayesian softmax regression, averaging the clients' parameters every round.
+
+    Args:
+        data: the federation, all of whose clients train.
+        steps: full-batch steps of every client.
+        lr: of SGD, on the mean scale.
+        scale: standard deviation of q(w) before round one.
+
+    Yields:
+        The means of the weights [classes, features] after each round.
+    """
+    features, classes = data.x[0].numel(), len(data.classes)
+    shapes = {"weight": (classes, features), "bias": (classes,)}
+    centre = {n: torch.zeros(s) for n, s in shapes.items()}
+    spread = {n: torch.full(s, scale) for n, s in shapes.items()}
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = {
+            n: pyro.sample(n, dist.Normal(torch.zeros(s), 1.0).to_event(len(s)))
+            for n, s in shapes.items()
+        }
+        with pyro.plate("rows", len(x)):
+            logits = x.flatten(1) @ w["weight"].mT + w["bias"]
+            pyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        for n, s in shapes.items():
+            loc = pyro.param(f"loc {n}", centre[n].clone)
+            sd = pyro.param(
+                f"sd {n}", spread[n].clone, constraint=dist.constraints.softplus_positive
+            )
+            pyro.sample(n, dist.Normal(loc, sd).to_event(len(s)))
+
+    while True:
+        total = {n: torch.zeros(s) for n, s in shapes.items()}
+        variance = {n: torch.zeros(s) for n, s in shapes.items()}
+        for rows in data.train[: data.clients]:
+            with pyro.get_param_store().scope():
+                optimiser = pyro.optim.SGD(  # type: ignore[attr-defined]
+                    {"lr": lr / len(rows)}
+                )
+                fit = SVI(model, guide, optimiser, TraceMeanField_ELBO())
+                for _ in range(steps):
+                    fit.step(data.x[rows], data.y[rows])
+                for n in shapes:
+                    total[n] += len(rows) * pyro.param(f"loc {n}").detach()
+                    variance[n] += len(rows) * pyro.param(f"sd {n}").detach()
+        size = int(data.sizes[: data.clients].sum())
+        centre = {n: v / size for n, v in total.items()}
+        spread = {n: v / size for n, v in variance.items()}
+        yield centre["weight"]

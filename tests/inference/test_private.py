@@ -1,0 +1,73 @@
+"""Private state of many clients: one copy of it, in memory or on the disk."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import toys
+
+from pyrofl.inference import private
+from pyrofl.inference.participation import fixed
+from pyrofl.inference.private import Keeper, OneCopy, mapped
+from pyrofl.inference.rounds import federate
+from pyrofl.models import pfedvem
+
+
+def runs(blobs, **what):
+    method = pfedvem.build(toys.net(), draws=2, head_epochs=2, base_epochs=1)
+    draw = fixed(5)
+    return federate(method, blobs, 4, participation=draw, trains=draw, **what)
+
+
+@pytest.mark.parametrize("memory", [None, 0])
+def test_one_copy_holds_what_many_copies_hold(blobs, monkeypatch, memory):
+    *_, many = runs(blobs)
+    monkeypatch.setattr(private, "COPIED", 0)
+    *_, one = runs(blobs, state_memory=memory)
+    assert isinstance(one.private, OneCopy)
+    assert not isinstance(many.private, OneCopy)
+    toys.assert_same(many.private, one.private)
+    toys.assert_same(many.server, one.server)
+
+
+def test_state_that_a_later_round_has_overwritten_is_refused(blobs, monkeypatch):
+    monkeypatch.setattr(private, "COPIED", 0)
+    states = runs(blobs)
+    first = next(states)
+    tau = first.private["tau"].clone()
+    assert (tau != 0).sum() == 5
+    second = next(states)
+    for ask in (
+        lambda: first.private["tau"],
+        lambda: list(first.private.values()),
+        lambda: list(first.private.items()),
+        lambda: first.private | {},
+        lambda: {} | first.private,
+    ):
+        with pytest.raises(ValueError, match="overwritten by a later one"):
+            ask()
+    assert (second.private["tau"] != 0).sum() > 5
+
+
+def test_a_round_that_fails_on_its_way_leaves_no_half_state_to_read(blobs, monkeypatch):
+    monkeypatch.setattr(private, "COPIED", 0)
+    old = OneCopy({"a": torch.zeros(3)})
+    keeper = Keeper(old, 3, None)
+    keeper.write(torch.tensor([1]), {"a": torch.ones(1)})
+    new = keeper.close()
+    assert old.stale
+    assert new["a"].tolist() == [0, 1, 0]
+
+
+def test_a_round_in_which_nobody_keeps_anything_spoils_nothing():
+    old = OneCopy({"a": torch.zeros(3)})
+    assert Keeper(old, 3, None).close()["a"].tolist() == [0, 0, 0]
+    assert not old.stale
+
+
+def test_a_mapped_tensor_is_zeros_that_can_be_written():
+    value = mapped((3, 2), torch.float64)
+    assert value.tolist() == [[0, 0]] * 3
+    value[1] = 7
+    assert value.sum() == 14
+    assert mapped((0, 2), torch.float32).shape == (0, 2)
