@@ -55,7 +55,8 @@ def memory(peaks: Sequence[Peak]) -> Figure:
         mine = [peak for peak in peaks if peak.clients == clients]
         label = f"{clients:,} clients, their state {mine[0].state_mib:,.0f} MiB"
         known = [peak for peak in mine if peak.chunk]
-        axes.plot([p.chunk for p in known], [p.mib for p in known], "o-", label=label)
+        if known:
+            axes.plot([p.chunk for p in known], [p.mib for p in known], "o-", label=label)
         for peak in mine:
             if not peak.chunk:
                 axes.axhline(peak.mib, linestyle="--", label=f"{label}, automatic", color="C1")
