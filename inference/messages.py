@@ -117,11 +117,14 @@ def _named(name: str, value: Tensor, holds: Tensor, rule: Rule) -> str:
 
 
 def merged(old: Tensors, new: Tensors) -> tuple[Tensors, list[str]]:
-    """Return the server's next state, which is the old one if the new one is not finite.
+    """Return the server's next state: the old one, if the new one is not finite or lacks a tensor.
 
     Returns:
         The state, and what was wrong: one line or none.
     """
+    for name in old:
+        if name not in new:
+            return old, [f"the server: merged lacks {name}; expected what it held before"]
     for name, value in new.items():
         if not value.is_floating_point() or bool(value.sum().isfinite()):
             continue

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import ItemsView, ValuesView
+from collections.abc import ItemsView, Iterator, ValuesView
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyrofl.tensors import Tensors, size_in_bytes
+from pyrofl.tensors import Tensors
 
 COPIED = 64_000_000  # bytes of all clients' state up to which every round has a copy of its own
 
@@ -36,6 +37,14 @@ class OneCopy(dict[str, Tensor]):
         """Return a tensor [J, ...]."""
         return super(OneCopy, self._fresh()).__getitem__(name)
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a tensor [J, ...], or the default."""
+        return super(OneCopy, self._fresh()).get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return super(OneCopy, self._fresh()).__iter__()
+
     def items(self) -> ItemsView[str, Tensor]:  # type: ignore[override]
         """Return names and tensors."""
         return super(OneCopy, self._fresh()).items()
@@ -44,13 +53,17 @@ class OneCopy(dict[str, Tensor]):
         """Return the tensors."""
         return super(OneCopy, self._fresh()).values()
 
+    def copy(self) -> Tensors:
+        """Return a dict with the same tensors."""
+        return dict(self.items())
+
     def __or__(self, other: Tensors) -> Tensors:  # type: ignore[override]
         """Return a dict with both."""
-        return dict(self.items()) | other
+        return self.copy() | other
 
     def __ror__(self, other: Tensors) -> Tensors:  # type: ignore[override]
         """Return a dict with both."""
-        return other | dict(self.items())
+        return other | self.copy()
 
 
 class Keeper:
@@ -66,6 +79,7 @@ class Keeper:
         """Begin."""
         self.old, self.clients, self.memory = old, clients, memory
         self.new: Tensors = {}
+        self.undo: list[tuple[str, Tensor, Tensor]] = []
         self.in_place = isinstance(old, OneCopy)
 
     def write(self, ids: Tensor, mine: Tensors) -> None:
@@ -74,12 +88,16 @@ class Keeper:
         Raises:
             OSError: if the temporary file cannot be made.
         """
-        total = size_in_bytes(mine) * self.clients
+        each = sum(v.shape[1:].numel() * v.element_size() for v in mine.values())
+        total = each * self.clients
         self.in_place |= total > COPIED
         for name, value in mine.items():
             if name not in self.new:
                 self.new[name] = self._begin(name, value, total)
-            self.new[name][ids] = value
+            table = self.new[name]
+            if isinstance(self.old, OneCopy) and name in self.old:
+                self.undo.append((name, ids, table[ids]))
+            table[ids] = value.to(table.device)
 
     def _begin(self, name: str, like: Tensor, total: int) -> Tensor:
         if name in self.old and isinstance(self.old, OneCopy):
@@ -89,16 +107,25 @@ class Keeper:
         new = mapped(shape, like.dtype) if on_disk else like.new_zeros(shape)
         return new.copy_(self.old[name]) if name in self.old else new
 
+    def take_back(self) -> None:
+        """Make the state again what it was before the round."""
+        for name, ids, value in reversed(self.undo):
+            self.old[name][ids] = value
+
     def close(self) -> Tensors:
         """Return the state after the round; where it is the only copy, the old one is stale."""
+        if not self.new:
+            return self.old
         new = self.old | self.new
-        if isinstance(self.old, OneCopy) and self.new:
+        if isinstance(self.old, OneCopy):
             self.old.stale = True
         return OneCopy(new) if self.in_place else new
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros in a temporary file that is gone once nobody uses them.
+
+    It lies where TMPDIR says; that should be on a disk.
 
     Raises:
         OSError: if there is no room for it.

@@ -60,6 +60,10 @@ def combining(how: str | Combine) -> Combine:
     )
 
 
+class TooFew(ValueError):
+    """There are fewer messages than a merge needs."""
+
+
 def mean(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
     """Take the weighted mean, which a single client can move anywhere."""
     return average(message, weight)
@@ -108,11 +112,11 @@ def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
         best: how many of the lowest scores are averaged.
 
     Raises:
-        ValueError: if there are too few clients.
+        TooFew: if there are too few clients; in a run the server keeps its state then.
     """
     clients = len(weight)
     if clients < max(2 * bad + 3, best):
-        raise ValueError(
+        raise TooFew(
             f"krum of {clients} messages, {bad} of them bad and {best} taken; expected at least "
             f"{max(2 * bad + 3, best)} messages in every round"
         )

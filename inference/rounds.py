@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import pyro
 import torch
@@ -15,6 +16,7 @@ from pyrofl.inference.messages import BadMessage, OnBadMessage, inspect, merged
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import Draw, drawn, everyone
 from pyrofl.inference.private import Keeper
+from pyrofl.inference.robust import TooFew
 from pyrofl.inference.state import Round, chunks, meet, to_data
 from pyrofl.inference.stragglers import Stragglers
 from pyrofl.tensors import Tensors, cut, generator, join_up
@@ -60,6 +62,11 @@ def federate(
     if rounds < 0 or seed < 0 or (chunk is not None and chunk < 1):
         raise ValueError(
             f"rounds is {rounds}, seed {seed}, chunk {chunk}; expected >= 0, >= 0 and >= 1"
+        )
+    if on_bad_message not in get_args(OnBadMessage) or (state_memory or 0) < 0:
+        raise ValueError(
+            f"on_bad_message is {on_bad_message!r}, state_memory {state_memory}; expected one of "
+            f"{get_args(OnBadMessage)}, and None or >= 0 bytes"
         )
     at = method if not isinstance(method, Method) else lambda _: method
     if start is not None and (server is not None or len(start.seen) != data.clients):
@@ -133,37 +140,56 @@ def advance(
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
 
     A client whose message or private state is bad neither reports nor keeps it, see `inspect`.
-    If nobody reports, or the merge is not the server keeps its state.
+    If nobody reports, or the merge is not finite, the server keeps its state.
     """
-    parts: list[_Part] = []
     keeper = Keeper(state.private, data.clients, memory)
+    try:
+        return _advance(method, data, state, ids, reporters, keeper, seed, chunk)
+    except BaseException:
+        keeper.take_back()
+        raise
+
+
+def _advance(
+    method: Method,
+    data: Federation,
+    state: Round,
+    ids: Tensor,
+    reporters: Tensor,
+    keeper: Keeper,
+    seed: int,
+    chunk: int | None,
+) -> Round:
+    parts: list[_Part] = []
     asked = reporters[torch.isin(reporters, ids)].sort().values
     message: Tensors = {}
-    try:
-        for some in chunks(method, data, state, ids, chunk, seed):
-            part, mine, sent = _train_chunk(method, data, state, some, reporters, seed, message)
-            keeper.write(part.kept, mine)
-            for name, value in sent.items():
-                if name not in message:
-                    message[name] = value.new_empty(len(asked), *value.shape[1:])
-                message[name][torch.searchsorted(asked, part.heard)] = value
-            parts.append(part)
-    finally:
-        private = keeper.close()
+    for some in chunks(method, data, state, ids, chunk, seed):
+        part, mine, sent = _train_chunk(method, data, state, some, reporters, seed, message)
+        keeper.write(part.kept, mine)
+        for name, value in sent.items():
+            if name not in message:
+                message[name] = value.new_empty(len(asked), *value.shape[1:])
+            message[name][torch.searchsorted(asked, part.heard)] = value
+        parts.append(part)
     heard = torch.cat([part.heard for part in parts]).sort().values
-    message = cut(message, torch.searchsorted(asked, heard))
+    if len(heard) < len(asked):
+        message = {n: v[torch.searchsorted(asked, heard)] for n, v in message.items()}
     who, server, bad = data.who(heard), state.server, list[str]()
     if len(heard):
-        with torch.no_grad(), pyro.validation_enabled(False):
-            new = method.merge(server, message, who, generator(seed, Stream.MERGE, state.number))
-        server, bad = merged(server, to_data(new, data))
+        try:
+            with torch.no_grad(), pyro.validation_enabled(False):
+                source = generator(seed, Stream.MERGE, state.number)
+                new = method.merge(server, message, who, source)
+            server, bad = merged(server, to_data(new, data))
+        except TooFew as error:
+            bad = [f"the server: {error}"]
     order = torch.cat([part.trained for part in parts]).argsort()
     seen = state.seen.clone()
     seen[torch.cat([part.kept for part in parts])] = True
     return Round(
         number=state.number + 1,
         server=server,
-        private=private,
+        private=keeper.close(),
         seen=seen,
         who=who,
         message=message,
@@ -204,6 +230,9 @@ def _train_chunk(
     mine = {n: local[n] for n in private}
     with torch.no_grad():
         message = method.upload(received, local)
+    # A message looks as those accepted so far, or else last; unless that was another method's.
+    if not like and message.keys() & state.message.keys():
+        like = state.message
     reasons = inspect(message, mine, who, data.names, method.rules, like or None)
     good = torch.tensor([not reason for reason in reasons])
     report = good & torch.isin(ids, reporters)

@@ -74,7 +74,8 @@ def meet(
         private[name] = value
         if name in state.private and bool(known.any()):
             private[name] = value.clone(memory_format=torch.contiguous_format)
-            private[name][known] = state.private[name][who.ids.cpu()[known]]
+            old = state.private[name][who.ids.cpu()[known]]
+            private[name][known] = old.to(value.device)
     return received, private
 
 

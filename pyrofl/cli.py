@@ -167,8 +167,8 @@ def _add_fit(to: ArgumentParser, out: str) -> None:
     add("--chunk", type=_whole(1), metavar="C", help="clients side by side; default by memory")
     add(
         "--state-memory",
-        type=float,
-        default=4.0,
+        type=_whole(0),
+        default=4,
         metavar="GIB",
         help="private state beyond it goes to a temporary file (%(default)s)",
     )

@@ -163,7 +163,7 @@ def fit_and_save(
             seed=found.seed,
             participation=participation(args.participation, data.clients),
             chunk=args.chunk,
-            state_memory=int(args.state_memory * 2**30),
+            state_memory=args.state_memory * 2**30,
             start=start,
             every=tested(args),
             draws=args.draws,

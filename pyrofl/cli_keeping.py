@@ -100,8 +100,8 @@ def stopping(keeper: Keeper) -> Iterator[None]:
         problem = ""
         try:
             keeper.rescue()
-        except OSError as full:
-            problem = f", and it could not be written: {full.strerror}"
+        except (OSError, ValueError, MemoryError) as full:
+            problem = f", and it could not be written: {_what(full)}"
         number = keeper.last.state.number if keeper.last else 0
         kept = (
             f"{keeper.path} holds round {keeper.written}, go on with --resume"

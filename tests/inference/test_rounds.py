@@ -413,3 +413,32 @@ def test_what_federate_is_given_is_checked_before_the_first_round(blobs):
     ):
         with pytest.raises(ValueError, match=message):
             federate(method, blobs, **options)
+
+
+def test_the_first_message_of_a_round_must_look_as_those_of_the_last(blobs):
+    method = fedavg.build(toys.net(), epochs=1)
+    (good,) = federate(method, blobs, 1)
+    halved = replace(
+        method, upload=lambda r, s: {n: v.half() for n, v in method.upload(r, s).items()}
+    )
+    (state,) = federate(halved, blobs, 2, start=good, participation=only(3))
+    assert len(state.rejected) == 1
+    assert "is torch.float16; expected torch.float64" in state.rejected[0]
+    toys.assert_same(state.server, good.server)
+
+
+def test_too_few_messages_for_krum_leave_the_server_as_it_is(blobs):
+    method = fedavg.build(toys.net(), epochs=1, merge="krum:2")
+    begun = first(method, blobs, 0)
+    (state,) = federate(method, blobs, 1, participation=only(1, 2, 3))
+    toys.assert_same(state.server, begun.server)
+    assert state.rejected == (
+        "the server: krum of 3 messages, 2 of them bad and 1 taken; expected at least 7 messages "
+        "in every round",
+    )
+
+
+@pytest.mark.parametrize("options", [{"on_bad_message": "Raise"}, {"state_memory": -1}])
+def test_words_and_sizes_that_mean_nothing_are_refused(blobs, options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}"):
+        federate(fedavg.build(toys.net()), blobs, 1, **options)
