@@ -111,6 +111,7 @@ def _add_data(to: ArgumentParser) -> None:
     )
     add("--test", default="same_shares", metavar="POLICY", help="who is tested on what")
     add("--seed", type=_whole(0), default=0, metavar="S", help="of all random numbers")
+    add("--split-seed", type=_whole(0), metavar="S", help="of who holds what; default --seed")
     add("--overwrite", action="store_true", help="replace files that are there")
 
 

@@ -87,6 +87,7 @@ def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
     Raises:
         ValueError: as `load`, and `pyrofl.federations.split`.
     """
+    seed = seed if args.split_seed is None else args.split_seed
     dataset = load(args, seed)
     federation = federations.split(
         dataset,

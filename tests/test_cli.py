@@ -462,3 +462,17 @@ def test_participation(text, count):
 def test_bernoulli_participation_varies():
     draw = participation("bernoulli:0.5", 20)
     assert len({len(draw(generator(s), 20)) for s in range(20)}) > 3
+
+
+def test_who_holds_what_has_a_seed_of_its_own(tmp_path):
+    def sizes_and_scores(seed: int, split: int) -> tuple[list[str], list[str]]:
+        out = tmp_path / f"{seed}-{split}"
+        words = ["--seed", str(seed), "--split-seed", str(split), "--posterior-draws", "0"]
+        assert main(["run", "fedavg", *SMALL, *words, "--out", str(out)]) == 0
+        sizes = [row["size"] for row in read_csv(out / "clients.csv") if row["metric"] == "nll"]
+        assert json.loads((out / "run.json").read_text())["arguments"]["split_seed"] == split
+        return sizes, [row["value"] for row in read_csv(out / "metrics.csv")]
+
+    one, two, other = sizes_and_scores(0, 5), sizes_and_scores(1, 5), sizes_and_scores(0, 6)
+    assert one[0] == two[0] != other[0]
+    assert one[1] != two[1]
