@@ -13,8 +13,8 @@ Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020.
 
 alpha_j = 0 is FedAvg and alpha_j = 1 is Local.
 
-Departures from the paper: alpha_j learns on every minibatch, after v_j; the server weighs clients
-by size, as FedAvg does.
+Departures from the paper: on every minibatch w_j, v_j and alpha_j move in turn, each reading what
+the others are by then; the server weighs clients by size, as FedAvg does.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.own_models import only_step, seen_by, start_own
 from pyrofl.models.priors import Prior, flat
+from pyrofl.models.scaffold import like
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -56,8 +57,8 @@ def build(
     Raises:
         ValueError: if a number is out of its range.
     """
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha is {alpha}; expected 0 to 1")
+    if not 0 <= alpha <= 1 or not lr_alpha >= 0:
+        raise ValueError(f"alpha is {alpha}, lr_alpha {lr_alpha}; expected 0 to 1, and >= 0")
     settings: fedavg.Training = {"lr": 0.03, **training}
     base = fedavg.build(net, prior=prior, **settings)
     train, step = only_step(base)
@@ -66,10 +67,10 @@ def build(
         return start_own(received, who, generator) | {"alpha": torch.full_like(who.size, alpha)}
 
     def mixed(received: Tensors, local: Tensors) -> Tensors:
-        def share(n: str) -> torch.Tensor:
-            return local["alpha"].reshape(-1, *(1 for _ in local[n].shape[1:]))
-
-        return local | {n: torch.lerp(local[n], local[f"own/{n}"], share(n)) for n in received}
+        return local | {
+            n: torch.lerp(local[n], local[f"own/{n}"], like(local["alpha"], local[n]))
+            for n in received
+        }
 
     def clamp(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         return {"alpha": local["alpha"].clamp(0, 1)}

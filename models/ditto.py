@@ -7,8 +7,8 @@ ICML 2021.
     p(y | x, v_j) = Categorical(logits=net(x; v_j))
     q(v_j)        = Delta(v_j)                           so each client finds its MAP
 
-    client   w_j = SGD from w on the mean loss per row                         as FedAvg
-             v_j = SGD from its last v_j on that plus lambda/2 ||v_j - w||^2   (algorithm 1)
+    client   w_j = SGD from w on the mean loss per row                   as FedAvg
+             v_j = SGD from its last v_j on that plus lambda/2 ||v_j - w||^2
     server   w   = sum_j n_j w_j / sum_j n_j
 
 FedProx with the proximal model kept at home and FedAvg's sent: lambda = 0 is Local beside FedAvg,

@@ -35,8 +35,8 @@ from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
 
-class Training(TypedDict, total=False):
-    """What methods whose clients train as in FedAvg hand on to `build`, which explains it."""
+class LocalTraining(TypedDict, total=False):
+    """What a method whose clients train as in FedAvg hands on to `build`, which explains it."""
 
     likelihood: Likelihood
     guide: guides.Family
@@ -50,6 +50,11 @@ class Training(TypedDict, total=False):
     decay: bool
     done: float | None
     fine_tune: int
+
+
+class Training(LocalTraining, total=False):
+    """The same where there is something to merge."""
+
     merge: str | Combine
 
 

@@ -8,7 +8,7 @@ Classification", 2019.
     q(w)        = Delta(w_j)
 
     client   w_j = SGD from w on the mean loss per row
-    server   v   = beta v + (w - sum_j n_j w_j / sum_j n_j),   w = w - lr v        (section 4.3)
+    server   v   = beta v + (w - sum_j n_j w_j / sum_j n_j),   w = w - lr v
 
 The averaging form v = beta v + (1 - beta) (...) is this one with server_lr = 1 - beta; beta = 0
 with server_lr = 1 is FedAvg. Departures from the paper: server_lr, which it leaves at 1.

@@ -8,7 +8,7 @@ ICLR 2022.
     p(y | x, b, h) = Categorical(logits=head(base(x; b); h))
     q              = Delta(b_j)
 
-    client   b_j = SGD from b with h_0 fixed, on the mean loss per row     (algorithm 1)
+    client   b_j = SGD from b with h_0 fixed, on the mean loss per row
     server   b   = sum_j n_j b_j / sum_j n_j
     test     h_j (or b_j, or both) = SGD from h_0 (b), `fine_tune` epochs
 

@@ -8,7 +8,7 @@ Optimization", ICLR 2021.
     q(w)        = Delta(w_j)
 
     client   w_j = SGD from w on the mean loss per row
-    server   d = sum_j n_j w_j / sum_j n_j - w                       (algorithm 2, lines 8 to 14)
+    server   d = sum_j n_j w_j / sum_j n_j - w
              m = beta1 m + (1 - beta1) d
              v = v + d^2                                             adagrad
              v = v - (1 - beta2) d^2 sign(v - d^2)                   yogi
@@ -19,7 +19,7 @@ Before round one m = 0 and v = tau^2; as in the paper nothing corrects them for 
 is FedAvgM: m = beta1 m + d and w = w + server_lr m, with beta1 = 0 and server_lr = 1 FedAvg. Any
 other method's server takes such steps by `stepped`.
 
-Departures from the paper: none.
+Departures from the paper: clients are weighted by size, as in FedAvg.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def adaptive(rule: Rule, lr: float, beta1: float, beta2: float, tau: float) -> O
 
 
 class Adaptive(torch.optim.Optimizer):
-    """Algorithm 2 of the paper; `torch.optim`'s Adam corrects for the start, which it does not."""
+    """The paper's three rules; `torch.optim`'s Adam corrects for the start, they do not."""
 
     def __init__(
         self, params: list[Tensor], rule: Rule, lr: float, beta1: float, beta2: float, tau: float

@@ -16,7 +16,8 @@ One sample is FedAvg with averaged iterates. A message is w - delta_j, what FedA
 make of it: here too the server takes what clients send for models, and goes to their mean.
 
 Departures from the paper: Sigma_j^-1 by Woodbury's identity instead of a recursion, at the same
-cost of l^2 d.
+cost of l^2 d. Clients count by size, as in the authors' code; their momentum starts afresh with
+every sample.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.method import Method, Phase, as_received
+from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.fedopt import stepped
@@ -91,9 +92,7 @@ def build(
         return unflattened(start - change(start, drawn, rho), received)
 
     draws = tuple(phase for s in range(samples) for phase in draw(s))
-    method = replace(
-        base, phases=(burn_in, *draws, Phase((send,))), views={"global": as_received, **base.views}
-    )
+    method = replace(base, phases=(burn_in, *draws, Phase((send,))))
     return stepped(method, sgd(server_lr, server_momentum))
 
 

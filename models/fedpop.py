@@ -98,7 +98,7 @@ def build(
         )
     shapes = net.matching(net.head if head is None else head)
     rest = [n for n in net.shapes if n not in shapes]
-    state = guides.delta(shapes, loc="z")
+    point = guides.delta(shapes, loc="z")
     q = guide(shapes, loc="mu", spread="pi")
 
     def init(generator: Generator, clients: int) -> Tensors:
@@ -116,7 +116,7 @@ def build(
         spread = {n: v.exp() for n, v in role("log_scale", received).items()}
         none = under("sum", {n: torch.zeros_like(v) for n, v in centre.items()})
         none |= under("squares", role("sum", none)) | {"draws": torch.zeros_like(who.size)}
-        return state.start(centre) | q.start(centre, spread) | none
+        return point.start(centre) | q.start(centre, spread) | none
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         least = (lr_head / data.size).sqrt()[:, None]
@@ -158,8 +158,8 @@ def build(
         width = {n: v.exp() for n, v in role("log_scale", received).items()}
         return local | received | q.start(role("loc", received), width)
 
-    chain = langevin("z", lr_head, at(state.program, elbo(mean=True)), temperature)
-    move_base = Step("base/*", sgd(lr_base, momentum), at(state.program, elbo(kl=0.0, mean=True)))
+    chain = langevin("z", lr_head, at(point.program, elbo(mean=True)), temperature)
+    move_base = Step("base/*", sgd(lr_base, momentum), at(point.program, elbo(kl=0.0, mean=True)))
     return Method(
         init=init,
         join=join,

@@ -7,7 +7,7 @@ Federated Learning", ICML 2021.
     p(y | x, b, h_j) = Categorical(logits=head(base(x; b); h_j))
     q                = Delta(b_j), Delta(h_j)
 
-    client   h_j = SGD from its last h_j with b fixed        `head_epochs`       (algorithm 1)
+    client   h_j = SGD from its last h_j with b fixed        `head_epochs`
              b_j = SGD from b with h_j fixed                 `epochs`
     server   b   = sum_j n_j b_j / sum_j n_j
 

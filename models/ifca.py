@@ -7,8 +7,8 @@ NeurIPS 2020.
     p(y | x, z_j, w) = Categorical(logits=net(x; w_{z_j}))
     q(z_j, w)        = Delta
 
-    client   z_j = argmin_k L_j(w_k), the mean loss of all its rows        (algorithm 1)
-             w_j = SGD from w_{z_j}                                        (option II)
+    client   z_j = argmin_k L_j(w_k), the mean loss of all its rows
+             w_j = SGD from w_{z_j}
     server   w_k = sum_{z_j = k} n_j w_j / sum_{z_j = k} n_j
 
 One cluster is FedAvg. The server's step is that of pFedMB where every client puts all its weight
@@ -66,22 +66,20 @@ def build(
         return under("cluster", {n: torch.stack([s[n] for s in starts]) for n in starts[0]})
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
-        return {"cluster": torch.zeros_like(who.ids)}
+        return {"cluster": torch.zeros_like(who.ids, dtype=torch.int32)}
 
-    def of(received: Tensors, cluster: Tensor) -> Tensors:
+    def model_of(received: Tensors, cluster: Tensor) -> Tensors:
         client = torch.arange(len(cluster), device=cluster.device)
-        return {n: v[client, cluster] for n, v in role("cluster", received).items()}
+        return {n: v[client, cluster.long()] for n, v in role("cluster", received).items()}
 
     def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         with torch.no_grad():
             losses = [
-                step.loss(
-                    base.model, base.guide, {}, of(received, torch.full_like(data.ids, k)), data
-                )
-                for k in range(clusters)
+                step.loss(base.model, base.guide, {}, model_of(received, each), data)
+                for each in (torch.full_like(data.ids, k) for k in range(clusters))
             ]
         nearest = torch.stack(losses).argmin(0)
-        return {"cluster": nearest} | of(received, nearest)
+        return {"cluster": nearest.int()} | model_of(received, nearest)
 
     def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         new = {n: v.clone() for n, v in server.items()}
@@ -96,7 +94,7 @@ def build(
         return new
 
     def personal(received: Tensors, local: Tensors) -> Tensors:
-        return of(received, local["cluster"]) | local
+        return model_of(received, local["cluster"]) | local
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         return {n: local[n] for n in ("cluster", *role("cluster", received))}

@@ -25,6 +25,7 @@ from pyro.distributions import TorchDistribution
 from torch import Generator, Size
 
 from pyrofl.data import Batch, Who
+from pyrofl.inference.messages import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.server import average
 from pyrofl.models.autoguides import site_moments
@@ -115,5 +116,6 @@ def learning(
         download=download,
         phases=(*method.phases, Phase((measure,))),
         upload=upload,
+        rules={**method.rules, "second/*": NOT_NEGATIVE},
         merge=merge,
     )

@@ -1,12 +1,14 @@
 """Networks in two parts: which parameters stay with the client, and which train when.
 
-Four methods are one predicate on names and a schedule, put around FedAvg:
+Four methods, and the two between which they lie, are one predicate on names and a schedule, put
+around FedAvg:
 
     fedper     the head is personal     all train together
     fedrep     the head is personal     the head trains, then the base
     fedbabu    the head is personal     the base trains; the head does before a test
     lgfedavg   the base is personal     all train together
-    fedavg     nothing is personal, local: everything is
+    fedavg     nothing is personal
+    local      everything is personal
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ Model-Agnostic Meta-Learning Approach", NeurIPS 2020; with exact gradients it is
     p(y | x, w) = Categorical(logits=net(x; w))
     q(w)        = Delta(w_j)
 
-    F_j(w) = L_j(w - alpha grad L_j(w))              the loss after a step (eq. 3)
+    F_j(w) = L_j(w - alpha grad L_j(w))              the loss after a step
 
     client   w_j  -= lr (I - alpha H_j(w_j)) grad L_j(w_j - alpha grad L_j(w_j))
     server   w     = sum_j n_j w_j / sum_j n_j
     test     w_j   = w - alpha grad L_j(w)
 
-Every minibatch has three parts, for the inner gradient, the outer one and H (algorithm 1). "first"
-leaves H out (FO), "hessian_free" is HF, "exact" differentiates F_j itself (MAML). FedAvg is the
-limit of a short inner step.
+Every minibatch has three parts, for the inner gradient, the outer one and H: "hessian_free" (HF).
+"first" leaves H out (FO) and "exact" differentiates F_j itself (MAML), both with the last two parts
+for the outer gradient. FedAvg is the limit of a short inner step.
 
 Departures from the paper: the server weighs clients by size, as FedAvg does. Products with H are
 exact where the paper takes a difference quotient. The step before testing sees all rows of a
@@ -61,8 +61,10 @@ def build(
     Raises:
         ValueError: if the order is unknown or a number is out of its range.
     """
-    if adapt_steps < 1:
-        raise ValueError(f"adapt_steps is {adapt_steps}; expected at least 1")
+    if adapt_steps < 1 or not inner_lr >= 0:
+        raise ValueError(
+            f"adapt_steps is {adapt_steps}, inner_lr {inner_lr}; expected at least 1, and >= 0"
+        )
     settings: fedavg.Training = {"lr": 0.3, "momentum": 0.0, **training}
     base = fedavg.build(net, prior=prior, **settings)
     train, step = only_step(base)

@@ -7,7 +7,7 @@ ICML 2022. Every weight is random:
     p(y | x, w_j) = Categorical(logits=net(x; w_j))
     q(w_j)        = Normal(m_j, diag(softplus(rho_j))^2)      kept by the client
 
-    client   v_j = v, and on every minibatch                                (algorithm 1)
+    client   v_j = v, and on every minibatch
              q_j by K steps of Adam on  E_q[-log p(D_j | w)] + zeta KL[q_j || p(. | v_j)]
              v_j by one such step on the divergence
     server   v = (1 - beta) v + beta mean_j v_j        of m and rho
@@ -83,10 +83,9 @@ def build(
     Raises:
         ValueError: if a number is out of its range.
     """
-    if not beta > 0 or not kl >= 0 or not min(scale, noise) > 0:
+    if not all(value > 0 for value in (beta, kl, scale, noise)):
         raise ValueError(
-            f"beta is {beta}, kl {kl}, scale {scale}, noise {noise}; expected positive numbers, or "
-            "0 for kl"
+            f"beta is {beta}, kl {kl}, scale {scale}, noise {noise}; expected positive numbers"
         )
     q = guide(net.shapes, scale=scale, loc="w", spread="spread")
 

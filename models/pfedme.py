@@ -6,7 +6,7 @@ Dinh, Tran and Nguyen, "Personalized Federated Learning with Moreau Envelopes", 
     p(y | x, theta_j) = Categorical(logits=net(x; theta_j))
     q(theta_j)        = Delta(theta_j)                   so each client finds its MAP
 
-    client   w_j = w, and on every minibatch                                (algorithm 1)
+    client   w_j = w, and on every minibatch
              theta_j -= lr (g(theta_j) + lambda (theta_j - w_j))   K times
              w_j     -= lr_centre lambda (w_j - theta_j)
     server   w = (1 - beta) w + beta mean_j w_j
@@ -64,8 +64,11 @@ def build(
     Raises:
         ValueError: if a number is out of its range.
     """
-    if not beta > 0:
-        raise ValueError(f"beta is {beta}; expected a positive number")
+    if not beta > 0 or not strength > 0 or not lr_centre >= 0:
+        raise ValueError(
+            f"beta is {beta}, strength {strength}, lr_centre {lr_centre}; expected two positive "
+            "numbers, and one >= 0"
+        )
     settings: fedavg.Training = {"lr": 0.05, "batch": 50, **training}
     base = fedavg.build(net, prior=proximal(strength, prior), **settings)
     train, step = only_step(base)

@@ -7,7 +7,7 @@ Nichol, Achiam and Schulman, "On First-Order Meta-Learning Algorithms", 2018.
     q(w)        = Delta(w_j)
 
     client   w_j = SGD from w on the mean loss per row
-    server   w   = w + server_lr (sum_j n_j w_j / sum_j n_j - w)       (algorithm 2, in parallel)
+    server   w   = w + server_lr (sum_j n_j w_j / sum_j n_j - w)
     test     w_j = SGD from w on the client's own rows
 
 FedAvgM without momentum and with fine-tuning: server_lr = 1 is FedAvg. With `server_momentum` = 0.9
@@ -39,8 +39,8 @@ def build(
         net: the network; all its parameters are shared.
         server_lr: share of the way from the old state to the clients' mean.
         server_momentum: of the server's steps.
-        training: of the clients, as in `fedavg.build`, but unless given lr is 0.03 and fine_tune
-            1.
+        training: of the clients, as in `fedavg.build`, but unless given lr is 0.03 and there is
+            one epoch of fine_tune.
 
     Raises:
         ValueError: if a number is out of its range.

@@ -81,6 +81,10 @@ def test_fine_tuning_leaves_the_common_model(tiny):
     assert common[0] == common[1]
 
 
-def test_a_share_is_from_0_to_1():
-    with pytest.raises(ValueError, match=r"alpha is 1\.5"):
-        apfl.build(build("softmax", (4,), 3), alpha=1.5)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"alpha": 1.5}, "alpha is 1.5"), ({"lr_alpha": -0.1}, "lr_alpha -0.1")],
+)
+def test_numbers_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        apfl.build(build("softmax", (4,), 3), **options)

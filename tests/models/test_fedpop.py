@@ -47,8 +47,15 @@ def found(server: Tensors) -> tuple[float, float]:
 
 
 def test_the_evidence_has_its_maximum_there():
-    close(B.mean(), M)
-    close(B.var(correction=0) - V, S2)
+    task = gaussian_means(B[:, None], torch.full_like(B, V))
+
+    def evidence(at: Tensor) -> Tensor:
+        return task.evidence(at[:1], (1 / at[1]).expand(4)).sum()
+
+    at = torch.tensor([M, S2], dtype=torch.float64)
+    close(torch.func.grad(evidence)(at), [0.0, 0.0])
+    for near in (at + step for step in 0.1 * torch.cat([torch.eye(2), -torch.eye(2)])):
+        assert evidence(near) < evidence(at)
 
 
 def test_a_chain_has_the_law_of_langevin_steps():

@@ -89,7 +89,7 @@ def test_the_server_is_pfedmbs_with_all_weight_on_one_branch(tiny):
     method = ifca.build(build("mlp:5", (4,), 3), clusters=3)
     old = first(method, tiny, 0).server
     state = last(method, tiny, 1)
-    weight = state.who.size[:, None] * one_hot(state.message["cluster"], 3)
+    weight = state.who.size[:, None] * one_hot(state.message["cluster"].long(), 3)
     for n, value in state.server.items():
         sent = state.message[n.removeprefix("cluster/")]
         branches = sent[:, None].expand(-1, 3, *sent.shape[1:])
@@ -122,6 +122,7 @@ def test_a_message_is_one_model_and_its_cluster(tiny):
     state = last(method, tiny, 1)
     sizes = {n: v[0].numel() for n, v in state.message.items()}
     assert sizes.pop("cluster") == 1
+    assert state.up.tolist() == [8 * sum(sizes.values()) + 4] * 3
     received = method.download(state.server, state.who)
     assert sum(v[0].numel() for v in received.values()) == 4 * sum(sizes.values())
 

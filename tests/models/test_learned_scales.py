@@ -90,8 +90,24 @@ def test_some_parameters_learn_and_what_travels_is_two_numbers_more():
     scales = {n for n in state.server if n.startswith("prior/")}
     assert scales == {f"prior/{n}" for n in head}
     assert all(0 < float(state.server[n]) < 1 for n in scales)
+    assert all(abs(float(state.server[n]) - 0.3) > 1e-3 for n in scales)
     plain = toys.last(fedavg.build(net, guide=guides.mean_field, epochs=1), toys.blobs(), 1)
     assert set(state.message) == set(plain.message) | {f"second/{n}" for n in head}
+
+
+def test_a_negative_moment_is_refused():
+    data = gaussian_means(B[:, None], torch.full((5,), V)).federation
+    method = learning(exact(), build("mean", (1,), 1).shapes)
+
+    def lie(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        sign = torch.where(batch.ids == 2, -1.0, 1.0)
+        return {n: sign * v for n, v in local.items() if n.startswith("second/")}
+
+    state = toys.last(replace(method, phases=(*method.phases, Phase((lie,)))), data, 1)
+    assert [reason.partition(":")[0] for reason in state.rejected] == ["client 2"]
+    (scale,) = [v for n, v in state.server.items() if n.startswith("prior/")]
+    honest = B[[0, 1, 3, 4]] / (1 + V)
+    close(scale.square(), honest.square().mean() + V / (1 + V), 1e-6)
 
 
 def test_numbers_out_of_range_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from checks import close
 from torch.nn.functional import cross_entropy
@@ -57,6 +58,11 @@ def test_one_client_alone_is_fedavg(tiny):
     other = last(fedavg.build(net, batch=2), alone, 3)
     for n, value in one.private.items():
         assert torch.equal(value[0], other.server[n])
+
+
+def test_there_is_nothing_to_merge():
+    with pytest.raises(ValueError, match="merge is 'median'; expected none"):
+        local.build(build("softmax", (4,), 3), merge="median")
 
 
 def test_everybody_trains_whoever_reports(tiny):

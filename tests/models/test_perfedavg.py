@@ -146,7 +146,7 @@ def test_a_batch_is_that_of_a_part():
     ("options", "message"),
     [
         ({"order": "second"}, "order is 'second'"),
-        ({"inner_lr": -1.0}, "lr is -1.0"),
+        ({"inner_lr": -1.0}, "inner_lr -1.0"),
         ({"adapt_steps": 0}, "adapt_steps is 0"),
     ],
 )

@@ -116,7 +116,12 @@ def test_everybody_trains_whoever_reports(tiny):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"beta": 0.0}, "beta is 0.0"), ({"steps": 0}, "at least 1"), ({"strength": -1.0}, "is -1.0")],
+    [
+        ({"beta": 0.0}, "beta is 0.0"),
+        ({"steps": 0}, "at least 1"),
+        ({"strength": 0.0}, "strength 0.0"),
+        ({"lr_centre": -1.0}, "lr_centre -1.0"),
+    ],
 )
 def test_numbers_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
