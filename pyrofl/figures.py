@@ -135,9 +135,11 @@ def comparison(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
         values[series(f"{row['model']} model", row)].append(float(row["value"]))
     style = styles(name for values in found.values() for name in values)
     seeds = max(len(value) for values in found.values() for value in values.values())
-    figure = canvas(6.4, 1.6 + 0.26 * len(found) * max(2, len(style)))
+    most = max(map(len, found.values()))
+    each = 0.26 if len(found) < 10 else 0.13  # inches for a mark; many methods stand closer
+    figure = canvas(6.4, 1.6 + each * len(found) * max(2, most))
     axes = figure.subplots()
-    step = 0.8 / len(style)
+    step = 0.8 / most
     for lane, values in enumerate(found.values()):
         for i, (name, value) in enumerate(values.items()):
             height = lane + step * (i - (len(values) - 1) / 2)
