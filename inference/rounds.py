@@ -74,49 +74,27 @@ def federate(
             f"start is a round of {len(start.seen)} clients; expected {data.clients}, and no "
             "server state besides"
         )
-    return _rounds(
-        at,
-        data,
-        rounds,
-        start or first(at(0), data, seed, server),
-        seed,
-        participation,
-        trains,
-        chunk,
-        stragglers,
-        on_bad_message,
-        state_memory,
-    )
 
+    def go(state: Round) -> Iterator[Round]:
+        for number in range(state.number, rounds):
+            now = at(number)
+            generator_ = generator(seed, Stream.WHO, number)
+            reporters = drawn(participation(generator_, data.clients), data.clients)
+            if trains is not None:
+                ids = drawn(trains(generator_, data.clients), data.clients)
+            else:
+                ids = torch.arange(data.clients) if now.all_train else reporters
+            if stragglers is not None:
+                reporters = stragglers.heard(reporters, seed, number)
+                now = stragglers.working(now, seed, number)
+            state = advance(
+                now, data, state, ids, reporters, seed=seed, chunk=chunk, memory=state_memory
+            )
+            if on_bad_message == "raise" and state.rejected:
+                raise BadMessage("; ".join(state.rejected))
+            yield state
 
-def _rounds(
-    at: Callable[[int], Method],
-    data: Federation,
-    rounds: int,
-    state: Round,
-    seed: int,
-    participation: Draw,
-    trains: Draw | None,
-    chunk: int | None,
-    stragglers: Stragglers | None,
-    on_bad_message: OnBadMessage,
-    memory: int | None,
-) -> Iterator[Round]:
-    for number in range(state.number, rounds):
-        now = at(number)
-        generator_ = generator(seed, Stream.WHO, number)
-        reporters = drawn(participation(generator_, data.clients), data.clients)
-        if trains is not None:
-            ids = drawn(trains(generator_, data.clients), data.clients)
-        else:
-            ids = torch.arange(data.clients) if now.all_train else reporters
-        if stragglers is not None:
-            reporters = stragglers.heard(reporters, seed, number)
-            now = stragglers.working(now, seed, number)
-        state = advance(now, data, state, ids, reporters, seed=seed, chunk=chunk, memory=memory)
-        if on_bad_message == "raise" and state.rejected:
-            raise BadMessage("; ".join(state.rejected))
-        yield state
+    return go(start or first(at(0), data, seed, server))
 
 
 def first(method: Method, data: Federation, seed: int, server: Tensors | None = None) -> Round:

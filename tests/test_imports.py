@@ -14,7 +14,9 @@ import pytest
 import pyrofl
 
 PACKAGE = Path(pyrofl.__file__).parent
-FILES = [f for at in ("", "models/", "inference/") for f in sorted(PACKAGE.glob(f"{at}*.py"))]
+FILES = [
+    f for at in ("", "models/", "inference/", "bench/") for f in sorted(PACKAGE.glob(f"{at}*.py"))
+]
 CORE = [f for f in sorted(PACKAGE.glob("*.py")) if not f.name.startswith(("__", "cli"))]
 
 

@@ -149,11 +149,12 @@ def _steps(
     optimiser = torch.optim.SGD(params, lr, momentum)
     for t, active in enumerate(left):
         if active < len(params[0]):
-            memory = [optimiser.state[p]["momentum_buffer"][:active] for p in params]
+            memory = [optimiser.state[p].get("momentum_buffer") for p in params]
             params = [w.detach()[:active].requires_grad_() for w in own]
             optimiser = torch.optim.SGD(params, lr, momentum)
             for p, buffer in zip(params, memory, strict=True):
-                optimiser.state[p]["momentum_buffer"] = buffer
+                if buffer is not None:  # there is none without momentum
+                    optimiser.state[p]["momentum_buffer"] = buffer[:active]
         yield t, active, optimiser, params
 
 

@@ -30,7 +30,7 @@ class Peak(NamedTuple):
 
     clients: int
     chunk: int
-    seconds: float  # of the second round
+    seconds: float  # of a round, median of two
     mib: float  # most that was ever resident, without what importing and the data take
     state_mib: float  # of all clients' private state
 
@@ -86,14 +86,12 @@ def memory(clients: int, chunks: tuple[int, ...] = CHUNKS, limit: int = 2**30) -
 
 
 def one_peak(clients: int, chunk: int, limit: int) -> dict[str, float]:
-    """Run two rounds here and say what they took."""
+    """Run three rounds here and say what they took."""
     torch.set_num_threads(1)
     data = equal(clients, 50)
     net = nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes))
     method, draw = pfedvem.build(net, head_epochs=2, base_epochs=1), fraction(0.1)
-    run = ours(
-        method, data, participation=draw, trains=draw, chunk=chunk or None, state_memory=limit
-    )
+    run = ours(method, data, trains=draw, chunk=chunk or None, state_memory=limit)
     before = _resident()
     seconds = []
     for _ in range(3):
@@ -111,7 +109,7 @@ def _resident() -> float:
     try:  # what a child is told elsewhere starts at its parent's
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
-    except OSError:
+    except (OSError, StopIteration):
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most / 2**20 if sys.platform == "darwin" else most / 2**10
 
