@@ -19,6 +19,13 @@ class BadMessage(RuntimeError):
     """A message that cannot be merged, in a run that is to stop then."""
 
 
+class CannotMerge(ValueError):
+    """Good messages that a merge can make nothing of; the server keeps its state, and it is told.
+
+    Raised by merges, such as Krum's with too few messages.
+    """
+
+
 class Rule(NamedTuple):
     """What entries of a message must be.
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from pyrofl.inference.messages import CannotMerge
 from pyrofl.inference.server import average, weighted_mean
 from pyrofl.tensors import Tensors
 
@@ -58,10 +59,6 @@ def combining(how: str | Combine) -> Combine:
         f"merge is {how!r}; expected mean, median, trimmed:SHARE below 0.5, krum:BAD, "
         "krum:BAD:BEST or clip:NORM"
     )
-
-
-class TooFew(ValueError):
-    """There are fewer messages than a merge needs."""
 
 
 def mean(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
@@ -112,11 +109,11 @@ def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
         best: how many of the lowest scores are averaged.
 
     Raises:
-        TooFew: if there are too few clients; in a run the server keeps its state then.
+        CannotMerge: if there are too few clients; in a run the server keeps its state then.
     """
     clients = len(weight)
     if clients < max(2 * bad + 3, best):
-        raise TooFew(
+        raise CannotMerge(
             f"krum of {clients} messages, {bad} of them bad and {best} taken; expected at least "
             f"{max(2 * bad + 3, best)} messages in every round"
         )

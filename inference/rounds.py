@@ -12,11 +12,10 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.local import Stream, train
-from pyrofl.inference.messages import BadMessage, OnBadMessage, inspect, merged
+from pyrofl.inference.messages import BadMessage, CannotMerge, OnBadMessage, inspect, merged
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import Draw, drawn, everyone
 from pyrofl.inference.private import Keeper
-from pyrofl.inference.robust import TooFew
 from pyrofl.inference.state import Round, chunks, meet, to_data
 from pyrofl.inference.stragglers import Stragglers
 from pyrofl.tensors import Tensors, cut, generator, join_up
@@ -159,7 +158,7 @@ def _advance(
                 source = generator(seed, Stream.MERGE, state.number)
                 new = method.merge(server, message, who, source)
             server, bad = merged(server, to_data(new, data))
-        except TooFew as error:
+        except CannotMerge as error:
             bad = [f"the server: {error}"]
     order = torch.cat([part.trained for part in parts]).argsort()
     seen = state.seen.clone()

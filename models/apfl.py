@@ -31,9 +31,8 @@ from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.own_models import only_step, seen_by, start_own
 from pyrofl.models.priors import Prior, flat
-from pyrofl.models.scaffold import like
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, like
 
 
 def build(

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Who
+from pyrofl.inference.messages import CannotMerge
 from pyrofl.models.gaussians import Normals
 from pyrofl.tensors import Tensors, role, spread_out, under
 
@@ -64,7 +65,11 @@ class Factors:
         return received | {n: received[n] - own[n] for n in PARAMETERS}
 
     def merge(self, server: Tensors, message: Tensors, who: Who, _: Generator) -> Tensors:
-        """Move factors part of the way, so that q remains a distribution."""
+        """Move factors part of the way, so that q remains a distribution.
+
+        Raises:
+            CannotMerge: if it would not be one, however short the way.
+        """
         # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
         change = {n: message[n] - server[n] for n in PARAMETERS}
         total = {n: v.sum(0) for n, v in change.items()}
@@ -80,7 +85,7 @@ class Factors:
                 tables = {n: server[n].index_add(0, who.ids, v) for n, v in own.items()}
                 return server | memory | q | tables
             rate /= 2
-        return server
+        raise CannotMerge(f"q is no distribution after {HALVINGS} halvings of the damping")
 
     def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
         """Return the damping of this round, at least 1 / M.

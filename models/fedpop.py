@@ -43,9 +43,8 @@ from pyrofl.inference.server import average
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Family, as_event
-from pyrofl.models.scaffold import like
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors, pick, role, under
+from pyrofl.tensors import Tensors, like, pick, role, under
 
 FLOOR = 1e-8  # smallest variance of the population, and of a client's draws
 

@@ -37,7 +37,7 @@ from pyrofl.inference.server import blend
 from pyrofl.models import fedavg
 from pyrofl.models.schedules import decayed
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors, role, under
+from pyrofl.tensors import Tensors, like, role, under
 
 Option = Literal["I", "II"]
 
@@ -173,8 +173,3 @@ def total_weight(steps: Tensor, momentum: float) -> Tensor:
     """
     rest = momentum * (1 - momentum**steps) / (1 - momentum)
     return (steps - rest) / (1 - momentum)
-
-
-def like(value: Tensor, other: Tensor) -> Tensor:
-    """Give values [C] the axes of a tensor [C, *p]."""
-    return value.reshape(-1, *(1 for _ in other.shape[1:]))

@@ -59,6 +59,11 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
     }
 
 
+def like(value: Tensor, other: Tensor) -> Tensor:
+    """Give values [C] the axes of a tensor [C, *p]."""
+    return value.reshape(-1, *(1 for _ in other.shape[1:]))
+
+
 def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:
     """Concatenate dicts with the same names along their leading axes."""
     parts = list(parts)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pyro.distributions as dist
 import pytest
 import test_contract as contract
@@ -13,6 +10,7 @@ import toys
 from checks import close
 from torch import Tensor
 
+from pyrofl.cli_setup import threads
 from pyrofl.conjugate import linear_regression
 from pyrofl.inference.participation import bernoulli
 from pyrofl.inference.rounds import federate
@@ -22,16 +20,6 @@ from pyrofl.models import fedavg, guides, likelihoods, priors, pvi
 from pyrofl.models.gaussians import Normals
 from pyrofl.nets import build
 from pyrofl.tensors import generator
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def run(name: str, count: int) -> Round:

@@ -23,6 +23,7 @@ from torch import Tensor
 from pyrofl.conjugate import gaussian_means, linear_regression
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Program, latent, log_densities, per_draw, traces
+from pyrofl.inference.messages import CannotMerge
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import fixed
 from pyrofl.inference.posterior import posterior
@@ -286,7 +287,23 @@ def test_the_server_stays_with_a_distribution(quadratic):
     moved = found["server/precision"].sum(0) - start["server/precision"].sum(0)
     close(moved, found["precision"] - start["precision"], 1e-9)
     hopeless = {"shift": message["shift"], "precision": precision * -torch.inf}
-    assert method.merge(start, hopeless, who, generator(0)) is start
+    with pytest.raises(CannotMerge, match="q is no distribution after 30 halvings"):
+        method.merge(start, hopeless, who, generator(0))
+
+
+def test_a_round_that_leaves_no_distribution_keeps_the_server_and_says_so(quadratic):
+    method = regression()
+
+    def hopeless(received, local):
+        sent = method.upload(received, local)
+        return sent | {"precision": torch.full_like(sent["precision"], -1e300)}
+
+    begun = first(method, quadratic.federation, 0)
+    blind = replace(method, upload=hopeless, rules={})
+    (state,) = federate(blind, quadratic.federation, 1)
+    assert state.rejected == ("the server: q is no distribution after 30 halvings of the damping",)
+    for n, v in begun.server.items():
+        assert torch.equal(v, state.server[n])
 
 
 def test_settings_out_of_range_are_refused(quadratic):
