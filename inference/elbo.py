@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from functools import reduce
 from typing import Any
@@ -68,14 +68,14 @@ def elbo(
             costs.append(weight * log_ratio)
             if not reparametrised:
                 scores.append(log_q)
-        value = reduce(torch.add, (per_draw(c, clients) for c in costs))
+        value = reduce(torch.add, (per_draw(c, clients) for c in added(costs)))
         everything = value.detach().unsqueeze(-1)
         for score in scores:  # REINFORCE: a gradient, but no value
             # A row's draw is to blame for that row alone, and for what its client pays as a whole.
             blame = sum(costs).detach() if score.shape[-1] > 1 else everything
             signal = per_draw(blame * score, clients)
             value = value + signal - signal.detach()
-        total = value.mean(0)
+        total = value.mean(0) if len(value) > 1 else value[0]
         return total / batch.size if mean else total
 
     return loss
@@ -117,7 +117,7 @@ def traces(
 def with_rows(tensors: Tensors, clients: int) -> Tensors:
     """Give tensors [C, *p] the axis of the rows, [C, 1, *p], after checking the first."""
     for name, value in tensors.items():
-        if not value.dim() or len(value) != clients:
+        if value.shape[:1] != (clients,):
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}; expected {clients} clients in front"
             )
@@ -155,7 +155,7 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
     log_q = fn.log_density if isinstance(fn, dist.Delta) else fn.log_prob(value)
     paid = log_q if fn.has_rsample else log_q.detach()
     ratio = scale_and_mask(paid, site["scale"], site["mask"])
-    if partner is not None:
+    if partner is not None and not isinstance(partner["fn"], dist.ImproperUniform):
         log_p = partner["fn"].log_prob(value)
         ratio = ratio - scale_and_mask(log_p, partner["scale"], partner["mask"])
     return scale_and_mask(log_q, mask=site["mask"]), ratio
@@ -173,6 +173,14 @@ def is_point(fn: Any) -> bool:
     while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
         fn = fn.base_dist
     return isinstance(fn, dist.Delta)
+
+
+def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Add up what has the same shape."""
+    found: dict[torch.Size, Tensor] = {}
+    for cost in costs:
+        found[cost.shape] = found[cost.shape] + cost if cost.shape in found else cost
+    return found.values()
 
 
 def per_draw(value: Tensor, clients: int) -> Tensor:

@@ -128,6 +128,7 @@ class _PhaseRun:
             step.optim([p.requires_grad_() for p in mine.values()])
             for step, mine in zip(steps, self.params, strict=True)
         ]
+        self.ones = torch.ones_like(who.size)
         self.total = {step.names: torch.zeros_like(who.size) for step in steps}
 
     def go(self, data: Federation, schedule: Plan) -> None:
@@ -174,14 +175,18 @@ class _PhaseRun:
             self.method.model, self.method.guide, self.received, self.now | params, batch
         )
         grads = torch.autograd.grad(
-            loss.sum(), list(params.values()), allow_unused=True, materialize_grads=True
+            loss,
+            list(params.values()),
+            self.ones[: len(loss)],
+            allow_unused=True,
+            materialize_grads=True,
         )
         for (name, p), grad in zip(params.items(), grads, strict=True):
             if p.grad is None and p.dim():
                 self._lay_out(name, p, grad)
             p.grad = grad
         optimiser.step()
-        self.total[step.names][: len(loss)] += loss.detach() / step.repeat
+        self.total[step.names][: len(loss)].add_(loss.detach(), alpha=1 / step.repeat)
 
     def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:
         """Let a parameter lie in memory as its gradients do; optimisers are three times faster."""

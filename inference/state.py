@@ -81,7 +81,7 @@ def meet(
 
 @cache
 def chunk_bytes() -> int:
-    """Return the bytes of stacked state that are trained side by side: about the cache's size.
+    """Return the bytes of stacked state that are trained side by side: twice the cache's size.
 
     Smaller chunks pay for more steps in Python, larger ones for memory: measured, flat around it.
     """
@@ -89,7 +89,7 @@ def chunk_bytes() -> int:
         size = int(CACHE.read_text().strip().removesuffix("K")) * 1024
     except (OSError, ValueError):
         size = 2**25
-    return min(max(size, 2**24), 3 * 2**24)
+    return min(max(2 * size, 2**25), 3 * 2**25)
 
 
 def chunks(

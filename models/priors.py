@@ -10,6 +10,7 @@ learns from all clients.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import pyro.distributions as dist
 import torch
@@ -44,7 +45,12 @@ def flat(
     name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
 ) -> TorchDistribution:
     """Say nothing about the parameter: with a delta guide, maximum likelihood."""
-    return dist.ImproperUniform(constraints.real, (), shape)
+    return _improper(len(batch), shape)
+
+
+@lru_cache
+def _improper(clients: int, shape: Size) -> TorchDistribution:
+    return dist.ImproperUniform(constraints.real, (clients, 1), shape)
 
 
 def fixed(family: Family = dist.Normal, loc: float = 0.0, scale: float = 1.0) -> Prior:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ContextDecorator
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any, cast
 
 import pyro
 from pyro import poutine
+from pyro.poutine.broadcast_messenger import BroadcastMessenger
+from pyro.poutine.indep_messenger import CondIndepStackFrame
 
 
 class KeptPlates(ContextDecorator):
@@ -26,10 +29,24 @@ class KeptPlates(ContextDecorator):
         KeptPlates.depth -= 1
 
 
+class _WholePlate(pyro.plate):
+    """A plate that is never subsampled: it scales nothing, and broadcasts what lacks its axis."""
+
+    @cached_property
+    def _frame(self) -> CondIndepStackFrame:
+        return CondIndepStackFrame(self.name, self.dim, self.size, self.counter, self.size)
+
+    def _process_message(self, msg: Any) -> None:
+        msg["cond_indep_stack"] = (self._frame, *msg["cond_indep_stack"])
+        shape, axis = getattr(msg["fn"], "batch_shape", ()), cast("int", self.dim)
+        if not msg["done"] and (len(shape) < -axis or shape[axis] != self.size):
+            BroadcastMessenger._pyro_sample(msg)
+
+
 @lru_cache(maxsize=256)
 def _kept(name: str, size: int, dim: int) -> pyro.plate:
     with poutine.block():  # of handlers of whoever happens to be the first
-        return pyro.plate(name, size, dim=dim)
+        return _WholePlate(name, size, dim=dim)
 
 
 def plate(name: str, size: int, dim: int) -> pyro.plate:

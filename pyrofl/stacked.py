@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
+from pyrofl.products import products
 from pyrofl.tensors import Tensors
 
 NARROW = 8  # channels below which convolutions of one client after the other are faster: measured
@@ -102,11 +103,7 @@ def linear(layer: nn.Linear, own: Tensors, x: Tensor, axes: int) -> Tensor:
         y = linear(layer, own, x.transpose(0, 1).flatten(1, 2), 1)
         return torch.unflatten(y, 1, x.shape[:3:2]).transpose(0, 1)
     front, own, x = aligned(layer, own, x, axes)
-    rows, matrices = x.flatten(1, -2), own["weight"].mT
-    if "bias" in own:
-        y = torch.baddbmm(own["bias"][:, None], rows, matrices)
-    else:
-        y = torch.bmm(rows, matrices)
+    y = products(x.flatten(1, -2), own["weight"], own.get("bias"))
     return y.view(*front, *x.shape[1:-1], y.shape[-1])
 
 
