@@ -9,6 +9,7 @@ import pyro
 import torch
 from torch import Generator, Tensor
 
+from pyrofl.batches import share
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.noise import AHEAD, ClientNoise
@@ -134,6 +135,8 @@ class _PhaseRun:
     def go(self, data: Federation, schedule: Plan) -> None:
         """Make all steps of the schedule."""
         active, batch = len(self.who.ids), None
+        rows, mask = (v.to(data.x.device) for v in schedule[:2])
+        part = share(self.who.size, mask)
         times = torch.arange(len(schedule.rows))
         for t, left in enumerate((schedule.steps > times[:, None]).sum(1).tolist()):
             if left < active:
@@ -142,8 +145,9 @@ class _PhaseRun:
             if batch is None or len(batch) > active or self.phase.batch:
                 batch = data.gather(
                     Who(self.who.ids[:active], self.who.size[:active]),
-                    schedule.rows[t, :active],
-                    schedule.mask[t, :active],
+                    rows[t, :active],
+                    mask[t, :active],
+                    part[t, :active],
                 )
             with self.noise:
                 self._moves(batch)
@@ -182,10 +186,11 @@ class _PhaseRun:
             materialize_grads=True,
         )
         for (name, p), grad in zip(params.items(), grads, strict=True):
-            if p.grad is None and p.dim():
+            if p.dim() and not optimiser.state.get(p):
                 self._lay_out(name, p, grad)
             p.grad = grad
         optimiser.step()
+        optimiser.zero_grad()  # so that the next gradients take this memory, still in the cache
         self.total[step.names][: len(loss)].add_(loss.detach(), alpha=1 / step.repeat)
 
     def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:

@@ -19,16 +19,13 @@ def sgd(lr: float, momentum: float = 0.0, clip: float | None = None, **options: 
         lr: learning rate, on the scale of the loss it is used with (sum or mean).
         momentum: heavy-ball momentum.
         clip: largest norm of a client's whole gradient; a longer one is scaled down.
-        options: further arguments of `torch.optim.SGD`, which is fused unless they say otherwise.
+        options: further arguments of `torch.optim.SGD`.
 
     Raises:
         ValueError: if lr or momentum is negative, or clip is not positive.
     """
     if lr < 0 or not 0 <= momentum < 1:
         raise ValueError(f"lr is {lr}, momentum {momentum}; expected lr >= 0, 0 <= momentum < 1")
-
-    if not {"fused", "foreach", "differentiable"} & options.keys():
-        options["fused"] = True  # one pass over parameters instead of three
 
     def make(params: list[Tensor]) -> Optimizer:
         return torch.optim.SGD(params, lr=lr, momentum=momentum, **options)

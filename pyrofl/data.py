@@ -1,81 +1,17 @@
-"""Clients and their rows: data sets, federations and the stacked batches that programs see."""
+"""Clients and their rows: data sets and federations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, cast
 
-import pyro
 import torch
-from pyro import poutine
 from torch import Tensor
 
-from pyrofl.plates import plate
+from pyrofl.batches import Batch, Who
 
-
-class Who(NamedTuple):
-    """The clients that stacked tensors are about."""
-
-    ids: Tensor  # [C] int64, position in the federation
-    size: Tensor  # [C] number of training rows, in the data's floating-point type
-
-
-@dataclass(frozen=True)
-class Batch:
-    """B rows of each of C clients, side by side; ragged clients are padded and masked."""
-
-    x: Tensor  # [C, B, *x]
-    y: Tensor  # [C, B, ...]
-    mask: Tensor  # [C, B] bool, False where a row is padding
-    size: Tensor  # [C] rows that the client has in all
-    ids: Tensor  # [C] int64
-
-    def __len__(self) -> int:
-        """Return the number of clients."""
-        return len(self.ids)
-
-    @property
-    def who(self) -> Who:
-        """The clients of this batch."""
-        return Who(self.ids, self.size)
-
-    @cached_property
-    def _share(self) -> Tensor:
-        """How many rows of the client a row stands for: [C, 1]."""
-        return (self.size / self.mask.sum(1).clamp(min=1))[:, None]
-
-    def clients(self) -> pyro.plate:
-        """Return the Pyro plate over clients, dim -2."""
-        return plate("clients", len(self.ids), -2)
-
-    @contextmanager
-    def rows(self) -> Iterator[None]:
-        """Enter the Pyro plate over rows, dim -1: hides padding, scales to the client's total."""
-        with (
-            plate("rows", self.mask.shape[1], -1),
-            poutine.scale(scale=self._share),
-            poutine.mask(mask=cast("torch.BoolTensor", self.mask)),
-        ):
-            yield
-
-    def split(self, k: int) -> list[Batch]:
-        """Deal the rows into k batches (row i goes to batch i mod k): support and query.
-
-        The rows of a client that has fewer than k serve again, so that no batch of it is empty.
-        """
-        count, width = self.mask.sum(1, keepdim=True), self.mask.shape[1]
-        client = torch.arange(len(self), device=self.ids.device)[:, None]
-        parts = []
-        for i in range(k):
-            at = torch.arange(i, max(width, i + 1), k, device=self.ids.device).expand(len(self), -1)
-            at = torch.where(at < count, at, i % count.clamp(min=1))
-            mask = torch.arange(at.shape[1], device=at.device) * k + i < count.clamp(min=i + 1)
-            mask &= count > 0
-            parts.append(replace(self, x=self.x[client, at], y=self.y[client, at], mask=mask))
-        return parts
+__all__ = ["Batch", "Dataset", "Federation", "Who", "check_table", "stack"]
 
 
 @dataclass(frozen=True)
@@ -172,13 +108,19 @@ class Federation:
         """Floating-point type of the computation."""
         return self.x.dtype if self.x.is_floating_point() else torch.get_default_dtype()
 
-    def gather(self, who: Who, rows: Tensor, mask: Tensor) -> Batch:
-        """Return the batch of given rows [C, B]; where `mask` is False the row is padding."""
+    def gather(self, who: Who, rows: Tensor, mask: Tensor, share: Tensor | None = None) -> Batch:
+        """Return the batch of given rows [C, B]; where `mask` is False the row is padding.
+
+        Who knows the `share` of the rows already, [C, 1], saves counting them.
+        """
         rows = rows.to(self.x.device)
         x, y = (
             v.index_select(0, rows.flatten()).unflatten(0, rows.shape) for v in (self.x, self.y)
         )
-        return Batch(x, y, mask.to(self.x.device), who.size, who.ids)
+        batch = Batch(x, y, mask.to(self.x.device), who.size, who.ids)
+        if share is not None:
+            vars(batch)["_share"] = share  # as cached_property would
+        return batch
 
     def batch(self, ids: Tensor, part: str = "train") -> Batch:
         """Return all "train" or "test" rows of some clients, padded to the longest."""

@@ -2,7 +2,7 @@
 
 All clients of a chunk are stacked, those with fewer steps drop out at the end, and nothing is
 checked, drawn per client or kept for later: what a loop of general programs can at best reach.
-Weights are [in, out], the way round in which gradients come out of a product of matrices.
+Products are those that the library uses, the fastest known.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy, softplus
 
 from pyrofl.data import Federation
 from pyrofl.plans import Plan, plan
+from pyrofl.products import products
 from pyrofl.tensors import generator
 
 Weights = list[Tensor]
@@ -33,7 +34,7 @@ def fedavg(
 
     Args:
         data: the federation.
-        start: weight [in, out] and bias of the hidden layer, and of the head.
+        start: weight [out, in] and bias of the hidden layer, and of the head.
         chunk: clients side by side.
         epochs: of local training.
         batch: rows in a step.
@@ -49,8 +50,8 @@ def fedavg(
             for t, active, optimiser, params in _steps(own, schedule, lr, momentum):
                 x, y, mask = _minibatch(data, schedule, t, active)
                 w1, b1, w2, b2 = params
-                hidden = torch.baddbmm(b1[:, None], x, w1).relu()
-                logits = torch.baddbmm(b2[:, None], hidden, w2)
+                hidden = products(x, w1, b1).relu()
+                logits = products(hidden, w2, b2)
                 _descend(_mean_loss(logits, y, mask), params, optimiser)
             size = data.sizes[who].to(data.dtype)
             for part, mine in zip(total, own, strict=True):
@@ -76,7 +77,7 @@ def pfedvem(
 
     Args:
         data: the federation.
-        start: weight [in, out] and bias of the hidden layer, and of the centre of the heads.
+        start: weight [out, in] and bias of the hidden layer, and of the centre of the heads.
         chunk: clients side by side.
         share: of the clients that report.
         draws: Monte Carlo samples.
@@ -104,7 +105,7 @@ def pfedvem(
                 taus[who] = tau
                 schedule = _plan(data, who, 1, None)
                 x, y, mask = _minibatch(data, schedule, 0, len(who))
-                features = torch.baddbmm(base[1][:, None], x, base[0]).relu()
+                features = products(x, base[0], base[1]).relu()
             on_heads = torch.optim.SGD(mu + pi, lr, momentum)
             for _ in range(head_epochs):
                 logits = _head(features, mu, pi, draws, source)
@@ -114,7 +115,7 @@ def pfedvem(
             fixed = [v.detach() for v in mu], [v.detach() for v in pi]
             for t, active, optimiser, params in _steps(base, schedule, lr, momentum):
                 x, y, mask = _minibatch(data, schedule, t, active)
-                hidden = torch.baddbmm(params[1][:, None], x, params[0]).relu()
+                hidden = products(x, params[0], params[1]).relu()
                 known, width = ([v[:active] for v in part] for part in fixed)
                 logits = _head(hidden, known, width, draws, source)
                 scale = mask.sum(1) * draws
@@ -194,8 +195,8 @@ def _head(x: Tensor, mu: Weights, pi: Weights, draws: int, source: torch.Generat
         m + softplus(p) * torch.randn(draws, *m.shape, generator=source)
         for m, p in zip(mu, pi, strict=True)
     )
-    wide = weight.permute(1, 2, 0, 3).flatten(2)
-    y: Tensor = torch.baddbmm(bias.transpose(0, 1).flatten(1)[:, None], x, wide)
+    wide = weight.transpose(0, 1).flatten(1, 2)
+    y: Tensor = products(x, wide, bias.transpose(0, 1).flatten(1))
     return torch.unflatten(y, -1, (draws, -1)).movedim(-2, 0)
 
 

@@ -124,7 +124,7 @@ def test_one_client_of_one_row_is_sgd_to_the_last_bit():
     )
     *_, state = federate(method, data, 1, seed=SEED, server={"w/w": torch.tensor([0.2])})
     w = torch.tensor([0.2], requires_grad=True)
-    optimiser = torch.optim.SGD([w], lr=0.1, momentum=0.9, fused=True)
+    optimiser = torch.optim.SGD([w], lr=0.1, momentum=0.9)
     order = generator(SEED, Stream.ORDER, 0, 0)
     for rows in plan([data.train[0]], [7], 1, [order]).rows[:, 0]:
         optimiser.zero_grad()

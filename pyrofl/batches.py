@@ -1,0 +1,87 @@
+"""Rows of several clients side by side, as programs see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, cast
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyrofl.plates import plate
+
+
+class Who(NamedTuple):
+    """The clients that stacked tensors are about."""
+
+    ids: Tensor  # [C] int64, position in the federation
+    size: Tensor  # [C] number of training rows, in the data's floating-point type
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows of each of C clients, side by side; ragged clients are padded and masked."""
+
+    x: Tensor  # [C, B, *x]
+    y: Tensor  # [C, B, ...]
+    mask: Tensor  # [C, B] bool, False where a row is padding
+    size: Tensor  # [C] rows that the client has in all
+    ids: Tensor  # [C] int64
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self.ids)
+
+    @property
+    def who(self) -> Who:
+        """The clients of this batch."""
+        return Who(self.ids, self.size)
+
+    @cached_property
+    def _share(self) -> Tensor:
+        return share(self.size, self.mask)
+
+    def clients(self) -> pyro.plate:
+        """Return the Pyro plate over clients, dim -2."""
+        return plate("clients", len(self.ids), -2)
+
+    @contextmanager
+    def rows(self) -> Iterator[None]:
+        """Enter the Pyro plate over rows, dim -1: hides padding, scales to the client's total."""
+        with (
+            plate("rows", self.mask.shape[1], -1),
+            poutine.scale(scale=self._share),
+            poutine.mask(mask=cast("torch.BoolTensor", self.mask)),
+        ):
+            yield
+
+    def split(self, k: int) -> list[Batch]:
+        """Deal the rows into k batches (row i goes to batch i mod k): support and query.
+
+        The rows of a client that has fewer than k serve again, so that no batch of it is empty.
+        """
+        count, width = self.mask.sum(1, keepdim=True), self.mask.shape[1]
+        client = torch.arange(len(self), device=self.ids.device)[:, None]
+        parts = []
+        for i in range(k):
+            at = torch.arange(i, max(width, i + 1), k, device=self.ids.device).expand(len(self), -1)
+            at = torch.where(at < count, at, i % count.clamp(min=1))
+            mask = torch.arange(at.shape[1], device=at.device) * k + i < count.clamp(min=i + 1)
+            mask &= count > 0
+            parts.append(replace(self, x=self.x[client, at], y=self.y[client, at], mask=mask))
+        return parts
+
+
+def share(size: Tensor, mask: Tensor) -> Tensor:
+    """Return how many rows of its client a row stands for: [..., C, 1].
+
+    Args:
+        size: [C], rows that the client has in all.
+        mask: [..., C, B], False where a row is padding.
+    """
+    return (size / mask.sum(-1).clamp(min=1))[..., None]
