@@ -37,6 +37,7 @@ from pyrofl.inference.messages import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase, Step, as_trained, send_all
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.robust import Combine, combining, mean
+from pyrofl.inference.server import average, standing_for
 from pyrofl.models import guides, simplex
 from pyrofl.models.branches import layers, merged, refuse_twins, weighty
 from pyrofl.models.likelihoods import Likelihood, categorical
@@ -171,16 +172,21 @@ def build(
         }
         return message | under("branch", branch)
 
-    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def mixed(old: Tensors, message: Tensors, who: Who) -> Tensors:
         new: Tensors = {}
-        old, sent = role("branch", server), role("branch", message)
-        rows = who.size[:, None].expand(-1, branches)
         for at in range(shape[0]):
-            names = [n for n in layer if layer[n] == at]
-            weight = rows * message["alpha"][:, at] if weighted else rows
-            new |= aggregate({n: old[n] for n in names}, sent, weight, combine)
-        rest = combine(role("w", message), who.size, role("w", server))
-        return server | under("branch", new) | under("w", rest)
+            before = {n: old[n] for n in (f"branch/{n}" for n in layer if layer[n] == at)}
+            share = message["alpha"][:, at] if weighted else who.size.new_ones(1, branches)
+            new |= aggregate(before, message, who.size[:, None] * share, combine)
+        return new
+
+    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
+        new = mixed({n: v[0] for n, v in message.items()}, message, who)
+        return standing_for(who, new | average(pick(message, "alpha w/*"), who.size))
+
+    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        alike = combine(pick(message, "w/*"), who.size, server)
+        return server | mixed(server, message, who) | alike
 
     def weigh(tensors: Tensors) -> Tensor:
         total = dense(tensors)
@@ -217,6 +223,7 @@ def build(
         phases=(*both, Phase((settle,))),
         upload=upload,
         merge=update,
+        fold=fold if merge == "mean" else None,
         adapt=both,
         views={"personal": as_trained, "global": common},
         statistics=statistics,
