@@ -108,7 +108,8 @@ def build(
             the way from prior to posterior, at most 1. Default: 0.5 if natural, or else `lr`.
         fine_tune: epochs on phi before the personal model is tested.
         tune_steps: steps on each minibatch of these; 1 costs what it costs other methods.
-        merge: how the server makes one of what it would average, as in `fedavg.build`.
+        merge: how the server makes one of what it would average, as in `fedavg.build`. With
+            "moments" rules that leave out the largest make standard deviations too small.
 
     Raises:
         ValueError: if a number is out of its range or an option is unknown.
