@@ -109,6 +109,7 @@ def side_by_side(method: Method, clients: int) -> Method:
         download=download,
         join=join,
         merge=merge,
+        fold=None,
         deploy=None,
     )
 

@@ -49,14 +49,11 @@ class Run:
         draws: of the guide, for predictions while fitting; None takes its mean.
         metrics: every score so far, averaged over clients: the rows of metrics.csv.
         seconds: of each round, without testing.
-        down: bytes sent to all clients, each round.
-        up: bytes sent by all clients, each round.
+        down, up: bytes sent to and by all clients, each round.
         rejected: of each round, the clients whose message or state was bad, and why.
         trained: of each round, ids of the clients that trained.
-        reported: of each round, ids of those whose message was merged; with none of them the
-            server keeps its state.
-        loss: of each round, mean loss of every gradient step by its names, [J]; NaN for clients
-            that did not train.
+        reported: of each round, ids of those whose message was merged.
+        loss: of each round, mean loss of every step by its names, [J]; NaN where none trained.
     """
 
     method: Method
@@ -170,6 +167,7 @@ def fit(
     stragglers: Stragglers | None = None,
     on_bad_message: OnBadMessage = "reject",
     state_memory: int | None = None,
+    keep_messages: bool = True,
     after: Callable[[Run], None] | None = None,
 ) -> Run:
     """Run all rounds, with a progress bar, and test on the way.
@@ -190,6 +188,7 @@ def fit(
         stragglers: clients that do part of their work, or are not heard.
         on_bad_message: "reject" goes on without the client, "raise" stops the run.
         state_memory: bytes of private state that may be in memory; see `federate`.
+        keep_messages: whether the last round has its messages; see `federate`.
         after: called after every round and its test, such as `every` of `checkpoint`.
 
     Raises:
@@ -217,6 +216,7 @@ def fit(
         stragglers=stragglers,
         on_bad_message=on_bad_message,
         state_memory=state_memory,
+        keep_messages=keep_messages,
     )
     with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
         clock = perf_counter()

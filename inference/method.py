@@ -19,6 +19,9 @@ Move = Callable[[Tensors, Tensors, Batch], Tensors]
 Optim = Callable[[list[Tensor]], torch.optim.Optimizer]
 """Makes an optimiser from torch.optim that works element by element, for stacked clients."""
 
+Fold = Callable[[Tensors, Who], tuple[Tensors, Who]]
+"""(message [C, ...], who) -> one message [1, ...] that stands for them, and its size."""
+
 View = Callable[[Tensors, Tensors], Tensors | list[Tensors]]
 """(received, local) -> what the programs are to read as local; a list is an ensemble."""
 
@@ -116,6 +119,9 @@ class Method:
         guide: client: q(w_j; local).
         phases: client: local optimisation.
         merge: server: (server, message, who, generator) -> the next state. It never sees data.
+        fold: server: several messages -> one that stands for them, so that nobody need hold them
+            all: merge(fold(a), fold(b)) is merge(a, b) up to rounding. None if there is no such
+            message, as of a median. Whoever replaces `merge` replaces `fold`.
         download: server: (server, who) -> received [C, ...], what goes down the wire.
         join: client: (received, who, generator) -> private state of a client first seen now. All
             clients and `init` hold equal generators, so that a common start need not travel.
@@ -143,6 +149,7 @@ class Method:
     guide: Program
     phases: tuple[Phase, ...]
     merge: Callable[[Tensors, Tensors, Who, Generator], Tensors]
+    fold: Fold | None = None
     download: Callable[[Tensors, Who], Tensors] = send_all
     join: Callable[[Tensors, Who, Generator], Tensors] = keep_nothing
     upload: Callable[[Tensors, Tensors], Tensors] = return_received

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyrofl.inference.messages import CannotMerge
 from pyrofl.inference.server import average, weighted_mean
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, cut, total
 
 Combine = Callable[[Tensors, Tensor, Tensors], Tensors]
 """(message [C, *p], weight [C], server [*p]) -> one value [*p] for every name of the message."""
@@ -45,20 +45,32 @@ def combining(how: str | Combine) -> Combine:
             case "mean", []:
                 return mean
             case "median", []:
-                return median
+                return counted(median)
             case "trimmed", [share] if 0 <= share < 0.5:
-                return lambda message, weight, server: trimmed(message, weight, share)
+                return counted(lambda message, weight, server: trimmed(message, weight, share))
             case "clip", [norm] if norm > 0:
-                return lambda message, weight, server: clipped(message, weight, server, norm)
+                return counted(
+                    lambda message, weight, server: clipped(message, weight, server, norm)
+                )
         match name, [int(word) for word in words]:
             case "krum", [bad] if bad >= 0:
-                return lambda message, weight, server: krum(message, weight, bad)
+                return counted(lambda message, weight, server: krum(message, weight, bad))
             case "krum", [bad, best] if bad >= 0 and best >= 1:
-                return lambda message, weight, server: krum(message, weight, bad, best)
+                return counted(lambda message, weight, server: krum(message, weight, bad, best))
     raise ValueError(
         f"merge is {how!r}; expected mean, median, trimmed:SHARE below 0.5, krum:BAD, "
         "krum:BAD:BEST or clip:NORM"
     )
+
+
+def counted(rule: Combine) -> Combine:
+    """Leave out messages of weight 0, which a rule would count like the others."""
+
+    def some(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
+        at = weight.nonzero().flatten()
+        return rule(cut(message, at), weight[at], server) if message else {}
+
+    return some
 
 
 def mean(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
@@ -134,8 +146,7 @@ def clipped(message: Tensors, weight: Tensor, server: Tensors, norm: float) -> T
         norm: longest change of a client, over all tensors.
     """
     change = {n: v - server[n] for n, v in message.items()}
-    squares = torch.stack([v.reshape(len(v), -1).square().sum(1) for v in change.values()])
-    factor = norm / squares.sum(0).sqrt()
+    factor = norm / total({n: v.square() for n, v in change.items()}).sqrt()
 
     def near(name: str, value: Tensor) -> Tensor:
         by = factor.reshape(-1, *(1 for _ in value.shape[1:]))

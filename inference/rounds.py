@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 import pyro
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
+from pyrofl.inference.inbox import Folded, Kept, folding
 from pyrofl.inference.local import Stream, train
 from pyrofl.inference.messages import BadMessage, CannotMerge, OnBadMessage, inspect, merged
-from pyrofl.inference.method import Method
+from pyrofl.inference.method import Fold, Method
 from pyrofl.inference.participation import Draw, drawn, everyone
 from pyrofl.inference.private import Keeper
 from pyrofl.inference.state import Round, chunks, meet, to_data
@@ -35,6 +37,7 @@ def federate(
     stragglers: Stragglers | None = None,
     on_bad_message: OnBadMessage = "reject",
     state_memory: int | None = None,
+    keep_messages: bool = True,
 ) -> Iterator[Round]:
     """Run federated rounds, yielding the state after each.
 
@@ -53,9 +56,12 @@ def federate(
         on_bad_message: "reject" goes on without the client, "raise" stops the run.
         state_memory: bytes of all clients' private state that may be in memory; what is larger is
             mapped from a temporary file. None sets no bound.
+        keep_messages: False folds messages into one as they come, by `method.fold`: a chunk's are
+            all that are in memory, and those of a Round are [0, ...].
 
     Raises:
-        ValueError: if rounds, chunk or seed is negative, or a draw does not fit the clients.
+        ValueError: if rounds, chunk or seed is negative, a draw does not fit the clients, or
+            messages are not to be kept and the method cannot fold them.
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
     """
     if rounds < 0 or seed < 0 or (chunk is not None and chunk < 1):
@@ -73,6 +79,11 @@ def federate(
             f"start is a round of {len(start.seen)} clients; expected {data.clients}, and no "
             "server state besides"
         )
+    if (begun := start.number if start else 0) < rounds:
+        folding(at(begun), keep_messages)
+    step = partial(
+        advance, seed=seed, chunk=chunk, memory=state_memory, keep_messages=keep_messages
+    )
 
     def go(state: Round) -> Iterator[Round]:
         for number in range(state.number, rounds):
@@ -86,9 +97,7 @@ def federate(
             if stragglers is not None:
                 reporters = stragglers.heard(reporters, seed, number)
                 now = stragglers.working(now, seed, number)
-            state = advance(
-                now, data, state, ids, reporters, seed=seed, chunk=chunk, memory=state_memory
-            )
+            state = step(now, data, state, ids, reporters)
             if on_bad_message == "raise" and state.rejected:
                 raise BadMessage("; ".join(state.rejected))
             yield state
@@ -113,15 +122,17 @@ def advance(
     seed: int = 0,
     chunk: int | None = None,
     memory: int | None = None,
+    keep_messages: bool = True,
 ) -> Round:
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
 
     A client whose message or private state is bad neither reports nor keeps it, see `inspect`.
     If nobody reports, or the merge is not finite, the server keeps its state.
     """
+    fold = folding(method, keep_messages)
     keeper = Keeper(state.private, data.clients, memory)
     try:
-        return _advance(method, data, state, ids, reporters, keeper, seed, chunk)
+        return _advance(method, data, state, ids, reporters, keeper, seed, chunk, fold)
     except BaseException:
         keeper.take_back()
         raise
@@ -136,27 +147,24 @@ def _advance(
     keeper: Keeper,
     seed: int,
     chunk: int | None,
+    fold: Fold | None,
 ) -> Round:
     parts: list[_Part] = []
     asked = reporters[torch.isin(reporters, ids)].sort().values
-    message: Tensors = {}
+    inbox = Kept(asked) if fold is None else Folded(fold)
     for some in chunks(method, data, state, ids, chunk, seed):
-        part, mine, sent = _train_chunk(method, data, state, some, reporters, seed, message)
+        part, mine, sent = _train_chunk(method, data, state, some, reporters, seed, inbox.message)
         keeper.write(part.kept, mine)
-        for name, value in sent.items():
-            if name not in message:
-                message[name] = value.new_empty(len(asked), *value.shape[1:])
-            message[name][torch.searchsorted(asked, part.heard)] = value
+        inbox.take(data.who(part.heard), sent)
         parts.append(part)
-    heard = torch.cat([part.heard for part in parts]).sort().values
-    if len(heard) < len(asked):
-        message = {n: v[torch.searchsorted(asked, heard)] for n, v in message.items()}
-    who, server, bad = data.who(heard), state.server, list[str]()
+    heard = torch.cat([part.heard for part in parts])
+    who, server, bad = data.who(heard.sort().values), state.server, list[str]()
+    message, sender = inbox.close(who)
     if len(heard):
         try:
             with torch.no_grad(), pyro.validation_enabled(False):
                 source = generator(seed, Stream.MERGE, state.number)
-                new = method.merge(server, message, who, source)
+                new = method.merge(server, message, sender, source)
             server, bad = merged(server, to_data(new, data))
         except CannotMerge as error:
             bad = [f"the server: {error}"]
@@ -169,12 +177,12 @@ def _advance(
         private=keeper.close(),
         seen=seen,
         who=who,
-        message=message,
+        message=inbox.left(),
         trained=ids.sort().values,
         rejected=(*(reason for part in parts for reason in part.rejected), *bad),
         loss=cut(join_up([part.loss for part in parts]), order),
         down=torch.cat([part.down for part in parts])[order],
-        up=_weigh(method, message, len(heard)),
+        up=torch.cat([part.up for part in parts])[heard.argsort()],
     )
 
 
@@ -188,6 +196,7 @@ class _Part:
     loss: Tensors
     rejected: Sequence[str]
     down: Tensor
+    up: Tensor  # [heard]
 
 
 def _train_chunk(
@@ -213,6 +222,8 @@ def _train_chunk(
     reasons = inspect(message, mine, who, data.names, method.rules, like or None)
     good = torch.tensor([not reason for reason in reasons])
     report = good & torch.isin(ids, reporters)
+    kept, heard = (index.nonzero().flatten().to(data.x.device) for index in (good, report))
+    sent = cut(message, heard) if len(kept) else {}
     part = _Part(
         trained=ids,
         kept=ids[good],
@@ -220,9 +231,9 @@ def _train_chunk(
         loss=loss,
         rejected=[reason for reason in reasons if reason],
         down=_weigh(method, received, len(ids)),
+        up=_weigh(method, sent, len(heard)),
     )
-    kept, sent = (index.nonzero().flatten().to(data.x.device) for index in (good, report))
-    return part, cut(mine, kept), cut(message, sent) if len(kept) else {}
+    return part, cut(mine, kept), sent
 
 
 def _weigh(method: Method, tensors: Tensors, clients: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyrofl.data import Who
 from pyrofl.inference.method import Optim
 from pyrofl.tensors import Tensors
 
@@ -38,6 +39,16 @@ def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
 def average(message: Tensors, weight: Tensor) -> Tensors:
     """Average every tensor [C, *p] of a message with the same weights [C]."""
     return {n: weighted_mean(v, weight) for n, v in message.items()}
+
+
+def by_size(message: Tensors, who: Who) -> tuple[Tensors, Who]:
+    """Fold messages that are averaged by size: their average stands for them."""
+    return standing_for(who, average(message, who.size))
+
+
+def standing_for(who: Who, tensors: Tensors) -> tuple[Tensors, Who]:
+    """Make tensors [*p] the message of one client that has the rows of several."""
+    return {n: v[None] for n, v in tensors.items()}, Who(who.ids[:1], who.size.sum()[None])
 
 
 def blend(old: Tensors, new: Tensors, keep: float) -> Tensors:

@@ -29,7 +29,8 @@ class Round:
         private: what clients keep, [J, ...]; rows of clients never seen are zero. Where this is
             large, there is one copy: the next round overwrites it, and asking this one raises.
         seen: [J] bool, the clients that have trained at least once.
-        who: those that reported, sorted; their messages are `message`, [M, ...].
+        who: those that reported, sorted; their messages are `message`, [M, ...], or [0, ...] if
+            they were not kept.
         trained: ids of those that trained, sorted.
         rejected: "client: what was wrong" of those whose message or state was bad; also of the
             server, if the merge was not finite and it keeps its state.

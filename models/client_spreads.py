@@ -18,7 +18,8 @@ from torch.nn.utils import get_total_norm
 from pyrofl.data import Who
 from pyrofl.inference.method import Optim
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.server import average, descend
+from pyrofl.inference.robust import Combine, mean
+from pyrofl.inference.server import descend
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
 PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"
@@ -104,12 +105,13 @@ def hypernetwork(
     return Source(start, read, slope, optims={f"{PSI}/*": optims[0], TABLE: optims[1]})
 
 
-def shared(first: Tensors, optim: Optim) -> Source:
+def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
     """Give all clients the same spreads, averaged like the rest of the model (naive VD).
 
     Args:
         first: [*p], spreads at the start.
         optim: of the spreads.
+        combine: how the clients' become one.
     """
 
     def start(generator: Generator, clients: int) -> Tensors:
@@ -122,7 +124,7 @@ def shared(first: Tensors, optim: Optim) -> Source:
 
     def slope(server: Tensors, who: Who, found: Tensors) -> Tensors:
         now = {n: v[0] for n, v in read(server, who.ids[:1]).items()}
-        return under(OWN, {n: now[n] - v for n, v in average(found, who.size).items()})
+        return under(OWN, {n: now[n] - v for n, v in combine(found, who.size, now).items()})
 
     return Source(start, read, slope, optims={f"{OWN}/*": optim})
 
@@ -155,11 +157,11 @@ NONE = Source(start=no_tensors, read=no_tensors)
 def source(
     kind: str,
     first: Tensors,
-    *,
     lr: float,
     bound: float,
     hidden: Sequence[int] = (200, 200, 200),
     embedding: int | None = None,
+    combine: Combine = mean,
 ) -> Source:
     """Return the source of one of MetaVD's variants, with the optimisers of its authors' code.
 
@@ -170,11 +172,12 @@ def source(
         bound: see `hypernetwork`, as for the others.
         hidden: widths of its hidden layers.
         embedding: length of its embeddings.
+        combine: see `shared`.
     """
     slow, table = (sgd(lr, m, weight_decay=DECAY) for m in (0.6, 0.3))
     if kind == "meta":
         return hypernetwork(first, hidden, embedding, bound, (slow, table))
-    return shared(first, slow) if kind == "vd" else rows(first)
+    return shared(first, slow, combine) if kind == "vd" else rows(first)
 
 
 def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip: float) -> Tensors:

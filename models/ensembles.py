@@ -169,7 +169,8 @@ def distilled(
         held = under("teacher", role(HELD, server))
         return method.deployed.download(server, who) | spread_out(held, len(who.ids))
 
-    return replace(method, merge=merge, deploy=deploy, views={**method.views, "ensemble": members})
+    views = {**method.views, "ensemble": members}
+    return replace(method, merge=merge, fold=None, deploy=deploy, views=views)
 
 
 def members(received: Tensors, local: Tensors) -> list[Tensors]:

@@ -45,7 +45,9 @@ from pyrofl.inference.elbo import Program, elbo
 from pyrofl.inference.meta import descended
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
+from pyrofl.inference.robust import Combine, combining
 from pyrofl.models import guides
+from pyrofl.models.common_priors import Average, evenly, gradient, pooled, step_to
 from pyrofl.models.fedavg import supervised
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Family, as_event
@@ -53,7 +55,6 @@ from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, under
 
 MetaGradient = Literal["kl", "unrolled"]
-Average = Literal["mnu", "std", "moments"]
 Posterior = Literal["log_mean_field", "mean_field", "delta"]
 
 FLOOR = 1e-4  # smallest standard deviation of the prior
@@ -78,6 +79,7 @@ def build(
     lr_prior: float | None = None,
     fine_tune: int = 5,
     tune_steps: int = 1,
+    merge: str | Combine = "mean",
 ) -> Method:
     """Build FedABML.
 
@@ -106,6 +108,8 @@ def build(
             the way from prior to posterior, at most 1. Default: 0.5 if natural, or else `lr`.
         fine_tune: epochs on phi before the personal model is tested.
         tune_steps: steps on each minibatch of these; 1 costs what it costs other methods.
+        merge: how the server makes one of what it would average, as in `fedavg.build`. With
+            "moments" rules that leave out the largest make standard deviations too small.
 
     Raises:
         ValueError: if a number is out of its range or an option is unknown.
@@ -121,6 +125,7 @@ def build(
         expected = "scale > 0, kl >= 0, lr_prior >= 0 and, if natural, <= 1"
         raise ValueError(f"scale is {scale}, kl {kl}, lr_prior {rate}; expected {expected}")
     q = family(net.shapes, scale=scale, loc="mu", spread="pi")
+    combine = evenly if merge == "mean" else combining(merge)
     loss = elbo(draws if q.random else None, kl=kl, mean=True)
     descend = descended(loss, q.names, lr, steps)
 
@@ -166,8 +171,8 @@ def build(
     def bound(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         return theta(role("loc", local), role("log_scale", local))
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return server | pooled(message, average)
+    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        return server | pooled(server, message, torch.ones_like(who.size), average, combine)
 
     def ahead(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
@@ -188,62 +193,10 @@ def build(
         model=supervised(net, likelihood, centred),
         guide=q.program,
         phases=phases,
-        merge=merge,
+        merge=update,
         adapt=(begin, tune) if fine_tune else (),
         views={
             "personal": lambda _, local: posterior(local) | local,
             "global": lambda received, local: local | received | posterior(received),
         },
     )
-
-
-def gradient(m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return dKL[q || p]/dm and dKL[q || p]/dnu of a normal prior (line 9), all [C, *p].
-
-    Args:
-        m: prior mean.
-        nu: logarithm of the prior's standard deviation.
-        mean: posterior mean.
-        variance: posterior variance.
-    """
-    s2, gap = (2 * nu).exp(), mean - m
-    return -gap / s2, 1 - (variance + gap.square()) / s2
-
-
-def step_to(
-    m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor, share: float
-) -> tuple[Tensor, Tensor]:
-    """Let first and second moments of the prior go a share of the way to the posterior's.
-
-    This is a natural gradient step on KL[q || p] in the mean parameters of the normal (Amari,
-    "Natural Gradient Works Efficiently in Learning", 1998): a variance stays positive at any
-    share, and a share of 1 ends at the posterior.
-
-    Args:
-        m: prior mean.
-        nu: logarithm of the prior's standard deviation.
-        mean: posterior mean.
-        variance: posterior variance.
-        share: of the way, 0 to 1.
-
-    Returns:
-        New m and nu.
-    """
-    gap = mean - m
-    s2 = (1 - share) * (2 * nu).exp() + share * (variance + (1 - share) * gap.square())
-    return m + share * gap, s2.log() / 2
-
-
-def pooled(message: Tensors, average: Average) -> Tensors:
-    """Make one prior [*p] of the clients' priors, names "loc/" and "log_scale/" [C, *p].
-
-    "moments" is the prior that minimises sum_i KL[p_i || p(. | theta)].
-    """
-    loc, nu = role("loc", message), role("log_scale", message)
-    width = {n: v.mean(0) for n, v in nu.items()}
-    if average == "std":
-        width = {n: v.exp().mean(0).log() for n, v in nu.items()}
-    if average == "moments":
-        apart = {n: v.var(0, correction=0) for n, v in loc.items()}
-        width = {n: ((2 * v).exp().mean(0) + apart[n]).log() / 2 for n, v in nu.items()}
-    return under("loc", {n: v.mean(0) for n, v in loc.items()}) | under("log_scale", width)

@@ -27,6 +27,7 @@ from pyrofl.inference.elbo import Program, elbo
 from pyrofl.inference.method import Method, Phase, Step, as_received, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.robust import Combine, combining
+from pyrofl.inference.server import by_size
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Prior, flat
@@ -116,6 +117,7 @@ def build(
         guide=q.program,
         phases=(Phase((step,), epochs, batch),),
         merge=update,
+        fold=by_size if merge == "mean" else None,
         adapt=(Phase((step,), fine_tune, batch),) if fine_tune else (),
         views={"global": as_received} | ({"personal": as_trained} if fine_tune else {}),
     )

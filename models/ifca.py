@@ -108,6 +108,7 @@ def build(
         upload=upload,
         rules={"cluster": Rule(f"0 to {clusters - 1}", lambda k: (k >= 0) & (k < clusters))},
         merge=merge,
+        fold=None,
         adapt=(begin, *base.adapt),
         views={"personal": personal},
     )

@@ -118,4 +118,5 @@ def learning(
         upload=upload,
         rules={**method.rules, "second/*": NOT_NEGATIVE},
         merge=merge,
+        fold=None,
     )

@@ -41,7 +41,7 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.meta import Order, maml
 from pyrofl.inference.method import Method, Phase, Step, as_trained
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.server import average
+from pyrofl.inference.robust import Combine, combining
 from pyrofl.models import client_spreads, guides
 from pyrofl.models import dropout_pruning as pruning
 from pyrofl.models.dropout_posteriors import (
@@ -107,6 +107,7 @@ def build(
     prune_from: float = 0.15,
     sparsity: float = 0.7,
     done: float | None = None,
+    merge: str | Combine = "mean",
 ) -> Method:
     """Build X+MetaVD, one of its ablations, or X alone; defaults are the authors' but lr, hyper_lr.
 
@@ -146,6 +147,9 @@ def build(
         prune_from: share of the rounds before the former starts.
         sparsity: share of the weights that "snip" drops.
         done: share of the rounds that are over; None: no schedule, as after it.
+        merge: how the server makes one theta of the clients', as in `fedavg.build`, and one s for
+            "vd". Other than "mean" it weighs by size: a bad client may claim any precision. What
+            the hypernetwork learns is not robust, but its steps are bounded.
 
     Raises:
         ValueError: if a choice is unknown, a number is out of its range, no parameter matches
@@ -166,10 +170,10 @@ def build(
     family = guides.delta if dropout == "none" else family
     q = family(shapes, loc="loc", spread="spread", **({} if scale is None else {"scale": scale}))
     first = role("spread", q.start({n: torch.zeros(shape) for n, shape in shapes.items()}))
-    source = client_spreads.NONE
+    combine, source = combining(merge), client_spreads.NONE
     if q.random:
         source = client_spreads.source(
-            dropout, first, lr=hyper_lr, bound=BOUND, hidden=[width] * depth, embedding=embedding
+            dropout, first, hyper_lr, BOUND, [width] * depth, embedding, combine
         )
     adapts, meta = on != "fedavg", on in ("maml", "perfedavg")
     optims = {"loc/*": sgd(server_lr, momentum) if adapts else sgd(1.0), **source.optims}
@@ -191,11 +195,11 @@ def build(
         message = {n: local[n] for n in received}
         return message if limit is None else pruning.drop(message, moments, limit)
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         if limit is not None:
             message = pruning.fill(message, source.read(server, who.ids))
-        mean = average(role("loc", message), who.size)
-        if q.random:
+        mean = combine(role("loc", message), who.size, role("loc", server))
+        if q.random and merge == "mean":
             theta, variance = moments(pruning.as_sent(message, server, shapes))
             for n, v in theta.items():
                 alike = v.square().clamp(min=TINY) if precision == "alpha" else 1
@@ -229,7 +233,7 @@ def build(
         model=programs.model,
         guide=q.program,
         phases=(Phase((step,), epochs, 3 * batch if meta and batch else batch),),
-        merge=merge,
+        merge=update,
         download=download,
         upload=upload,
         adapt=(Phase((test,)),) if adapts else (),

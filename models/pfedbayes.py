@@ -34,7 +34,8 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Program, elbo
 from pyrofl.inference.method import Method, Phase, Step, as_received, return_received
 from pyrofl.inference.optim import adam
-from pyrofl.inference.server import average, blend
+from pyrofl.inference.robust import Combine, combining
+from pyrofl.inference.server import blend
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.own_models import own, seen_by, start_own, without_rows
@@ -59,6 +60,7 @@ def build(
     noise: float = 1.0,
     beta: float = 1.0,
     fine_tune: int = 0,
+    merge: str | Combine = "mean",
 ) -> Method:
     """Build pFedBayes; every client trains in every round, as in the authors' code.
 
@@ -79,6 +81,8 @@ def build(
             authors' code has 0.001. Other than 1 it needs a guide that starts at given moments.
         beta: how far the server goes to the mean.
         fine_tune: epochs of both steps before testing.
+        merge: how the server makes one v of the clients', as in `fedavg.build`; all of them
+            weigh the same.
 
     Raises:
         ValueError: if a number is out of its range.
@@ -88,6 +92,7 @@ def build(
             f"beta is {beta}, kl {kl}, scale {scale}, noise {noise}; expected positive numbers"
         )
     q = guide(net.shapes, scale=scale, loc="w", spread="spread")
+    combine = combining(merge)
 
     def init(generator: Generator, clients: int) -> Tensors:
         return q.start(net.init(generator))
@@ -105,8 +110,8 @@ def build(
             with data.rows():
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return blend(server, average(message, torch.ones_like(who.size)), 1 - beta)
+    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        return blend(server, combine(message, torch.ones_like(who.size), server), 1 - beta)
 
     samples = draws if q.random else None
     follow = seen_by(own, without_rows(elbo(kl=kl, mean=True)), return_received)
@@ -128,7 +133,7 @@ def build(
         model=model,
         guide=q.program,
         phases=(Phase(moves, epochs, batch),),
-        merge=merge,
+        merge=update,
         adapt=(Phase(moves, fine_tune, batch),) if fine_tune else (),
         views={"personal": own, "global": as_received},
         all_train=True,

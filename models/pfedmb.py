@@ -36,7 +36,8 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.messages import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase, Step, as_trained, send_all
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.server import average, weighted_mean
+from pyrofl.inference.robust import Combine, combining, mean
+from pyrofl.inference.server import average, standing_for
 from pyrofl.models import guides, simplex
 from pyrofl.models.branches import layers, merged, refuse_twins, weighty
 from pyrofl.models.likelihoods import Likelihood, categorical
@@ -73,6 +74,7 @@ def build(
     lr: float = 0.3,
     lr_alpha: float = 1.0,
     momentum: float = 0.0,
+    merge: str | Combine = "mean",
 ) -> Method:
     """Build pFedMB; epochs and batch are the paper's, which tuned branches and learning rates.
 
@@ -97,6 +99,8 @@ def build(
         lr: learning rate of the branches; the loss is a mean over the rows.
         lr_alpha: learning rate of the parameters of q(alpha), on the same scale.
         momentum: of both optimisers, which start afresh each round.
+        merge: how the server makes one of the clients' tensors, as in `fedavg.build`, each branch
+            of a layer on its own, among the clients that give it any weight.
 
     Raises:
         ValueError: if no parameter matches `branched`, a number is out of its range, or arguments
@@ -114,6 +118,7 @@ def build(
         )
     if isinstance(guide, str) and guide not in FAMILIES:
         raise ValueError(f"guide is {guide!r}; expected one of {get_args(Posterior)}, or a family")
+    combine = combining(merge)
     family = FAMILIES[guide] if isinstance(guide, str) else guide
     if family is guides.delta and concentration != 1:
         raise ValueError(
@@ -167,13 +172,21 @@ def build(
         }
         return message | under("branch", branch)
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        new = {}
-        for n, value in role("branch", message).items():
-            rows = who.size[:, None].expand(-1, branches)
-            weight = rows * message["alpha"][:, layer[n]] if weighted else rows
-            new[f"branch/{n}"] = aggregate(server[f"branch/{n}"], value, weight)
-        return server | new | under("w", average(role("w", message), who.size))
+    def mixed(old: Tensors, message: Tensors, who: Who) -> Tensors:
+        new: Tensors = {}
+        for at in range(shape[0]):
+            before = {n: old[n] for n in (f"branch/{n}" for n in layer if layer[n] == at)}
+            share = message["alpha"][:, at] if weighted else who.size.new_ones(1, branches)
+            new |= aggregate(before, message, who.size[:, None] * share, combine)
+        return new
+
+    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
+        new = mixed({n: v[0] for n, v in message.items()}, message, who)
+        return standing_for(who, new | average(pick(message, "alpha w/*"), who.size))
+
+    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        alike = combine(pick(message, "w/*"), who.size, server)
+        return server | mixed(server, message, who) | alike
 
     def weigh(tensors: Tensors) -> Tensor:
         total = dense(tensors)
@@ -209,7 +222,8 @@ def build(
         guide=q.program,
         phases=(*both, Phase((settle,))),
         upload=upload,
-        merge=merge,
+        merge=update,
+        fold=fold if merge == "mean" else None,
         adapt=both,
         views={"personal": as_trained, "global": common},
         statistics=statistics,
@@ -218,17 +232,19 @@ def build(
     )
 
 
-def aggregate(old: Tensor, value: Tensor, weight: Tensor) -> Tensor:
-    """Average branches over clients (eq. 5); one that nobody uses stays as it was.
+def aggregate(old: Tensors, message: Tensors, weight: Tensor, combine: Combine = mean) -> Tensors:
+    """Average a layer's branches over clients (eq. 5); one that nobody uses stays as it was.
 
     Args:
-        old: [B, *p].
-        value: [C, B, *p].
+        old: [B, *p], the names of the layer.
+        message: [C, B, *p] by these names, and others.
         weight: [C, B], rows times alpha.
+        combine: instead of the mean.
     """
-    return torch.stack(
-        [
-            weighted_mean(value[:, b], weight[:, b]) if weight[:, b].sum() >= UNUSED else old[b]
-            for b in range(len(old))
-        ]
-    )
+    found = []
+    for b in range(weight.shape[1]):
+        before = {n: v[b] for n, v in old.items()}
+        sent = {n: message[n][:, b] for n in old}
+        used = weight[:, b].sum() >= UNUSED
+        found.append(combine(sent, weight[:, b], before) if used else before)
+    return {n: torch.stack([one[n] for one in found]) for n in old}

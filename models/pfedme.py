@@ -86,6 +86,7 @@ def build(
         join=start_own,
         phases=(replace(train, moves=moves),),
         merge=merge,
+        fold=None,
         adapt=tuple(replace(phase, moves=moves) for phase in base.adapt),
         views={"personal": own, "global": as_received},
         all_train=True,

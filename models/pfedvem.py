@@ -36,12 +36,13 @@ from pyrofl.inference.elbo import Loss, Program, elbo, with_rows
 from pyrofl.inference.messages import NOT_NEGATIVE, POSITIVE
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.server import average, blend
+from pyrofl.inference.robust import Combine, combining
+from pyrofl.inference.server import average, blend, standing_for
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Family, around
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors, pick, role, under
+from pyrofl.tensors import Tensors, pick, role, total, under
 
 Confidence = Literal["full", "uncertainty", "deviation"]
 
@@ -85,6 +86,7 @@ def build(
     lr_head: float = 1e-3,
     lr_base: float = 1e-3,
     momentum: float = 0.9,
+    merge: str | Combine = "mean",
 ) -> Method:
     """Build pFedVEM; the defaults are the authors' for CIFAR-10.
 
@@ -100,8 +102,7 @@ def build(
             step with "deviation", keeps the confidence it had, which is 1 / scale^2 at first. It
             is at most 1 / lr_head at a client: steps of lr_head diverge under a stronger pull.
         fresh_tau: report the confidence after local training instead of before.
-        m_step_iters: alternations of eqs. 9 and 8 at the server; 1 is the paper's. With more,
-            clients report their variance too.
+        m_step_iters: eqs. 9 and 8 in turn at the server; with more than 1 variances travel too.
         beta: what the server keeps of its old state.
         own_base: test the personal model with the client's own base, as after its local training;
             otherwise with the received one.
@@ -113,6 +114,8 @@ def build(
         lr_head: learning rate on the sum scale.
         lr_base: learning rate on the mean scale.
         momentum: of both optimisers, which start afresh each round.
+        merge: how the server makes one head and one base of the clients', as in `fedavg.build`,
+            each on its own. "median" does without confidences, of which a bad client may claim any.
 
     Raises:
         ValueError: if no parameter of `net` matches `head`, or a number is out of its range.
@@ -128,6 +131,7 @@ def build(
     shapes = net.matching(head)
     rest = [n for n in net.shapes if n not in shapes]
     parts = net.split(head)
+    combine = combining(merge)
     d = sum(shape.numel() for shape in shapes.values())
     strongest = 1 / lr_head if lr_head else CEILING
     q = guide(shapes, scale=scale, loc="mu", spread="pi")
@@ -149,8 +153,7 @@ def build(
             with data.clients():
                 w = {n: pyro.sample(n, around(prior, received[f"loc/{n}"], width)) for n in shapes}
                 with data.rows():
-                    x = data.x if features is None else features
-                    outputs = net(role("base", local) | w, x)
+                    outputs = net(role("base", local) | w, data.x if features is None else features)
                     pyro.sample("y", likelihood(outputs, data.x), obs=data.y)
 
         return model
@@ -198,14 +201,19 @@ def build(
     def upload(received: Tensors, local: Tensors) -> Tensors:
         return pick(local, "mean/* base/* tau variance")
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        mean, tau = role("mean", message), message["tau"]
-        centre = average(mean, tau)
+    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
+        mean = average(pick(message, "mean/*"), message["tau"])
+        base = average(pick(message, "base/*"), who.size)
+        return standing_for(who, mean | base | {"tau": message["tau"].sum()})
+
+    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        mean, tau, old = role("mean", message), message["tau"], role("loc", server)
+        centre = combine(mean, tau, old)
         for _ in range(m_step_iters - 1):
             deviation = total({n: (mean[n] - centre[n]).square() for n in shapes})
             tau = precision(message["variance"], deviation, d, confidence)
-            centre = average(mean, tau)
-        base = average(role("base", message), who.size)
+            centre = combine(mean, tau, old)
+        base = combine(role("base", message), who.size, role("base", server))
         return server | blend(server, under("loc", centre) | under("base", base), beta)
 
     def personal(received: Tensors, local: Tensors) -> Tensors:
@@ -234,13 +242,9 @@ def build(
             Phase((settle,)),
         ),
         upload=upload,
-        merge=merge,
+        merge=update,
+        fold=fold if merge == "mean" and m_step_iters == 1 else None,
         views={"personal": personal, "global": common},
         statistics=statistics,
         all_train=True,
     )
-
-
-def total(tensors: Tensors) -> Tensor:
-    """Sum over all parameters of every client: [C, *p] -> [C]."""
-    return torch.stack([v.reshape(len(v), -1).sum(1) for v in tensors.values()]).sum(0)

@@ -126,6 +126,7 @@ def build(
         phases=(Phase((begin,)), replace(train, moves=(corrected, count)), Phase((renew,))),
         upload=upload,
         merge=merge,
+        fold=None,
     )
 
 

@@ -173,6 +173,11 @@ def _add_fit(to: ArgumentParser, out: str) -> None:
         metavar="GIB",
         help="private state beyond it goes to a temporary file (%(default)s)",
     )
+    add(
+        "--fold-messages",
+        action="store_true",
+        help="merge messages as they come instead of holding a round's, where the merge is a mean",
+    )
     add("--threads", type=_whole(1), default=1, metavar="T", help="of the CPU (%(default)s)")
     add("--device", default="cpu", help="of torch (%(default)s)")
     add("--out", metavar="DIR", help=out)

@@ -22,6 +22,7 @@ from pyrofl.federations import PARTITIONS, TEST_POLICIES, class_counts
 from pyrofl.inference.evaluate import Scores
 from pyrofl.inference.fit import Run, fit
 from pyrofl.inference.messages import kinds
+from pyrofl.inference.method import Method
 from pyrofl.nets import NETWORKS
 from pyrofl.tables import LIKELIHOODS
 
@@ -82,11 +83,12 @@ def run(args: Namespace) -> None:
     """
     args = resolve(args)
     found = task(args, args.seed)
-    method = methods([args.method], args.settings, found, args.rounds)[args.method]
+    built = methods([args.method], args.settings, found, args.rounds)
+    foldable(args, built)
     participation(args.participation, found.data.clients)
     stragglers(args)
     folder = opened(args.out or f"runs/{args.method}-{args.seed}", args)
-    _, scores = fit_and_save(args, args.method, method, found, folder)
+    _, scores = fit_and_save(args, args.method, built[args.method], found, folder)
     print(score_table(scores))
     say(args, f"{folder} holds tables, posterior and figures")
 
@@ -100,6 +102,7 @@ def compare(args: Namespace) -> None:
     args = resolve(args)
     tasks = [task(args, seed) for seed in range(args.seed, args.seed + args.seeds)]
     chosen = [methods(args.methods, args.settings, found, args.rounds) for found in tasks]
+    foldable(args, chosen[0])
     for found in tasks:
         participation(args.participation, found.data.clients)
     stragglers(args)
@@ -145,6 +148,21 @@ def partition(args: Namespace) -> None:
     )
 
 
+def foldable(args: Namespace, built: Mapping[str, Scheduled]) -> None:
+    """Refuse a method that needs all messages at once, if they are to be folded.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    for name, method in built.items() if args.fold_messages else ():
+        now = method if isinstance(method, Method) else method(0)
+        if now.fold is None:
+            raise ValueError(
+                f"--fold-messages with {name}, whose server needs all messages of a round at once; "
+                "expected methods whose merge is one mean by size or, of pfedvem, confidence"
+            )
+
+
 def fit_and_save(
     args: Namespace, name: str, method: Scheduled, found: Task, folder: Path
 ) -> tuple[Run, list[Scores]]:
@@ -170,6 +188,7 @@ def fit_and_save(
             progress=not args.quiet,
             stragglers=stragglers(args),
             on_bad_message=args.on_bad_message,
+            keep_messages=not args.fold_messages,
             after=keeper,
         )
         scores = done.scores()

@@ -64,6 +64,11 @@ def like(value: Tensor, other: Tensor) -> Tensor:
     return value.reshape(-1, *(1 for _ in other.shape[1:]))
 
 
+def total(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Sum over all entries of every client: [C, *p] -> [C]."""
+    return torch.stack([v.reshape(len(v), -1).sum(1) for v in tensors.values()]).sum(0)
+
+
 def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:
     """Concatenate dicts with the same names along their leading axes."""
     parts = list(parts)

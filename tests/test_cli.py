@@ -476,3 +476,17 @@ def test_who_holds_what_has_a_seed_of_its_own(tmp_path):
     one, two, other = sizes_and_scores(0, 5), sizes_and_scores(1, 5), sizes_and_scores(0, 6)
     assert one[0] == two[0] != other[0]
     assert one[1] != two[1]
+
+
+def test_messages_are_folded_where_that_can_be_done(tmp_path, capsys):
+    asked = [*SMALL, "--fold-messages", "--posterior-draws", "0", "--set", "epochs=1"]
+    assert main(["run", "fedprox", *asked, "--out", str(tmp_path / "a")]) == 0
+    facts = json.loads((tmp_path / "a" / "run.json").read_text())
+    assert facts["arguments"]["fold_messages"] is True
+    assert facts["message_scalars"] == 64 * 6 + 6 + 6 * 10 + 10
+    assert facts["reported"] == [4, 4]
+    assert facts["bytes_up"] == [4 * 4 * facts["message_scalars"]] * 2
+    for words in (["run", "scaffold"], ["compare", "fedprox", "scaffold"]):
+        assert main([*words, *asked, "--out", str(tmp_path / "b")]) == 2
+        assert "--fold-messages with scaffold, whose server needs" in capsys.readouterr().err
+        assert not (tmp_path / "b").exists()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 import toys
@@ -10,18 +13,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pyrofl.data import Batch, Who
+from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.robust import combining, krum, median, middle
+from pyrofl.inference.rounds import federate, first
 from pyrofl.inference.server import average
-from pyrofl.models import fedavg, fedavgm, fedbe, fedprox, scaffold
-from pyrofl.tensors import Tensors, generator
+from pyrofl.models import (
+    fedabml,
+    fedavg,
+    fedavgm,
+    fedbe,
+    fedpop,
+    fedprox,
+    metavd,
+    pfedbayes,
+    pfedmb,
+    pfedvem,
+    scaffold,
+)
+from pyrofl.nets import build
+from pyrofl.tensors import Tensors, generator, like, matches, pick
 
 EVERY = ("mean", "median", "trimmed:0.2", "krum:2", "krum:2:4", "clip:0.1")
 SERVER = {"w": torch.zeros(3, 2, dtype=torch.float64), "b": torch.ones(3, dtype=torch.float64)}
-BUILDS = {
-    "fedavg": fedavg.build,
-    "fedprox": fedprox.build,
-    "fedavgm": fedavgm.build,
-    "scaffold": scaffold.build,
+MEANS = {  # that train in ways of their own
+    "fedabml": partial(fedabml.build, epochs=1),
+    "fedpop": partial(fedpop.build, burn_in=1, epochs=1),
+    "metavd": partial(metavd.build, epochs=1),
+    "pfedbayes": partial(pfedbayes.build, epochs=1),
+    "pfedmb": partial(pfedmb.build, branches=2, epochs=1, batch=10),
+    "pfedvem": partial(pfedvem.build, head_epochs=2, base_epochs=1, lr_head=0.01, lr_base=0.02),
+}
+BUILDS = MEANS | {
+    "fedavg": partial(fedavg.build, epochs=1, lr=0.02),
+    "fedprox": partial(fedprox.build, epochs=1, lr=0.02),
+    "fedavgm": partial(fedavgm.build, epochs=1, lr=0.02),
+    "scaffold": partial(scaffold.build, epochs=1, lr=0.02),
 }
 
 
@@ -161,9 +188,8 @@ def test_others_are_refused(how):
 @pytest.mark.parametrize("name", BUILDS)
 @pytest.mark.parametrize("how", EVERY)
 def test_methods_take_them(name, how, blobs):
-    options = {"epochs": 1, "lr": 0.02}
-    robust = toys.last(BUILDS[name](toys.net(), merge=how, **options), blobs, 2)
-    plain = toys.last(BUILDS[name](toys.net(), **options), blobs, 2)
+    robust = toys.last(BUILDS[name](toys.net(), merge=how), blobs, 2)
+    plain = toys.last(BUILDS[name](toys.net()), blobs, 2)
     assert all(bool(v.isfinite().all()) for v in robust.server.values())
     same = all(torch.equal(robust.server[n], v) for n, v in plain.server.items())
     assert same == (how == "mean")
@@ -182,3 +208,99 @@ def test_fedbe_teaches_from_the_robust_model(blobs):
     got = toys.last(fedbe.build(toys.net(), merge="median", **options), blobs, 1)
     plain = toys.last(fedavg.build(toys.net(), merge="median", epochs=1), blobs, 1)
     toys.assert_same({n: got.server[n] for n in plain.server}, plain.server)
+
+
+FIFTH = [3, 8]  # of ten clients
+OLD = {"pfedvem": {"mean": "loc"}, "fedpop": {"mean": "loc"}}  # roles of messages, at the server
+
+
+def lying(method: Method, names: str) -> Method:
+    """Return the method in which a fifth of the clients send huge finite numbers."""
+
+    def mark(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return {"evil": torch.isin(batch.ids, torch.tensor(FIFTH)).to(batch.size)}
+
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        message = method.upload(received, local)
+        evil = {n: like(local["evil"], v) > 0 for n, v in message.items()}
+        wrong = {n: torch.where(evil[n], 1e6, v) for n, v in pick(message, names).items()}
+        return message | wrong
+
+    return replace(method, phases=(*method.phases, Phase((mark,))), upload=upload)
+
+
+def outside(name: str, method: Method, names: str) -> float:
+    """Return how far the server lands outside of what it had and honest clients sent."""
+    data = toys.blobs(toys.SIZES[:10])
+    (state,) = federate(lying(method, names), data, 1)
+    assert not state.rejected
+    before, far = first(method, data, 0).server, 0.0
+    honest = torch.tensor([i for i in range(10) if i not in FIFTH])
+    for n, sent in state.message.items():
+        kind, _, rest = n.partition("/")
+        at = f"{OLD.get(name, {}).get(kind, kind)}/{rest}"
+        if at in before and matches(n, names):
+            all_ = torch.cat([sent[honest], before[at][None]])
+            over = torch.maximum(state.server[at] - all_.amax(0), all_.amin(0) - state.server[at])
+            far = max(far, float(over.max()))
+    return far
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_a_fifth_of_liars_moves_no_server_beyond_the_honest(name):
+    names = "loc/*" if name == "metavd" else "*"  # what a hypernetwork learns is a sum
+
+    def after(merge: str) -> float:
+        return outside(name, MEANS[name](toys.net(), merge=merge), names)
+
+    # A median, a trimmed mean and a message are within what honest clients sent, rounding aside.
+    assert [how for how in ("median", "trimmed:0.2", "krum:2") if after(how) > 1e-9] == []
+    assert after("mean") > 1
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_the_mean_is_what_they_do_anyhow(name, blobs):
+    made = MEANS[name]
+    plain, mean = (toys.last(made(toys.net(), **o), blobs, 2) for o in ({}, {"merge": "mean"}))
+    toys.assert_same(mean.server, plain.server)
+
+
+def test_a_lie_about_confidence_does_not_buy_the_head():
+    method = pfedvem.build(toys.net(), head_epochs=3, lr_head=0.01, merge="median")
+    (state,) = federate(lying(method, "tau"), toys.blobs(toys.SIZES[:10]), 1)
+    (honest,) = federate(method, toys.blobs(toys.SIZES[:10]), 1)
+    assert float(state.message["tau"].max()) == 1e6
+    toys.assert_same(state.server, honest.server)
+
+
+@pytest.mark.parametrize("how", ["median", "trimmed:0.3", "krum:0", "clip:9"])
+def test_messages_that_weigh_nothing_are_not_there(how):
+    weight = sizes() * (torch.arange(9) > 2)
+    got = combining(how)(messages(9, 3, 3), weight, SERVER)
+    rest = {n: v[3:] for n, v in messages(9, 3, 3).items()}
+    toys.assert_same(got, combining(how)(rest, weight[3:], SERVER))
+
+
+def test_distances_from_the_population_are_robust_about_its_robust_centre():
+    """The median of squared distances of normal heads is 0.455 of their variance."""
+    count, g = 4001, generator(5)
+    z = 3.0 + 0.5 * torch.randn(count, 4, generator=g, dtype=torch.float64)
+    z[:400] = 1e5
+    net = build("softmax", (1,), 2)
+    method = fedpop.build(net, head="*", merge="median")
+    message, at = {}, 0
+    for n, shape in net.shapes.items():
+        part = z[:, at : at + shape.numel()].reshape(count, *shape)
+        message |= {f"mean/{n}": part, f"square/{n}": part.square()}
+        at += shape.numel()
+    server = {n: v.double() for n, v in method.init(generator(0), count).items()}
+    who = Who(torch.arange(count), torch.ones(count, dtype=torch.float64))
+    new = method.merge(server, message, who, generator(0))
+    # 400 of 4,001 far off make the median of the rest its 5/9 quantile, both for m and for s.
+    normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
+    shift = normal.icdf(torch.tensor(0.5 / 0.9, dtype=torch.float64))
+    for n in net.shapes:
+        loc, variance = new[f"loc/{n}"], (2 * new[f"log_scale/{n}"]).exp()
+        close(loc, torch.full_like(loc, 3.0 + 0.5 * float(shift)), 6 * 1.25 * 0.5 / 3600**0.5)
+        assert float(variance.min()) > 0.455 * 0.25
+        assert float(variance.max()) < 0.25

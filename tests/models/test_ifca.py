@@ -93,7 +93,7 @@ def test_the_server_is_pfedmbs_with_all_weight_on_one_branch(tiny):
     for n, value in state.server.items():
         sent = state.message[n.removeprefix("cluster/")]
         branches = sent[:, None].expand(-1, 3, *sent.shape[1:])
-        close(value, pfedmb.aggregate(old[n], branches, weight))
+        close(value, pfedmb.aggregate({n: old[n]}, {n: branches}, weight)[n])
 
 
 def test_clients_of_one_kind_find_each_other():

@@ -26,7 +26,7 @@ from pyrofl.inference.rounds import federate
 from pyrofl.inference.state import meet
 from pyrofl.models import guides, likelihoods, pfedvem
 from pyrofl.nets import Network, build
-from pyrofl.tensors import Tensors, generator, role
+from pyrofl.tensors import Tensors, generator, role, total
 
 # Two clients in the plane, worked by hand: tau per client and the server's head, each round.
 TRACE = [
@@ -418,7 +418,7 @@ def test_the_whole_network_can_be_bayesian(tiny):
     first = pfedvem.build(net, head="*").init(generator(0), 3)
     one = next(federate(method, tiny, 1, server=first))
     gap = {n: one.message[f"mean/{n}"] - one.server[f"loc/{n}"] for n in net.shapes}
-    spread = pfedvem.total({n: v.square() for n, v in gap.items()}) + pfedvem.total(
+    spread = total({n: v.square() for n, v in gap.items()}) + total(
         {n: softplus(one.private[f"pi/{n}"]).square() for n in net.shapes}
     )
     two = next(federate(method, tiny, 2, start=one))
