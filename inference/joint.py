@@ -175,7 +175,7 @@ def joined(
         raise ValueError("the method's main view is an ensemble; expected one model")
     rows = data.batch(ids)
     once = method.shared if shared is None else shared
-    batch = Everybody(rows.x, rows.y, rows.mask, rows.size, rows.ids, once)
+    batch = Everybody(rows.x, rows.y, rows.mask, rows.size, rows.ids, rows.at, once)
     joint = Joint(method.model, received, view, batch)
     with alone(data, seed):
         common = " ".join(n for n, site in joint.sites().items() if not site.own)

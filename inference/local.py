@@ -78,7 +78,7 @@ def train(
                 Who(who.ids[rank], who.size[rank]),
                 [noise[c] for c in rank.tolist()],
             )
-            run.go(data, Plan(schedule.rows[:, rank], schedule.mask[:, rank], schedule.steps[rank]))
+            run.go(data, schedule.of(rank))
             local = cut(run.local, back)
             losses |= cut(run.losses(schedule.steps[rank]), back)
     return local, losses
@@ -135,7 +135,7 @@ class _PhaseRun:
     def go(self, data: Federation, schedule: Plan) -> None:
         """Make all steps of the schedule."""
         active, batch = len(self.who.ids), None
-        rows, mask = (v.to(data.x.device) for v in schedule[:2])
+        rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
         part = share(self.who.size, mask)
         times = torch.arange(len(schedule.rows))
         for t, left in enumerate((schedule.steps > times[:, None]).sum(1).tolist()):
@@ -147,6 +147,7 @@ class _PhaseRun:
                     Who(self.who.ids[:active], self.who.size[:active]),
                     rows[t, :active],
                     mask[t, :active],
+                    at[t, :active] if self.phase.batch else None,
                     part[t, :active],
                 )
             with self.noise:

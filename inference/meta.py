@@ -142,10 +142,13 @@ def _clipped(slopes: Tensors, norm: float) -> Tensors:
 
 def _together(a: Batch, b: Batch) -> Batch:
     """Join two batches; padding goes to the end, so that it moves no row's noise."""
-    x, y, mask = (torch.cat([getattr(a, n), getattr(b, n)], 1) for n in ("x", "y", "mask"))
+    x, y, mask, at = (
+        torch.cat([getattr(a, n), getattr(b, n)], 1) for n in ("x", "y", "mask", "at")
+    )
     order = mask.int().argsort(dim=1, descending=True, stable=True)
     client = torch.arange(len(a), device=mask.device)[:, None]
-    return replace(a, x=x[client, order], y=y[client, order], mask=mask[client, order])
+    x, y, mask, at = (v[client, order] for v in (x, y, mask, at))
+    return replace(a, x=x, y=y, mask=mask, at=at)
 
 
 def _with_gradient(value: Tensor, of: Tensors, grads: Tensors) -> Tensor:

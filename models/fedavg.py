@@ -32,7 +32,7 @@ from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Prior, flat
 from pyrofl.models.schedules import decayed
-from pyrofl.nets import Network
+from pyrofl.nets import Forward, Network
 from pyrofl.tensors import Tensors
 
 
@@ -123,8 +123,18 @@ def build(
     )
 
 
-def supervised(net: Network, likelihood: Likelihood, prior: Prior) -> Program:
-    """Return the model in which all parameters of the network are latent, one set per client."""
+def supervised(
+    net: Network, likelihood: Likelihood, prior: Prior, forward: Forward | None = None
+) -> Program:
+    """Return the model in which all parameters of the network are latent, one set per client.
+
+    Args:
+        net: the network.
+        likelihood: of a row, given its outputs.
+        prior: on its parameters.
+        forward: runs instead of the network.
+    """
+    run = forward or net
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         with data.clients():
@@ -133,6 +143,6 @@ def supervised(net: Network, likelihood: Likelihood, prior: Prior) -> Program:
                 for n, shape in net.shapes.items()
             }
             with data.rows():
-                pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
+                pyro.sample("y", likelihood(run(w, data.x), data.x), obs=data.y)
 
     return model

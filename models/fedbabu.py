@@ -25,7 +25,7 @@ from typing import Literal, Unpack, get_args
 
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.parts import keep, only, two_parts
+from pyrofl.models.parts import fitting_head, keep, only, two_parts
 from pyrofl.models.priors import Prior, flat
 from pyrofl.nets import Network
 
@@ -60,8 +60,7 @@ def build(
     method = keep(fedavg.build(net, prior=prior, **settings), mine)
     (train,) = method.phases
     chosen = {"head": mine, "base": rest, "all": "*"}[tune]
-    return replace(
-        method,
-        phases=(only(train, rest),),
-        adapt=tuple(only(phase, chosen) for phase in method.adapt),
-    )
+    adapt = tuple(only(phase, chosen) for phase in method.adapt)
+    if tune == "head":
+        adapt = fitting_head(adapt, net, mine, prior, settings)
+    return replace(method, phases=(only(train, rest),), adapt=adapt)

@@ -25,7 +25,7 @@ from typing import Unpack
 
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.parts import keep, only, two_parts
+from pyrofl.models.parts import fitting_head, keep, only, two_parts
 from pyrofl.models.priors import Prior, flat
 from pyrofl.nets import Network
 
@@ -54,8 +54,10 @@ def build(
     mine, rest = two_parts(net, head)
     method = keep(fedavg.build(net, prior=prior, **training), mine)
     (train,) = method.phases
+    first = fitting_head((only(train, mine, head_epochs),), net, mine, prior, training)
+    before_test = tuple(only(phase, mine) for phase in method.adapt)
     return replace(
         method,
-        phases=(only(train, mine, head_epochs), only(train, rest)),
-        adapt=tuple(only(phase, mine) for phase in method.adapt),
+        phases=(*first, only(train, rest)),
+        adapt=fitting_head(before_test, net, mine, prior, training),
     )

@@ -15,13 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from torch import Generator, Tensor
 
-from pyrofl.data import Who
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import Loss, Program, with_rows
 from pyrofl.inference.method import Method, Phase, Step, as_trained
-from pyrofl.nets import Network
-from pyrofl.tensors import Tensors, matches, spread_out
+from pyrofl.models import fedavg, guides
+from pyrofl.models.likelihoods import categorical
+from pyrofl.models.priors import Prior
+from pyrofl.nets import Forward, Network
+from pyrofl.tensors import Tensors, matches, role, spread_out
+
+FEATURES = "features"  # local tensor with what the base makes of the client's rows
 
 
 def keep(method: Method, names: str) -> Method:
@@ -63,6 +70,54 @@ def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | No
     chosen = " ".join(role + name for role in roles for name in names.split())
     moves = (replace(step, names=chosen),)
     return replace(phase, moves=moves, epochs=phase.epochs if epochs is None else epochs)
+
+
+def on_frozen_base(
+    phase: Phase, net: Network, head: str, base: str, program: Callable[[Forward], Program]
+) -> tuple[Phase, ...]:
+    """Let a head train on what a base that stands still makes of all rows, computed once.
+
+    Args:
+        phase: moves the head alone.
+        net: the network.
+        head: patterns of the parameters that train.
+        base: role of the others, which must be points.
+        program: how the network runs -> the model.
+
+    Returns:
+        A phase that computes the features and one that trains on them; or `phase` itself, if the
+        network cannot be cut there or nothing is to be gained.
+    """
+    cut = net.split(head)
+    if cut is None or phase.epochs == 0:
+        return (phase,)
+    below, above = cut
+
+    def features(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return {FEATURES: below(with_rows(role(base, local), len(batch)), batch.x)}
+
+    def on_features(loss: Loss) -> Loss:
+        def wrapped(
+            model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+        ) -> Tensor:
+            known = batch.of(local[FEATURES])
+            rest = {n: v for n, v in local.items() if n != FEATURES}
+            return loss(program(lambda w, _: above(w, known)), guide, received, rest, batch)
+
+        return wrapped
+
+    moves = [replace(m, loss=on_features(m.loss)) for m in phase.moves if isinstance(m, Step)]
+    return Phase((features,)), replace(phase, moves=tuple(moves))
+
+
+def fitting_head(
+    phases: tuple[Phase, ...], net: Network, head: str, prior: Prior, training: fedavg.Training
+) -> tuple[Phase, ...]:
+    """Put `on_frozen_base` around phases of FedAvg's model, unless a guide gives its base draws."""
+    if training.get("guide", guides.delta) is not guides.delta:
+        return phases
+    program = partial(fedavg.supervised, net, training.get("likelihood", categorical), prior)
+    return tuple(p for some in phases for p in on_frozen_base(some, net, head, "w", program))
 
 
 def head_and_base(net: Network, head: str | None) -> tuple[str, str]:

@@ -32,7 +32,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
-from pyrofl.inference.elbo import Loss, Program, elbo, with_rows
+from pyrofl.inference.elbo import Program, elbo
 from pyrofl.inference.messages import NOT_NEGATIVE, POSITIVE
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
@@ -40,8 +40,9 @@ from pyrofl.inference.robust import Combine, combining
 from pyrofl.inference.server import average, blend, standing_for
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models.parts import on_frozen_base
 from pyrofl.models.priors import Family, around
-from pyrofl.nets import Network
+from pyrofl.nets import Forward, Network
 from pyrofl.tensors import Tensors, pick, role, total, under
 
 Confidence = Literal["full", "uncertainty", "deviation"]
@@ -130,7 +131,6 @@ def build(
     head = net.head if head is None else head
     shapes = net.matching(head)
     rest = [n for n in net.shapes if n not in shapes]
-    parts = net.split(head)
     combine = combining(merge)
     d = sum(shape.numel() for shape in shapes.values())
     strongest = 1 / lr_head if lr_head else CEILING
@@ -147,34 +147,16 @@ def build(
         tau = torch.full_like(who.size, scale**-2)
         return q.start(role("loc", received)) | own | {"tau": tau}
 
-    def program(net: Network, features: Tensor | None = None) -> Program:
+    def program(run: Forward) -> Program:
         def model(received: Tensors, local: Tensors, data: Batch) -> None:
             width = local["tau"].rsqrt()
             with data.clients():
                 w = {n: pyro.sample(n, around(prior, received[f"loc/{n}"], width)) for n in shapes}
                 with data.rows():
-                    outputs = net(role("base", local) | w, data.x if features is None else features)
+                    outputs = run(role("base", local) | w, data.x)
                     pyro.sample("y", likelihood(outputs, data.x), obs=data.y)
 
         return model
-
-    def features(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        if parts is None:
-            return {}
-        return {"features": parts[0](with_rows(role("base", local), len(data)), data.x)}
-
-    def on_features(loss: Loss) -> Loss:
-        """Let the head train on the frozen base's outputs, computed once per round."""
-        if parts is None:
-            return loss
-
-        def head_loss(
-            model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
-        ) -> Tensor:
-            known = {n: v for n, v in local.items() if n != "features"}
-            return loss(program(parts[1], local["features"]), guide, received, known, data)
-
-        return head_loss
 
     def spreads(received: Tensors, local: Tensors, data: Batch) -> tuple[Tensors, Tensor, Tensor]:
         mean, variance = q.moments(received, local, data)
@@ -226,7 +208,7 @@ def build(
         return {"tau": local["tau"], "deviation": spreads(received, local, data)[2] / d}
 
     samples = draws if q.random else None
-    head_step = Step(q.names, sgd(lr_head, momentum), on_features(elbo(samples)))
+    head_step = Step(q.names, sgd(lr_head, momentum), elbo(samples))
     base_step = Step("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
     train_base = (Phase((base_step,), base_epochs, batch),) if rest else ()
     return Method(
@@ -236,8 +218,8 @@ def build(
         model=program(net),
         guide=q.program,
         phases=(
-            Phase((set_confidence, features)),
-            Phase((head_step,), head_epochs),
+            Phase((set_confidence,)),
+            *on_frozen_base(Phase((head_step,), head_epochs), net, head, "base", program),
             *train_base,
             Phase((settle,)),
         ),

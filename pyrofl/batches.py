@@ -32,6 +32,7 @@ class Batch:
     mask: Tensor  # [C, B] bool, False where a row is padding
     size: Tensor  # [C] rows that the client has in all
     ids: Tensor  # [C] int64
+    at: Tensor | None = None  # [C, B] int64, which of its client's rows a row is; None: in order
 
     def __len__(self) -> int:
         """Return the number of clients."""
@@ -73,8 +74,22 @@ class Batch:
             at = torch.where(at < count, at, i % count.clamp(min=1))
             mask = torch.arange(at.shape[1], device=at.device) * k + i < count.clamp(min=i + 1)
             mask &= count > 0
-            parts.append(replace(self, x=self.x[client, at], y=self.y[client, at], mask=mask))
+            parts.append(
+                replace(
+                    self,
+                    x=self.x[client, at],
+                    y=self.y[client, at],
+                    mask=mask,
+                    at=at if self.at is None else self.at[client, at],
+                )
+            )
         return parts
+
+    def of(self, known: Tensor) -> Tensor:
+        """Pick the batch's rows of what is known of all rows: [C, n, *f] -> [C, B, *f]."""
+        if self.at is None:
+            return known
+        return known[torch.arange(len(self), device=known.device)[:, None], self.at]
 
 
 def share(size: Tensor, mask: Tensor) -> Tensor:

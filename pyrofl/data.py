@@ -108,16 +108,24 @@ class Federation:
         """Floating-point type of the computation."""
         return self.x.dtype if self.x.is_floating_point() else torch.get_default_dtype()
 
-    def gather(self, who: Who, rows: Tensor, mask: Tensor, share: Tensor | None = None) -> Batch:
+    def gather(
+        self,
+        who: Who,
+        rows: Tensor,
+        mask: Tensor,
+        at: Tensor | None = None,
+        share: Tensor | None = None,
+    ) -> Batch:
         """Return the batch of given rows [C, B]; where `mask` is False the row is padding.
 
-        Who knows the `share` of the rows already, [C, 1], saves counting them.
+        `at` tells which of its client's rows a row is, see `Batch`. Who knows the `share` of the
+        rows already, [C, 1], saves counting them.
         """
         rows = rows.to(self.x.device)
         x, y = (
             v.index_select(0, rows.flatten()).unflatten(0, rows.shape) for v in (self.x, self.y)
         )
-        batch = Batch(x, y, mask.to(self.x.device), who.size, who.ids)
+        batch = Batch(x, y, mask.to(self.x.device), who.size, who.ids, at)
         if share is not None:
             vars(batch)["_share"] = share  # as cached_property would
         return batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Generator, Size, Tensor, nn
@@ -14,7 +14,10 @@ from pyrofl.architectures import NETWORKS, module
 from pyrofl.layers import axes_of, last_layer, refuse
 from pyrofl.tensors import Tensors, matches
 
-__all__ = ["NETWORKS", "Network", "build"]
+__all__ = ["NETWORKS", "Forward", "Network", "build"]
+
+Forward = Callable[[Tensors, Tensor], Tensor]
+"""(weights, x [C, B, *x]) -> outputs, as a `Network` or what stands for one."""
 
 
 class Network:

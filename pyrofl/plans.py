@@ -14,6 +14,12 @@ class Plan(NamedTuple):
     rows: Tensor  # [T, C, B] int64
     mask: Tensor  # [T, C, B] bool
     steps: Tensor  # [C] int64
+    at: Tensor  # [T, C, B] int64, which of the client's rows they are
+
+    def of(self, clients: Tensor) -> Plan:
+        """Return the plan of some clients, or of all in another order."""
+        rows, mask, steps, at = self
+        return Plan(rows[:, clients], mask[:, clients], steps[clients], at[:, clients])
 
 
 def plan(rows: list[Tensor], epochs: list[int], batch: int | None, order: list[Generator]) -> Plan:
@@ -29,15 +35,19 @@ def plan(rows: list[Tensor], epochs: list[int], batch: int | None, order: list[G
     width = min(batch or longest, longest)
     per_epoch = [-(-len(r) // width) for r in rows]
     steps = torch.tensor([e * n for e, n in zip(epochs, per_epoch, strict=True)])
-    index = torch.zeros(int(steps.max()), len(rows), width, dtype=torch.long)
-    mask = torch.zeros(index.shape, dtype=torch.bool)
+    at = torch.zeros(int(steps.max()), len(rows), width, dtype=torch.long)
+    index, mask = torch.zeros_like(at), torch.zeros(at.shape, dtype=torch.bool)
     for c, (mine, n, e, g) in enumerate(zip(rows, per_epoch, epochs, order, strict=True)):
         if not e:
             continue
         stream = torch.zeros(e, n * width, dtype=torch.long)
-        for epoch in range(e):
-            shuffled = mine[torch.randperm(len(mine), generator=g)] if batch else mine
-            stream[epoch, : len(mine)] = shuffled
-        index[: e * n, c] = stream.view(e * n, width)
+        for own in stream:
+            own[: len(mine)] = _order(len(mine), g if batch else None)
+        at[: e * n, c] = stream.view(e * n, width)
+        index[: e * n, c] = mine[at[: e * n, c]]
         mask[: e * n, c] = (torch.arange(n * width) < len(mine)).view(n, width).repeat(e, 1)
-    return Plan(index, mask, steps)
+    return Plan(index, mask, steps, at)
+
+
+def _order(rows: int, shuffled: Generator | None) -> Tensor:
+    return torch.arange(rows) if shuffled is None else torch.randperm(rows, generator=shuffled)

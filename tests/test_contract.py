@@ -167,8 +167,8 @@ def test_permuting_clients_permutes_results(name):
 class Filled(Federation):
     """A federation whose padded rows hold a million instead of row 0."""
 
-    def gather(self, who: Who, rows: Tensor, mask: Tensor) -> Batch:
-        batch = super().gather(who, rows, mask)
+    def gather(self, who: Who, rows: Tensor, mask: Tensor, *known: Tensor | None) -> Batch:
+        batch = super().gather(who, rows, mask, *known)
         padded = ~mask.reshape(*mask.shape, *(1 for _ in batch.x.shape[2:]))
         label = torch.where(mask, batch.y, len(self.classes) - 1)
         return replace(batch, x=batch.x.masked_fill(padded, 1e6), y=label)

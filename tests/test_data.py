@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pyro import poutine
 
 from pyrofl.data import Batch, Federation, check_table, stack
+from pyrofl.plans import plan
 from pyrofl.tensors import generator
 
 SIZES = st.lists(st.integers(1, 20), min_size=1, max_size=6)
@@ -196,3 +197,18 @@ def test_data_that_are_not_finite_are_refused(column, bad):
     table[column][[1, 3]] = bad
     with pytest.raises(ValueError, match=f"{column} is NaN or infinite in 2 rows, first in row 1"):
         check_table(table["x"], table["y"])
+
+
+def test_what_is_known_of_rows_follows_them_through_minibatches_and_splits():
+    train = torch.tensor([4, 2, 7, 0]), torch.tensor([1, 8, 3])
+    data = Federation(torch.arange(9.0)[:, None], torch.zeros(9), train, (train[0][:0],) * 2)
+    whole = data.batch(torch.arange(2))
+    known = 10 * whole.x  # [C, n, 1], in the order of the client's rows
+    assert whole.of(known) is known
+    schedule = plan(list(train), [2, 2], 3, [generator(1, c) for c in range(2)])
+    for t in range(2):
+        batch = data.gather(
+            data.who(torch.arange(2)), schedule.rows[t], schedule.mask[t], schedule.at[t]
+        )
+        for part in (batch, *batch.split(2), *whole.split(2)):
+            assert torch.equal(part.of(known)[part.mask], 10 * part.x[part.mask])

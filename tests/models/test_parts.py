@@ -16,7 +16,8 @@ from pyrofl.inference.prepare import prepared
 from pyrofl.inference.rounds import federate
 from pyrofl.models import fedavg, fedbabu, fedper, fedrep, guides, lgfedavg, local
 from pyrofl.models.fedopt import stepped
-from pyrofl.nets import build
+from pyrofl.models.parts import FEATURES
+from pyrofl.nets import Network, build
 from pyrofl.tensors import generator, pick, role
 
 NET = build("mlp:5", (4,), 3)
@@ -154,8 +155,9 @@ def test_fedbabu_tunes_what_it_is_told(tiny, tune, moves):
     _, tuned = prepared(method, tiny, state, tiny.who(torch.arange(3)), adapted="adapt")
     assert not isinstance(tuned, list)
     known = state.private | {n: v.expand_as(tuned[n]) for n, v in state.server.items()}
-    assert {n for n, v in tuned.items() if not torch.equal(v, known[n])} == moves
-    assert [phase.epochs for phase in method.adapt] == [5]
+    changed = {n for n, v in tuned.items() if n != FEATURES and not torch.equal(v, known[n])}
+    assert changed == moves
+    assert method.adapt[-1].epochs == 5
     assert made("fedbabu", fine_tune=0).adapt == ()
 
 
@@ -167,7 +169,33 @@ def test_fedrep_fits_the_head_before_a_test_if_asked_to(tiny):
     for n, v in state.server.items():
         assert torch.equal(tuned[n], v.expand_as(tuned[n]))
     assert all(not torch.equal(tuned[n], v) for n, v in state.private.items())
-    assert [phase.epochs for phase in method.adapt] == [4]
+    assert method.adapt[-1].epochs == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "phase"),
+    [("fedrep", {"fine_tune": 2}, "phases"), ("fedbabu", {"tune": "head"}, "adapt")],
+)
+def test_features_of_a_frozen_base_change_nothing(tiny, name, settings, phase, monkeypatch):
+    once = made(name, **settings)
+    with monkeypatch.context() as patched:
+        patched.setattr(Network, "split", lambda self, patterns: None)
+        always = made(name, **settings)
+    assert len(getattr(once, phase)) == len(getattr(always, phase)) + 1
+    one, other = last(once, tiny, 2), last(always, tiny, 2)
+    for n, v in (*other.server.items(), *other.private.items()):
+        close((one.server | dict(one.private.items()))[n], v)
+    (_, one_tuned), (_, other_tuned) = (
+        prepared(method, tiny, one, tiny.who(torch.arange(3)), adapted="adapt")
+        for method in (once, always)
+    )
+    for n, v in other_tuned.items():
+        close(one_tuned[n], v)
+
+
+def test_a_base_with_draws_does_not_stand_still():
+    assert len(made("fedrep", guide=guides.mean_field).phases) == 2
+    assert len(made("fedrep").phases) == 3
 
 
 def test_the_server_may_step_towards_the_average_of_bases(tiny):
