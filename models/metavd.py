@@ -236,6 +236,7 @@ def build(
         views={"personal": as_trained, "global": lambda received, _: begun(received)},
         deploy=(lambda server, who: begun(download(server, who))) if head == "code" else None,
         statistics=statistics,
+        tables=source.tables,
         weigh=dense if prune is None else sparse,
     )
 

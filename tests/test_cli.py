@@ -20,6 +20,7 @@ from pyrofl.cli_settings import Epochs, arguments, parse, read_settings
 from pyrofl.cli_setup import Task, participation
 from pyrofl.cli_tables import compare_table
 from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seeds
 from pyrofl.models import fedavg, fedprox, local
 from pyrofl.models.likelihoods import Likelihood
 from pyrofl.nets import Network
@@ -430,14 +431,14 @@ def scheduled(
 def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
     monkeypatch.setattr("pyrofl.cli_methods.builds", lambda: {"scheduled": scheduled})
     data = toys.blobs()
-    task = Task(0, replace(data, unlabelled=data.x[:7]), toys.net(), "categorical")
+    task = Task(0, 0, Seeds(), replace(data, unlabelled=data.x[:7]), toys.net(), "categorical")
     made = methods(["scheduled"], ["lr=0.4"], task, 4)["scheduled"]
     assert callable(made)
     rates = [made(r).phases[0].moves[0].optim([torch.zeros(1, 1)]) for r in range(4)]
     assert [r.param_groups[0]["lr"] for r in rates] == pytest.approx([0.4, 0.3, 0.2, 0.1])
     with pytest.raises(ValueError, match="unknown setting of scheduled: 'done'"):
         methods(["scheduled"], ["done=0.4"], task, 4)
-    bare = Task(0, data, toys.net(), "categorical")
+    bare = Task(0, 0, Seeds(), data, toys.net(), "categorical")
     with pytest.raises(ValueError, match="scheduled: unlabelled is missing"):
         methods(["scheduled"], [], bare, 4)
 

@@ -12,9 +12,9 @@ from toys import last
 from pyrofl.conjugate import ConjugateTask
 from pyrofl.data import Federation
 from pyrofl.inference import reference
-from pyrofl.inference.local import Stream
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import fixed
+from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.state import meet
 from pyrofl.models import fedavg, guides, likelihoods, priors
 from pyrofl.nets import Network, build
@@ -88,7 +88,7 @@ def test_one_client_is_stochastic_gradient_descent(tiny):
     state = last(method, alone, 2, seed=4, server=start)
     expected = {n: v.double() for n, v in role("w", start).items()}
     for number in range(2):
-        order = generator(4, Stream.ORDER, number, 0)
+        order = stream(4, Stream.ORDER, number, alone.names[0])
         steps = plan([torch.arange(12)], [3], 5, [order])
         batches = [
             (tiny.x[rows[0, mask[0]]], tiny.y[rows[0, mask[0]]])

@@ -10,10 +10,11 @@ from toys import last
 
 from pyrofl.data import Federation
 from pyrofl.inference.participation import fixed
+from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.state import meet
 from pyrofl.models import fedavg, local
 from pyrofl.nets import build
-from pyrofl.tensors import generator, role
+from pyrofl.tensors import role
 
 
 def test_nothing_travels(tiny):
@@ -27,7 +28,7 @@ def test_a_client_is_stochastic_gradient_descent_on_its_rows(tiny):
     net = build("mlp:5", (4,), 3)
     method = local.build(net, epochs=2, batch=None, lr=0.1)
     state = last(method, tiny, 3)
-    start = method.join({}, tiny.who(torch.arange(3)), generator(0, 0))
+    start = method.join({}, tiny.who(torch.arange(3)), stream(0, Stream.START))
     for j, rows in enumerate(tiny.train):
         params = {
             n: v[j].to(tiny.dtype, copy=True).requires_grad_() for n, v in role("w", start).items()
