@@ -84,8 +84,8 @@ def federate(
             else:
                 ids = torch.arange(data.clients) if now.all_train else reporters
             if stragglers is not None:
-                reporters = stragglers.heard(data, reporters, seed, number)
-                now = stragglers.working(now, data, seed, number)
+                reporters = stragglers.heard(reporters, data.names, seed, number)
+                now = stragglers.working(now, data.names, seed, number)
             state = advance(
                 now, data, state, ids, reporters, seed=seed, chunk=chunk, memory=state_memory
             )

@@ -83,7 +83,6 @@ def stream(seed: Seed, purpose: Stream, *key: int | str) -> Generator:
         key: what `Stream` names: a round, the name of a client...
 
     Raises:
-        ValueError: if the seed is negative.
+        ValueError: as `separate`.
     """
-    own = getattr(seed, SEED_OF.get(purpose, "noise")) if isinstance(seed, Seeds) else seed
-    return generator(own, purpose, *key)
+    return generator(getattr(separate(seed), SEED_OF.get(purpose, "noise")), purpose, *key)

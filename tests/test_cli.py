@@ -91,6 +91,7 @@ def test_run_writes_its_files(finished):
 def test_run_json_says_how_it_came_about(finished):
     facts = json.loads((finished / "run.json").read_text())
     assert facts["seed"] == 3
+    assert facts["seeds"] == dict.fromkeys(("split", "init", "participation", "noise"), 3)
     assert facts["arguments"]["method"] == "pfedvem"
     assert facts["arguments"]["partition"] == "slices:5"  # a default, filled in
     assert facts["arguments"]["settings"] == ["head_epochs=2", "base_epochs=1", "batch=none"]
@@ -477,3 +478,41 @@ def test_who_holds_what_has_a_seed_of_its_own(tmp_path):
     one, two, other = sizes_and_scores(0, 5), sizes_and_scores(1, 5), sizes_and_scores(0, 6)
     assert one[0] == two[0] != other[0]
     assert one[1] != two[1]
+
+
+def test_every_purpose_has_a_seed_of_its_own(tmp_path, capsys):
+    def kept(name: str, *words: str) -> tuple[dict[str, object], str]:
+        out = tmp_path / name
+        words = ("--posterior-draws", "0", "--participation", "0.5", *words, "--out", str(out))
+        assert main(["run", "fedavg", *SMALL, *words]) == 0
+        rounds = [r for r in read_csv(out / "clients.csv") if r["metric"] == "rounds_trained"]
+        seeds = json.loads((out / "run.json").read_text())["seeds"]
+        trained = [r["value"] for r in rounds]
+        return {"seeds": seeds, "trained": trained}, (out / "metrics.csv").read_text()
+
+    plain = kept("plain", "--seed", "2")
+    apart = ("--split-seed", "2", "--init-seed", "2", "--participation-seed", "2")
+    assert kept("same", *apart, "--noise-seed", "2") == plain
+    other = kept("noise", "--seed", "2", "--noise-seed", "3")
+    known = {"split": 2, "init": 2, "participation": 2, "noise": 3}
+    assert other[0] == {"seeds": known, "trained": plain[0]["trained"]}
+    assert other[1] != plain[1]
+    assert kept("init", "--seed", "2", "--init-seed", "3")[1] not in (plain[1], other[1])
+    assert (
+        kept("who", "--seed", "2", "--participation-seed", "9")[0]["trained"]
+        != (plain[0]["trained"])
+    )
+    words = ["compare", "fedavg", *SMALL, *apart, "--noise-seed", "2", "--out", str(tmp_path / "c")]
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "runs would be equal; expected --seeds 1" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_equal_seeds_go_on_however_they_are_given(tmp_path, capsys):
+    words = ["run", "fedavg", *SMALL, "--posterior-draws", "0", "--out", str(tmp_path / "run")]
+    assert main([*words, "--checkpoint-every", "1"]) == 0
+    assert main([*words, "--resume", "--noise-seed", "0", "--split-seed", "0"]) == 0
+    for name in ("split", "init", "participation", "noise"):
+        assert main([*words, "--resume", f"--{name}-seed", "4"]) == 2
+        assert f"seed of {name} is 4 and was 0" in capsys.readouterr().err
