@@ -142,7 +142,7 @@ def test_a_prior_that_is_not_normal_is_shared_out(quadratic):
         twice = dist.Normal(loc[..., None].expand_as(width), width)
         return dist.MixtureSameFamily(dist.Categorical(logits=logits), twice)
 
-    method = regression(prior=priors.fixed(mixture))
+    method = regression(prior=priors.fixed(mixture), epochs=4)
     state = toys.last(method, quadratic.federation, 1)
     assert state.server["share"] == 0.5
     exact = quadratic.pooled(torch.zeros(2), torch.eye(2) / 2)
