@@ -126,5 +126,5 @@ def seeded(seed: int) -> Iterator[None]:
     """Seed torch's global generator of the CPU, and give it back as it was."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would seed the caller's accelerators too.
-        torch.default_generator.set_state(generator(seed).get_state())
+        torch.default_generator.manual_seed(seed)
         yield
