@@ -11,6 +11,7 @@ from pyrofl import checkpoints
 from pyrofl.data import Federation, Who
 from pyrofl.inference.fit import Run
 from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.state import Round
 from pyrofl.records import versions
 
@@ -25,7 +26,7 @@ def save(run: Run, path: str | Path, about: Mapping[str, Any] | None = None) -> 
         run: as `fit` returns it, or hands it to `after`.
         path: of the file, which is replaced once the new one is on the disk.
         about: settings of the run, as JSON has them; `load` refuses the file if one differs. The
-            data, the seed and the versions of pyrofl and torch are always among them.
+            data, the seeds and the versions of pyrofl and torch are always among them.
     """
     state = {name: getattr(run.state, name) for name in STATE}
     state["private"] = dict(run.state.private.items())
@@ -41,7 +42,7 @@ def load(
     data: Federation,
     about: Mapping[str, Any] | None = None,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Run:
     """Read a run that `save` wrote; as `start` of `fit` it goes on as if it had never stopped.
 
@@ -63,10 +64,11 @@ def load(
     return Run(now, data, last, seed, **content["records"])
 
 
-def _about(data: Federation, seed: int, about: Mapping[str, Any] | None) -> dict[str, Any]:
+def _about(data: Federation, seed: Seed, about: Mapping[str, Any] | None) -> dict[str, Any]:
     found = {f"version of {n}": v for n, v in versions().items() if n in ("pyrofl", "torch")}
-    facts = {"seed": seed, "hash of the data": checkpoints.fingerprint(data)}
-    return {**found, **facts, "type of device": data.x.device.type, **(about or {})}
+    seeds = {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
+    facts = {"hash of the data": checkpoints.fingerprint(data)}
+    return {**found, **seeds, **facts, "type of device": data.x.device.type, **(about or {})}
 
 
 @dataclass

@@ -13,6 +13,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.method import Method
 from pyrofl.inference.predict import Prediction, blocks, predict, score
 from pyrofl.inference.prepare import Ready, population_of, ready
+from pyrofl.inference.seeds import Seed
 from pyrofl.inference.state import Round
 from pyrofl.metrics import Bins, calibration_bins, pool
 from pyrofl.tensors import Tensors, join_up
@@ -72,7 +73,7 @@ def evaluate(
     population: str = "training",
     part: str = "test",
     draws: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     chunk: int | None = None,
 ) -> Scores:
     """Test a model of every client on its rows.
@@ -118,7 +119,7 @@ def predictions(
     population: str = "training",
     part: str = "test",
     draws: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     chunk: int | None = None,
 ) -> Iterator[tuple[Tensor, Blocks]]:
     """Yield ids [C] and the predictions of their rows, some clients at a time.

@@ -20,6 +20,7 @@ from pyrofl.inference.participation import Draw, everyone
 from pyrofl.inference.posterior import posterior
 from pyrofl.inference.prepare import ready
 from pyrofl.inference.rounds import federate, first
+from pyrofl.inference.seeds import Seed
 from pyrofl.inference.state import Round
 from pyrofl.inference.stragglers import Stragglers
 from pyrofl.metrics import Bins
@@ -59,7 +60,7 @@ class Run:
     method: Method
     data: Federation
     state: Round
-    seed: int = 0
+    seed: Seed = 0
     draws: int | None = None
     metrics: list[Row] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -133,8 +134,7 @@ class Run:
         """Return what the paper reports about clients besides scores: name -> [J]."""
         if self.method.statistics is no_statistics:
             return {}
-        everybody = torch.arange(self.data.clients)
-        parts, found = [], []
+        everybody, parts, found = torch.arange(self.data.clients), [], []
         for ids, received, local, _ in ready(
             self.method, self.data, self.state, everybody, seed=self.seed
         ):
@@ -155,7 +155,7 @@ def fit(
     data: Federation,
     rounds: int,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     participation: Draw = everyone,
     trains: Draw | None = None,
     chunk: int | None = None,
@@ -176,7 +176,7 @@ def fit(
         method: a method, or round number (from 0) -> method.
         data: the federation.
         rounds: number of the last round.
-        seed: fixes all random numbers.
+        seed: fixes all random numbers; `Seeds` for several.
         participation: draws who reports; see `federate`.
         trains: draws who trains.
         chunk: clients trained side by side.

@@ -19,9 +19,10 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.noise import Message
 from pyrofl.inference.prepare import prepared
 from pyrofl.inference.rounds import first
+from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.state import Round
 from pyrofl.inference.studies import given
-from pyrofl.tensors import Tensors, cut, generator, matches, seeded
+from pyrofl.tensors import Tensors, cut, matches, seeded
 
 Dims = Mapping[str, tuple[str, ...]]
 
@@ -153,7 +154,7 @@ def joined(
     model: Method | Program,
     data: Federation,
     state: Round | None,
-    seed: int,
+    seed: Seed,
     shared: str | None,
 ) -> tuple[Joint, Method, Round]:
     """Bind a program, or a method's model, to all training clients, and run it once.
@@ -195,10 +196,10 @@ def _bare(model: Program, shared: str = "") -> Method:
 
 
 @contextmanager
-def alone(data: Federation, *key: int) -> Iterator[None]:
+def alone(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
     """Give a sampler of Pyro's random numbers and a floating-point type, and no one else."""
     before = torch.get_default_dtype()
-    with seeded(int(torch.randint(2**62, (), generator=generator(*key)))):
+    with seeded(int(torch.randint(2**62, (), generator=stream(seed, Stream.SAMPLER, *key)))):
         torch.set_default_dtype(data.dtype)
         try:
             with pyro.validation_enabled(False), pyro.get_param_store().scope():

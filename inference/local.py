@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 
 import pyro
 import torch
@@ -14,20 +13,9 @@ from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.noise import AHEAD, ClientNoise
 from pyrofl.inference.optim import narrow
+from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.plans import Plan, plan
-from pyrofl.tensors import Tensors, cut, generator, pick
-
-
-class Stream(IntEnum):
-    """What a random stream is for; part of its seed, so that streams never meet."""
-
-    START = 0  # first server state, and the common start of clients
-    WHO = 1  # who trains and who reports
-    ORDER = 2  # order of a client's rows
-    NOISE = 3  # Monte Carlo noise of a client
-    MERGE = 4  # draws of the server
-    TEST = 5  # Monte Carlo noise of a test
-    WORK = 6  # how much of its work a client does, and whether it is heard
+from pyrofl.tensors import Tensors, cut, pick
 
 
 def train(
@@ -37,7 +25,7 @@ def train(
     data: Federation,
     who: Who,
     *,
-    seed: int,
+    seed: Seed,
     number: int,
     phases: Sequence[Phase] | None = None,
 ) -> tuple[Tensors, Tensors]:
@@ -50,17 +38,18 @@ def train(
         data: the federation.
         who: the C clients.
         seed: of the run.
-        number: of the round; with the seed and the client it fixes all random numbers.
+        number: of the round; with the seed and the client's name it fixes all random numbers.
         phases: to run instead of the method's.
 
     Returns:
         local after training, and the mean loss of each gradient step by its names, [C].
     """
-    noise = [generator(seed, Stream.NOISE, number, i) for i in who.ids.tolist()]
+    names = [data.names[i] for i in who.ids.tolist()]
+    noise = [stream(seed, Stream.NOISE, number, name) for name in names]
     losses: Tensors = {}
     with pyro.validation_enabled(False):
         for phase in method.phases if phases is None else phases:
-            orders = [generator(seed, Stream.ORDER, number, i) for i in who.ids.tolist()]
+            orders = [stream(seed, Stream.ORDER, number, name) for name in names]
             schedule = plan(
                 [data.train[i] for i in who.ids.tolist()],
                 _epochs(phase, who),

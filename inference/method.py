@@ -135,6 +135,8 @@ class Method:
         shared: patterns of the sites that are one for all clients though each has a copy, such as a
             population's mean; with the auxiliary sites of their guide. Their guide reads nothing of
             the client's own, so draws of them agree once the noise does.
+        tables: patterns of what the server holds of every client that trains, [J, *p]; the rows
+            that `init` gives are dealt in the order of the clients' names.
         weigh: bytes [C] that tensors [C, ...] cost on the wire; `sparse` if zeros stay at home.
         all_train: every client trains every round, and participation says who reports.
         rules: what must hold for a message besides being finite: patterns of its names -> rule,
@@ -158,6 +160,7 @@ class Method:
     deploy: Callable[[Tensors, Who], Tensors] | None = None
     statistics: Move = no_statistics
     shared: str = ""
+    tables: str = ""
     weigh: Callable[[Tensors], Tensor] = dense
     all_train: bool = False
     rules: Rules = field(default_factory=dict)

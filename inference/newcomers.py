@@ -11,6 +11,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.copies import seeing
 from pyrofl.inference.method import Method
 from pyrofl.inference.posterior import posterior
+from pyrofl.inference.seeds import Seed
 from pyrofl.inference.state import Round
 from pyrofl.tensors import Tensors
 
@@ -27,7 +28,7 @@ def newcomer(
     *,
     model: str | None = None,
     adapted: str = "phases",
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> dict[int, Tensors]:
     """Draw from the posterior of a held-out client that joins with more and more rows.
 

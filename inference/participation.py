@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Who takes part in a round; draws are of places in the federation, not of names."""
 
 from __future__ import annotations
 

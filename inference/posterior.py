@@ -14,12 +14,12 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import latent, traces
-from pyrofl.inference.local import Stream
 from pyrofl.inference.method import Method
 from pyrofl.inference.noise import ClientNoise
 from pyrofl.inference.prepare import ready
+from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.state import Round
-from pyrofl.tensors import Tensors, generator, join_up, matches
+from pyrofl.tensors import Tensors, join_up, matches
 
 
 class Values(NamedTuple):
@@ -60,7 +60,7 @@ def posterior(
     model: str | None = None,
     adapted: str = "none",
     ids: Tensor | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     chunk: int | None = None,
 ) -> Tensors:
     """Draw from the posterior of every client: site -> [S, C, *p], clients in the order of ids.
@@ -93,7 +93,8 @@ def posterior(
     ):
         if isinstance(local, list):
             raise ValueError(f"{model!r} is an ensemble; draw from its members")
-        handler = JointNoise(noise, method.shared, partial(common_source, data, state, seed))
+        common = partial(stream, seed, Stream.TEST, state.number)
+        handler = JointNoise(noise, method.shared, common)
         batch = data.batch(some)
         with pyro.validation_enabled(False), torch.no_grad():
             with handler:
@@ -118,11 +119,6 @@ def posterior(
         if matches(name, method.shared):
             agreed(name, sites_[name])
     return sites_
-
-
-def common_source(data: Federation, state: Round, seed: int, *key: int) -> Generator:
-    """Return the source of the noise that clients share; it is that of no client."""
-    return generator(seed, Stream.TEST, state.number, len(data.train) + 1, *key)
 
 
 def agreed(name: str, value: Tensor) -> Tensor:

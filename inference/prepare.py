@@ -10,10 +10,11 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
-from pyrofl.inference.local import Stream, train
+from pyrofl.inference.local import train
 from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.state import Round, chunks, meet
-from pyrofl.tensors import Tensors, generator
+from pyrofl.tensors import Tensors
 
 
 class Ready(NamedTuple):
@@ -33,7 +34,7 @@ def ready(
     *,
     model: str | None = None,
     adapted: str = "none",
-    seed: int = 0,
+    seed: Seed = 0,
     chunk: int | None = None,
 ) -> Iterator[Ready]:
     """Yield clients, some at a time and the largest first, as `evaluate` tests them."""
@@ -43,7 +44,8 @@ def ready(
         received, local = prepared(
             method, data, state, who, model=model, adapted=adapted, seed=seed
         )
-        noise = [generator(seed, Stream.TEST, state.number, i) for i in some.tolist()]
+        names = [data.names[i] for i in some.tolist()]
+        noise = [stream(seed, Stream.TEST, state.number, name) for name in names]
         yield Ready(some, received, local, noise)
 
 
@@ -55,7 +57,7 @@ def prepared(
     *,
     model: str | None = None,
     adapted: str = "none",
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
     """Return what programs are to read as received and local, to test a model of some clients.
 

@@ -31,10 +31,10 @@ from pyrofl.inference.cost import cost
 from pyrofl.inference.elbo import Program, latent
 from pyrofl.inference.groups import Table, Variable
 from pyrofl.inference.joint import Dims, Joint, alone, joined
-from pyrofl.inference.local import Stream
 from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.state import Round
-from pyrofl.tensors import Tensors, generator
+from pyrofl.tensors import Tensors
 
 __all__ = ["centralised", "cost", "nuts", "pooled"]
 
@@ -185,7 +185,7 @@ def _gathered(
     made = []
     for chain, sites in enumerate(chains):
         with alone(data, seed, chain, 1):
-            found = joint.studied(sites, table, generator(seed, Stream.TEST, chain))
+            found = joint.studied(sites, table, stream(seed, Stream.ROWS, Stream.SAMPLER, chain))
         # All clients' draws belong together, whether or not they share a site.
         known = found["sample_stats"]
         log_p = known["log_p"].value.reshape(draws, -1).sum(1)

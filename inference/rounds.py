@@ -13,14 +13,15 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.inbox import Folded, Kept, folding
-from pyrofl.inference.local import Stream, train
+from pyrofl.inference.local import train
 from pyrofl.inference.messages import BadMessage, CannotMerge, OnBadMessage, inspect, merged
 from pyrofl.inference.method import Fold, Method
 from pyrofl.inference.participation import Draw, drawn, everyone
 from pyrofl.inference.private import Keeper
-from pyrofl.inference.state import Round, chunks, meet, to_data
+from pyrofl.inference.seeds import Seed, Stream, separate, stream
+from pyrofl.inference.state import Round, by_name, chunks, meet, to_data
 from pyrofl.inference.stragglers import Stragglers
-from pyrofl.tensors import Tensors, cut, generator, join_up
+from pyrofl.tensors import Tensors, cut, join_up
 
 
 def federate(
@@ -28,7 +29,7 @@ def federate(
     data: Federation,
     rounds: int,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     participation: Draw = everyone,
     trains: Draw | None = None,
     chunk: int | None = None,
@@ -45,7 +46,7 @@ def federate(
         method: a method, or round number (from 0) -> method, for schedules that depend on it.
         data: the federation, whose device and floating-point type are used throughout.
         rounds: number of the last round; a run started at round r makes rounds - r of them.
-        seed: with the round and the client, fixes all random numbers.
+        seed: with the round and the client's name, fixes all random numbers; `Seeds` for several.
         participation: draws who reports.
         trains: draws who trains; those drawn to report who did not train stay silent. Default: the
             reporters, or everyone if `method.all_train`.
@@ -60,14 +61,13 @@ def federate(
             all that are in memory, and those of a Round are [0, ...].
 
     Raises:
-        ValueError: if rounds, chunk or seed is negative, a draw does not fit the clients, or
+        ValueError: if rounds, chunk or a seed is negative, a draw does not fit the clients, or
             messages are not to be kept and the method cannot fold them.
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
     """
-    if rounds < 0 or seed < 0 or (chunk is not None and chunk < 1):
-        raise ValueError(
-            f"rounds is {rounds}, seed {seed}, chunk {chunk}; expected >= 0, >= 0 and >= 1"
-        )
+    seed = separate(seed)
+    if rounds < 0 or (chunk is not None and chunk < 1):
+        raise ValueError(f"rounds is {rounds}, chunk {chunk}; expected >= 0 and >= 1")
     if on_bad_message not in get_args(OnBadMessage) or (state_memory or 0) < 0:
         raise ValueError(
             f"on_bad_message is {on_bad_message!r}, state_memory {state_memory}; expected one of "
@@ -88,15 +88,15 @@ def federate(
     def go(state: Round) -> Iterator[Round]:
         for number in range(state.number, rounds):
             now = at(number)
-            generator_ = generator(seed, Stream.WHO, number)
+            generator_ = stream(seed, Stream.WHO, number)
             reporters = drawn(participation(generator_, data.clients), data.clients)
             if trains is not None:
                 ids = drawn(trains(generator_, data.clients), data.clients)
             else:
                 ids = torch.arange(data.clients) if now.all_train else reporters
             if stragglers is not None:
-                reporters = stragglers.heard(reporters, seed, number)
-                now = stragglers.working(now, seed, number)
+                reporters = stragglers.heard(reporters, data.names, seed, number)
+                now = stragglers.working(now, data.names, seed, number)
             state = step(now, data, state, ids, reporters)
             if on_bad_message == "raise" and state.rejected:
                 raise BadMessage("; ".join(state.rejected))
@@ -105,10 +105,10 @@ def federate(
     return go(start or first(at(0), data, seed, server))
 
 
-def first(method: Method, data: Federation, seed: int, server: Tensors | None = None) -> Round:
+def first(method: Method, data: Federation, seed: Seed, server: Tensors | None = None) -> Round:
     """Return the state before round one."""
     if server is None:
-        server = method.init(generator(seed, Stream.START), data.clients)
+        server = by_name(method.init(stream(seed, Stream.START), data.clients), method.tables, data)
     return Round(0, to_data(server, data), {}, torch.zeros(data.clients, dtype=torch.bool))
 
 
@@ -119,7 +119,7 @@ def advance(
     ids: Tensor,
     reporters: Tensor,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     chunk: int | None = None,
     memory: int | None = None,
     keep_messages: bool = True,
@@ -145,7 +145,7 @@ def _advance(
     ids: Tensor,
     reporters: Tensor,
     keeper: Keeper,
-    seed: int,
+    seed: Seed,
     chunk: int | None,
     fold: Fold | None,
 ) -> Round:
@@ -163,7 +163,7 @@ def _advance(
     if len(heard):
         try:
             with torch.no_grad(), pyro.validation_enabled(False):
-                source = generator(seed, Stream.MERGE, state.number)
+                source = stream(seed, Stream.MERGE, state.number)
                 new = method.merge(server, message, sender, source)
             server, bad = merged(server, to_data(new, data))
         except CannotMerge as error:
@@ -205,7 +205,7 @@ def _train_chunk(
     state: Round,
     ids: Tensor,
     reporters: Tensor,
-    seed: int,
+    seed: Seed,
     like: Tensors,
 ) -> tuple[_Part, Tensors, Tensors]:
     who = data.who(ids)

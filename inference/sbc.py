@@ -24,9 +24,10 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posterior import posterior
 from pyrofl.inference.ranks import Ranks, rank, usual_bins
 from pyrofl.inference.rounds import federate, first
+from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.state import Round
 from pyrofl.inference.studies import studies
-from pyrofl.tensors import Tensors, generator, matches
+from pyrofl.tensors import Tensors, matches
 
 BYTES = 500_000_000  # rows of the replications that are fitted side by side
 
@@ -37,7 +38,7 @@ def sbc(
     rounds: int,
     replications: int = 200,
     draws: int = 199,
-    seed: int = 0,
+    seed: Seed = 0,
     *,
     server: Tensors | None = None,
     bins: int | None = None,
@@ -82,7 +83,9 @@ def sbc(
     ids = torch.arange(template.clients)
     begin = first(at(0), template, seed, server)
     truth, y = simulated(at(0), template, begin, replications, seed)
-    seeds = torch.randint(2**62, (replications,), generator=generator(seed)).tolist()
+    seeds = torch.randint(
+        2**62, (replications,), generator=stream(seed, Stream.CALIBRATION)
+    ).tolist()
     last = at(max(rounds - 1, 0))
     found: list[Tensors] = []
     failed: dict[int, str] = {}
@@ -114,7 +117,7 @@ def sbc(
 
 
 def simulated(
-    method: Method, data: Federation, state: Round, count: int, seed: int = 0
+    method: Method, data: Federation, state: Round, count: int, seed: Seed = 0
 ) -> tuple[dict[str, Variable], Tensor]:
     """Draw truths and responses from the model, given the server.
 
@@ -179,7 +182,7 @@ def _fits(
 
 def _ranked(seen: Tensors, known: Tensors, shared: str, seed: int) -> Tensors:
     """Return the rank of every site of one replication."""
-    source = generator(seed)
+    source = stream(seed, Stream.CALIBRATION)
     return {
         n: rank(seen[n][:, 0] if matches(n, shared) else seen[n], truth, source)
         for n, truth in known.items()

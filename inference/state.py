@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation, Who
-from pyrofl.inference.local import Stream
 from pyrofl.inference.method import Method
-from pyrofl.tensors import Tensors, generator, size_in_bytes
+from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.tensors import Tensors, matches, size_in_bytes
 
 ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the processor, on Linux
@@ -61,12 +61,19 @@ def to_data(tensors: Tensors, data: Federation) -> Tensors:
     }
 
 
+def by_name(server: Tensors, tables: str, data: Federation) -> Tensors:
+    """Deal the rows of tables of clients [J, *p] by the clients' names instead of their places."""
+    order = sorted(range(data.clients), key=data.names.__getitem__)
+    place = torch.tensor(order).argsort()
+    return {n: v[place] if matches(n, tables) else v for n, v in server.items()}
+
+
 def meet(
-    method: Method, data: Federation, state: Round, who: Who, seed: int
+    method: Method, data: Federation, state: Round, who: Who, seed: Seed
 ) -> tuple[Tensors, Tensors]:
     """Return what some clients receive now and their private state, that of newcomers new."""
     received = method.download(state.server, who)
-    fresh = to_data(method.join(received, who, generator(seed, Stream.START)), data)
+    fresh = to_data(method.join(received, who, stream(seed, Stream.START)), data)
     known = torch.zeros(len(who.ids), dtype=torch.bool)
     inside = who.ids.cpu() < data.clients
     known[inside] = state.seen[who.ids.cpu()[inside]]
@@ -99,7 +106,7 @@ def chunks(
     state: Round,
     ids: Tensor,
     chunk: int | None,
-    seed: int,
+    seed: Seed,
 ) -> Iterator[Tensor]:
     """Split clients into groups that are trained side by side, the largest clients first."""
     order = data.sizes[ids].argsort(descending=True, stable=True)

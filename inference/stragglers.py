@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pyrofl.inference.local import Stream
 from pyrofl.inference.method import Method, Phase
-from pyrofl.tensors import generator
+from pyrofl.inference.seeds import Seed, Stream, stream
 
 
 @dataclass(frozen=True)
@@ -39,24 +38,24 @@ class Stragglers:
                 "above 0"
             )
 
-    def heard(self, ids: Tensor, seed: int, number: int) -> Tensor:
-        """Return those of the clients `ids` whose messages arrive in a round."""
-        return ids[_uniform(ids, seed, number)[:, 0] >= self.fail] if self.fail else ids
+    def heard(self, ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
+        """Return those of the clients `ids` whose messages arrive in a round; names are by id."""
+        return ids[_uniform(ids, names, seed, number)[:, 0] >= self.fail] if self.fail else ids
 
-    def working(self, method: Method, seed: int, number: int) -> Method:
-        """Return the method with fewer epochs for some clients in a round."""
+    def working(self, method: Method, names: Sequence[str], seed: Seed, number: int) -> Method:
+        """Return the method with fewer epochs for some clients in a round; names are by id."""
         if self.least == 1:
             return method
 
         def share(ids: Tensor) -> Tensor:
-            return self.least + (1 - self.least) * _uniform(ids, seed, number)[:, 1]
+            return self.least + (1 - self.least) * _uniform(ids, names, seed, number)[:, 1]
 
         return replace(method, phases=tuple(_shortened(p, share) for p in method.phases))
 
 
-def _uniform(ids: Tensor, seed: int, number: int) -> Tensor:
+def _uniform(ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
     """Draw two numbers from 0 to 1 for every client of a round: [C, 2]."""
-    rngs = [generator(seed, Stream.WORK, number, i) for i in ids.tolist()]
+    rngs = [stream(seed, Stream.WORK, number, names[i]) for i in ids.tolist()]
     drawn = [torch.rand(2, generator=g, dtype=torch.float64) for g in rngs]
     return torch.stack(drawn) if drawn else torch.zeros(0, 2, dtype=torch.float64)
 

@@ -19,12 +19,12 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Program, latent, log_densities, observed, per_draw, traces
-from pyrofl.inference.local import Stream
 from pyrofl.inference.method import Method
-from pyrofl.inference.posterior import JointNoise, Values, common_source, named, of_rows
+from pyrofl.inference.posterior import JointNoise, Values, named, of_rows
 from pyrofl.inference.prepare import ready
+from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.state import Round
-from pyrofl.tensors import Tensors, generator, matches, seeded
+from pyrofl.tensors import Tensors, matches, seeded
 
 CELLS = 20_000  # rows times draws that a model is run on at once
 DENSITIES = ("log_p", "log_q", "shared log_p", "shared log_q")
@@ -44,7 +44,7 @@ def studies(
     ids: Tensor,
     *,
     of_prior: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     model: str | None = None,
     adapted: str = "none",
 ) -> list[Study]:
@@ -68,25 +68,22 @@ def studies(
     if draws < 1:
         raise ValueError(f"draws is {draws}; expected at least 1")
     guide, found = prior(method.model) if of_prior else method.guide, {}
-    for some, received, local, noise in ready(
+    purpose = Stream.PRIOR if of_prior else Stream.TEST
+    source = partial(stream, seed, purpose, state.number)
+    for some, received, local, _ in ready(
         method, data, state, ids, model=model, adapted=adapted, seed=seed, chunk=1
     ):
         if isinstance(local, list):
             raise ValueError(f"{model!r} is an ensemble; study its members")
-        key, batch = (seed, Stream.TEST, state.number, int(some)), data.batch(some)
-        more = (1,) if of_prior else ()
-        handler = JointNoise(
-            [generator(*key, 1)] if of_prior else noise,
-            method.shared,
-            partial(common_source, data, state, seed, *more),
-        )
+        batch, name = data.batch(some), data.names[int(some)]
+        handler = JointNoise([source(name)], method.shared, source)
         with pyro.validation_enabled(False), torch.no_grad():
             with handler:
                 q, _ = traces(guide, guide, received, local, batch, draws)
-            source = generator(*key, 2, *more)
+            rows = stream(seed, Stream.ROWS, purpose, state.number, name)
             study = partial(_study, method.model, method.shared)
             found[int(some)] = _joined(
-                study(poutine.replay(guide, trace=part), received, local, batch, k, source)
+                study(poutine.replay(guide, trace=part), received, local, batch, k, rows)
                 for part, k in _sliced(q, draws, max(1, CELLS // batch.mask.shape[1]))
             )
     return [found[i] for i in ids.tolist()]

@@ -24,6 +24,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.noise import ClientNoise, GuideMean
 from pyrofl.inference.predict import blocks, response
 from pyrofl.inference.prepare import population_of, ready
+from pyrofl.inference.seeds import Seed
 from pyrofl.inference.state import Round
 from pyrofl.metrics import Bins, auroc, calibration_bins, entropies
 from pyrofl.tensors import Tensors
@@ -76,7 +77,7 @@ def uncertainty(
     adapted: str = "none",
     population: str = "training",
     draws: int | None = 100,
-    seed: int = 0,
+    seed: Seed = 0,
     chunk: int | None = None,
 ) -> Uncertainty:
     """Say how unsure a model of every client is.

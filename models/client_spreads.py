@@ -44,6 +44,7 @@ class Source:
             found the spreads [C, *p].
         store: (server, who, found) -> what the server holds anew without a gradient step.
         optims: the optimisers of what `slope` is about, by patterns of its names.
+        tables: patterns of what the server holds of every client, one row for each.
     """
 
     start: Callable[[Generator, int], Tensors]
@@ -51,6 +52,7 @@ class Source:
     slope: Callable[[Tensors, Who, Tensors], Tensors] = no_tensors
     store: Callable[[Tensors, Who, Tensors], Tensors] = no_tensors
     optims: Mapping[str, Optim] = field(default_factory=dict)
+    tables: str = ""
 
 
 def hypernetwork(
@@ -102,7 +104,8 @@ def hypernetwork(
             value = (share[:, None] * gap * here).sum()
             return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
-    return Source(start, read, slope, optims={f"{PSI}/*": optims[0], TABLE: optims[1]})
+    moved = {f"{PSI}/*": optims[0], TABLE: optims[1]}
+    return Source(start, read, slope, optims=moved, tables=f"{TABLE} *{TABLE}:*")
 
 
 def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
@@ -147,7 +150,7 @@ def rows(first: Tensors) -> Source:
     def store(server: Tensors, who: Who, found: Tensors) -> Tensors:
         return {n: server[n].index_copy(0, who.ids, v) for n, v in under(OWN, found).items()}
 
-    return Source(start, read, store=store)
+    return Source(start, read, store=store, tables=f"{OWN}/*")
 
 
 NONE = Source(start=no_tensors, read=no_tensors)

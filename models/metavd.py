@@ -213,9 +213,8 @@ def build(
 
     def begun(received: Tensors) -> Tensors:
         like = next(iter(received.values()))
-        return received | under(
-            "spread", spread_out({n: v.to(like) for n, v in first.items()}, len(like))
-        )
+        spread = {n: v.to(like) for n, v in first.items()}
+        return received | under("spread", spread_out(spread, len(like)))
 
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         return pruning.report(local, moments, limit, shapes)
@@ -240,6 +239,7 @@ def build(
         views={"personal": as_trained, "global": lambda received, _: begun(received)},
         deploy=(lambda server, who: begun(download(server, who))) if head == "code" else None,
         statistics=statistics,
+        tables=source.tables,
         weigh=dense if prune is None else sparse,
     )
 

@@ -224,6 +224,7 @@ class Partitioned:
             upload=self.upload,
             views={"personal" if self.mine.size else "global": self.together},
             shared=f"{self.ours.names} _u {NOISE[0]}",
+            tables="server/shift server/precision",
         )
 
 

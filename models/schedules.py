@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyrofl.tensors import generator
+from pyrofl.inference.seeds import Stream, stream
 
 
 def decayed(lr: float, done: float | None) -> float:
@@ -34,7 +34,8 @@ def uneven(most: int, seed: int = 0) -> Callable[[Tensor], Tensor]:
         seed: of the draw; another seed in another round draws anew.
 
     Returns:
-        ids [C] -> epochs [C], for `epochs` of a method; who else takes part does not matter.
+        ids [C] -> epochs [C], for `epochs` of a method; they go with a client's place in the
+        federation, and who else takes part does not matter.
 
     Raises:
         ValueError: if most is less than 1.
@@ -43,7 +44,7 @@ def uneven(most: int, seed: int = 0) -> Callable[[Tensor], Tensor]:
         raise ValueError(f"most is {most}; expected at least 1 epoch")
 
     def epochs(ids: Tensor) -> Tensor:
-        rngs = (generator(seed, i) for i in ids.tolist())
+        rngs = (stream(seed, Stream.WORK, i) for i in ids.tolist())
         return torch.stack([torch.randint(1, most + 1, (), generator=rng) for rng in rngs])
 
     return epochs

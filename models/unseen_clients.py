@@ -9,6 +9,7 @@ import torch
 from pyrofl.data import Federation
 from pyrofl.inference.local import train
 from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seed
 from pyrofl.inference.state import Round
 from pyrofl.models.client_spreads import TABLE
 from pyrofl.tensors import role
@@ -21,7 +22,7 @@ def embed(
     *,
     steps: int = 5,
     lr: float = 0.9,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Round:
     """Fit embeddings of held-out clients, instead of giving them the mean.
 

@@ -23,6 +23,7 @@ from pyrofl.inference.posterior import posterior
 from pyrofl.inference.predict import predict
 from pyrofl.inference.rounds import federate
 from pyrofl.inference.sbc import sbc
+from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.server import average, descend, weighted_mean
 from pyrofl.inference.state import Round
 from pyrofl.inference.uncertainty import calibration_by_client, uncertainty
@@ -41,6 +42,7 @@ __all__ = [
     "Round",
     "Run",
     "Scores",
+    "Seeds",
     "Step",
     "Tensors",
     "Who",

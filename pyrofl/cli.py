@@ -111,8 +111,12 @@ def _add_data(to: ArgumentParser) -> None:
     )
     add("--test", default="same_shares", metavar="POLICY", help="who is tested on what")
     add("--seed", type=_whole(0), default=0, metavar="S", help="of all random numbers")
-    add("--split-seed", type=_whole(0), metavar="S", help="of who holds what; default --seed")
+    _add_seed(to, "split", "who holds what")
     add("--overwrite", action="store_true", help="replace files that are there")
+
+
+def _add_seed(to: ArgumentParser, name: str, of: str) -> None:
+    to.add_argument(f"--{name}-seed", type=_whole(0), metavar="S", help=f"of {of}; default --seed")
 
 
 def _add_fit(to: ArgumentParser, out: str) -> None:
@@ -121,6 +125,9 @@ def _add_fit(to: ArgumentParser, out: str) -> None:
     add = to.add_argument
     add("--net", metavar="N", help="network, see pyrofl list, or FILE.py:NAME; default by the data")
     add("--rounds", type=_whole(1), default=20, metavar="R", help="of training (%(default)s)")
+    _add_seed(to, "init", "the first server state and the common start of clients")
+    _add_seed(to, "participation", "who trains, who is heard, and partial work")
+    _add_seed(to, "noise", "the order of rows and all Monte Carlo draws")
     add(
         "--participation",
         default="everyone",

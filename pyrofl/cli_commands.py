@@ -101,6 +101,11 @@ def compare(args: Namespace) -> None:
     """
     args = resolve(args)
     tasks = [task(args, seed) for seed in range(args.seed, args.seed + args.seeds)]
+    if len({(found.split, found.seeds) for found in tasks}) < len(tasks):
+        raise ValueError(
+            f"--seeds is {args.seeds}, and the seeds of split, init, participation and noise are "
+            "all given, so that runs would be equal; expected --seeds 1, or one of them left out"
+        )
     chosen = [methods(args.methods, args.settings, found, args.rounds) for found in tasks]
     foldable(args, chosen[0])
     for found in tasks:
@@ -113,7 +118,7 @@ def compare(args: Namespace) -> None:
         for found, built in zip(tasks, chosen, strict=True):
             inner = opened(folder / f"{name}-{found.seed}", args)
             done, scores = fit_and_save(args, name, built[name], found, inner)
-            finals += compare_rows(name, done, scores)
+            finals += compare_rows(name, found.seed, done, scores)
             history += [{**row, "method": name, "seed": found.seed} for row in done.metrics]
     records.write_csv(folder / "compare.csv", records.COMPARE, finals)
     pictures = records.prepare(folder / "figures", overwrite=True)
@@ -178,7 +183,7 @@ def fit_and_save(
             method,
             data,
             args.rounds,
-            seed=found.seed,
+            seed=found.seeds,
             participation=participation(args.participation, data.clients),
             chunk=args.chunk,
             state_memory=args.state_memory * 2**30,
@@ -194,7 +199,7 @@ def fit_and_save(
         scores = done.scores()
         arguments = {k: v for k, v in vars(args).items() if k not in ("do", "methods", "seeds")}
         arguments |= {"method": name, "seed": found.seed, "out": str(folder)}
-        save(folder, done, scores, found.net, arguments, args.posterior_draws)
+        save(folder, done, scores, found, arguments, args.posterior_draws)
     told = ((r.partition(": ")[0], r) for reasons in done.rejected for r in reasons)
     bad = Counter((client, kind) for client, r in told for kind in kinds([r]))
     for (client, kind), times in bad.items():

@@ -19,7 +19,8 @@ from pyrofl.inference.method import Method
 CHECKPOINT = "checkpoint.pt"
 POINTS = 20  # of a learning curve, unless asked for otherwise
 FREE = (  # arguments that may differ when a run goes on
-    *("do", "methods", "method", "seeds", "seed", "rounds", "out", "overwrite", "resume", "quiet"),
+    *("do", "methods", "method", "seeds", "rounds", "out", "overwrite", "resume", "quiet"),
+    *("seed", "split_seed", "init_seed", "participation_seed", "noise_seed"),
     *("checkpoint_every", "posterior_draws", "on_bad_message", "data_dir", "state_memory"),
 )
 
@@ -62,6 +63,7 @@ def keeping(args: Namespace, name: str, method: Scheduled, found: Task, folder: 
     """Return what keeps a run on the disk, with all that must be the same to go on."""
     about: dict[str, Any] = {n: v for n, v in vars(args).items() if n not in FREE}
     about |= {"method": name, "set": sorted(args.settings), "every": tested(args)}
+    about["seed of split"] = found.split
     del about["settings"]
     about["network"] = hashlib.sha256(repr(found.net.module).encode()).hexdigest()[:16]
     if not isinstance(method, Method):  # a schedule knows how many rounds there are
@@ -77,7 +79,7 @@ def resumed(args: Namespace, keeper: Keeper, method: Scheduled, found: Task) -> 
     """
     if not args.resume or not keeper.path.exists():
         return None
-    run = load(keeper.path, method, found.data, keeper.about, seed=found.seed)
+    run = load(keeper.path, method, found.data, keeper.about, seed=found.seeds)
     if run.state.number > args.rounds:
         raise ValueError(
             f"--rounds is {args.rounds}; expected at least {run.state.number}, which "

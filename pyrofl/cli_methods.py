@@ -11,9 +11,9 @@ import pyrofl.models
 from pyrofl.cli_settings import DONE, Build, accepted, read_settings
 from pyrofl.cli_setup import Task
 from pyrofl.inference.method import Method
+from pyrofl.inference.rounds import first
 from pyrofl.models.likelihoods import named
 from pyrofl.recipes import known
-from pyrofl.tensors import generator
 
 Scheduled = Method | Callable[[int], Method]
 
@@ -63,7 +63,7 @@ def _built(
         arguments["unlabelled"] = task.data.unlabelled
     try:
         method: Method = build(task.net, **arguments)
-        method.init(generator(task.seed), task.data.clients)  # so that it is refused before a run
+        first(method, task.data, task.seeds)  # so that it is refused before a run
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     if DONE not in wanted:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyrofl import export, figures
+from pyrofl.cli_setup import Task
 from pyrofl.cli_tables import main_metric
 from pyrofl.federations import class_counts
 from pyrofl.inference.evaluate import Scores
 from pyrofl.inference.fit import Run
 from pyrofl.inference.messages import kinds
-from pyrofl.nets import Network
 from pyrofl.records import CLIENTS, METRICS, versions, write_csv, write_json
 from pyrofl.tensors import Tensors
 
@@ -28,7 +28,7 @@ def save(
     folder: Path,
     run: Run,
     scores: list[Scores],
-    net: Network,
+    task: Task,
     arguments: Mapping[str, Any],
     draws: int,
 ) -> None:
@@ -38,7 +38,7 @@ def save(
         folder: exists; files of a former run with the same names are replaced or removed.
         run: the fitted method.
         scores: of the last round.
-        net: names the axes of parameters.
+        task: what it was fitted to.
         arguments: of the command.
         draws: from every client's posterior; 0 writes none.
     """
@@ -52,19 +52,22 @@ def save(
     write_csv(folder / "clients.csv", CLIENTS, client_rows(run, scores, statistics))
     if draws:
         view, adapted = main_view(run)
-        dims = {name: net.dims(name) for name in net.shapes}
+        dims = {name: task.net.dims(name) for name in task.net.shapes}
         export.save(run.to_arviz(draws, dims, model=view, adapted=adapted), folder / "posterior.nc")
-    for name, figure in draw(run, scores, statistics, str(arguments["method"])):
+    for name, figure in draw(run, scores, statistics, arguments):
         figures.save(figure, pictures / f"{name}.png")
-    write_json(folder / "run.json", facts(run, scores, arguments))
+    write_json(folder / "run.json", facts(run, scores, task, arguments))
 
 
-def facts(run: Run, scores: list[Scores], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def facts(
+    run: Run, scores: list[Scores], task: Task, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what run.json holds: how the run came about, what it cost and how it was tested."""
     return {
         "arguments": dict(arguments),
         "versions": versions(),
-        "seed": run.seed,
+        "seed": task.seed,
+        "seeds": {"split": task.split, **vars(task.seeds)},
         "rounds": run.state.number,
         "clients": run.data.clients,
         "message_scalars": sum(math.prod(v.shape[1:]) for v in run.state.message.values()),
@@ -114,14 +117,15 @@ def main_view(run: Run) -> tuple[str, str]:
 
 
 def draw(
-    run: Run, scores: list[Scores], statistics: Tensors, method: str
+    run: Run, scores: list[Scores], statistics: Tensors, arguments: Mapping[str, Any]
 ) -> Iterator[tuple[str, Figure]]:
     """Yield the figures that a run has something to show in, by name."""
     data, sizes = run.data, run.data.sizes
     if data.classes:
         yield "partition", figures.partition(class_counts(data), data.names, data.classes)
     metric = main_metric(scores)
-    rows = [{**row, "method": method, "seed": run.seed} for row in run.metrics]
+    named = {name: arguments[name] for name in ("method", "seed")}
+    rows = [{**row, **named} for row in run.metrics]
     yield "curves", figures.curves(rows, metric)
     shown = next(s for s in scores if (s.model, s.adapted) == main_view(run))
     yield "clients", figures.clients(sizes[shown.ids], shown.values[metric], metric)

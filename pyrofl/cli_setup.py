@@ -16,6 +16,7 @@ from torch import nn
 from pyrofl import datasets, federations, nets
 from pyrofl.data import Dataset, Federation
 from pyrofl.inference.participation import Draw, bernoulli, everyone, fixed, fraction
+from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.stragglers import Stragglers
 from pyrofl.nets import Network
 from pyrofl.tensors import generator
@@ -30,9 +31,20 @@ SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
 
 @dataclass(frozen=True)
 class Task:
-    """Everything but the methods: who has which rows, and what network is to learn from them."""
+    """Everything but the methods: who has which rows, and what network is to learn from them.
+
+    Attributes:
+        seed: names the run; also the seed of all that has none of its own.
+        split: seed of who holds what.
+        seeds: of the run.
+        data: the federation.
+        net: the network.
+        likelihood: by its name.
+    """
 
     seed: int
+    split: int
+    seeds: Seeds
     data: Federation
     net: Network
     likelihood: str
@@ -87,7 +99,7 @@ def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
     Raises:
         ValueError: as `load`, and `pyrofl.federations.split`.
     """
-    seed = seed if args.split_seed is None else args.split_seed
+    seed = given(args.split_seed, seed)
     dataset = load(args, seed)
     federation = federations.split(
         dataset,
@@ -99,6 +111,11 @@ def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
         server=server_data(args, tuple(dataset.x.shape[1:])),
     )
     return dataset, federation
+
+
+def given(seed: int | None, default: int) -> int:
+    """Return a seed, or another one if there is none."""
+    return default if seed is None else seed
 
 
 def server_data(args: Namespace, shape: tuple[int, ...]) -> int | float | Dataset | None:
@@ -130,7 +147,10 @@ def task(args: Namespace, seed: int) -> Task:
     outputs = len(dataset.classes) if dataset.likelihood == "categorical" else 1
     net = network(args.net, tuple(dataset.x.shape[1:]), outputs)
     net.check(dataset.x[:1][None], outputs)
-    return Task(seed, federation.to(device(args.device)), net, dataset.likelihood)
+    own = (args.init_seed, args.participation_seed, args.noise_seed)
+    seeds = Seeds(*(given(one, seed) for one in own))
+    split_seed, data = given(args.split_seed, seed), federation.to(device(args.device))
+    return Task(seed, split_seed, seeds, data, net, dataset.likelihood)
 
 
 def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:

@@ -44,7 +44,7 @@ def score_table(scores: list[Scores]) -> str:
 
 
 def compare_rows(
-    method: str, run: Run, scores: list[Scores]
+    method: str, seed: int, run: Run, scores: list[Scores]
 ) -> Iterator[tuple[str, int, str, str, str, float]]:
     """Yield the rows of compare.csv for one run.
 
@@ -54,11 +54,11 @@ def compare_rows(
     for s in scores:
         prefix = "" if s.population == "training" else f"{s.population}_"
         for metric in s.values:
-            yield method, run.seed, s.model, s.adapted, f"{prefix}{metric}", s.mean(metric)
+            yield method, seed, s.model, s.adapted, f"{prefix}{metric}", s.mean(metric)
         if s.population == "training":
             small = s.smallest(SMALLEST, run.data.sizes)
             for metric in s.values:
-                yield method, run.seed, s.model, s.adapted, f"smallest_{metric}", small.mean(metric)
+                yield method, seed, s.model, s.adapted, f"smallest_{metric}", small.mean(metric)
 
 
 def compare_table(rows: Iterable[tuple[str, int, str, str, str, float]]) -> str:

@@ -162,7 +162,7 @@ def _linear(seed: int) -> Dataset:
     task = linear_regression(20, 5, range(10, 110, 5), noise=0.5, between=0.5, seed=seed)
     table = _table("linear", task)
     codes = table.groups["client"].numpy()
-    return replace(table, is_test=draw_test_rows(codes, np.random.default_rng(seed)))
+    return replace(table, is_test=draw_test_rows(codes, np.random.default_rng([seed, 3])))
 
 
 def _table(name: str, task: ConjugateTask) -> Dataset:

@@ -89,7 +89,7 @@ def load_csv(
         name=Path(path).stem,
         x=x.float(),
         y=y,
-        is_test=draw_test_rows(codes, np.random.default_rng(seed), test_share),
+        is_test=draw_test_rows(codes, np.random.default_rng([seed, 3]), test_share),
         classes=classes,
         groups={group: torch.from_numpy(codes)} if group else {},
         group_names={group: names} if group else {},

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from hashlib import shake_128
+from operator import index
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 Tensors = dict[str, Tensor]
+
+# A state of torch's Mersenne Twister on the CPU: where it stands, 624 words in 64 bits each, ...
+SEEDED, HEAD, WORDS = torch.Generator().get_state().numpy(), 24, 624
 
 
 def matches(name: str, patterns: str) -> bool:
@@ -100,10 +105,25 @@ def sparse(tensors: Mapping[str, Tensor]) -> Tensor:
     return total
 
 
-def generator(*key: int) -> Generator:
-    """Return a random generator that depends on nothing but the key (non-negative integers)."""
-    state = np.random.SeedSequence(key).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(state[0]))
+def generator(*key: int | str) -> Generator:
+    """Return a random generator that depends on nothing but the key.
+
+    Two keys that differ in anything, if only in their length, have different streams.
+
+    Args:
+        key: non-negative integers and texts.
+
+    Raises:
+        ValueError: if an integer is negative.
+    """
+    parts = [str(part) if isinstance(part, str) else index(part) for part in key]
+    if any(isinstance(part, int) and part < 0 for part in parts):
+        raise ValueError(f"key of a random generator is {parts}; expected no negative number")
+    # The whole state, as `manual_seed` takes 32 bits: among 100,000 streams two would be equal.
+    words = np.frombuffer(shake_128(repr(parts).encode()).digest(4 * WORDS), np.uint32)
+    state = SEEDED.copy()
+    state[HEAD : HEAD + 8 * WORDS].view(np.uint64)[:] = words
+    return torch.Generator().set_state(torch.from_numpy(state))
 
 
 @contextmanager

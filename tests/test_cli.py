@@ -20,6 +20,7 @@ from pyrofl.cli_settings import Epochs, arguments, parse, read_settings
 from pyrofl.cli_setup import Task, participation
 from pyrofl.cli_tables import compare_table
 from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seeds
 from pyrofl.models import fedavg, fedprox, local
 from pyrofl.models.likelihoods import Likelihood
 from pyrofl.nets import Network
@@ -90,6 +91,7 @@ def test_run_writes_its_files(finished):
 def test_run_json_says_how_it_came_about(finished):
     facts = json.loads((finished / "run.json").read_text())
     assert facts["seed"] == 3
+    assert facts["seeds"] == dict.fromkeys(("split", "init", "participation", "noise"), 3)
     assert facts["arguments"]["method"] == "pfedvem"
     assert facts["arguments"]["partition"] == "slices:5"  # a default, filled in
     assert facts["arguments"]["settings"] == ["head_epochs=2", "base_epochs=1", "batch=none"]
@@ -430,14 +432,14 @@ def scheduled(
 def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
     monkeypatch.setattr("pyrofl.cli_methods.builds", lambda: {"scheduled": scheduled})
     data = toys.blobs()
-    task = Task(0, replace(data, unlabelled=data.x[:7]), toys.net(), "categorical")
+    task = Task(0, 0, Seeds(), replace(data, unlabelled=data.x[:7]), toys.net(), "categorical")
     made = methods(["scheduled"], ["lr=0.4"], task, 4)["scheduled"]
     assert callable(made)
     rates = [made(r).phases[0].moves[0].optim([torch.zeros(1, 1)]) for r in range(4)]
     assert [r.param_groups[0]["lr"] for r in rates] == pytest.approx([0.4, 0.3, 0.2, 0.1])
     with pytest.raises(ValueError, match="unknown setting of scheduled: 'done'"):
         methods(["scheduled"], ["done=0.4"], task, 4)
-    bare = Task(0, data, toys.net(), "categorical")
+    bare = Task(0, 0, Seeds(), data, toys.net(), "categorical")
     with pytest.raises(ValueError, match="scheduled: unlabelled is missing"):
         methods(["scheduled"], [], bare, 4)
 
@@ -490,3 +492,41 @@ def test_messages_are_folded_where_that_can_be_done(tmp_path, capsys):
         assert main([*words, *asked, "--out", str(tmp_path / "b")]) == 2
         assert "--fold-messages with scaffold, whose server needs" in capsys.readouterr().err
         assert not (tmp_path / "b").exists()
+
+
+def test_every_purpose_has_a_seed_of_its_own(tmp_path, capsys):
+    def kept(name: str, *words: str) -> tuple[dict[str, object], str]:
+        out = tmp_path / name
+        words = ("--posterior-draws", "0", "--participation", "0.5", *words, "--out", str(out))
+        assert main(["run", "fedavg", *SMALL, *words]) == 0
+        rounds = [r for r in read_csv(out / "clients.csv") if r["metric"] == "rounds_trained"]
+        seeds = json.loads((out / "run.json").read_text())["seeds"]
+        trained = [r["value"] for r in rounds]
+        return {"seeds": seeds, "trained": trained}, (out / "metrics.csv").read_text()
+
+    plain = kept("plain", "--seed", "2")
+    apart = ("--split-seed", "2", "--init-seed", "2", "--participation-seed", "2")
+    assert kept("same", *apart, "--noise-seed", "2") == plain
+    other = kept("noise", "--seed", "2", "--noise-seed", "3")
+    known = {"split": 2, "init": 2, "participation": 2, "noise": 3}
+    assert other[0] == {"seeds": known, "trained": plain[0]["trained"]}
+    assert other[1] != plain[1]
+    assert kept("init", "--seed", "2", "--init-seed", "3")[1] not in (plain[1], other[1])
+    assert (
+        kept("who", "--seed", "2", "--participation-seed", "9")[0]["trained"]
+        != (plain[0]["trained"])
+    )
+    words = ["compare", "fedavg", *SMALL, *apart, "--noise-seed", "2", "--out", str(tmp_path / "c")]
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "runs would be equal; expected --seeds 1" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_equal_seeds_go_on_however_they_are_given(tmp_path, capsys):
+    words = ["run", "fedavg", *SMALL, "--posterior-draws", "0", "--out", str(tmp_path / "run")]
+    assert main([*words, "--checkpoint-every", "1"]) == 0
+    assert main([*words, "--resume", "--noise-seed", "0", "--split-seed", "0"]) == 0
+    for name in ("split", "init", "participation", "noise"):
+        assert main([*words, "--resume", f"--{name}-seed", "4"]) == 2
+        assert f"seed of {name} is 4 and was 0" in capsys.readouterr().err

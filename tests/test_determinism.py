@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
+
 import pyro.distributions as dist
 import pytest
 import test_contract as contract
@@ -12,7 +15,10 @@ from torch import Tensor
 
 from pyrofl.cli_setup import threads
 from pyrofl.conjugate import linear_regression
+from pyrofl.data import Federation, Who
+from pyrofl.inference.evaluate import evaluate
 from pyrofl.inference.participation import bernoulli
+from pyrofl.inference.posterior import posterior
 from pyrofl.inference.rounds import federate
 from pyrofl.inference.state import Round
 from pyrofl.inference.stragglers import Stragglers
@@ -52,6 +58,70 @@ def test_work_that_is_large_enough_for_threads_only_rounds(chunk):
     toys.assert_same_round(states[1], states[2])
 
 
+def permuted(data: Federation, order: Tensor) -> Federation:
+    """Return the same clients in another order, under their names."""
+    parts = {n: [getattr(data, n)[i] for i in order] for n in ("train", "test", "names")}
+    return replace(data, **parts)
+
+
+@pytest.mark.parametrize("family", toys.FAMILIES)
+def test_chunks_order_threads_and_pauses_only_round(family):
+    # Every kind of guide, with momentum, minibatches, failures and partial work.
+    data = toys.blobs((3, 9, 7, 12, 5))
+    method = toys.trained(toys.FAMILIES[family], data)
+    order = torch.tensor([3, 0, 4, 2, 1])
+    options = {"stragglers": Stragglers(0.2, 0.5), "seed": 6}
+    begun, whole = federate(method, data, 2, chunk=5, **options)
+    (again,) = federate(method, data, 2, chunk=5, start=stored(begun), **options)
+    toys.assert_same_round(whole, again)
+    for count, chunk in ((1, 1), (2, 3)):
+        with threads(count):
+            *_, fresh = federate(method, data, 2, chunk=chunk, **options)
+            (resumed,) = federate(method, data, 2, chunk=chunk, start=stored(begun), **options)
+            *_, moved = federate(method, permuted(data, order), 2, chunk=chunk, **options)
+        for found in (fresh, resumed):
+            toys.assert_same_round(found, whole, rtol=1e-9, atol=1e-10)
+        toys.assert_same(moved.server, whole.server, 1e-9, 1e-10)
+        for part in ("private", "loss"):
+            expected = {n: v[order] for n, v in getattr(whole, part).items()}
+            toys.assert_same(getattr(moved, part), expected, 1e-9, 1e-10)
+        assert sorted(order[moved.who.ids].tolist()) == whole.who.ids.tolist()
+
+
+def stored(state: Round) -> Round:
+    """Return a round as it comes back from a file."""
+    file = io.BytesIO()
+    torch.save(state.__dict__ | {"who": tuple(state.who)}, file)
+    file.seek(0)
+    known = torch.load(file, weights_only=True)
+    return Round(**known | {"who": Who(*known["who"])})
+
+
+@pytest.mark.parametrize("guide", [guides.delta, guides.mean_field])
+def test_a_client_is_the_same_whoever_else_is_there(guide):
+    # Local training, so that nothing but random numbers could reach a client from the others.
+    data = toys.blobs((3, 9, 7, 12, 5))
+    q = guide(toys.net().shapes, scale=0.1)
+    one = toys.trained(lambda _: (toys.FAMILIES["mean_field"](data)[0], q), data)
+    alone = replace(one, merge=lambda server, message, who, generator: server)
+    some = torch.tensor([4, 1])
+    fewer = permuted(data, some)
+    *_, all_ = federate(alone, data, 2, stragglers=Stragglers(0.3, 0.4))
+    *_, few = federate(alone, fewer, 2, stragglers=Stragglers(0.3, 0.4))
+    for part in ("private", "loss"):
+        expected = {n: v[some] for n, v in getattr(all_, part).items()}
+        toys.assert_same(getattr(few, part), expected, 1e-9, 1e-10)
+    other = replace(fewer, names=("somebody", "else"))
+    *_, named = federate(alone, other, 2, stragglers=Stragglers(0.3, 0.4))
+    assert any(not torch.allclose(v, few.private[n]) for n, v in named.private.items())
+    for draws in (None, 3):
+        found = evaluate(alone, data, all_, draws=draws).values
+        scores = evaluate(alone, fewer, few, draws=draws).values
+        toys.assert_same(scores, {n: v[some] for n, v in found.items()}, 1e-6, 1e-6)
+    draws = {n: v[:, some] for n, v in posterior(alone, data, all_, 4).items()}
+    toys.assert_same(posterior(alone, fewer, few, 4), draws, 1e-9, 1e-10)
+
+
 def test_random_streams_do_not_meet():
     # Participation, failures and noise are drawn apart: one may change and the others stay.
     method, data = fedavg.build(toys.net(), epochs=1), toys.blobs((3, 9, 7, 12))
@@ -84,7 +154,7 @@ def test_the_posterior_is_that_of_the_rows_of_those_who_were_heard(seed):
     start["precision"] = torch.tensor([1.0, 0.0, 1.0])
     loss = Stragglers(0.5)
     (state,) = federate(method, task.federation, 1, seed=seed, stragglers=loss, server=start)
-    heard = loss.heard(torch.arange(6), seed, 0)
+    heard = loss.heard(torch.arange(6), task.federation.names, seed, 0)
     assert state.who.ids.tolist() == heard.tolist()
     assert 0 < len(heard) < 6
     normals = Normals(len(state.server["shift"]), True)

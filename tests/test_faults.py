@@ -144,7 +144,7 @@ def test_a_merge_that_overflows_is_undone(blobs):
 def test_who_is_not_heard_has_trained_and_the_rest_is_exact(name):
     loss = Stragglers(fail=0.5)
     (state,) = federate(contract.built(name), data(), 1, seed=3, chunk=6, stragglers=loss)
-    heard = loss.heard(CLIENTS, 3, 0)
+    heard = loss.heard(CLIENTS, data().names, 3, 0)
     assert 0 < len(heard) < 6
     assert torch.equal(state.who.ids, heard)
     assert torch.equal(state.trained, CLIENTS)
@@ -169,22 +169,22 @@ def rate(found: Tensor, expected: float) -> float:
 
 
 def test_failures_come_at_their_rate_and_are_drawn_anew():
-    ids = torch.arange(50)
+    ids, names = torch.arange(50), [f"client {i}" for i in range(50)]
     heard = torch.zeros(40, 50)
     for number in range(40):
-        heard[number, Stragglers(0.3).heard(ids, 0, number)] = 1
+        heard[number, Stragglers(0.3).heard(ids, names, 0, number)] = 1
     assert rate(heard.flatten(), 0.7) < 3
     assert heard.mean(0).std() < 3 * (0.21 / 40) ** 0.5
-    again = Stragglers(0.3).heard(ids[::2], 0, 7)
+    again = Stragglers(0.3).heard(ids[::2], names, 0, 7)
     assert again.tolist() == [i for i in heard[7].nonzero().flatten().tolist() if i % 2 == 0]
 
 
 def test_epochs_are_drawn_for_every_client_and_round():
     method = fedavg.build(toys.net(), epochs=10)
-    ids = torch.arange(200)
+    ids, names = torch.arange(200), [f"client {i}" for i in range(200)]
 
     def epochs(number: int) -> Tensor:
-        return Stragglers(least=0.2).working(method, 0, number).phases[0].epochs(ids)
+        return Stragglers(least=0.2).working(method, names, 0, number).phases[0].epochs(ids)
 
     first_, second = epochs(0), epochs(1)
     assert (int(first_.min()), int(first_.max())) == (3, 10)  # more than 2, at most 10
@@ -192,12 +192,12 @@ def test_epochs_are_drawn_for_every_client_and_round():
     assert torch.equal(epochs(0), first_)
     error = (8 / 12**0.5) / 200**0.5
     assert abs(float(first_.double().mean()) - 6.5) < 3 * error
-    assert Stragglers().working(method, 0, 0) is method
+    assert Stragglers().working(method, names, 0, 0) is method
 
 
 def test_epochs_of_ones_own_are_shortened_too():
     method = fedavg.build(toys.net(), epochs=lambda ids: ids)
-    got = Stragglers(least=0.5).working(method, 0, 0).phases[0].epochs(torch.arange(6))
+    got = Stragglers(least=0.5).working(method, data().names, 0, 0).phases[0].epochs(CLIENTS)
     assert got[0] == 0
     assert all(-(-i // 2) <= e <= i for i, e in enumerate(got.tolist()))
 

@@ -196,7 +196,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
     for words, told in (
         (["--set", "lr=0.5"], "set is ['lr=0.5'] and was []"),
         (["--participation", "0.5"], "participation is '0.5' and was 'everyone'"),
-        (["--seed", "3"], "seed is 3 and was 0"),
+        (["--seed", "3"], "seed of init is 3 and was 0"),
         (["--clients", "6"], "clients is 6 and was 4"),
         (["--fail", "0.1"], "fail is 0.1 and was 0.0"),
         (["--net", "mlp:7"], "net is 'mlp:7' and was 'mlp:6'"),

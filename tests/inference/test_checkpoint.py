@@ -18,6 +18,7 @@ from pyrofl.inference.checkpoint import Keeper, load, save
 from pyrofl.inference.fit import Run, fit
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import bernoulli
+from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.stragglers import Stragglers
 from pyrofl.models import fedavg
 from pyrofl.tensors import size_in_bytes
@@ -107,8 +108,11 @@ def test_another_setting_is_refused_by_name(file, changed, told):
 
 
 def test_another_seed_other_data_and_another_version_are_refused(file, monkeypatch):
-    with pytest.raises(ValueError, match="now seed is 1 and was 0"):
+    with pytest.raises(ValueError, match="now seed of init is 1 and was 0, seed of noise is 1 "):
         load(file, plain(), data(), ABOUT, seed=1)
+    with pytest.raises(ValueError, match="now seed of participation is 2 and was 0"):
+        load(file, plain(), data(), ABOUT, seed=Seeds(participation=2))
+    assert load(file, plain(), data(), ABOUT, seed=Seeds()).state.number
     x = data().x.clone()
     x[0, 0] += 1e-9
     names = tuple(reversed(data().names))

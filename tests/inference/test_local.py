@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.local import Stream, train
+from pyrofl.inference.local import train
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, clipped, sgd
 from pyrofl.inference.rounds import federate
+from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg
 from pyrofl.nets import Network
 from pyrofl.plans import plan
@@ -51,7 +52,7 @@ def by_torch(
     weights = {n: v.to(data.dtype) for n, v in toys.net().init(generator(9)).items()}
     module.load_state_dict(weights)
     optimiser = optim(list(module.parameters()))
-    order = generator(SEED, Stream.ORDER, NUMBER, client)
+    order = stream(SEED, Stream.ORDER, NUMBER, data.names[client])
     schedule = plan([data.train[client]], [epochs], batch, [order])
     for rows, mask in zip(schedule.rows[:, 0], schedule.mask[:, 0], strict=True):
         optimiser.zero_grad()
@@ -95,7 +96,7 @@ def test_fedavg_with_one_client_is_centralised_sgd():
     module.load_state_dict({n: v.double() for n, v in role("w", server).items()})
     for number in range(NUMBER + 1):
         optimiser = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
-        order = generator(SEED, Stream.ORDER, number, 0)
+        order = stream(SEED, Stream.ORDER, number, data.names[0])
         for rows, mask in zip(*plan([data.train[0]], [2], 10, [order])[:2], strict=True):
             own = rows[0, mask[0]]
             optimiser.zero_grad()
@@ -125,7 +126,7 @@ def test_one_client_of_one_row_is_sgd_to_the_last_bit():
     *_, state = federate(method, data, 1, seed=SEED, server={"w/w": torch.tensor([0.2])})
     w = torch.tensor([0.2], requires_grad=True)
     optimiser = torch.optim.SGD([w], lr=0.1, momentum=0.9)
-    order = generator(SEED, Stream.ORDER, 0, 0)
+    order = stream(SEED, Stream.ORDER, 0, data.names[0])
     for rows in plan([data.train[0]], [7], 1, [order]).rows[:, 0]:
         optimiser.zero_grad()
         (0.5 * (y[rows] - x[rows, 0] * w).square()).sum().backward()

@@ -222,10 +222,17 @@ def test_draws_that_do_not_fit_are_refused(blobs, ids):
             next(federate(counting(), blobs, 1, **options))
 
 
-@pytest.mark.parametrize(("rounds", "options"), [(-1, {}), (1, {"seed": -1}), (1, {"chunk": 0})])
-def test_numbers_out_of_range_are_refused(blobs, rounds, options):
-    with pytest.raises(ValueError, match="expected >= 0, >= 0 and >= 1"):
-        next(federate(counting(), blobs, rounds, **options))
+@pytest.mark.parametrize(
+    ("rounds", "options", "told"),
+    [
+        (-1, {}, "rounds is -1, chunk None; expected >= 0 and >= 1"),
+        (1, {"chunk": 0}, "rounds is 1, chunk 0; expected"),
+        (1, {"seed": -1}, "seed of init is -1; expected a whole number >= 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(blobs, rounds, options, told):
+    with pytest.raises(ValueError, match=told):
+        federate(counting(), blobs, rounds, **options)
 
 
 # Seeds and resuming.

@@ -92,7 +92,7 @@ def test_a_low_rank_holds_its_covariance():
 def test_densities_integrate_to_one(family):
     # E_q[p / q] = 1 for a normalised p; with p narrower than q the weights have little variance.
     q = family(SHAPES, scale=1.5)
-    local, batch, draws = bent(q), toys.blobs().batch(torch.arange(2)), 40_000
+    local, batch, draws = bent(q), toys.blobs().batch(torch.arange(2)), 80_000
     narrow = target(0.1 * torch.eye(3, dtype=torch.float64))
     with ClientNoise([generator(1, c) for c in range(2)]):
         g, p = traces(narrow, q.program, {}, local, batch, draws)
@@ -148,7 +148,7 @@ def test_a_flow_bends_where_a_normal_cannot():
         local = {n: v.clone().requires_grad_() for n, v in start.items()}
         optimiser = adam(0.03)(list(local.values()))
         with seeded(0):
-            for _ in range(500):
+            for _ in range(1000):
                 optimiser.zero_grad()
                 elbo(64)(banana, q.program, {}, local, batch).sum().backward()
                 optimiser.step()

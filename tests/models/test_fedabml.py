@@ -529,9 +529,9 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
     method = fedabml.build(build("mlp:3", (4,), 3), draws=2, epochs=2, batch=2, lr=0.01, kl=1.0)
     state = last(method, tiny, 2)
     # The start is drawn in single precision, which vector units round differently.
-    close(state.server["loc/head.bias"], [-0.5233539, -0.0395137, -0.3136421], 1e-6)
-    close(state.server["log_scale/head.bias"].exp(), [0.0506345, 0.0506327, 0.0506108], 1e-6)
-    close(state.loss["mu/* pi/*"], [1.2356220, 1.2160443, 0.9953921], 1e-6)
+    close(state.server["loc/head.bias"], [-0.2390147, -0.1994620, 0.1514691], 1e-6)
+    close(state.server["log_scale/head.bias"].exp(), [0.0504785, 0.0506828, 0.0505656], 1e-6)
+    close(state.loss["mu/* pi/*"], [1.1845932, 1.1694754, 1.0827456], 1e-6)
 
 
 # What is refused

@@ -15,6 +15,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.participation import fixed
 from pyrofl.inference.prepare import prepared
 from pyrofl.inference.rounds import advance, federate, first
+from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import (
     ensembles,
     fedavg,
@@ -173,7 +174,7 @@ def test_vanilla_distillation_has_the_clients_as_teachers_and_the_last_iterate(t
     target /= target.sum(1, keepdim=True)
     w = {n: v.clone().requires_grad_() for n, v in student(plain.server).items()}
     optimiser = torch.optim.SGD(w.values(), 0.05, 0.9)
-    rng = generator(0, 4, 0)
+    rng = stream(0, Stream.MERGE, 0)
     for _ in range(2):
         for rows in torch.randperm(40, generator=rng).split(16):
             optimiser.zero_grad()
@@ -268,7 +269,7 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
     net = build("mlp:3", (4,), 3)
     state = last(fedbe.build(net, unlabelled=X, epochs=2, **{**QUICK, "lr": 0.1}), tiny, 2)
     # The start is drawn in single precision, which vector units round differently.
-    close(state.server["w/head.bias"], [-0.2258119, -0.2447040, -0.4060586], 1e-6)
+    close(state.server["w/head.bias"], [-0.0263230, -0.2191210, -0.0415629], 1e-6)
 
 
 @pytest.mark.parametrize(

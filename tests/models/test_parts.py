@@ -8,17 +8,17 @@ from checks import close
 from torch.nn.functional import cross_entropy
 from toys import assert_same, last
 
-from pyrofl.inference.local import Stream
 from pyrofl.inference.method import Method
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.participation import fixed
 from pyrofl.inference.prepare import prepared
 from pyrofl.inference.rounds import federate
+from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, fedbabu, fedper, fedrep, guides, lgfedavg, local
 from pyrofl.models.fedopt import stepped
 from pyrofl.models.parts import FEATURES
 from pyrofl.nets import Network, build
-from pyrofl.tensors import generator, pick, role
+from pyrofl.tensors import pick, role
 
 NET = build("mlp:5", (4,), 3)
 HEAD, BASE = {"w/head.weight", "w/head.bias"}, {"w/fc1.weight", "w/fc1.bias"}
@@ -76,7 +76,7 @@ def test_the_parts_may_be_exchanged(tiny):
 def test_fedper_by_hand(tiny):
     # Two rounds; the head goes on from where the client left it, the base from the average.
     method = fedper.build(NET, epochs=3, batch=None, lr=0.1, momentum=0.0)
-    start = {n: v.double() for n, v in fedavg.build(NET).init(generator(0, 0), 3).items()}
+    start = {n: v.double() for n, v in fedavg.build(NET).init(stream(0, Stream.START), 3).items()}
     base = {n.removeprefix("w/"): start[n] for n in BASE}
     heads = [{n.removeprefix("w/"): start[n] for n in HEAD} for _ in range(3)]
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_fedper_by_hand(tiny):
 
 def test_fedrep_without_epochs_on_the_base_fits_heads_only(tiny):
     begun, state = federate(made("fedrep", epochs=0, head_epochs=2), tiny, 2)
-    start = made("fedper").init(generator(0, Stream.START), 3)
+    start = made("fedper").init(stream(0, Stream.START), 3)
     for n, v in state.server.items():
         close(v, start[n])
     assert all(not torch.equal(v, begun.private[n]) for n, v in state.private.items())
@@ -117,7 +117,7 @@ def test_fedrep_without_epochs_on_the_head_is_fedbabu(tiny):
 def test_fedrep_moves_the_base_after_the_head(tiny):
     method = made("fedrep", head_epochs=3, epochs=1, batch=None, momentum=0.0)
     state = last(method, tiny, 1)
-    start = {n: v.double() for n, v in fedavg.build(NET).init(generator(0, 0), 3).items()}
+    start = {n: v.double() for n, v in fedavg.build(NET).init(stream(0, Stream.START), 3).items()}
     w = {n: v.clone().requires_grad_() for n, v in role("w", start).items()}
 
     def step(names: str) -> None:
@@ -135,7 +135,7 @@ def test_fedrep_moves_the_base_after_the_head(tiny):
 
 def test_the_head_of_fedbabu_does_not_move_until_it_is_tuned(tiny):
     method = made("fedbabu", tune="head", fine_tune=3)
-    start = fedavg.build(NET).init(generator(0, Stream.START), 3)
+    start = fedavg.build(NET).init(stream(0, Stream.START), 3)
     who = tiny.who(torch.arange(3))
     for state in federate(method, tiny, 3):
         for n in HEAD:

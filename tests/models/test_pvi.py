@@ -146,7 +146,8 @@ def test_a_prior_that_is_not_normal_is_shared_out(quadratic):
     state = toys.last(method, quadratic.federation, 1)
     assert state.server["share"] == 0.5
     exact = quadratic.pooled(torch.zeros(2), torch.eye(2) / 2)
-    close(q_of(state, True)[0], exact[0], 1e-6)
+    # The normal that stands for the prior is worked out in single precision.
+    close(q_of(state, True)[0], exact[0], 1e-5)
 
 
 def test_positive_variables_are_normal_without_constraint():
