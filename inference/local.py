@@ -39,7 +39,7 @@ def train(
     seed: int,
     number: int,
     phases: Sequence[Phase] | None = None,
-) -> tuple[Tensors, Tensors]:
+) -> tuple[Tensors, Tensors, Tensor]:
     """Run the phases on some clients side by side.
 
     Args:
@@ -53,10 +53,12 @@ def train(
         phases: to run instead of the method's.
 
     Returns:
-        local after training, and the mean loss of each gradient step by its names, [C].
+        local after training, the mean loss of each gradient step by its names, [C], and how many
+        gradient steps were made, [C] int64.
     """
     noise = [generator(seed, Stream.NOISE, number, i) for i in who.ids.tolist()]
     losses: Tensors = {}
+    made = torch.zeros(len(who.ids), dtype=torch.long)
     with pyro.validation_enabled(False):
         for phase in method.phases if phases is None else phases:
             orders = [generator(seed, Stream.ORDER, number, i) for i in who.ids.tolist()]
@@ -80,7 +82,8 @@ def train(
             run.go(data, Plan(schedule.rows[:, rank], schedule.mask[:, rank], schedule.steps[rank]))
             local = cut(run.local, back)
             losses |= cut(run.losses(schedule.steps[rank]), back)
-    return local, losses
+            made += schedule.steps * sum(m.repeat for m in phase.moves if isinstance(m, Step))
+    return local, losses, made
 
 
 def _epochs(phase: Phase, who: Who) -> list[int]:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import pyro
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation
+from pyrofl.data import Federation, Who
 from pyrofl.inference.local import Stream, train
-from pyrofl.inference.messages import BadMessage, CannotMerge, OnBadMessage, inspect, merged
+from pyrofl.inference.messages import (
+    BadMessage,
+    CannotMerge,
+    Form,
+    OnBadMessage,
+    agreed,
+    form_of,
+    inspect,
+    merged,
+    unlike,
+)
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import Draw, drawn, everyone
 from pyrofl.inference.private import Keeper
 from pyrofl.inference.state import Round, chunks, meet, to_data
 from pyrofl.inference.stragglers import Stragglers
-from pyrofl.tensors import Tensors, cut, generator, join_up
+from pyrofl.tensors import Tensors, cut, generator, join_up, role, under
 
 
 def federate(
@@ -67,6 +77,7 @@ def federate(
             f"on_bad_message is {on_bad_message!r}, state_memory {state_memory}; expected one of "
             f"{get_args(OnBadMessage)}, and None or >= 0 bytes"
         )
+    slow = stragglers or Stragglers()
     at = method if not isinstance(method, Method) else lambda _: method
     if start is not None and (server is not None or len(start.seen) != data.clients):
         raise ValueError(
@@ -78,17 +89,16 @@ def federate(
         for number in range(state.number, rounds):
             now = at(number)
             generator_ = generator(seed, Stream.WHO, number)
-            reporters = drawn(participation(generator_, data.clients), data.clients)
+            asked = drawn(participation(generator_, data.clients), data.clients)
             if trains is not None:
                 ids = drawn(trains(generator_, data.clients), data.clients)
             else:
-                ids = torch.arange(data.clients) if now.all_train else reporters
-            if stragglers is not None:
-                reporters = stragglers.heard(reporters, seed, number)
-                now = stragglers.working(now, seed, number)
+                ids = torch.arange(data.clients) if now.all_train else asked
+            heard, now = slow.heard(asked, seed, number), slow.working(now, seed, number)
             state = advance(
-                now, data, state, ids, reporters, seed=seed, chunk=chunk, memory=state_memory
+                now, data, state, ids, heard, seed=seed, chunk=chunk, memory=state_memory
             )
+            state = replace(state, silent=asked[~torch.isin(asked, heard)].sort().values)
             if on_bad_message == "raise" and state.rejected:
                 raise BadMessage("; ".join(state.rejected))
             yield state
@@ -116,78 +126,82 @@ def advance(
 ) -> Round:
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
 
-    A client whose message or private state is bad neither reports nor keeps it, see `inspect`.
-    If nobody reports, or the merge is not finite, the server keeps its state.
+    A client whose message, private state or loss is bad neither reports nor keeps it, see `inspect`
+    and `agreed`. If nobody reports, or the merge is not finite, the server keeps its state.
     """
-    keeper = Keeper(state.private, data.clients, memory)
-    try:
-        return _advance(method, data, state, ids, reporters, keeper, seed, chunk)
-    except BaseException:
-        keeper.take_back()
-        raise
-
-
-def _advance(
-    method: Method,
-    data: Federation,
-    state: Round,
-    ids: Tensor,
-    reporters: Tensor,
-    keeper: Keeper,
-    seed: int,
-    chunk: int | None,
-) -> Round:
-    parts: list[_Part] = []
-    asked = reporters[torch.isin(reporters, ids)].sort().values
-    message: Tensors = {}
-    for some in chunks(method, data, state, ids, chunk, seed):
-        part, mine, sent = _train_chunk(method, data, state, some, reporters, seed, message)
-        keeper.write(part.kept, mine)
-        for name, value in sent.items():
-            if name not in message:
-                message[name] = value.new_empty(len(asked), *value.shape[1:])
-            message[name][torch.searchsorted(asked, part.heard)] = value
-        parts.append(part)
-    heard = torch.cat([part.heard for part in parts]).sort().values
-    if len(heard) < len(asked):
-        message = {n: v[torch.searchsorted(asked, heard)] for n, v in message.items()}
-    who, server, bad = data.who(heard), state.server, list[str]()
-    if len(heard):
-        try:
-            with torch.no_grad(), pyro.validation_enabled(False):
-                source = generator(seed, Stream.MERGE, state.number)
-                new = method.merge(server, message, who, source)
-            server, bad = merged(server, to_data(new, data))
-        except CannotMerge as error:
-            bad = [f"the server: {error}"]
-    order = torch.cat([part.trained for part in parts]).argsort()
-    seen = state.seen.clone()
-    seen[torch.cat([part.kept for part in parts])] = True
-    return Round(
-        number=state.number + 1,
-        server=server,
-        private=keeper.close(),
-        seen=seen,
-        who=who,
-        message=message,
-        trained=ids.sort().values,
-        rejected=(*(reason for part in parts for reason in part.rejected), *bad),
-        loss=cut(join_up([part.loss for part in parts]), order),
-        down=torch.cat([part.down for part in parts])[order],
-        up=_weigh(method, message, len(heard)),
-    )
+    with Keeper(state.private, data.clients, memory) as keeper:
+        some = chunks(method, data, state, ids, chunk, seed)
+        reporters = reporters[torch.isin(reporters, ids)].sort().values
+        parts, who, message = _gather(method, data, state, some, reporters, keeper, seed)
+        server, bad = state.server, list[str]()
+        if len(who.ids):
+            try:
+                with torch.no_grad(), pyro.validation_enabled(False):
+                    source = generator(seed, Stream.MERGE, state.number)
+                    new = method.merge(server, message, who, source)
+                server, bad = merged(server, to_data(new, data))
+            except CannotMerge as error:
+                bad = [f"the server: {error}"]
+        order = torch.cat([part.trained for part in parts]).argsort()
+        each = cut(join_up([part.each for part in parts]), order)
+        seen = state.seen.clone()
+        seen[torch.cat([part.kept for part in parts])] = True
+        return Round(
+            number=state.number + 1,
+            server=server,
+            private=keeper.close(),
+            seen=seen,
+            who=who,
+            message=message,
+            trained=ids.sort().values,
+            rejected=(*(reason for part in parts for reason in part.rejected), *bad),
+            loss=role("loss", each),
+            steps=each["steps"],
+            down=each["down"],
+            up=_weigh(method, message, len(who.ids)),
+        )
 
 
 @dataclass(frozen=True)
 class _Part:
     """What one chunk of clients leaves behind."""
 
+    form: Form
     trained: Tensor
     kept: Tensor  # ids whose state is good
     heard: Tensor  # those of them that report
-    loss: Tensors
     rejected: Sequence[str]
-    down: Tensor
+    each: Tensors  # what is recorded of every one, [trained]
+
+
+def _gather(
+    method: Method,
+    data: Federation,
+    state: Round,
+    some: Iterable[Tensor],
+    reporters: Tensor,
+    keeper: Keeper,
+    seed: int,
+) -> tuple[list[_Part], Who, Tensors]:
+    """Let chunks train; return what they leave behind, and who is heard with what message."""
+    parts: list[_Part] = []
+    tables: dict[Form, Tensors] = {}  # one for each form, so that no message is ever held twice
+    for ids in some:
+        part, mine, sent = _train_chunk(method, data, state, ids, reporters, seed)
+        keeper.write(part.kept, mine)
+        table = tables.setdefault(part.form, {})
+        for name, value in sent.items():
+            if name not in table:
+                table[name] = value.new_empty(len(reporters), *value.shape[1:])
+            table[name][torch.searchsorted(reporters, part.heard)] = value
+        parts.append(part)
+    form = agreed([(part.form, len(part.kept)) for part in parts], form_of(state.message))
+    parts = [_believed(part, form, keeper, data) for part in parts]
+    heard = torch.cat([part.heard for part in parts]).sort().values
+    message = tables.get(form, {})
+    if len(heard) < len(reporters):
+        message = {n: v[torch.searchsorted(reporters, heard)] for n, v in message.items()}
+    return parts, data.who(heard), message
 
 
 def _train_chunk(
@@ -197,32 +211,39 @@ def _train_chunk(
     ids: Tensor,
     reporters: Tensor,
     seed: int,
-    like: Tensors,
 ) -> tuple[_Part, Tensors, Tensors]:
     who = data.who(ids)
     received, private = meet(method, data, state, who, seed)
-    local, loss = train(
+    local, loss, steps = train(
         method, received, private | received, data, who, seed=seed, number=state.number
     )
     mine = {n: local[n] for n in private}
     with torch.no_grad():
         message = method.upload(received, local)
-    # A message looks as those accepted so far, or else last; unless that was another method's.
-    if not like and message.keys() & state.message.keys():
-        like = state.message
-    reasons = inspect(message, mine, who, data.names, method.rules, like or None)
+    watched = mine | {f"its loss of {n}": v for n, v in loss.items()}
+    reasons = inspect(message, watched, who, data.names, method.rules)
     good = torch.tensor([not reason for reason in reasons])
     report = good & torch.isin(ids, reporters)
     part = _Part(
+        form=form_of(message),
         trained=ids,
         kept=ids[good],
         heard=ids[report],
-        loss=loss,
         rejected=[reason for reason in reasons if reason],
-        down=_weigh(method, received, len(ids)),
+        each=under("loss", loss) | {"steps": steps, "down": _weigh(method, received, len(ids))},
     )
     kept, sent = (index.nonzero().flatten().to(data.x.device) for index in (good, report))
     return part, cut(mine, kept), cut(message, sent) if len(kept) else {}
+
+
+def _believed(part: _Part, expected: Form, keeper: Keeper, data: Federation) -> _Part:
+    """Leave out the clients of a part if their messages have not the form that they must have."""
+    odd = unlike(part.form, expected)
+    if not odd or not len(part.kept):
+        return part
+    keeper.take_back(part.kept)
+    told = (*part.rejected, *(f"{data.names[i]}: {odd}" for i in part.kept.tolist()))
+    return replace(part, kept=part.kept[:0], heard=part.heard[:0], rejected=told)
 
 
 def _weigh(method: Method, tensors: Tensors, clients: int) -> Tensor:
