@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from math import isfinite
 from typing import Any, NamedTuple
 
 import pyro
@@ -95,6 +96,36 @@ def response(trace: Any) -> Any:
     if len(sites) != 1:
         raise ValueError(f"observed sites are {sorted(sites)}; expected 'y', or just one")
     return next(iter(sites.values()))
+
+
+def check(
+    found: Prediction, batch: Batch, names: Sequence[str], model: str, rows: Sequence[Tensor]
+) -> None:
+    """Refuse predictions that are no numbers; a mean of scores would hide them.
+
+    Args:
+        found: of the rows of a batch.
+        batch: the rows; padding may hold anything.
+        names: of all clients, by id.
+        model: that predicts, for the message.
+        rows: of each client, where the batch's rows are in the table.
+
+    Raises:
+        ValueError: if a density is NaN or infinite, or 0 where the mean is no number either. A
+            mean alone may be NaN: there are families that have none.
+    """
+    mean, density = found.mean.reshape(*batch.mask.shape, -1), found.log_density
+    good = density.isfinite() | ((density == -torch.inf) & mean.isfinite().all(-1))
+    if bool((good | ~batch.mask).all()):
+        return
+    c, b = (~good & batch.mask).nonzero()[0].tolist()
+    values = [*mean[c, b].tolist(), float(density[c, b])]
+    value = next(v for v in values if not isfinite(v))
+    raise ValueError(
+        f"{names[int(batch.ids[c])]}: its {model} model predicts {value} for row "
+        f"{int(rows[c][b])} of the data; expected finite numbers: scale the inputs, or lower the "
+        "learning rate"
+    )
 
 
 def score(found: list[tuple[Prediction, Batch]]) -> Tensors:
