@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.method import Method
-from pyrofl.inference.predict import ROWS, Prediction, blocks, check, predict, score
+from pyrofl.inference.predict import Prediction, blocks, check, predict, score
 from pyrofl.inference.prepare import Ready, population_of, ready
 from pyrofl.inference.state import Round
 from pyrofl.metrics import Bins, calibration_bins, pool
@@ -155,9 +155,9 @@ def _predicted(
     for ids, received, local, noise in clients:
         rows = [table[i] for i in ids.tolist()]
         found: Blocks = []
-        for k, batch in enumerate(blocks(data, rows, data.who(ids))):
+        for some, batch in blocks(data, rows, data.who(ids)):
             made = predict(method, received, local, batch, draws, noise)
-            check(made, batch, data.names, model, [r[k * ROWS :] for r in rows])
+            check(made, batch, data.names, model, some)
             found.append((made, batch))
         yield ids, found
 

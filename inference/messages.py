@@ -47,6 +47,7 @@ Rules = Mapping[str, Rule]
 FINITE = Rule("a finite number", torch.isfinite)
 POSITIVE = Rule("> 0", lambda value: value > 0)
 NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
+SHARE = Rule("0 to 1", lambda value: (value >= 0) & (value <= 1 + 1e-6))  # but for rounding
 
 
 def inspect(

@@ -29,10 +29,11 @@ class Prediction(NamedTuple):
     log_density: Tensor  # [C, B], log of the predictive density or mass at y
 
 
-def blocks(data: Federation, rows: list[Tensor], who: Who) -> Iterator[Batch]:
-    """Yield the rows of some clients in batches of at most `ROWS` of each."""
+def blocks(data: Federation, rows: list[Tensor], who: Who) -> Iterator[tuple[list[Tensor], Batch]]:
+    """Yield the rows of some clients, at most `ROWS` of each, and the batches of them."""
     for start in range(0, max(len(r) for r in rows), ROWS):
-        yield stack(data, [r[start : start + ROWS] for r in rows], who)
+        some = [r[start : start + ROWS] for r in rows]
+        yield some, stack(data, some, who)
 
 
 def predict(

@@ -22,7 +22,7 @@ from pyrofl.inference.elbo import traces
 from pyrofl.inference.evaluate import predictions
 from pyrofl.inference.method import Method
 from pyrofl.inference.noise import ClientNoise, GuideMean
-from pyrofl.inference.predict import ROWS, Prediction, blocks, check, response
+from pyrofl.inference.predict import Prediction, blocks, check, response
 from pyrofl.inference.prepare import population_of, ready
 from pyrofl.inference.state import Round
 from pyrofl.metrics import Bins, auroc, calibration_bins, entropies
@@ -114,17 +114,12 @@ def uncertainty(
         members = local if isinstance(local, list) else [local]
         parts = []
         rows = [data.test[i] for i in some.tolist()]
-        for k, batch in enumerate(blocks(data, rows, data.who(some))):
+        for asked, batch in blocks(data, rows, data.who(some)):
             drawn = [probabilities(method, received, m, batch, draws, noise) for m in members]
             probs = torch.cat(drawn)
             unseen = torch.full(batch.mask.shape, -torch.inf).to(probs)
-            check(
-                Prediction(probs.mean(0), unseen),
-                batch,
-                data.names,
-                view,
-                [r[k * ROWS :] for r in rows],
-            )
+            mean = Prediction(probs.mean(0), unseen)
+            check(mean, batch, data.names, view, asked)
             parts.append(entropies(probs) | {"doubt": 1 - probs.mean(0).amax(-1)})
         for c, i in enumerate(some.tolist()):
             n = len(data.test[i])
