@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.method import Method
-from pyrofl.inference.predict import Prediction, blocks, predict, score
+from pyrofl.inference.predict import Prediction, blocks, check, predict, score
 from pyrofl.inference.prepare import Ready, population_of, ready
 from pyrofl.inference.seeds import Seed
 from pyrofl.inference.state import Round
@@ -91,7 +91,8 @@ def evaluate(
         chunk: clients tested side by side; default by the size of their state.
 
     Raises:
-        ValueError: if an argument is not one of the above, or no client has such rows.
+        ValueError: if an argument is not one of the above, no client has such rows, or a model
+            predicts what is no number; the client, the model and the row are named.
     """
     what: dict[str, Any] = {"model": model or method.main_view, "adapted": adapted}
     what |= {"population": population, "part": part, "draws": draws}
@@ -141,7 +142,7 @@ def predictions(
     if not len(ids):
         raise ValueError(f"no client of the {population} population has {part} rows")
     some = ready(method, data, state, ids, model=model, adapted=adapted, seed=seed, chunk=chunk)
-    return _predicted(method, data, table, some, draws)
+    return _predicted(method, data, table, some, model or method.main_view, draws)
 
 
 def _predicted(
@@ -149,18 +150,17 @@ def _predicted(
     data: Federation,
     table: tuple[Tensor, ...],
     clients: Iterator[Ready],
+    model: str,
     draws: int | None,
 ) -> Iterator[tuple[Tensor, Blocks]]:
     for ids, received, local, noise in clients:
         rows = [table[i] for i in ids.tolist()]
-        with torch.no_grad():
-            yield (
-                ids,
-                [
-                    (predict(method, received, local, batch, draws, noise), batch)
-                    for batch in blocks(data, rows, data.who(ids))
-                ],
-            )
+        found: Blocks = []
+        for some, batch in blocks(data, rows, data.who(ids)):
+            made = predict(method, received, local, batch, draws, noise)
+            check(made, batch, data.names, model, some)
+            found.append((made, batch))
+        yield ids, found
 
 
 def calibration(method: Method, data: Federation, state: Round, **what: Any) -> Bins:

@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any, TypedDict
 
 import torch
-from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.arviz import to_arviz
@@ -53,7 +52,9 @@ class Run:
         down, up: bytes sent to and by all clients, each round.
         rejected: of each round, the clients whose message or state was bad, and why.
         trained: of each round, ids of the clients that trained.
+        steps: of each round, gradient steps that each of these made.
         reported: of each round, ids of those whose message was merged.
+        silent: of each round, ids of those that were to report and failed to.
         loss: of each round, mean loss of every step by its names, [J]; NaN where none trained.
     """
 
@@ -68,7 +69,9 @@ class Run:
     up: list[int] = field(default_factory=list)
     rejected: list[tuple[str, ...]] = field(default_factory=list)
     trained: list[list[int]] = field(default_factory=list)
+    steps: list[list[int]] = field(default_factory=list)
     reported: list[list[int]] = field(default_factory=list)
+    silent: list[list[int]] = field(default_factory=list)
     loss: list[Tensors] = field(default_factory=list)
 
     def copy(self, **changes: Any) -> Run:
@@ -134,10 +137,10 @@ class Run:
         """Return what the paper reports about clients besides scores: name -> [J]."""
         if self.method.statistics is no_statistics:
             return {}
-        everybody, parts, found = torch.arange(self.data.clients), [], []
-        for ids, received, local, _ in ready(
-            self.method, self.data, self.state, everybody, seed=self.seed
-        ):
+        everybody = torch.arange(self.data.clients)
+        parts, found = [], []
+        clients = ready(self.method, self.data, self.state, everybody, seed=self.seed)
+        for ids, received, local, _ in clients:
             assert not isinstance(local, list)
             parts.append(ids)
             found.append(self.method.statistics(received, local, self.data.batch(ids)))
@@ -204,7 +207,8 @@ def fit(
     run = Run(at(max(state.number - 1, 0)), data, state, seed, draws)
     if isinstance(start, Run):
         run = start.copy(method=run.method, data=data, seed=seed, draws=draws)
-    steps = federate(
+    none = torch.full((data.clients,), torch.nan, dtype=data.dtype)
+    states = federate(
         method,
         data,
         rounds,
@@ -220,31 +224,27 @@ def fit(
     )
     with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
         clock = perf_counter()
-        for state in steps:
+        for state in states:
             run.seconds.append(perf_counter() - clock)
             run.state, run.method = state, at(state.number - 1)
             run.down.append(int(state.down.sum()))
             run.up.append(int(state.up.sum()))
             run.rejected.append(state.rejected)
             run.trained.append(state.trained.tolist())
+            run.steps.append(state.steps.tolist())
             run.reported.append(state.who.ids.tolist())
-            run.loss.append({n: _placed(v, state.trained, data) for n, v in state.loss.items()})
+            run.silent.append(state.silent.tolist())
+            losses = state.loss.items()
+            run.loss.append({n: none.scatter(0, state.trained, v.to(none)) for n, v in losses})
             if every and (state.number % every == 0 or state.number == rounds):
                 run.test()
             for reason in state.rejected:
                 bar.write(f"round {state.number}: {reason}", sys.stderr)
             if not run.reported[-1]:
                 bar.write(f"round {state.number}: nobody reports; server unchanged", sys.stderr)
-            bar.set_postfix_str(", ".join(f"{n} {v.mean():.3g}" for n, v in state.loss.items()))
+            bar.set_postfix_str(", ".join(f"{n} {v[v.isfinite()].mean():.3g}" for n, v in losses))
             bar.update()
             if after:
                 after(run)
             clock = perf_counter()
     return run
-
-
-def _placed(value: Tensor, ids: Tensor, data: Federation) -> Tensor:
-    """Put numbers of some clients among all that train: [J], NaN elsewhere."""
-    found = torch.full((data.clients,), torch.nan, dtype=value.dtype)
-    found[ids] = value.cpu()
-    return found

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Who
+from pyrofl.inference.messages import Form
 from pyrofl.inference.method import Fold, Method
 from pyrofl.tensors import Tensors, cut, join_up
 
 
 class Kept:
-    """Holds every message until the merge, in one table.
+    """Holds every message until the merge, in a table for each form, so that none is held twice.
 
     Args:
         asked: ids of those whose message may come, sorted.
@@ -20,17 +21,20 @@ class Kept:
     def __init__(self, asked: Tensor) -> None:
         """Begin."""
         self.asked = asked
+        self.tables: dict[Form, Tensors] = {}
         self.message: Tensors = {}
 
-    def take(self, who: Who, sent: Tensors) -> None:
-        """Take the messages [C, ...] of some clients."""
+    def take(self, form: Form, who: Who, sent: Tensors) -> None:
+        """Take the messages [C, ...] of some clients, all of one form."""
+        table = self.tables.setdefault(form, {})
         for name, value in sent.items():
-            if name not in self.message:
-                self.message[name] = value.new_empty(len(self.asked), *value.shape[1:])
-            self.message[name][torch.searchsorted(self.asked, who.ids.cpu())] = value
+            if name not in table:
+                table[name] = value.new_empty(len(self.asked), *value.shape[1:])
+            table[name][torch.searchsorted(self.asked, who.ids.cpu())] = value
 
-    def close(self, who: Who) -> tuple[Tensors, Who]:
-        """Return what the server merges, and whose it is; `who` are those that were heard."""
+    def close(self, form: Form, who: Who) -> tuple[Tensors, Who]:
+        """Return what the server merges, and whose it is; `who` were heard, in this form."""
+        self.message = self.tables.get(form, {})
         if len(who.ids) < len(self.asked):
             self.message = cut(self.message, torch.searchsorted(self.asked, who.ids.cpu()))
         return self.message, who
@@ -41,7 +45,7 @@ class Kept:
 
 
 class Folded:
-    """Folds what comes into one message at once, so that a chunk's is all there is in memory.
+    """Folds what comes into one message for each form, so that a chunk's are all in memory.
 
     Args:
         fold: of the method.
@@ -50,27 +54,28 @@ class Folded:
     def __init__(self, fold: Fold) -> None:
         """Begin."""
         self.fold = fold
+        self.running: dict[Form, tuple[Tensors, Who]] = {}
         self.message: Tensors = {}
-        self.who: Who | None = None
 
-    def take(self, who: Who, sent: Tensors) -> None:
-        """Take the messages [C, ...] of some clients."""
+    def take(self, form: Form, who: Who, sent: Tensors) -> None:
+        """Take the messages [C, ...] of some clients, all of one form."""
         if not len(who.ids):
-            self.message = self.message or sent
             return
         message, sender = self.fold(sent, who)
-        if self.who is not None:
-            both = Who(*(torch.cat(pair) for pair in zip(self.who, sender, strict=True)))
-            message, sender = self.fold(join_up([self.message, message]), both)
-        self.message, self.who = message, sender
+        if form in self.running:
+            before, senders = self.running[form]
+            both = Who(*(torch.cat(pair) for pair in zip(senders, sender, strict=True)))
+            message, sender = self.fold(join_up([before, message]), both)
+        self.running[form] = message, sender
 
-    def close(self, who: Who) -> tuple[Tensors, Who]:
-        """Return what the server merges, and whose it is."""
-        return self.message, self.who or who
+    def close(self, form: Form, who: Who) -> tuple[Tensors, Who]:
+        """Return what the server merges, and whose it is; `who` were heard, in this form."""
+        self.message, sender = self.running.get(form, ({}, who))
+        return self.message, sender
 
     def left(self) -> Tensors:
         """Return what messages look like, without any."""
-        return {n: v.new_empty(0, *v.shape[1:]) for n, v in self.message.items()}
+        return {n: v[:0].clone() for n, v in self.message.items()}
 
 
 def folding(method: Method, keep_messages: bool) -> Fold | None:

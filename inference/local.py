@@ -28,7 +28,7 @@ def train(
     seed: Seed,
     number: int,
     phases: Sequence[Phase] | None = None,
-) -> tuple[Tensors, Tensors]:
+) -> tuple[Tensors, Tensors, Tensor]:
     """Run the phases on some clients side by side.
 
     Args:
@@ -42,11 +42,13 @@ def train(
         phases: to run instead of the method's.
 
     Returns:
-        local after training, and the mean loss of each gradient step by its names, [C].
+        local after training, the mean loss of each gradient step by its names, [C], and how many
+        gradient steps were made, [C] int64.
     """
     names = [data.names[i] for i in who.ids.tolist()]
     noise = [stream(seed, Stream.NOISE, number, name) for name in names]
     losses: Tensors = {}
+    made = torch.zeros(len(who.ids), dtype=torch.long)
     with pyro.validation_enabled(False):
         for phase in method.phases if phases is None else phases:
             orders = [stream(seed, Stream.ORDER, number, name) for name in names]
@@ -70,7 +72,8 @@ def train(
             run.go(data, schedule.of(rank))
             local = cut(run.local, back)
             losses |= cut(run.losses(schedule.steps[rank]), back)
-    return local, losses
+            made += schedule.steps * sum(m.repeat for m in phase.moves if isinstance(m, Step))
+    return local, losses, made
 
 
 def _epochs(phase: Phase, who: Who) -> list[int]:

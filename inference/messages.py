@@ -38,12 +38,16 @@ class Rule(NamedTuple):
     holds: Callable[[Tensor], Tensor]
 
 
+Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+"""Names, shapes [*p] and types of a message's tensors, in the order of their names."""
+
 Rules = Mapping[str, Rule]
 """Patterns of names, separated by spaces -> what must hold for them."""
 
 FINITE = Rule("a finite number", torch.isfinite)
 POSITIVE = Rule("> 0", lambda value: value > 0)
 NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
+SHARE = Rule("0 to 1", lambda value: (value >= 0) & (value <= 1 + 1e-6))  # but for rounding
 
 
 def inspect(
@@ -52,7 +56,6 @@ def inspect(
     who: Who,
     names: Sequence[str],
     rules: Rules | None = None,
-    like: Tensors | None = None,
 ) -> list[str]:
     """Return the first thing that is wrong with each client's message or private state, or "".
 
@@ -62,15 +65,16 @@ def inspect(
         who: the C clients; a size must be positive.
         names: of all clients, by id.
         rules: what else must hold for a message.
-        like: a message that was accepted; names, types and shapes of the rest must be the same.
 
     >>> who = Who(torch.tensor([1]), torch.ones(1))
     >>> inspect({"tau": torch.tensor([-0.1])}, {}, who, ("a", "b"), {"tau": POSITIVE})
     ['b: tau is -0.1; expected > 0']
     """
     ids = who.ids.tolist()
-    if odd := _unlike(message, len(ids), like):
-        return [f"{names[i]}: {odd}" for i in ids]
+    for name, value in message.items():
+        if value.shape[:1] != (len(ids),):
+            odd = f"{name} has shape {list(value.shape)}; expected shape [{len(ids)}, ...]"
+            return [f"{names[i]}: {odd}" for i in ids]
     found = [""] * len(ids)
     for name, value, rule in _duties(message, private, who, rules or {}):
         # A sum is finite only if all is, and one pass; what overflows is looked at again.
@@ -99,20 +103,43 @@ def _duties(
             yield name, value, rule
 
 
-def _unlike(message: Tensors, clients: int, like: Tensors | None) -> str:
-    """Say in which tensor a message has not the form that it should have."""
-    for name, value in message.items():
-        if value.shape[:1] != (clients,):
-            return f"{name} has shape {list(value.shape)}; expected shape [{clients}, ...]"
-    if like is None:
-        return ""
-    for name in sorted(message.keys() ^ like.keys()):
-        return f"{name} is {'missing' if name in like else 'there'}; expected {sorted(like)}"
-    for name, value in message.items():
-        if (shape := list(value.shape[1:])) != list(like[name].shape[1:]):
-            return f"{name} has shape {shape}; expected shape {list(like[name].shape[1:])}"
-        if value.dtype != like[name].dtype:
-            return f"{name} is {value.dtype}; expected {like[name].dtype}"
+def form_of(message: Tensors) -> Form:
+    """Return the form of a message [C, *p]."""
+    return tuple((n, tuple(v.shape[1:]), v.dtype) for n, v in sorted(message.items()))
+
+
+def agreed(votes: Iterable[tuple[Form, int]], last: Form) -> Form:
+    """Return the form that the messages of a round must have.
+
+    It is that of most clients, the first of equals; or else the last round's, unless they have no
+    name in common: that was another method's.
+
+    Args:
+        votes: forms, and how many clients have sent them.
+        last: form of the last round's messages.
+    """
+    count: Counter[Form] = Counter()
+    for form, clients in votes:
+        count[form] += clients
+    most = max(count, key=count.__getitem__, default=last)
+    return last if {name for name, *_ in most} & {name for name, *_ in last} else most
+
+
+def unlike(form: Form, expected: Form) -> str:
+    """Say in which tensor a message has not the form that it should have, or "".
+
+    >>> unlike((("w", (3,), torch.half),), (("w", (2,), torch.half),))
+    'w has shape [3]; expected shape [2]'
+    """
+    known = {name: (shape, dtype) for name, shape, dtype in expected}
+    names = {name for name, *_ in form}
+    for name in sorted(names ^ known.keys()):
+        return f"{name} is {'missing' if name in known else 'there'}; expected {sorted(known)}"
+    for name, shape, dtype in form:
+        if shape != known[name][0]:
+            return f"{name} has shape {list(shape)}; expected shape {list(known[name][0])}"
+        if dtype != known[name][1]:
+            return f"{name} is {dtype}; expected {known[name][1]}"
     return ""
 
 

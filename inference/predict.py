@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from math import isfinite
 from typing import Any, NamedTuple
 
 import pyro
@@ -28,10 +29,11 @@ class Prediction(NamedTuple):
     log_density: Tensor  # [C, B], log of the predictive density or mass at y
 
 
-def blocks(data: Federation, rows: list[Tensor], who: Who) -> Iterator[Batch]:
-    """Yield the rows of some clients in batches of at most `ROWS` of each."""
+def blocks(data: Federation, rows: list[Tensor], who: Who) -> Iterator[tuple[list[Tensor], Batch]]:
+    """Yield the rows of some clients, at most `ROWS` of each, and the batches of them."""
     for start in range(0, max(len(r) for r in rows), ROWS):
-        yield stack(data, [r[start : start + ROWS] for r in rows], who)
+        some = [r[start : start + ROWS] for r in rows]
+        yield some, stack(data, some, who)
 
 
 def predict(
@@ -95,6 +97,36 @@ def response(trace: Any) -> Any:
     if len(sites) != 1:
         raise ValueError(f"observed sites are {sorted(sites)}; expected 'y', or just one")
     return next(iter(sites.values()))
+
+
+def check(
+    found: Prediction, batch: Batch, names: Sequence[str], model: str, rows: Sequence[Tensor]
+) -> None:
+    """Refuse predictions that are no numbers; a mean of scores would hide them.
+
+    Args:
+        found: of the rows of a batch.
+        batch: the rows; padding may hold anything.
+        names: of all clients, by id.
+        model: that predicts, for the message.
+        rows: of each client, where the batch's rows are in the table.
+
+    Raises:
+        ValueError: if a density is NaN or infinite, or 0 where the mean is no number either. A
+            mean alone may be NaN: there are families that have none.
+    """
+    mean, density = found.mean.reshape(*batch.mask.shape, -1), found.log_density
+    good = density.isfinite() | ((density == -torch.inf) & mean.isfinite().all(-1))
+    if bool((good | ~batch.mask).all()):
+        return
+    c, b = (~good & batch.mask).nonzero()[0].tolist()
+    values = [*mean[c, b].tolist(), float(density[c, b])]
+    value = next(v for v in values if not isfinite(v))
+    raise ValueError(
+        f"{names[int(batch.ids[c])]}: its {model} model predicts {value} for row "
+        f"{int(rows[c][b])} of the data; expected finite numbers: scale the inputs, or lower the "
+        "learning rate"
+    )
 
 
 def score(found: list[tuple[Prediction, Batch]]) -> Tensors:

@@ -80,7 +80,7 @@ def prepared(
     local = private | received
     if known[adapted]:
         with torch.enable_grad():
-            local, _ = train(
+            local, *_ = train(
                 method,
                 received,
                 local,

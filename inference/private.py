@@ -82,6 +82,15 @@ class Keeper:
         self.undo: list[tuple[str, Tensor, Tensor]] = []
         self.in_place = isinstance(old, OneCopy)
 
+    def __enter__(self) -> Keeper:
+        """Begin a round."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Take everything back if the round fails on its way."""
+        if kind is not None:
+            self.take_back(torch.arange(self.clients))
+
     def write(self, ids: Tensor, mine: Tensors) -> None:
         """Write down what some clients keep, [C, ...].
 
@@ -107,10 +116,14 @@ class Keeper:
         new = mapped(shape, like.dtype) if on_disk else like.new_zeros(shape)
         return new.copy_(self.old[name]) if name in self.old else new
 
-    def take_back(self) -> None:
-        """Make the state again what it was before the round."""
-        for name, ids, value in reversed(self.undo):
-            self.old[name][ids] = value
+    def take_back(self, ids: Tensor) -> None:
+        """Make the state of some clients again what it was before the round."""
+        for name, table in self.new.items():
+            if not isinstance(self.old, OneCopy) or name not in self.old:
+                table[ids] = self.old[name][ids] if name in self.old else 0
+        for name, written, value in self.undo:
+            again = torch.isin(written, ids)
+            self.old[name][written[again]] = value[again]
 
     def close(self) -> Tensors:
         """Return the state after the round; where it is the only copy, the old one is stale."""

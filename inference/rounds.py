@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
 
@@ -14,14 +14,24 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.inference.inbox import Folded, Kept, folding
 from pyrofl.inference.local import train
-from pyrofl.inference.messages import BadMessage, CannotMerge, OnBadMessage, inspect, merged
-from pyrofl.inference.method import Fold, Method
+from pyrofl.inference.messages import (
+    BadMessage,
+    CannotMerge,
+    Form,
+    OnBadMessage,
+    agreed,
+    form_of,
+    inspect,
+    merged,
+    unlike,
+)
+from pyrofl.inference.method import Method
 from pyrofl.inference.participation import Draw, drawn, everyone
 from pyrofl.inference.private import Keeper
 from pyrofl.inference.seeds import Seed, Stream, separate, stream
 from pyrofl.inference.state import Round, by_name, chunks, meet, to_data
 from pyrofl.inference.stragglers import Stragglers
-from pyrofl.tensors import Tensors, cut, join_up
+from pyrofl.tensors import Tensors, cut, join_up, role, under
 
 
 def federate(
@@ -73,6 +83,7 @@ def federate(
             f"on_bad_message is {on_bad_message!r}, state_memory {state_memory}; expected one of "
             f"{get_args(OnBadMessage)}, and None or >= 0 bytes"
         )
+    slow = stragglers or Stragglers()
     at = method if not isinstance(method, Method) else lambda _: method
     if start is not None and (server is not None or len(start.seen) != data.clients):
         raise ValueError(
@@ -88,16 +99,16 @@ def federate(
     def go(state: Round) -> Iterator[Round]:
         for number in range(state.number, rounds):
             now = at(number)
-            generator_ = stream(seed, Stream.WHO, number)
-            reporters = drawn(participation(generator_, data.clients), data.clients)
+            source = stream(seed, Stream.WHO, number)
+            asked = drawn(participation(source, data.clients), data.clients)
             if trains is not None:
-                ids = drawn(trains(generator_, data.clients), data.clients)
+                ids = drawn(trains(source, data.clients), data.clients)
             else:
-                ids = torch.arange(data.clients) if now.all_train else reporters
-            if stragglers is not None:
-                reporters = stragglers.heard(reporters, data.names, seed, number)
-                now = stragglers.working(now, data.names, seed, number)
-            state = step(now, data, state, ids, reporters)
+                ids = torch.arange(data.clients) if now.all_train else asked
+            heard = slow.heard(asked, data.names, seed, number)
+            now = slow.working(now, data.names, seed, number)
+            state = step(now, data, state, ids, heard)
+            state = replace(state, silent=asked[~torch.isin(asked, heard)].sort().values)
             if on_bad_message == "raise" and state.rejected:
                 raise BadMessage("; ".join(state.rejected))
             yield state
@@ -126,76 +137,62 @@ def advance(
 ) -> Round:
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
 
-    A client whose message or private state is bad neither reports nor keeps it, see `inspect`.
-    If nobody reports, or the merge is not finite, the server keeps its state.
+    A client whose message, private state or loss is bad neither reports nor keeps it, see `inspect`
+    and `agreed`. If nobody reports, or the merge is not finite, the server keeps its state.
     """
     fold = folding(method, keep_messages)
-    keeper = Keeper(state.private, data.clients, memory)
-    try:
-        return _advance(method, data, state, ids, reporters, keeper, seed, chunk, fold)
-    except BaseException:
-        keeper.take_back()
-        raise
-
-
-def _advance(
-    method: Method,
-    data: Federation,
-    state: Round,
-    ids: Tensor,
-    reporters: Tensor,
-    keeper: Keeper,
-    seed: Seed,
-    chunk: int | None,
-    fold: Fold | None,
-) -> Round:
+    reporters = reporters[torch.isin(reporters, ids)].sort().values
+    inbox = Kept(reporters) if fold is None else Folded(fold)
     parts: list[_Part] = []
-    asked = reporters[torch.isin(reporters, ids)].sort().values
-    inbox = Kept(asked) if fold is None else Folded(fold)
-    for some in chunks(method, data, state, ids, chunk, seed):
-        part, mine, sent = _train_chunk(method, data, state, some, reporters, seed, inbox.message)
-        keeper.write(part.kept, mine)
-        inbox.take(data.who(part.heard), sent)
-        parts.append(part)
-    heard = torch.cat([part.heard for part in parts])
-    who, server, bad = data.who(heard.sort().values), state.server, list[str]()
-    message, sender = inbox.close(who)
-    if len(heard):
-        try:
-            with torch.no_grad(), pyro.validation_enabled(False):
-                source = stream(seed, Stream.MERGE, state.number)
-                new = method.merge(server, message, sender, source)
-            server, bad = merged(server, to_data(new, data))
-        except CannotMerge as error:
-            bad = [f"the server: {error}"]
-    order = torch.cat([part.trained for part in parts]).argsort()
-    seen = state.seen.clone()
-    seen[torch.cat([part.kept for part in parts])] = True
-    return Round(
-        number=state.number + 1,
-        server=server,
-        private=keeper.close(),
-        seen=seen,
-        who=who,
-        message=inbox.left(),
-        trained=ids.sort().values,
-        rejected=(*(reason for part in parts for reason in part.rejected), *bad),
-        loss=cut(join_up([part.loss for part in parts]), order),
-        down=torch.cat([part.down for part in parts])[order],
-        up=torch.cat([part.up for part in parts])[heard.argsort()],
-    )
+    with Keeper(state.private, data.clients, memory) as keeper:
+        for some in chunks(method, data, state, ids, chunk, seed):
+            part, mine, sent = _train_chunk(method, data, state, some, reporters, seed)
+            keeper.write(part.kept, mine)
+            inbox.take(part.form, data.who(part.heard), sent)
+            parts.append(part)
+        form = agreed([(part.form, len(part.kept)) for part in parts], form_of(state.message))
+        parts = [_believed(part, form, keeper, data) for part in parts]
+        heard = torch.cat([part.heard for part in parts])
+        who, server, bad = data.who(heard.sort().values), state.server, list[str]()
+        message, sender = inbox.close(form, who)
+        if len(heard):
+            try:
+                with torch.no_grad(), pyro.validation_enabled(False):
+                    source = stream(seed, Stream.MERGE, state.number)
+                    new = method.merge(server, message, sender, source)
+                server, bad = merged(server, to_data(new, data))
+            except CannotMerge as error:
+                bad = [f"the server: {error}"]
+        order = torch.cat([part.trained for part in parts]).argsort()
+        each = cut(join_up([part.each for part in parts]), order)
+        seen = state.seen.clone()
+        seen[torch.cat([part.kept for part in parts])] = True
+        return Round(
+            number=state.number + 1,
+            server=server,
+            private=keeper.close(),
+            seen=seen,
+            who=who,
+            message=inbox.left(),
+            trained=ids.sort().values,
+            rejected=(*(reason for part in parts for reason in part.rejected), *bad),
+            loss=role("loss", each),
+            steps=each["steps"],
+            down=each["down"],
+            up=torch.cat([part.up for part in parts])[heard.argsort()],
+        )
 
 
 @dataclass(frozen=True)
 class _Part:
     """What one chunk of clients leaves behind."""
 
+    form: Form
     trained: Tensor
     kept: Tensor  # ids whose state is good
     heard: Tensor  # those of them that report
-    loss: Tensors
     rejected: Sequence[str]
-    down: Tensor
+    each: Tensors  # what is recorded of every one, [trained]
     up: Tensor  # [heard]
 
 
@@ -206,34 +203,41 @@ def _train_chunk(
     ids: Tensor,
     reporters: Tensor,
     seed: Seed,
-    like: Tensors,
 ) -> tuple[_Part, Tensors, Tensors]:
     who = data.who(ids)
     received, private = meet(method, data, state, who, seed)
-    local, loss = train(
+    local, loss, steps = train(
         method, received, private | received, data, who, seed=seed, number=state.number
     )
     mine = {n: local[n] for n in private}
     with torch.no_grad():
         message = method.upload(received, local)
-    # A message looks as those accepted so far, or else last; unless that was another method's.
-    if not like and message.keys() & state.message.keys():
-        like = state.message
-    reasons = inspect(message, mine, who, data.names, method.rules, like or None)
+    watched = mine | {f"its loss of {n}": v for n, v in loss.items()}
+    reasons = inspect(message, watched, who, data.names, method.rules)
     good = torch.tensor([not reason for reason in reasons])
     report = good & torch.isin(ids, reporters)
     kept, heard = (index.nonzero().flatten().to(data.x.device) for index in (good, report))
     sent = cut(message, heard) if len(kept) else {}
     part = _Part(
+        form=form_of(message),
         trained=ids,
         kept=ids[good],
         heard=ids[report],
-        loss=loss,
         rejected=[reason for reason in reasons if reason],
-        down=_weigh(method, received, len(ids)),
+        each=under("loss", loss) | {"steps": steps, "down": _weigh(method, received, len(ids))},
         up=_weigh(method, sent, len(heard)),
     )
     return part, cut(mine, kept), sent
+
+
+def _believed(part: _Part, expected: Form, keeper: Keeper, data: Federation) -> _Part:
+    """Leave out the clients of a part if their messages have not the form that they must have."""
+    odd = unlike(part.form, expected)
+    if not odd or not len(part.kept):
+        return part
+    keeper.take_back(part.kept)
+    told = (*part.rejected, *(f"{data.names[i]}: {odd}" for i in part.kept.tolist()))
+    return replace(part, kept=part.kept[:0], heard=part.heard[:0], up=part.up[:0], rejected=told)
 
 
 def _weigh(method: Method, tensors: Tensors, clients: int) -> Tensor:

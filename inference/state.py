@@ -34,7 +34,9 @@ class Round:
         trained: ids of those that trained, sorted.
         rejected: "client: what was wrong" of those whose message or state was bad; also of the
             server, if the merge was not finite and it keeps its state.
-        loss: mean loss of every gradient step by its names, [trained].
+        loss: mean loss of every gradient step by its names, [trained]; finite unless rejected.
+        steps: gradient steps that each client made, in all phases, [trained].
+        silent: ids of those that were to report and failed to, sorted; see `Stragglers`.
         down: bytes sent to each client that trained, [trained].
         up: bytes sent by each client that reported, [M].
     """
@@ -48,6 +50,8 @@ class Round:
     trained: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     rejected: tuple[str, ...] = ()
     loss: Tensors = field(default_factory=dict)
+    steps: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    silent: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     down: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     up: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 

@@ -22,7 +22,7 @@ from pyrofl.inference.elbo import traces
 from pyrofl.inference.evaluate import predictions
 from pyrofl.inference.method import Method
 from pyrofl.inference.noise import ClientNoise, GuideMean
-from pyrofl.inference.predict import blocks, response
+from pyrofl.inference.predict import Prediction, blocks, check, response
 from pyrofl.inference.prepare import population_of, ready
 from pyrofl.inference.seeds import Seed
 from pyrofl.inference.state import Round
@@ -96,7 +96,7 @@ def uncertainty(
         chunk: clients side by side.
 
     Raises:
-        ValueError: as `evaluate`, or if x is unlike the federation's, or the method predicts
+        ValueError: as `evaluate`; or if x is unlike the federation's, or the method predicts
             numbers.
     """
     if draws is not None and draws < 1:
@@ -108,14 +108,19 @@ def uncertainty(
             f"no client of the {population} population has test rows; expected some, or x"
         )
     found: dict[int, Tensors] = {}
+    view = model or method.main_view
     for some, received, local, noise in ready(
         method, data, state, ids, model=model, adapted=adapted, seed=seed, chunk=chunk
     ):
         members = local if isinstance(local, list) else [local]
         parts = []
-        for batch in blocks(data, [data.test[i] for i in some.tolist()], data.who(some)):
+        rows = [data.test[i] for i in some.tolist()]
+        for asked, batch in blocks(data, rows, data.who(some)):
             drawn = [probabilities(method, received, m, batch, draws, noise) for m in members]
             probs = torch.cat(drawn)
+            unseen = torch.full(batch.mask.shape, -torch.inf).to(probs)
+            mean = Prediction(probs.mean(0), unseen)
+            check(mean, batch, data.names, view, asked)
             parts.append(entropies(probs) | {"doubt": 1 - probs.mean(0).amax(-1)})
         for c, i in enumerate(some.tolist()):
             n = len(data.test[i])

@@ -36,7 +36,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Loss, Program, elbo
-from pyrofl.inference.messages import NOT_NEGATIVE
+from pyrofl.inference.messages import NOT_NEGATIVE, POSITIVE
 from pyrofl.inference.method import Method, Move, Phase, Step, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.robust import Combine, combining
@@ -174,7 +174,7 @@ def build(
     return Method(
         init=init,
         join=join,
-        rules={"square/*": NOT_NEGATIVE},
+        rules={"square/*": POSITIVE if q.random and temperature else NOT_NEGATIVE},
         model=model,
         guide=q.program,
         phases=(

@@ -33,7 +33,7 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.messages import NOT_NEGATIVE
+from pyrofl.inference.messages import SHARE
 from pyrofl.inference.method import Method, Phase, Step, as_trained, send_all
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.robust import Combine, combining, mean
@@ -228,7 +228,7 @@ def build(
         views={"personal": as_trained, "global": common},
         statistics=statistics,
         weigh=weigh,
-        rules={"alpha": NOT_NEGATIVE},
+        rules={"alpha": SHARE},
     )
 
 

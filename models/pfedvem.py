@@ -214,7 +214,7 @@ def build(
     return Method(
         init=init,
         join=join,
-        rules={"tau": POSITIVE, "variance": NOT_NEGATIVE},
+        rules={"tau": POSITIVE, "variance": POSITIVE if q.random else NOT_NEGATIVE},
         model=program(net),
         guide=q.program,
         phases=(

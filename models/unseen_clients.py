@@ -57,7 +57,7 @@ def embed(
         with torch.enable_grad():
             spreads = role("spread", method.download(state.server | {TABLE: leaf}, who))
         received = method.download(state.server | {TABLE: table}, who)
-        found, _ = train(
+        found, *_ = train(
             method, received, received, data, who, seed=seed, number=state.number + step
         )
         gap = [v.detach() - found[f"spread/{n}"] for n, v in spreads.items()]

@@ -6,12 +6,13 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from textwrap import fill
 from typing import Any, get_args
 
 from pyrofl import figures, records
-from pyrofl.cli_keeping import keeping, opened, resumed, stopping, tested
+from pyrofl.cli_keeping import FAILED, Stopped, keeping, opened, resumed, stopping, tested
 from pyrofl.cli_methods import Scheduled, about, builds, methods
 from pyrofl.cli_report import save
 from pyrofl.cli_settings import Epochs, arguments, readable
@@ -96,8 +97,11 @@ def run(args: Namespace) -> None:
 def compare(args: Namespace) -> None:
     """Fit several methods with several seeds on the same clients, and write all their folders.
 
+    A run that fails is named in the end, and the others are compared.
+
     Raises:
         ValueError: if an argument is refused; nothing is written then.
+        Stopped: if a run failed, after all others; or at once if it was interrupted.
     """
     args = resolve(args)
     tasks = [task(args, seed) for seed in range(args.seed, args.seed + args.seeds)]
@@ -114,20 +118,36 @@ def compare(args: Namespace) -> None:
     folder = records.prepare(args.out or "runs/compare", args.overwrite or args.resume)
     finals: list[CompareRow] = []
     history: list[dict[str, object]] = []
-    for name in args.methods:
-        for found, built in zip(tasks, chosen, strict=True):
-            inner = opened(folder / f"{name}-{found.seed}", args)
+    failed: list[str] = []
+    for name, (found, built) in product(args.methods, zip(tasks, chosen, strict=True)):
+        inner = opened(folder / f"{name}-{found.seed}", args)
+        try:
             done, scores = fit_and_save(args, name, built[name], found, inner)
+        except Stopped as stop:
+            if stop.code != FAILED:
+                raise
+            failed.append(f"{inner.name} {stop}")
+        else:
             finals += compare_rows(name, found.seed, done, scores)
             history += [{**row, "method": name, "seed": found.seed} for row in done.metrics]
+    if finals:
+        write_comparison(folder, finals, history, main_metric(scores))
+        print(compare_table(finals))
+        say(args, f"{folder} holds compare.csv, figures and a folder for each method and seed")
+    if failed:
+        runs = len(args.methods) * len(tasks)
+        raise Stopped(f"{len(failed)} of {runs} runs failed: {'; '.join(failed)}", FAILED)
+
+
+def write_comparison(
+    folder: Path, finals: list[CompareRow], history: list[dict[str, object]], metric: str
+) -> None:
+    """Write the table of all runs and its figures."""
     records.write_csv(folder / "compare.csv", records.COMPARE, finals)
     pictures = records.prepare(folder / "figures", overwrite=True)
-    metric = main_metric(scores)
     table = [dict(zip(records.COMPARE, row, strict=True)) for row in finals]
     figures.save(figures.curves(history, metric), pictures / "curves.png")
     figures.save(figures.comparison(table, metric), pictures / "comparison.png")
-    print(compare_table(finals))
-    say(args, f"{folder} holds compare.csv, figures and a folder for each method and seed")
 
 
 def partition(args: Namespace) -> None:

@@ -17,6 +17,7 @@ from pyrofl.inference.fit import Run
 from pyrofl.inference.method import Method
 
 CHECKPOINT = "checkpoint.pt"
+FAILED = 3  # exit code of a run that ended on its way
 POINTS = 20  # of a learning curve, unless asked for otherwise
 FREE = (  # arguments that may differ when a run goes on
     *("do", "methods", "method", "seeds", "rounds", "out", "overwrite", "resume", "quiet"),
@@ -114,7 +115,7 @@ def stopping(keeper: Keeper) -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt):
             raise Stopped(text, 130) from error
         if isinstance(error, ValueError | RuntimeError | OSError | MemoryError):
-            raise Stopped(text, 3) from error
+            raise Stopped(text, FAILED) from error
         raise
 
 

@@ -75,7 +75,9 @@ def facts(
         "bytes_down": run.down,
         "bytes_up": run.up,
         "trained": [len(ids) for ids in run.trained],
+        "steps": [sum(steps) for steps in run.steps],
         "reported": [len(ids) for ids in run.reported],
+        "silent": [[run.data.names[i] for i in ids] for ids in run.silent],
         "rejected": run.rejected,
         "rejected_by_kind": kinds(reason for reasons in run.rejected for reason in reasons),
         "tested": {
@@ -98,13 +100,22 @@ def client_rows(
         for metric, values in found.values.items():
             for i, value in zip(found.ids.tolist(), values.tolist(), strict=True):
                 yield names[i], sizes[i], found.model, found.adapted, metric, value
-    for metric, rounds in (("rounds_trained", run.trained), ("rounds_reported", run.reported)):
-        times = Counter(i for ids in rounds for i in ids)
+    for metric, times in done(run).items():
         for i in range(run.data.clients):
             yield names[i], sizes[i], run.method.main_view, "none", metric, times[i]
     for metric, values in statistics.items():  # of what the client holds, before any adaptation
         for i, value in enumerate(values.tolist()):
             yield names[i], sizes[i], run.method.main_view, "none", metric, value
+
+
+def done(run: Run) -> dict[str, Counter[int]]:
+    """Count in how many rounds clients trained, reported or failed to, and their gradient steps."""
+    ids = {"trained": run.trained, "reported": run.reported, "silent": run.silent}
+    found = {f"rounds_{n}": Counter(i for some in v for i in some) for n, v in ids.items()}
+    found["gradient_steps"] = Counter()
+    for some, steps in zip(run.trained, run.steps, strict=True):
+        found["gradient_steps"].update(dict(zip(some, steps, strict=True)))
+    return found
 
 
 def main_view(run: Run) -> tuple[str, str]:

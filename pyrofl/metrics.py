@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+IMPOSSIBLE = -1e30  # log density that stands for all below
+
 
 class Bins(NamedTuple):
     """Predictions gathered by confidence; empty bins have NaN means."""
@@ -71,16 +73,21 @@ def regression(
         mask: [C, B] bool, False where a row is padding.
 
     Returns:
-        Over a client's rows, [C] each: `rmse` in the units of y, and `nll` in nats per row.
+        Over a client's rows, [C] each: `rmse` in the units of y, and `nll` in nats per row, of log
+        densities of at least -1e30: what a model holds for impossible. Both stay finite wherever
+        the predictions are.
 
     Raises:
         ValueError: if shapes do not fit.
     """
     _check_shapes("prediction", prediction, y, mask)
     _check_shapes("log_density", log_density, y, mask)
+    error = (prediction - y).where(mask, 0)
+    # The square of a number may be none.
+    largest = error.abs().amax(1, keepdim=True).clamp(min=torch.finfo(error.dtype).tiny)
     return {
-        "rmse": mean((prediction - y).square(), mask).sqrt(),
-        "nll": mean(-log_density, mask),
+        "rmse": mean((error / largest).square(), mask).sqrt() * largest[:, 0],
+        "nll": mean(-log_density.clamp(min=IMPOSSIBLE), mask),
     }
 
 
@@ -190,8 +197,8 @@ def pool(values: Tensor, size: Tensor, weighting: str = "client") -> Tensor:
     if weighting not in ("client", "row"):
         raise ValueError(f"weighting is {weighting!r}; expected 'client' or 'row'")
     known = ~values.isnan()
-    weight = known.to(values) * (size.to(values) if weighting == "row" else 1)
-    return (values.where(known, 0) * weight).sum() / weight.sum()
+    weight = known * (size.double() if weighting == "row" else torch.ones_like(size).double())
+    return ((values.where(known, 0) * weight).sum() / weight.sum()).to(values)
 
 
 def mean(values: Tensor, mask: Tensor) -> Tensor:

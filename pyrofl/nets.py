@@ -30,7 +30,7 @@ class Network:
     """
 
     def __init__(self, module: nn.Module, head: str | None = None) -> None:
-        """Wrap a module, which is copied.
+        """Wrap a module, which is copied: hooks that it gets later have no effect here.
 
         Args:
             module: maps rows [B, *x] to outputs [B, outputs], each row by itself.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,7 @@ from pyrofl.cli_methods import builds, methods
 from pyrofl.cli_settings import Epochs, arguments, parse, read_settings
 from pyrofl.cli_setup import Task, participation
 from pyrofl.cli_tables import compare_table
+from pyrofl.inference.fit import fit
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seeds
 from pyrofl.models import fedavg, fedprox, local
@@ -530,3 +532,46 @@ def test_equal_seeds_go_on_however_they_are_given(tmp_path, capsys):
     for name in ("split", "init", "participation", "noise"):
         assert main([*words, "--resume", f"--{name}-seed", "4"]) == 2
         assert f"seed of {name} is 4 and was 0" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path, monkeypatch, capsys):
+    calls: list[int] = []
+
+    def failing(*args, **options):
+        calls.append(1)
+        if len(calls) != 2:  # local
+            raise ValueError("client 2: its personal model predicts nan for row 7 of the data")
+        return fit(*args, **options)
+
+    monkeypatch.setattr("pyrofl.cli_commands.fit", failing)
+    out = tmp_path / "all"
+    words = ["compare", "local", "fedavg", *SMALL, "--seeds", "1", "--posterior-draws", "0"]
+    assert main([*words, "--out", str(out)]) == 3
+    found = capsys.readouterr()
+    told = found.err.splitlines()[-1]
+    assert told.startswith("pyrofl: error: 1 of 2 runs failed: local-0 after round 0 of ")
+    assert "client 2: its personal model predicts nan for row 7 of the data; " in told
+    assert {line.split()[0] for line in found.out.splitlines()[1:]} == {"fedavg"}
+    assert {row["method"] for row in read_csv(out / "compare.csv")} == {"fedavg"}
+    assert (out / "fedavg-0" / "run.json").exists()
+    assert main(["compare", "local", *words[3:], "--out", str(tmp_path / "none")]) == 3
+    assert "1 of 1 runs failed" in capsys.readouterr().err
+    assert not (tmp_path / "none" / "compare.csv").exists()
+
+
+def test_who_failed_to_report_and_what_was_done_are_recorded(tmp_path):
+    words = ["run", "fedavg", *SMALL, "--posterior-draws", "0", "--fail", "0.5", "--partial", "0.1"]
+    assert main([*words, "--set", "epochs=9", "--out", str(tmp_path / "run")]) == 0
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    rows = read_csv(tmp_path / "run" / "clients.csv")
+    found = {
+        metric: {r["client"]: int(r["value"]) for r in rows if r["metric"] == metric}
+        for metric in ("rounds_trained", "rounds_reported", "rounds_silent", "gradient_steps")
+    }
+    silent = Counter(name for names in facts["silent"] for name in names)
+    assert silent.total() > 0
+    for name, rounds in found["rounds_trained"].items():
+        assert found["rounds_silent"][name] == silent[name]
+        assert found["rounds_reported"][name] == rounds - silent[name]
+    assert sum(found["gradient_steps"].values()) == sum(facts["steps"])
+    assert len(set(found["gradient_steps"].values())) > 1

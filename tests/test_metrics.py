@@ -242,3 +242,17 @@ def test_bad_input_is_refused():
         classification(probs, torch.arange(4).expand(2, 4), mask)
     with pytest.raises(ValueError, match=r"mask is torch\.float32"):
         regression(probs[..., 0], probs[..., 0], y, mask.float())
+
+
+@pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 1e30), (torch.float64, 1e300)])
+def test_what_is_finite_stays_finite(dtype, gap):
+    y = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=dtype)
+    mean = torch.tensor([[gap, -gap, gap], [0.0, 3.0, 4.0]], dtype=dtype)
+    impossible = torch.full_like(mean, -torch.inf)
+    got = regression(mean, impossible, y, everything((2, 3)))
+    torch.testing.assert_close(got["rmse"], torch.tensor([gap, (25 / 3) ** 0.5], dtype=dtype))
+    torch.testing.assert_close(got["nll"], torch.tensor([1e30, 1e30], dtype=dtype))
+    perfect = regression(y, y, y, everything((2, 3)))
+    assert perfect["rmse"].tolist() == [0, 0]
+    most = torch.full((9,), torch.finfo(torch.float32).max)
+    assert pool(most, torch.ones(9)) == most[0]

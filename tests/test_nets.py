@@ -383,3 +383,16 @@ def test_the_smallest_image_named_in_the_message_is_taken():
         build("cnn-pfedvem-100", (1, 17, 40), 10)
     net = build("cnn-pfedvem-100", (1, 18, 18), 10)
     net.check(torch.zeros(1, 1, 1, 18, 18), 10)
+
+
+def test_a_hook_that_comes_later_is_on_the_callers_module_alone():
+    module = nn.Sequential(nn.Linear(3, 2))
+    hooked = nn.Sequential(nn.Linear(3, 2))
+    hooked.load_state_dict(module.state_dict())
+    hooked[0].register_forward_hook(lambda layer, inputs, output: 2 * output)
+    net, doubled = Network(module), Network(hooked)
+    module[0].register_forward_hook(lambda layer, inputs, output: 2 * output)
+    weights = {n: p.detach()[None, None] for n, p in module.named_parameters()}
+    x = torch.randn(1, 4, 3, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(2 * net(weights, x), module(x))
+    torch.testing.assert_close(doubled(weights, x), module(x))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from fault_table import shown, written
+
 TEXT = (Path(__file__).parent.parent / "README.md").read_text()
 
 
@@ -27,3 +29,8 @@ def test_there_are_two_commands():
     assert len(commands) == 2
     assert "pyrofl compare" in commands[0]
     assert commands[1].endswith("pytest")
+
+
+def test_the_fault_table_is_what_the_tests_inject():
+    # `python tests/fault_table.py` writes it.
+    assert shown(TEXT) == written()

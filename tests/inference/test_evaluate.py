@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pyro.distributions as dist
 import pytest
 import torch
 import toys
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
+from pyrofl.inference import predict as predicting
 from pyrofl.inference.evaluate import Scores, calibration, evaluate
 from pyrofl.inference.method import Method
 from pyrofl.inference.posterior import posterior
 from pyrofl.inference.predict import predict
-from pyrofl.inference.rounds import federate
+from pyrofl.inference.rounds import federate, first
 from pyrofl.inference.state import Round
+from pyrofl.inference.uncertainty import uncertainty
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.models.likelihoods import bernoulli, normal
 from pyrofl.nets import build
@@ -248,3 +251,40 @@ def test_calibration_gathers_the_rows_of_all_clients(method: Method, state: Roun
     assert float(right) == pytest.approx(scores.mean("accuracy"))
     with pytest.raises(ValueError, match="the method predicts numbers"):
         calibration(method, constants(), state)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 512])
+@pytest.mark.parametrize("model", ["personal", "global"])
+def test_a_prediction_that_is_no_number_is_named(blobs, monkeypatch, rows, model):
+    monkeypatch.setattr(predicting, "ROWS", rows)
+    method = fedavg.build(toys.net("softmax"), epochs=1, fine_tune=1)
+    trained = first(method, blobs, 0)
+    trained = replace(trained, server={n: 100 * v for n, v in trained.server.items()})
+    x, row = blobs.x.clone(), int(blobs.test[3][2])
+    x[row] = 1.7e308 * x[row].sign()  # its logits overflow, and nobody else's do
+    hopeless = replace(blobs, x=x)
+    told = rf"client 3: its {model} model predicts nan for row {row} of the data; expected finite"
+    for ask in (evaluate, calibration, uncertainty):
+        with pytest.raises(ValueError, match=told):
+            ask(method, hopeless, trained, model=model)
+    padded = replace(hopeless, test=(blobs.test[0], *(rows[:2] for rows in blobs.test[1:])))
+    assert math.isfinite(evaluate(method, padded, trained).mean("nll"))
+
+
+def test_a_density_of_zero_is_a_bad_score_and_no_error(method, state):
+    far = replace(constants(), y=torch.full_like(constants().y, 1e200))
+    scores = evaluate(method, far, state)
+    assert scores.mean("rmse") == pytest.approx(1e200)
+    assert scores.mean("nll") == pytest.approx(1e30)
+
+
+def test_a_family_without_a_mean_has_a_density(state):
+    def cauchy(outputs: Tensor, x: Tensor) -> dist.TorchDistribution:
+        return dist.Cauchy(outputs.squeeze(-1), 1.0)
+
+    scores = evaluate(
+        fedavg.build(build("mean", (1,), 1), likelihood=cauchy), constants(), state, model="global"
+    )
+    gap = torch.tensor([3.0 - (v + 1) for v in Y[:3]], dtype=torch.float64)
+    torch.testing.assert_close(scores.values["nll"], (math.pi * (1 + gap.square())).log())
+    assert bool(scores.values["rmse"].isnan().all())

@@ -10,9 +10,12 @@ from pyrofl.inference.messages import (
     NOT_NEGATIVE,
     POSITIVE,
     Rule,
+    agreed,
+    form_of,
     inspect,
     kinds,
     merged,
+    unlike,
 )
 from pyrofl.tensors import Tensors
 
@@ -30,7 +33,7 @@ def found(**options: object) -> list[str]:
 
 
 def test_good_messages_pass():
-    assert found() == found(rules={"*": POSITIVE}, like=message()) == ["", "", ""]
+    assert found() == found(rules={"*": POSITIVE}) == ["", "", ""]
     assert found(message={}) == ["", "", ""]
     assert found(message={"none": torch.zeros(3, 0)}, rules={"*": POSITIVE}) == ["", "", ""]
     assert found(message={"count": torch.tensor([1, 2, 3])}) == ["", "", ""]
@@ -78,25 +81,40 @@ def test_private_state_and_sizes_count_too():
     ]
 
 
+@pytest.mark.parametrize("shape", [(2,), ()])
+def test_a_message_without_a_row_for_each_client_is_refused(shape):
+    told = f"tau has shape {list(shape)}; expected shape [3, ...]"
+    bad = message() | {"tau": torch.ones(shape)}
+    assert found(message=bad) == [f"{NAMES[i]}: {told}" for i in (3, 0, 2)]
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"tau": torch.ones(2)}, "tau has shape [2]; expected shape [3, ...]"),
-        ({"tau": torch.ones(())}, "tau has shape []; expected shape [3, ...]"),
         ({"tau": torch.ones(3, 1)}, "tau has shape [1]; expected shape []"),
         ({"tau": torch.ones(3).double()}, "tau is torch.float64; expected torch.float32"),
         ({"more": torch.ones(3)}, "more is there; expected ['tau', 'w.scale']"),
     ],
 )
-def test_a_message_of_another_form_is_refused(change, told):
-    assert found(message=message() | change, like=message()) == [
-        f"{NAMES[i]}: {told}" for i in (3, 0, 2)
-    ]
+def test_a_message_of_another_form_is_told_what_differs(change, told):
+    assert unlike(form_of(message() | change), form_of(message())) == told
+    assert unlike(form_of(message()), form_of(message())) == ""
 
 
 def test_a_tensor_that_is_missing_is_named():
-    short = {"tau": torch.ones(3)}
-    assert found(message=short, like=message())[0].startswith("west: w.scale is missing; expected")
+    short = form_of({"tau": torch.ones(3)})
+    assert unlike(short, form_of(message())) == "w.scale is missing; expected ['tau', 'w.scale']"
+
+
+def test_most_clients_say_what_a_message_looks_like_but_after_the_last_round():
+    usual, odd = form_of(message()), form_of({"tau": torch.ones(3, 2)})
+    other = form_of({"of another method": torch.ones(3)})
+    assert agreed([(odd, 2), (usual, 2), (odd, 1), (usual, 2)], ()) == usual
+    assert agreed([(odd, 2), (usual, 2)], ()) == odd  # the first of equals
+    assert agreed([(odd, 9), (usual, 2)], usual) == usual
+    assert agreed([(odd, 2), (other, 1)], other) == odd
+    assert agreed([], usual) == usual
+    assert agreed([], ()) == ()
 
 
 def test_a_server_keeps_its_state_where_the_merge_is_not_finite():

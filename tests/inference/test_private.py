@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import faults
 import pytest
 import torch
 import toys
@@ -11,7 +12,7 @@ import toys
 from pyrofl.inference import private
 from pyrofl.inference.participation import fixed
 from pyrofl.inference.private import Keeper, OneCopy, mapped
-from pyrofl.inference.rounds import federate
+from pyrofl.inference.rounds import advance, federate, first
 from pyrofl.models import pfedvem
 from pyrofl.tensors import Tensors
 
@@ -87,3 +88,28 @@ def test_a_mapped_tensor_is_zeros_that_can_be_written():
     value[1] = 7
     assert value.sum() == 14
     assert mapped((0, 2), torch.float32).shape == (0, 2)
+
+
+@pytest.mark.parametrize("copied", [0, private.COPIED])
+def test_clients_whose_messages_are_left_out_in_the_end_keep_what_they_had(
+    blobs, monkeypatch, copied
+):
+    monkeypatch.setattr(private, "COPIED", copied)
+    method = pfedvem.build(toys.net(), draws=2, head_epochs=1, base_epochs=1)
+    odd = faults.corrupted(method, faults.POISONS["wrong type"][0], 3, 8)
+    ids = torch.arange(12)
+    good = torch.tensor([i for i in range(12) if i not in (3, 8)])
+    begun = advance(odd, blobs, first(method, blobs, 0), ids, ids, chunk=1)
+    assert begun.who.ids.tolist() == good.tolist()
+    assert not any(bool(v[[3, 8]].any()) for v in begun.private.values())
+    whole = advance(
+        faults.corrupted(method, faults.POISONS["NaN"][0]), blobs, begun, ids, ids, chunk=1
+    )
+    before = {n: v.clone() for n, v in whole.private.items()}
+    unknown = replace(whole, message={})  # no form is known from an earlier round
+    after = advance(odd, blobs, unknown, ids, ids, chunk=1)
+    assert len(after.rejected) == 2
+    toys.assert_same(
+        {n: v[[3, 8]] for n, v in after.private.items()}, {n: v[[3, 8]] for n, v in before.items()}
+    )
+    assert any(bool((after.private[n][good] != v[good]).any()) for n, v in before.items())

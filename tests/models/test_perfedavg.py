@@ -117,7 +117,7 @@ def test_before_a_test_clients_step_down_their_own_loss(thrice, steps):
     method, w = linear(adapt_steps=steps), AT
     received = {"w/w": w.expand(2, 2)}
     data = thrice.federation
-    found, _ = train(
+    found, *_ = train(
         method,
         received,
         received,

@@ -142,7 +142,7 @@ def test_alpha_learns_from_the_received_branches_and_then_they_from_alpha(blobs)
     who = blobs.who(EVERYONE)
     ends = [local]
     for phase in method.phases[:2]:
-        end, _ = train(method, received, ends[-1], blobs, who, seed=0, number=0, phases=[phase])
+        end, *_ = train(method, received, ends[-1], blobs, who, seed=0, number=0, phases=[phase])
         ends.append(end)
     before, mixed, after = ends
     for n in before:

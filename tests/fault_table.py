@@ -1,0 +1,157 @@
+"""The fault table of the README: what the tests inject, and how often, counted from the tests.
+
+`python tests/fault_table.py` rewrites it. With `--hostile` it first lets every method meet its
+hostile federations again, which takes a minute, and notes what became of them in hostile.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+TESTS = Path(__file__).parent
+README = TESTS.parent / "README.md"
+HOSTILE = TESTS / "hostile.json"
+FILES = (
+    *("test_contract.py", "test_faults.py", "test_stops.py"),
+    *("inference/test_checkpoint.py", "inference/test_robust.py", "inference/test_rounds.py"),
+)
+HEAD = "| fault | injected | promised, and kept |\n|---|---|---|\n"
+
+
+class Fault(NamedTuple):
+    """A row of the table."""
+
+    kind: str
+    tests: str  # pattern of "file::test[parameters]"
+    promise: str
+    each: int = 1  # faults in one of these tests
+
+
+SPOILT = r"faults::test_a_bad_message_is_named_and_left_out"
+LEFT_OUT = "the client is named and left out; the others as if it had not been there"
+FAULTS = (
+    Fault("NaN, infinity or minus infinity in a message", rf"{SPOILT}\[(NaN|.*inf)", LEFT_OUT, 2),
+    Fault("wrong shape, rows or type; a tensor missing", rf"{SPOILT}\[(wrong|miss)", "the same", 2),
+    Fault(
+        "the same in round one, by the first, a middle or the last client",
+        r"::test_most_clients_decide",
+        "most clients decide what a message looks like; then the same",
+    ),
+    Fault(
+        "size of zero, negative, NaN or infinite", r"::test_a_size_that_cannot_be", "the same", 2
+    ),
+    Fault(
+        "variance, precision, weight or cluster out of its range",
+        r"::test_(what_must_be_positive|a_variance_of_zero|a_share_is)",
+        "the same",
+        2,
+    ),
+    Fault(
+        "a client that diverges",
+        r"::test_a_client_(that_turns_bad|with_hopeless)|::test_a_bad_client_is_named",
+        "named and left out; it keeps its last good private state",
+    ),
+    Fault(
+        "all messages bad",
+        r"::test_(without_a_good_message|all_clients_turn_bad)",
+        "the server keeps its state and says so",
+    ),
+    Fault(
+        "a fifth of the clients lie by a factor of a million",
+        r"::test_robust_merges_bear",
+        "robust merges stay within 10% of the loss without them",
+    ),
+    Fault(
+        "clients that are not heard",
+        r"::test_who_is_not_heard",
+        "bitwise the round of those that are; named",
+    ),
+    Fault("clients that do part of their work", r"::test_part_of_the_work", "finite, and counted"),
+    Fault(
+        "stopped twice, gone on from a file, every method",
+        r"::test_every_method_goes_on",
+        "bitwise the run that never stopped",
+    ),
+    Fault(
+        "SIGKILL, Ctrl-C, by command line",
+        r"stops::test_(a_killed|an_interrupt|a_comparison_goes_on)",
+        "the same bytes after `--resume`",
+    ),
+    Fault(
+        "disk full, folder or file that cannot be written",
+        r"::test_(a_full_disk|a_folder_that_cannot|the_old_file_stays|.*(read_only|disk_full))",
+        "one line, nothing half written, resumable",
+    ),
+    Fault(
+        "checkpoint cut off, with a bit flipped at 40 places, foreign, or with code in it",
+        r"checkpoint::test_(a_file_that_was_cut|a_single_bit|files_of_others|no_code)",
+        "refused in one line, no code run",
+    ),
+    Fault(
+        "other arguments, data, seed or version than the checkpoint's",
+        r"::test_(another_se|a_checkpoint_of_another_run)",
+        "refused by name",
+    ),
+)
+
+
+@cache
+def collected() -> tuple[str, ...]:
+    """Return the names of all tests in the files, as "file::test[parameters]"."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", *FILES]
+    found = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=True)
+    return tuple(line for line in found.stdout.splitlines() if "::" in line)
+
+
+def rows() -> list[tuple[str, int, str]]:
+    """Return the table: kind of fault, how many are injected, what was promised and kept.
+
+    Raises:
+        ValueError: if no test injects a kind.
+    """
+    names = [name.replace(".py::", "::") for name in collected()]
+    table = []
+    for fault in FAULTS:
+        tests = sum(bool(re.search(fault.tests, name)) for name in names)
+        if not tests:
+            raise ValueError(f"no test injects {fault.kind!r}; expected one like {fault.tests!r}")
+        table.append((fault.kind, fault.each * tests, fault.promise))
+    became: Counter[str] = Counter()
+    for found in json.loads(HOSTILE.read_text()).values():
+        became.update(found)
+    told = ", ".join(f"{n:,} {what}" for what, n in sorted(became.items(), key=lambda v: -v[1]))
+    kind = "hostile federations: an empty class, one row, one giant, scales 1e-30 to 1e30..."
+    return [*table, (kind, became.total(), f"finite, or a clear error: {told}")]
+
+
+def written() -> str:
+    """Return the table as the README has it."""
+    return HEAD + "".join(f"| {kind} | {n:,} | {promise} |\n" for kind, n, promise in rows())
+
+
+def shown(text: str) -> str:
+    """Return the table that a README shows."""
+    start = text.index(HEAD)
+    return text[start : text.index("\n\n", start) + 1]
+
+
+def main(words: list[str]) -> None:
+    """Rewrite the README's table."""
+    if "--hostile" in words:
+        from test_contract import METHODS
+        from test_hostile import hunt
+
+        HOSTILE.write_text(json.dumps({name: hunt(name) for name in METHODS}, indent=1) + "\n")
+    text = README.read_text()
+    README.write_text(text.replace(shown(text), written()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
