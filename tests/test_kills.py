@@ -1,0 +1,140 @@
+"""The command line, killed at every place: the same command with --resume leaves the same bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import test_contract as contract
+from dying import Nursery
+
+MORE = ["--per-class", "6", "--clients", "4", "--net", "softmax", "--quiet", "--every", "1"]
+MORE += ["--participation", "bernoulli:0.7", "--fail", "0.2", "--partial", "0.4", "--seed", "5"]
+MORE += ["--checkpoint-every", "1"]
+RESULTS = ("metrics.csv", "clients.csv", "posterior.nc")
+FACTS = ("bytes_up", "bytes_down", "trained", "reported", "rejected", "rounds")
+KILLED = [-9]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+def command(method: str, out: Path, rounds: int = 2, draws: int = 2) -> list[str]:
+    net = ["--server-data", "10"] if method == "fedbe" else []
+    if method in ("fedper", "fedrep", "fedbabu", "lgfedavg"):
+        net += ["--net", "mlp:3"]
+    words = ["run", method, "--rounds", str(rounds), "--posterior-draws", str(draws)]
+    return [*words, *MORE, *net, "--out", str(out)]
+
+
+def temporary(out: Path) -> list[str]:
+    return [p.name for p in out.rglob(".*")]
+
+
+def assert_same_folder(out: Path, whole: Path) -> None:
+    """Compare all that a run leaves, byte by byte, but for the seconds that it took."""
+    for name in RESULTS:
+        assert (out / name).exists() == (whole / name).exists(), name
+        if (out / name).exists():
+            assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    facts, expected = (json.loads((at / "run.json").read_text()) for at in (out, whole))
+    assert [facts[n] for n in FACTS] == [expected[n] for n in FACTS]
+    assert not temporary(out)
+
+
+def go_on(run: Nursery, words: Sequence[str], whole: Path) -> None:
+    ended = run([*words, "--resume"])
+    assert ended.codes == [0], ended
+    assert_same_folder(Path(words[words.index("--out") + 1]), whole)
+
+
+def test_a_kill_before_or_after_any_file_takes_its_place_loses_nothing(tmp_path, run):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert run(command("fedavg", whole)).codes == [0]
+    step, left = 0, []
+    while (ended := run(command("fedavg", out), step=(step := step + 1))).codes == KILLED:
+        left.append(({p.name for p in out.iterdir() if p.name[0] != "."}, len(temporary(out))))
+        go_on(run, command("fedavg", out), whole)
+        shutil.rmtree(out)
+    assert ended.codes == [0]
+    assert step == 1 + 2 * 6  # of six files: two checkpoints, three results, run.json
+    # A file is there, and whole, once it has taken its place; until then there is another.
+    assert left[:3] == [(set(), 1), ({"checkpoint.pt"}, 0), ({"checkpoint.pt"}, 1)]
+    assert [half for _, half in left] == [1, 0] * 6
+    assert left[-1][0] == {"checkpoint.pt", "figures", "run.json", *RESULTS}
+
+
+def test_a_kill_inside_a_write_leaves_the_old_file(tmp_path, run):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    words = command("fedavg", out, draws=400)
+    assert run(command("fedavg", whole, draws=400)).codes == [0]
+    assert run(words, step=3).codes == KILLED
+    first = (out / "checkpoint.pt").read_bytes()
+    full = (whole / "checkpoint.pt").stat().st_size
+    assert len(first) < full < (whole / "posterior.nc").stat().st_size
+    for size, at in (((len(first) + full) // 2, "checkpoint.pt"), (full + 20_000, "posterior.nc")):
+        assert run([*words, "--resume"], write=size).codes == [-25]
+        (half,) = temporary(out)
+        assert half.endswith(at[-3:])
+        assert not (out / "posterior.nc").exists()
+        if at == "checkpoint.pt":
+            assert (out / at).read_bytes() == first
+    go_on(run, words, whole)
+
+
+def killed_in_training(tmp_path: Path, run: Nursery, method: str) -> None:
+    """Kill in a round that is drawn; the first leaves no checkpoint."""
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    number = random.Random(method).randint(1, 4)
+    assert run(command(method, whole, 4)).codes == [0]
+    assert run(command(method, out, 4), training=number).codes == KILLED
+    assert (out / "checkpoint.pt").exists() == (number > 1)
+    assert not temporary(out)
+    go_on(run, command(method, out, 4), whole)
+
+
+@pytest.mark.parametrize("method", ["metavd", "pfedvem", "pvi"])
+def test_a_kill_in_training_loses_nothing(tmp_path, run, method):
+    killed_in_training(tmp_path, run, method)
+
+
+@pytest.mark.slow
+@contract.everywhere
+def test_a_kill_in_training_loses_nothing_with_any_method(tmp_path, run, name):
+    killed_in_training(tmp_path, run, name)
+
+
+@pytest.mark.parametrize("every", [[], ["--checkpoint-every", "1"]])
+def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, run, every):
+    whole, out = tmp_path / "whole", tmp_path / "both"
+
+    def words(at: Path) -> list[str]:
+        plain = [w for w in command("fedavg", at)[4:-2] if w != "--checkpoint-every"]
+        both = ["compare", "local", "fedavg", "--rounds", "2", "--seeds", "2", *plain[:-1]]
+        return [*both, *every, "--out", str(at)]
+
+    assert run(words(whole)).codes == [0]
+    inner = ["local-5", "local-6", "fedavg-5", "fedavg-6"]
+    kept = [name for name in inner if (whole / name / "checkpoint.pt").exists()]
+    assert kept == (inner if every else [])
+    # In the first round of the second run; in the second of the third; then in the last files.
+    done = []
+    for resume, doom in (([], {"training": 3}), (["--resume"], {"training": 4}), (["--resume"], 0)):
+        doom = doom or {"step": 2 * (len(inner) * 4 + (6 if every else 3)) + 1}
+        assert run([*words(out), *resume], **doom).codes == KILLED
+        done.append([name for name in inner if (out / name / "run.json").exists()])
+        assert not (out / "compare.csv").exists()
+    assert done == [inner[:1], inner[:2], inner]
+    assert run([*words(out), "--resume"]).codes == [0]
+    for name in inner:
+        assert_same_folder(out / name, whole / name)
+    assert (out / "compare.csv").read_bytes() == (whole / "compare.csv").read_bytes()
+    assert [n for n in inner if (out / n / "checkpoint.pt").exists()] == kept
