@@ -1,7 +1,7 @@
 """Commands in children of one process that has imported everything: they are fast, and may die.
 
-As a script it reads one job from each line, `{"commands": [[...], ...], "doom": {...}}`, forks a child
-that runs the commands one after the other under that doom, and answers with how it ended.
+As a script it reads a job from each line, `{"commands": [[...], ...], "doom": {...}}`, forks a
+child that runs the commands one after the other under that doom, and answers with how it ended.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import ctypes
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,11 +87,14 @@ def live(commands: Sequence[Sequence[str]], doom: dict[str, Any]) -> NoReturn:
     code = 1
     try:
         cli_report.draw = lambda *_: iter(())  # figures take longer than all else
-        relieved = [DOOMS[kind](value) for kind, value in doom.items()]
-        codes = [main(commands[0])]
-        for relieve in filter(None, relieved):
-            relieve()
-        codes += [main(words) for words in commands[1:]]
+        stages = [found for kind, value in doom.items() if (found := DOOMS[kind](value))]
+        codes = []
+        for words in commands:
+            for stage in stages:
+                next(stage, None)
+            codes.append(main(words))
+        for stage in stages:
+            next(stage, None)
         sys.stderr.write(f"{json.dumps(codes)}\n")
         code = 0
     finally:
@@ -134,18 +138,42 @@ def in_write(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def on_full_disk(where: Sequence[Any]) -> Callable[[], None]:
+def at_full(count: int) -> None:
+    """Let the disk be full from the so-manieth time on that a file is begun, flushed or placed."""
+    from pyrofl import checkpoints, records
+
+    left = iter(range(1, count))
+
+    def full(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if next(left, None) is None:
+                raise OSError(28, "No space left on device")
+            return real(*args, **options)
+
+        return call
+
+    def opened(path: Any, mode: str = "r", **options: Any) -> Any:
+        return (full(open) if mode[0] == "w" else open)(path, mode, **options)
+
+    records.open = checkpoints.open = opened
+    os.fsync, os.replace = full(os.fsync), full(os.replace)
+
+
+def on_full_disk(where: Sequence[Any]) -> Iterator[None]:
     """Let a folder be a disk of so many bytes, or its files no longer than these without a mount.
 
-    Returns:
-        What gives it room.
+    After the first command there is room; what is there after the last is copied elsewhere.
     """
-    path, size = where
-    if not mounted("tmpfs", path, 0, f"size={size}"):
+    path, size, copy = where
+    if mounted("tmpfs", path, 0, f"size={size}"):
+        yield
+        mount("tmpfs", path, REMOUNT, "size=64m")
+    else:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-        everything = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, everything)
-    return lambda: mount("tmpfs", path, REMOUNT, "size=64m")
+        yield
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    yield
+    shutil.copytree(path, copy)
 
 
 def on_read_only_disk(path: str) -> None:
@@ -181,10 +209,11 @@ def _call(name: str, *arguments: Any) -> None:
         raise OSError(ctypes.get_errno(), name)
 
 
-DOOMS: dict[str, Callable[[Any], Callable[[], None] | None]] = {
+DOOMS: dict[str, Callable[[Any], Iterator[None] | None]] = {
     "training": in_training,
     "step": in_step,
     "write": in_write,
+    "full": at_full,
     "disk": on_full_disk,
     "read_only": on_read_only_disk,
 }

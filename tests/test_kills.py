@@ -101,7 +101,7 @@ def killed_in_training(tmp_path: Path, run: Nursery, method: str) -> None:
     go_on(run, command(method, out, 4), whole)
 
 
-@pytest.mark.parametrize("method", ["metavd", "pfedvem", "pvi"])
+@pytest.mark.parametrize("method", ["metavd", "pvi"])
 def test_a_kill_in_training_loses_nothing(tmp_path, run, method):
     killed_in_training(tmp_path, run, method)
 
@@ -112,23 +112,22 @@ def test_a_kill_in_training_loses_nothing_with_any_method(tmp_path, run, name):
     killed_in_training(tmp_path, run, name)
 
 
-@pytest.mark.parametrize("every", [[], ["--checkpoint-every", "1"]])
-def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, run, every):
+def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, run):
     whole, out = tmp_path / "whole", tmp_path / "both"
 
     def words(at: Path) -> list[str]:
         plain = [w for w in command("fedavg", at)[4:-2] if w != "--checkpoint-every"]
         both = ["compare", "local", "fedavg", "--rounds", "2", "--seeds", "2", *plain[:-1]]
-        return [*both, *every, "--out", str(at)]
+        return [*both, "--out", str(at)]
 
     assert run(words(whole)).codes == [0]
     inner = ["local-5", "local-6", "fedavg-5", "fedavg-6"]
-    kept = [name for name in inner if (whole / name / "checkpoint.pt").exists()]
-    assert kept == (inner if every else [])
+    assert not list(whole.glob("*/checkpoint.pt"))  # nobody asked for them
     # In the first round of the second run; in the second of the third; then in the last files.
-    done = []
-    for resume, doom in (([], {"training": 3}), (["--resume"], {"training": 4}), (["--resume"], 0)):
-        doom = doom or {"step": 2 * (len(inner) * 4 + (6 if every else 3)) + 1}
+    done: list[list[str]] = []
+    files = 4 * len(inner) + 2  # results, and checkpoints that are not there yet
+    dooms = {"training": 3}, {"training": 4}, {"step": 2 * files + 1}
+    for resume, doom in zip(([], ["--resume"], ["--resume"]), dooms, strict=True):
         assert run([*words(out), *resume], **doom).codes == KILLED
         done.append([name for name in inner if (out / name / "run.json").exists()])
         assert not (out / "compare.csv").exists()
@@ -137,4 +136,52 @@ def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, run, every):
     for name in inner:
         assert_same_folder(out / name, whole / name)
     assert (out / "compare.csv").read_bytes() == (whole / "compare.csv").read_bytes()
-    assert [n for n in inner if (out / n / "checkpoint.pt").exists()] == kept
+    assert not list(out.glob("*/checkpoint.pt"))
+
+
+def test_a_disk_that_is_full_from_any_step_on_ends_the_run_in_one_line(tmp_path, run):
+    whole, begun, out = tmp_path / "whole", tmp_path / "begun", tmp_path / "run"
+    assert run(command("fedavg", whole)).codes == [0]
+    assert run(command("fedavg", begun), training=2).codes == KILLED
+    first = (begun / "checkpoint.pt").read_bytes()
+    step, seen = 0, []
+    while True:
+        shutil.copytree(begun, out)
+        ended = run([*command("fedavg", out), "--resume"], full=(step := step + 1))
+        if ended.codes == [0]:
+            break
+        assert ended.codes == [3]
+        last = ended.told[-1]
+        assert last.startswith("pyrofl: error: after round 2 of 2: No space left on device"), last
+        assert "checkpoint.pt holds round" in last
+        assert "go on with --resume" in last
+        assert not temporary(out)
+        old = (out / "checkpoint.pt").read_bytes() == first
+        assert ("holds round 1" if old else "holds round 2") in last
+        seen.append((old, *sorted(p.name for p in out.iterdir())))
+        if seen.count(seen[-1]) == 1:  # a folder with other files than before
+            go_on(run, command("fedavg", out), whole)
+        shutil.rmtree(out)
+    assert len(set(seen)) == 5
+    assert step > 15
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.5, 1), (1.5, 2), (3.0, 2)])
+def test_a_run_on_a_disk_that_is_full_goes_on_once_there_is_room(tmp_path, run, share, told):
+    whole, disk, copy = tmp_path / "whole", tmp_path / "disk", tmp_path / "copy"
+    disk.mkdir()
+    assert run(command("fedavg", whole, draws=999)).codes == [0]
+    size = int(share * (whole / "checkpoint.pt").stat().st_size)
+    words = command("fedavg", disk / "run", draws=999)
+    ended = run(words, [*words, "--resume"], disk=(str(disk), size, str(copy)))
+    assert ended.codes == [3, 0], ended
+    print(ended)
+    assert_same_folder(copy / "run", whole)
+
+
+def test_a_disk_that_cannot_be_written_is_refused_before_any_work(tmp_path, run):
+    ended = run(command("fedavg", tmp_path / "run"), read_only=str(tmp_path), training=1)
+    assert ended.codes == [2]
+    assert not list(tmp_path.iterdir())
+    (told,) = ended.told
+    assert told.startswith(f"pyrofl: error: {tmp_path}/run: cannot write to {tmp_path}; expected")

@@ -155,7 +155,7 @@ def test_files_of_others_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"it ends with .*; expected b'.npyrofl checkpoint 2"):
         load(path, plain(), data())
     path.write_bytes(b"0" * 99 + b"\npyrofl checkpoint 3\n")
-    with pytest.raises(ValueError, match="it ends with b'.npyrofl checkpoint 3"):
+    with pytest.raises(ValueError, match=r"it ends with b'.npyrofl checkpoint 3"):
         load(path, plain(), data())
 
 
