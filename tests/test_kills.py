@@ -112,6 +112,25 @@ def test_a_kill_in_training_loses_nothing_with_any_method(tmp_path, run, name):
     killed_in_training(tmp_path, run, name)
 
 
+def test_a_run_may_go_on_to_more_rounds_if_it_was_tested_when_it_would_have_been(tmp_path, run):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+
+    def words(at: Path, rounds: int, every: int) -> list[str]:
+        return [*command("local", at, rounds), "--every", str(every)]
+
+    assert run(words(whole, 8, 4)).codes == [0]
+    assert run(words(out, 5, 2)).codes == [0]  # tested after rounds 2, 4 and, as the last, 5
+    for rounds, every, lacking in ((8, 3, 3), (8, 1, 1), (5, 4, None)):
+        ended = run([*words(out, rounds, every), "--resume"])
+        assert ended.codes == [2 if lacking else 0]
+        assert not lacking or ended.told == [
+            f"pyrofl: error: {out}/checkpoint.pt was tested after rounds [2, 4, 5]; expected "
+            "--rounds and --every that ask for no others up to round 5; "
+            f"{rounds} and {every} ask for round {lacking}"
+        ]
+    go_on(run, words(out, 8, 4), whole)
+
+
 def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, run):
     whole, out = tmp_path / "whole", tmp_path / "both"
 
@@ -166,8 +185,8 @@ def test_a_disk_that_is_full_from_any_step_on_ends_the_run_in_one_line(tmp_path,
     assert step > 15
 
 
-@pytest.mark.parametrize(("share", "told"), [(0.5, 1), (1.5, 2), (3.0, 2)])
-def test_a_run_on_a_disk_that_is_full_goes_on_once_there_is_room(tmp_path, run, share, told):
+@pytest.mark.parametrize(("share", "kept"), [(0.5, 0), (1.5, 1), (3.0, 2)])
+def test_a_run_on_a_disk_that_is_full_goes_on_once_there_is_room(tmp_path, run, share, kept):
     whole, disk, copy = tmp_path / "whole", tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()
     assert run(command("fedavg", whole, draws=999)).codes == [0]
@@ -175,7 +194,7 @@ def test_a_run_on_a_disk_that_is_full_goes_on_once_there_is_room(tmp_path, run, 
     words = command("fedavg", disk / "run", draws=999)
     ended = run(words, [*words, "--resume"], disk=(str(disk), size, str(copy)))
     assert ended.codes == [3, 0], ended
-    print(ended)
+
     assert_same_folder(copy / "run", whole)
 
 
