@@ -92,6 +92,14 @@ def test_results_that_are_there_may_be_written_again_or_continued(tmp_path, whol
     assert not (out / "checkpoint.pt").exists()
 
 
+def test_rounds_of_a_schedule_are_among_what_must_be_the_same(tmp_path, capsys):
+    words = ["run", "fedavg", *WORDS[2:-1], "--quiet", "--posterior-draws", "0"]
+    words += ["--set", "decay=true", "--checkpoint-every", "1", "--out", str(tmp_path), "--rounds"]
+    assert main([*words, "1"]) == 0
+    assert main([*words, "2", "--resume"]) == 2
+    assert "checkpoint.pt is of another run; now rounds is 2 and was 1" in capsys.readouterr().err
+
+
 def test_an_interrupted_run_says_where_it_stopped_and_goes_on(tmp_path, whole):
     out = tmp_path / "run"
     with begin(out, "--checkpoint-every", "1") as process:
@@ -231,29 +239,30 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
 
 
 def test_bad_messages_are_counted_and_told(tmp_path, monkeypatch, capsys):
-    words = ["run", "fedavg", *WORDS[2:], "3", "--out", str(tmp_path)]
+    words = [*WORDS, "3", "--out", str(tmp_path)]
     poisoned(monkeypatch, 2)
     assert main(words) == 0
     facts = json.loads((tmp_path / "run.json").read_text())
     assert facts["rejected_by_kind"] == {"a finite number": 4}
     assert [len(reasons) for reasons in facts["rejected"]] == [0, 2, 2]
     assert facts["reported"] == [4, 2, 2]
-    assert facts["rejected"][1][0].startswith("client 1: w/")
-    assert facts["rejected"][1][0].endswith(" is nan; expected a finite number")
+    assert sorted(facts["rejected"][1]) == [
+        f"client {j}: tau is nan; expected a finite number" for j in (1, 3)
+    ]
     told = capsys.readouterr().err
     for client in (1, 3):
         assert f"client {client}: rejected in 2 of 3 rounds; expected a finite number" in told
 
 
 def test_a_bad_message_ends_the_run_if_that_is_asked(tmp_path, monkeypatch, capsys):
-    words = ["run", "fedavg", *WORDS[2:], "3", "--quiet", "--out"]
+    words = [*WORDS, "3", "--quiet", "--out"]
     assert main([*words, str(tmp_path / "whole")]) == 0
     out = tmp_path / "run"
     poisoned(monkeypatch, 2)
     assert main([*words, str(out), "--on-bad-message", "raise"]) == 3
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("pyrofl: error: after round 1 of 3: client 1: w/")
-    assert "is nan; expected a finite number; client 3: w/" in last
+    assert last.startswith("pyrofl: error: after round 1 of 3: client ")
+    assert all(f"client {j}: tau is nan; expected a finite number; " in last for j in (1, 3))
     assert last.endswith("checkpoint.pt holds round 1, go on with --resume")
     monkeypatch.undo()
     assert main([*words, str(out), "--resume"]) == 0
