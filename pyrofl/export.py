@@ -67,7 +67,7 @@ def _find_room(data: Any, path: Path) -> None:
     size = sum(part.nbytes + VARIABLE * (1 + len(part.variables)) for part in parts)
     with open(path, "wb") as file:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
 
 
 def load(path: str | Path) -> Any:
