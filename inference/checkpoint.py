@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from pyrofl import checkpoints
 from pyrofl.data import Federation, Who
 from pyrofl.inference.fit import Run
@@ -26,7 +28,11 @@ def save(run: Run, path: str | Path, about: Mapping[str, Any] | None = None) -> 
         run: as `fit` returns it, or hands it to `after`.
         path: of the file, which is replaced once the new one is on the disk.
         about: settings of the run, as JSON has them; `load` refuses the file if one differs. The
-            data, the seeds and the versions of pyrofl and torch are always among them.
+            data, the seeds and the versions of Python, pyrofl, torch, Pyro and NumPy are always
+            among them.
+
+    Raises:
+        OSError: if there is no room for it.
     """
     state = {name: getattr(run.state, name) for name in STATE}
     state["private"] = dict(run.state.private.items())
@@ -46,6 +52,8 @@ def load(
 ) -> Run:
     """Read a run that `save` wrote; as `start` of `fit` it goes on as if it had never stopped.
 
+    What clients keep lies in the file until the next round has a copy of it.
+
     Args:
         path: of the file.
         method: the same as before, or round number -> method.
@@ -58,17 +66,26 @@ def load(
     """
     content = checkpoints.read(path, _about(data, seed, about))
     state = content["state"]
-    who = Who(state.pop("ids"), state.pop("size"))
-    last = Round(who=who, **state)
+    who = Who(state.pop("ids").clone(), state.pop("size").clone())
+    last = Round(who=who, private=state.pop("private"), **_copied(state))
     now = method if isinstance(method, Method) else method(max(last.number - 1, 0))
-    return Run(now, data, last, seed, **content["records"])
+    return Run(now, data, last, seed, **_copied(content["records"]))
 
 
 def _about(data: Federation, seed: Seed, about: Mapping[str, Any] | None) -> dict[str, Any]:
-    found = {f"version of {n}": v for n, v in versions().items() if n in ("pyrofl", "torch")}
+    found = {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
     seeds = {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
     facts = {"hash of the data": checkpoints.fingerprint(data)}
     return {**found, **seeds, **facts, "type of device": data.x.device.type, **(about or {})}
+
+
+def _copied(value: Any) -> Any:
+    """Take tensors, in whatever they are, out of the file that they lie in."""
+    if isinstance(value, dict):
+        return {n: _copied(v) for n, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(v) for v in value)
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 @dataclass

@@ -6,13 +6,12 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
-from itertools import product
 from pathlib import Path
 from textwrap import fill
 from typing import Any, get_args
 
 from pyrofl import figures, records
-from pyrofl.cli_keeping import FAILED, Stopped, keeping, opened, resumed, stopping, tested
+from pyrofl.cli_keeping import FAILED, Stopped, finishing, keeping, stopping, tested
 from pyrofl.cli_methods import Scheduled, about, builds, methods
 from pyrofl.cli_report import save
 from pyrofl.cli_settings import Epochs, arguments, readable
@@ -20,6 +19,7 @@ from pyrofl.cli_setup import Task, participation, resolve, split, stragglers, ta
 from pyrofl.cli_tables import CompareRow, compare_rows, compare_table, main_metric, score_table
 from pyrofl.datasets import DATASETS
 from pyrofl.federations import PARTITIONS, TEST_POLICIES, class_counts
+from pyrofl.inference.checkpoint import Keeper
 from pyrofl.inference.evaluate import Scores
 from pyrofl.inference.fit import Run, fit
 from pyrofl.inference.messages import kinds
@@ -88,10 +88,11 @@ def run(args: Namespace) -> None:
     foldable(args, built)
     participation(args.participation, found.data.clients)
     stragglers(args)
-    folder = opened(args.out or f"runs/{args.method}-{args.seed}", args)
-    _, scores = fit_and_save(args, args.method, built[args.method], found, folder)
+    out = args.out or f"runs/{args.method}-{args.seed}"
+    keeper = keeping(args, args.method, built[args.method], found, out)
+    _, scores = fit_and_save(args, args.method, built[args.method], found, keeper)
     print(score_table(scores))
-    say(args, f"{folder} holds tables, posterior and figures")
+    say(args, f"{out} holds tables, posterior and figures")
 
 
 def compare(args: Namespace) -> None:
@@ -110,33 +111,39 @@ def compare(args: Namespace) -> None:
             f"--seeds is {args.seeds}, and the seeds of split, init, participation and noise are "
             "all given, so that runs would be equal; expected --seeds 1, or one of them left out"
         )
-    chosen = [methods(args.methods, args.settings, found, args.rounds) for found in tasks]
-    foldable(args, chosen[0])
+    chosen = [(methods(args.methods, args.settings, t, args.rounds), t) for t in tasks]
+    foldable(args, chosen[0][0])
     for found in tasks:
         participation(args.participation, found.data.clients)
     stragglers(args)
     folder = records.prepare(args.out or "runs/compare", args.overwrite or args.resume)
+    records.prepare(folder / "figures", overwrite=True)
+    jobs = [(name, built[name], found) for name in args.methods for built, found in chosen]
+    # Each leaves a checkpoint, so that those which are done need not be done again.
+    keepers = [keeping(args, *job, folder / f"{job[0]}-{job[2].seed}", args.rounds) for job in jobs]
     finals: list[CompareRow] = []
     history: list[dict[str, object]] = []
     failed: list[str] = []
-    for name, (found, built) in product(args.methods, zip(tasks, chosen, strict=True)):
-        inner = opened(folder / f"{name}-{found.seed}", args)
+    for (name, method, found), keeper in zip(jobs, keepers, strict=True):
         try:
-            done, scores = fit_and_save(args, name, built[name], found, inner)
+            done, scores = fit_and_save(args, name, method, found, keeper)
         except Stopped as stop:
             if stop.code != FAILED:
                 raise
-            failed.append(f"{inner.name} {stop}")
+            failed.append(f"{keeper.path.parent.name} {stop}")
         else:
             finals += compare_rows(name, found.seed, done, scores)
             history += [{**row, "method": name, "seed": found.seed} for row in done.metrics]
+        keeper.last = None  # what clients keep may be large
     if finals:
-        write_comparison(folder, finals, history, main_metric(scores))
+        with finishing(folder):
+            write_comparison(folder, finals, history, main_metric(scores))
         print(compare_table(finals))
         say(args, f"{folder} holds compare.csv, figures and a folder for each method and seed")
     if failed:
-        runs = len(args.methods) * len(tasks)
-        raise Stopped(f"{len(failed)} of {runs} runs failed: {'; '.join(failed)}", FAILED)
+        raise Stopped(f"{len(failed)} of {len(jobs)} runs failed: {'; '.join(failed)}", FAILED)
+    for keeper in () if args.checkpoint_every else keepers:
+        keeper.path.unlink(missing_ok=True)
 
 
 def write_comparison(
@@ -144,7 +151,7 @@ def write_comparison(
 ) -> None:
     """Write the table of all runs and its figures."""
     records.write_csv(folder / "compare.csv", records.COMPARE, finals)
-    pictures = records.prepare(folder / "figures", overwrite=True)
+    pictures = folder / "figures"
     table = [dict(zip(records.COMPARE, row, strict=True)) for row in finals]
     figures.save(figures.curves(history, metric), pictures / "curves.png")
     figures.save(figures.comparison(table, metric), pictures / "comparison.png")
@@ -189,15 +196,14 @@ def foldable(args: Namespace, built: Mapping[str, Scheduled]) -> None:
 
 
 def fit_and_save(
-    args: Namespace, name: str, method: Scheduled, found: Task, folder: Path
+    args: Namespace, name: str, method: Scheduled, found: Task, keeper: Keeper
 ) -> tuple[Run, list[Scores]]:
     """Fit a method, test it and write its folder."""
     data = found.data
     say(args, f"{name}, seed {found.seed}: {data.clients} clients, {args.partition} of {args.data}")
-    keeper = keeping(args, name, method, found, folder)
-    start = resumed(args, keeper, method, found)
-    if start is not None:
-        say(args, f"{keeper.path} holds round {start.state.number}; going on from there")
+    folder = keeper.path.parent
+    if keeper.written:
+        say(args, f"{keeper.path} holds round {keeper.written}; going on from there")
     with threads(args.threads), stopping(keeper):
         done = fit(
             method,
@@ -207,7 +213,7 @@ def fit_and_save(
             participation=participation(args.participation, data.clients),
             chunk=args.chunk,
             state_memory=args.state_memory * 2**30,
-            start=start,
+            start=keeper.last,
             every=tested(args),
             draws=args.draws,
             progress=not args.quiet,

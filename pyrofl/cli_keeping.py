@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pyrofl import records
 from pyrofl.cli_methods import Scheduled
@@ -20,7 +20,7 @@ CHECKPOINT = "checkpoint.pt"
 FAILED = 3  # exit code of a run that ended on its way
 POINTS = 20  # of a learning curve, unless asked for otherwise
 FREE = (  # arguments that may differ when a run goes on
-    *("do", "methods", "method", "seeds", "rounds", "out", "overwrite", "resume", "quiet"),
+    *("do", "methods", "method", "seeds", "rounds", "out", "overwrite", "resume", "quiet", "every"),
     *("seed", "split_seed", "init_seed", "participation_seed", "noise_seed"),
     *("checkpoint_every", "posterior_draws", "on_bad_message", "data_dir", "state_memory"),
 )
@@ -47,9 +47,9 @@ def opened(path: str | Path, args: Namespace) -> Path:
     """
     path = Path(path)
     checkpoint = path / CHECKPOINT
-    if args.resume:
+    if args.resume or args.overwrite:
         records.sweep(path)
-    elif args.overwrite:
+    if args.overwrite and not args.resume:
         checkpoint.unlink(missing_ok=True)
     return records.prepare(path, args.overwrite or (args.resume and checkpoint.exists()))
 
@@ -60,34 +60,60 @@ def tested(args: Namespace) -> int:
     return every
 
 
-def keeping(args: Namespace, name: str, method: Scheduled, found: Task, folder: Path) -> Keeper:
-    """Return what keeps a run on the disk, with all that must be the same to go on."""
+def keeping(
+    args: Namespace,
+    name: str,
+    method: Scheduled,
+    found: Task,
+    path: str | Path,
+    every: int | None = None,
+) -> Keeper:
+    """Open the folder of a run, and return what keeps it, with the round to go on from if any.
+
+    Args:
+        args: of the command.
+        name: of the method.
+        method: that is to run.
+        found: data and network.
+        path: of the folder.
+        every: rounds between two checkpoints, if `args` do not say.
+
+    Raises:
+        ValueError: if the folder is refused; or the checkpoint, as damaged, of another run, further
+            than this one is to go, or not tested when this one is to be.
+    """
     about: dict[str, Any] = {n: v for n, v in vars(args).items() if n not in FREE}
-    about |= {"method": name, "set": sorted(args.settings), "every": tested(args)}
-    about["seed of split"] = found.split
+    about |= {"method": name, "set": sorted(args.settings), "seed of split": found.split}
     del about["settings"]
     about["network"] = hashlib.sha256(repr(found.net.module).encode()).hexdigest()[:16]
     if not isinstance(method, Method):  # a schedule knows how many rounds there are
         about["rounds"] = args.rounds
-    return Keeper(folder / CHECKPOINT, args.checkpoint_every, args.rounds, about)
+    file = opened(path, args) / CHECKPOINT
+    keeper = Keeper(file, args.checkpoint_every or every, args.rounds, about)
+    if args.resume and file.exists():
+        run = load(file, method, found.data, about, seed=found.seeds)
+        keeper.last = as_if_never_stopped(run, tested(args), args.rounds, file)
+        keeper.written = run.state.number
+    return keeper
 
 
-def resumed(args: Namespace, keeper: Keeper, method: Scheduled, found: Task) -> Run | None:
-    """Read the checkpoint to go on from, if that is asked for and there is one.
+def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
+    """Leave a run the tests that it would have had if it had been asked for `rounds` at once.
 
     Raises:
-        ValueError: if it is damaged, of another run, or further than this one is to go.
+        ValueError: if it is further than that, or lacks one of them.
     """
-    if not args.resume or not keeper.path.exists():
-        return None
-    run = load(keeper.path, method, found.data, keeper.about, seed=found.seeds)
-    if run.state.number > args.rounds:
+    number = run.state.number
+    if number > rounds:
+        raise ValueError(f"--rounds is {rounds}; expected at least {number}, which {path} holds")
+    had = {row["round"] for row in run.metrics}
+    wanted = {n for n in range(1, number + 1) if n % every == 0 or n == rounds}
+    if lacking := sorted(wanted - had):
         raise ValueError(
-            f"--rounds is {args.rounds}; expected at least {run.state.number}, which "
-            f"{keeper.path} holds"
+            f"{path} was tested after rounds {sorted(had)}; expected --rounds and --every that ask "
+            f"for no others up to round {number}; {rounds} and {every} ask for round {lacking[0]}"
         )
-    keeper.last, keeper.written = run, run.state.number
-    return run
+    return run.copy(metrics=[row for row in run.metrics if row["round"] in wanted])
 
 
 @contextmanager
@@ -111,12 +137,30 @@ def stopping(keeper: Keeper) -> Iterator[None]:
             if keeper.written
             else "there is no checkpoint to go on from"
         )
-        text = f"after round {number} of {keeper.rounds}: {_what(error)}; {kept}{problem}"
-        if isinstance(error, KeyboardInterrupt):
-            raise Stopped(text, 130) from error
-        if isinstance(error, ValueError | RuntimeError | OSError | MemoryError):
-            raise Stopped(text, FAILED) from error
-        raise
+        _stop(error, f"after round {number} of {keeper.rounds}: {_what(error)}; {kept}{problem}")
+
+
+@contextmanager
+def finishing(folder: Path) -> Iterator[None]:
+    """Say of whatever stops the last files of a comparison that its runs are kept.
+
+    Raises:
+        Stopped: likewise.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, Exception) as error:
+        kept = f"{folder} holds their checkpoints, go on with --resume"
+        _stop(error, f"after all runs: {_what(error)}; {kept}")
+
+
+def _stop(error: BaseException, text: str) -> NoReturn:
+    """End the command with one line, unless nobody expects the error."""
+    if isinstance(error, KeyboardInterrupt):
+        raise Stopped(text, 130) from error
+    if isinstance(error, ValueError | RuntimeError | OSError | MemoryError):
+        raise Stopped(text, FAILED) from error
+    raise error
 
 
 def _what(error: BaseException) -> str:

@@ -66,6 +66,6 @@ def _built(
         first(method, task.data, task.seeds)  # so that it is refused before a run
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    if DONE not in wanted:
-        return method
+    if DONE not in wanted or ("decay" in wanted and not arguments.get("decay")):
+        return method  # nothing in it depends on the round
     return lambda number: build(task.net, **arguments, done=number / rounds)

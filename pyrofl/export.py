@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import xarray
 
 SAMPLES = ("chain", "draw")
+VARIABLE = 8192  # bytes in a file that tell what a variable is, at most
 
 
 def inference_data(
@@ -49,9 +51,23 @@ def save(data: Any, path: str | Path) -> None:
     """Write what `inference_data` made as netCDF-4; the file is whole or not there.
 
     `arviz.from_netcdf` of 0.23 and 1.x, and `xarray.open_datatree`, open it.
+
+    Raises:
+        OSError: if there is no room for it.
     """
     with replacing(path) as temporary:
+        _find_room(data, temporary)
         data.to_netcdf(temporary, engine="h5netcdf")
+
+
+def _find_room(data: Any, path: Path) -> None:
+    """Raise if a disk is full: HDF5 would find out half-way, and may take the process with it."""
+    groups = data.groups() if callable(data.groups) else data.children
+    parts = [data[group] for group in groups]
+    size = sum(part.nbytes + VARIABLE * (1 + len(part.variables)) for part in parts)
+    with open(path, "wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
 
 
 def load(path: str | Path) -> Any:

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,13 @@ def prepare(path: str | Path, overwrite: bool = False) -> Path:
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".{uuid4().hex}"  # what a system permits and what it does may differ
+        probe.touch()
+        probe.unlink()
     except OSError as error:
-        raise ValueError(f"{path} cannot be made: {error.strerror}") from error
+        raise ValueError(
+            f"{path} cannot be made or written to: {error.strerror}; expected a writable directory"
+        ) from error
     return path
 
 
@@ -64,13 +69,25 @@ def replacing(path: str | Path) -> Iterator[Path]:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _settle(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _settle(folder: Path) -> None:
+    """Bring the names in a directory to the disk, on systems that can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def sweep(path: str | Path) -> None:
-    """Remove what a process that was killed while it wrote left in a directory, if there is one."""
-    for file in Path(path).glob(".*"):
+    """Remove what a process that was killed while it wrote left in or below a directory."""
+    for file in Path(path).rglob(".*"):
         if re.fullmatch(r"\.[0-9a-f]{32}(\.\w+)?", file.name):
             file.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ TESTS = Path(__file__).parent
 README = TESTS.parent / "README.md"
 HOSTILE = TESTS / "hostile.json"
 FILES = (
-    *("test_contract.py", "test_faults.py", "test_stops.py"),
+    *("test_contract.py", "test_faults.py", "test_kills.py", "test_stops.py"),
     *("inference/test_checkpoint.py", "inference/test_robust.py", "inference/test_rounds.py"),
 )
 HEAD = "| fault | injected | promised, and kept |\n|---|---|---|\n"
@@ -80,13 +80,22 @@ FAULTS = (
         "bitwise the run that never stopped",
     ),
     Fault(
-        "SIGKILL, Ctrl-C, by command line",
-        r"stops::test_(a_killed|an_interrupt|a_comparison_goes_on)",
+        "SIGKILL in a drawn round, by command line, every method",
+        r"kills::test_a_kill_in_training_loses_nothing_with_any",
         "the same bytes after `--resume`",
     ),
     Fault(
+        "SIGKILL before and after each of six files takes its place",
+        r"kills::test_a_kill_before_or_after",
+        "the same",
+        12,
+    ),
+    Fault("SIGKILL inside a write", r"kills::test_a_kill_inside", "the same", 2),
+    Fault("SIGKILL of a comparison", r"kills::test_a_comparison_goes_on", "the same", 3),
+    Fault("Ctrl-C", r"stops::test_an_interrupt", "the same; the last round is kept"),
+    Fault(
         "disk full, folder or file that cannot be written",
-        r"::test_(a_full_disk|a_folder_that_cannot|the_old_file_stays|.*(read_only|disk_full))",
+        r"::test_(a_full_disk|a_folder_that_cannot|the_old_file_stays|a_disk_that|.*on_a_disk)",
         "one line, nothing half written, resumable",
     ),
     Fault(
@@ -105,7 +114,7 @@ FAULTS = (
 @cache
 def collected() -> tuple[str, ...]:
     """Return the names of all tests in the files, as "file::test[parameters]"."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", *FILES]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "-m", "", *FILES]
     found = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=True)
     return tuple(line for line in found.stdout.splitlines() if "::" in line)
 

@@ -95,7 +95,40 @@ def test_what_is_renamed_is_on_the_disk(tmp_path, monkeypatch):
 
         monkeypatch.setattr(records.os, name, spy)
     write_json(tmp_path / "run.json", {})
-    assert order == ["fsync", "replace"]
+    assert order == ["fsync", "replace", "fsync"]  # of the file; of the folder
+
+
+def test_a_folder_that_cannot_be_brought_to_the_disk_is_no_matter(tmp_path, monkeypatch):
+    def no(path, flags):
+        raise PermissionError(13, "a folder")
+
+    monkeypatch.setattr(records.os, "open", no)
+    with replacing(tmp_path / "a") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "a").read_text() == "new"
+
+
+def test_a_directory_that_only_seems_writable_is_refused(tmp_path, monkeypatch):
+    def touch(path):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(records.Path, "touch", touch)
+    with pytest.raises(ValueError, match="be made or written to: Read-only file system; expected"):
+        prepare(tmp_path / "a")
+
+
+def test_what_a_killed_process_left_is_swept_at_any_depth(tmp_path):
+    deep = tmp_path / "figures" / "more"
+    deep.mkdir(parents=True)
+    left = [f".{'0a' * 16}", f".{'0a' * 16}.png"]
+    kept = [".keep", "0a", f".{'0a' * 16}.tar.gz"]
+    for name in (*left, *kept):
+        (tmp_path / name).touch()
+        (deep / name).touch()
+    records.sweep(tmp_path)
+    records.sweep(tmp_path / "nowhere")
+    assert sorted(os.listdir(deep)) == sorted(kept)
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "figures"])
 
 
 def test_json_round_trip(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import signal
@@ -10,10 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import faults
 import pytest
+import torch
+from torch import Tensor
 
+from pyrofl import cli_commands
 from pyrofl.cli import main
 from pyrofl.inference.messages import BadMessage
+from pyrofl.tensors import Tensors
 
 WORDS = ["run", "pfedvem", "--per-class", "12", "--clients", "4", "--net", "mlp:6", "--rounds"]
 MORE = ["--quiet", "--every", "1", "--posterior-draws", "3", "--participation", "bernoulli:0.7"]
@@ -63,11 +69,10 @@ def resume(out: Path, whole: Path, *words: str) -> None:
     assert not [p for p in out.iterdir() if p.name.startswith(".")]
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_a_killed_run_goes_on_to_the_last_bit(tmp_path, whole, rounds):
+def test_a_killed_run_goes_on_to_the_last_bit(tmp_path, whole):
     out = tmp_path / "run"
     with begin(out, "--checkpoint-every", "1") as process:
-        wait_for(out, process, rounds)
+        wait_for(out, process, 3)
         process.send_signal(signal.SIGKILL)
         assert process.wait() in (-signal.SIGKILL, 0)
     (out / f".{'0' * 32}.pt").write_text("half") if out.exists() else None
@@ -85,6 +90,14 @@ def test_results_that_are_there_may_be_written_again_or_continued(tmp_path, whol
     assert "--rounds is 3; expected at least 6, which" in capsys.readouterr().err
     assert main([*short, "--overwrite"]) == 0
     assert not (out / "checkpoint.pt").exists()
+
+
+def test_rounds_of_a_schedule_are_among_what_must_be_the_same(tmp_path, capsys):
+    words = ["run", "fedavg", *WORDS[2:-1], "--quiet", "--posterior-draws", "0"]
+    words += ["--set", "decay=true", "--checkpoint-every", "1", "--out", str(tmp_path), "--rounds"]
+    assert main([*words, "1"]) == 0
+    assert main([*words, "2", "--resume"]) == 2
+    assert "checkpoint.pt is of another run; now rounds is 2 and was 1" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_says_where_it_stopped_and_goes_on(tmp_path, whole):
@@ -207,30 +220,78 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
         assert told in told_
     (out / "checkpoint.pt").write_bytes(b"")
     assert main([*short, "--resume"]) == 2
-    assert "expected b'pyrofl checkpoint 1'" in capsys.readouterr().err
+    assert r"expected b'\npyrofl checkpoint 2" in capsys.readouterr().err
 
 
-def test_a_comparison_goes_on(tmp_path, monkeypatch, capsys):
-    out = tmp_path / "both"
-    words = ["compare", "fedavg", "local", *WORDS[2:], "2", "--quiet", "--seeds", "1"]
-    words += ["--posterior-draws", "0", "--checkpoint-every", "1"]
-    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
-    expected = capsys.readouterr().out
-    from pyrofl.inference.fit import fit
+def poisoned(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Let two clients send NaN from the so-manieth round on."""
+    real, rounds = cli_commands.methods, itertools.count(1)
+    poison = faults.entry(torch.nan)
 
-    calls = []
+    def late(message: Tensors, bad: Tensor) -> Tensors:
+        return poison(message, bad & (next(rounds) >= first))
 
-    def stop(*args, **options):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return fit(*args, **options)
+    monkeypatch.setattr(
+        cli_commands,
+        "methods",
+        lambda *given: {n: faults.corrupted(m, late, 1, 3) for n, m in real(*given).items()},
+    )
 
-    monkeypatch.setattr("pyrofl.cli_commands.fit", stop)
-    assert main([*words, "--out", str(out)]) == 130
+
+def test_bad_messages_are_counted_and_told(tmp_path, monkeypatch, capsys):
+    words = [*WORDS, "3", "--out", str(tmp_path)]
+    poisoned(monkeypatch, 2)
+    assert main(words) == 0
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert facts["rejected_by_kind"] == {"a finite number": 4}
+    assert [len(reasons) for reasons in facts["rejected"]] == [0, 2, 2]
+    assert facts["reported"] == [4, 2, 2]
+    assert sorted(facts["rejected"][1]) == [
+        f"client {j}: tau is nan; expected a finite number" for j in (1, 3)
+    ]
+    told = capsys.readouterr().err
+    for client in (1, 3):
+        assert f"client {client}: rejected in 2 of 3 rounds; expected a finite number" in told
+
+
+def test_a_bad_message_ends_the_run_if_that_is_asked(tmp_path, monkeypatch, capsys):
+    words = [*WORDS, "3", "--quiet", "--out"]
+    assert main([*words, str(tmp_path / "whole")]) == 0
+    out = tmp_path / "run"
+    poisoned(monkeypatch, 2)
+    assert main([*words, str(out), "--on-bad-message", "raise"]) == 3
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("pyrofl: error: after round 1 of 3: client ")
+    assert all(f"client {j}: tau is nan; expected a finite number; " in last for j in (1, 3))
+    assert last.endswith("checkpoint.pt holds round 1, go on with --resume")
     monkeypatch.undo()
-    capsys.readouterr()
-    assert main([*words, "--out", str(out), "--resume"]) == 0
-    assert capsys.readouterr().out == expected
-    for name in ("compare.csv", "fedavg-0/metrics.csv", "local-0/clients.csv"):
-        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert main([*words, str(out), "--resume"]) == 0
+    for name in RESULTS:
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_a_disk_that_is_full_after_all_runs_is_no_refusal(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "both"
+    words = ["compare", "fedavg", *WORDS[2:], "1", "--quiet", "--seeds", "1", "--out", str(out)]
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "compare.csv")
+
+    monkeypatch.setattr(cli_commands.records, "write_csv", full)
+    assert main(words) == 3
+    last = capsys.readouterr().err.splitlines()[-1]
+    told = "No space left on device: compare.csv"
+    kept = f"{out} holds their checkpoints, go on with --resume"
+    assert last == f"pyrofl: error: after all runs: {told}; {kept}"
+    monkeypatch.undo()
+    assert main([*words, "--resume"]) == 0
+    assert (out / "compare.csv").exists()
+
+
+def test_a_comparison_looks_at_all_its_folders_before_any_work(tmp_path, monkeypatch, capsys):
+    (tmp_path / "local-0").mkdir()
+    (tmp_path / "local-0" / "mine.txt").touch()
+    monkeypatch.setattr(cli_commands, "fit", lambda *_: pytest.fail("trained"))
+    words = ["compare", "fedavg", "local", *WORDS[2:], "1", "--quiet", "--seeds", "1", "--resume"]
+    assert main([*words, "--out", str(tmp_path)]) == 2
+    assert "local-0 is not empty, it holds mine.txt" in capsys.readouterr().err

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import pickle
 from dataclasses import fields, replace
 from functools import cache
@@ -21,6 +24,7 @@ from pyrofl.inference.participation import bernoulli
 from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.stragglers import Stragglers
 from pyrofl.models import fedavg
+from pyrofl.records import versions
 from pyrofl.tensors import size_in_bytes
 
 OPTIONS = {
@@ -80,9 +84,7 @@ def test_a_checkpoint_holds_every_field(file):
 
 
 def _about(file: Path) -> dict[str, object]:
-    import json
-
-    found: dict[str, object] = json.loads(file.read_bytes().split(b"\n")[2])
+    found: dict[str, object] = json.loads(torch.load(file, weights_only=True)["about"])
     return found
 
 
@@ -119,26 +121,28 @@ def test_another_seed_other_data_and_another_version_are_refused(file, monkeypat
     for other in (replace(data(), x=x), replace(data(), names=names), toys.blobs((3, 9, 7, 12))):
         with pytest.raises(ValueError, match="now hash of the data is"):
             load(file, plain(), other, ABOUT)
-    monkeypatch.setattr(
-        "pyrofl.inference.checkpoint.versions", lambda: {"pyrofl": "9", "torch": "9"}
-    )
-    with pytest.raises(ValueError, match=r"version of pyrofl is '9' and was .*, version of torch"):
-        load(file, plain(), data(), ABOUT)
+    for name in ("python", "pyrofl", "torch", "pyro", "numpy"):
+        other = versions() | {name: "0.9", "arviz": "0.9"}
+        monkeypatch.setattr("pyrofl.inference.checkpoint.versions", lambda other=other: other)
+        with pytest.raises(ValueError, match=f"now version of {name} is '0.9' and was '[^,]*$"):
+            load(file, plain(), data(), ABOUT)
 
 
 @pytest.mark.parametrize("keep", [0, 10, 19, 25, 90, 400, -1])
 def test_a_file_that_was_cut_off_is_refused(file, keep):
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"is damaged or cut off|begins with"):
+    with pytest.raises(ValueError, match="is cut off or of another kind: it ends with"):
         load(file, plain(), data(), ABOUT)
 
 
 def test_a_single_bit_is_missed(file):
     content = bytearray(file.read_bytes())
-    for at in range(30, len(content), len(content) // 40):
+    tail = len(content) - checkpoints.TAIL
+    for at in (*range(0, len(content), len(content) // 40), tail - 1, tail, tail + 63, tail + 64):
         content[at] ^= 4
         file.write_bytes(bytes(content))
-        with pytest.raises(ValueError, match=r"run.ckpt is damaged or cut off: its hash is \w{12}"):
+        told = r"run.ckpt is (damaged: its hash is \w{12}; expected|cut off or of another kind)"
+        with pytest.raises(ValueError, match=told):
             load(file, plain(), data(), ABOUT)
         content[at] ^= 4
     file.write_bytes(bytes(content))
@@ -152,10 +156,10 @@ def test_files_of_others_are_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
         load(tmp_path, plain(), data())
     torch.save({"a": 1}, path)
-    with pytest.raises(ValueError, match=r"begins with .*; expected b'pyrofl checkpoint 1'"):
+    with pytest.raises(ValueError, match=r"it ends with .*; expected b'.npyrofl checkpoint 2"):
         load(path, plain(), data())
-    path.write_bytes(b"pyrofl checkpoint 2\n" + b"0" * 99)
-    with pytest.raises(ValueError, match="begins with b'pyrofl checkpoint 2'"):
+    path.write_bytes(b"0" * 99 + b"\npyrofl checkpoint 3\n")
+    with pytest.raises(ValueError, match=r"it ends with b'.npyrofl checkpoint 3"):
         load(path, plain(), data())
 
 
@@ -166,7 +170,7 @@ class Code:
         return setattr, (Code, "ran", True)
 
 
-def test_no_code_in_a_file_is_run(tmp_path, monkeypatch):
+def test_no_code_in_a_file_is_run(tmp_path):
     path = tmp_path / "run.ckpt"
     pickle.loads(pickle.dumps(Code()))
     assert Code.ran
@@ -175,6 +179,60 @@ def test_no_code_in_a_file_is_run(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot be read"):
         checkpoints.read(path, {})
     assert not Code.ran
+
+
+def test_rows_are_hashed_once_however_many_checkpoints_there_are(tmp_path, monkeypatch):
+    hashed, real = [], checkpoints.hashlib.sha256
+    monkeypatch.setattr(checkpoints.hashlib, "sha256", lambda: hashed.append(1) or real())
+    federation = toys.blobs((3, 5))
+    fit(plain(), federation, 3, after=Keeper(tmp_path / "a", 1), progress=False)
+    assert len(hashed) == 4  # the rows, and three files
+    assert checkpoints.fingerprint(toys.blobs((3, 5))) == checkpoints.fingerprint(federation)
+    assert len(hashed) == 5
+
+
+def test_what_was_read_outlives_the_file_and_is_not_the_file(file):
+    run = load(file, plain(), data(), ABOUT)
+    before, server = file.read_bytes(), run.state.server["w/fc1.weight"].clone()
+    run.state.server["w/fc1.weight"].zero_()
+    run.loss[0][next(iter(run.loss[0]))].zero_()
+    assert file.read_bytes() == before
+    again = load(file, plain(), data(), ABOUT)
+    file.unlink()
+    assert torch.equal(again.state.server["w/fc1.weight"], server)
+
+
+class Disk(io.BytesIO):
+    """A file on a disk that is full after so many bytes, or that somebody interrupts."""
+
+    def __init__(self, size: int, error: BaseException) -> None:
+        super().__init__()
+        self.size, self.error = size, error
+
+    def write(self, content):
+        if self.tell() + memoryview(content).nbytes > self.size:
+            raise self.error
+        return super().write(content)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("size", [0, 30, 46, 500, 2000, 2200])
+def test_what_goes_wrong_in_a_write_is_not_hidden(tmp_path, monkeypatch, error, size):
+    path, content = tmp_path / "a", {"a": torch.arange(100.0), "b": torch.ones(3)}
+    checkpoints.write(path, {}, content)
+    before = path.read_bytes()
+    assert len(before) > 2200
+
+    def full(name, mode):
+        Path(name).touch()
+        return Disk(size, error)
+
+    monkeypatch.setattr(checkpoints, "open", full, raising=False)
+    with pytest.raises(type(error)) as caught:
+        checkpoints.write(path, {}, content)
+    assert caught.value is error
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_the_old_file_stays_if_the_new_one_cannot_be_written(file, monkeypatch):
