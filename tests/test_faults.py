@@ -308,7 +308,7 @@ def test_records_count_the_steps_of_every_client():
     run = fit(method, data(), 2, stragglers=part, progress=False)
     batches = [-(-size // 5) for size in data().sizes.tolist()]
     for number, steps in enumerate(run.steps):
-        epochs = part.working(method, 0, number).phases[0].epochs(CLIENTS).tolist()
+        epochs = part.working(method, data().names, 0, number).phases[0].epochs(CLIENTS).tolist()
         assert steps == [e * b for e, b in zip(epochs, batches, strict=True)]
     found = done(run)
     assert found["gradient_steps"][3] == run.steps[0][3] + run.steps[1][3]

@@ -76,7 +76,8 @@ def test_draws_of_activations_agree_with_draws_of_weights_in_every_row(case):
         scale = by_weights.std(0) if error == 1 else by_weights.var(0)
         far = (a - b).abs() / (error * scale * (2 / draws) ** 0.5 + 1e-12)
         assert float(far.quantile(0.99)) < 3.5
-        assert float(far.mean()) < 1.0  # 0.8 for a normal
+        # Absolute normals have mean 0.8 and standard deviation 0.6; rows share the weights' draws.
+        assert float(far.mean()) < 0.8 + 4 * 0.6 / (far.numel() / x.shape[1]) ** 0.5
 
 
 @pytest.mark.parametrize("case", CASES)

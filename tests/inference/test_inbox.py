@@ -108,7 +108,7 @@ def test_with_nobody_heard_the_server_keeps_its_state():
     nobody = torch.zeros(0, dtype=torch.long)
     after = advance(method, toys.blobs(), begun, ALL, nobody, keep_messages=False)
     toys.assert_same(after.server, begun.server)
-    assert after.message.keys() == begun.message.keys()
+    assert not after.message
 
 
 def test_where_nothing_travels_there_is_nothing_to_fold():
