@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
@@ -28,6 +29,7 @@ from pyrofl.models.priors import Prior
 from pyrofl.nets import Forward, Network
 from pyrofl.tensors import Tensors, matches, role, spread_out
 
+ROWS = 16  # of a client that go through a base at once, lest what lies between layers fill memory
 FEATURES = "features"  # local tensor with what the base makes of the client's rows
 
 
@@ -94,7 +96,8 @@ def on_frozen_base(
     below, above = cut
 
     def features(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        return {FEATURES: below(with_rows(role(base, local), len(batch)), batch.x)}
+        weights = with_rows(role(base, local), len(batch))
+        return {FEATURES: torch.cat([below(weights, x) for x in batch.x.split(ROWS, 1)], 1)}
 
     def on_features(loss: Loss) -> Loss:
         def wrapped(
