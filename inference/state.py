@@ -85,9 +85,12 @@ def meet(
     for name, value in fresh.items():
         private[name] = value
         if name in state.private and bool(known.any()):
-            private[name] = value.clone(memory_format=torch.contiguous_format)
-            old = state.private[name][who.ids.cpu()[known]]
-            private[name][known] = old.to(value.device)
+            old = state.private[name][who.ids.cpu()[known]].to(value)
+            if bool(known.all()):
+                private[name] = old
+            else:
+                private[name] = value.clone(memory_format=torch.contiguous_format)
+                private[name][known] = old
     return received, private
 
 
