@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Who
-from pyrofl.inference.messages import Form
+from pyrofl.inference.messages import CannotMerge, Form
 from pyrofl.inference.method import Fold, Method
 from pyrofl.tensors import Tensors, cut, join_up
 
 
 class Kept:
-    """Holds every message until the merge, in a table for each form, so that none is held twice.
+    """Holds every message until the merge, in a table for each form.
 
     Args:
         asked: ids of those whose message may come, sorted.
@@ -45,7 +45,7 @@ class Kept:
 
 
 class Folded:
-    """Folds what comes into one message for each form, so that a chunk's are all in memory.
+    """Folds what comes into one message for each form: no more than a chunk's are in memory.
 
     Args:
         fold: of the method.
@@ -55,21 +55,34 @@ class Folded:
         """Begin."""
         self.fold = fold
         self.running: dict[Form, tuple[Tensors, Who]] = {}
+        self.failed: dict[Form, Exception] = {}
         self.message: Tensors = {}
 
     def take(self, form: Form, who: Who, sent: Tensors) -> None:
         """Take the messages [C, ...] of some clients, all of one form."""
+        try:
+            self.running[form] = self._folded(form, who, sent)
+        except (CannotMerge, KeyError) as error:  # which matters if they are those to be merged
+            self.failed[form] = error
+
+    def _folded(self, form: Form, who: Who, sent: Tensors) -> tuple[Tensors, Who]:
+        before, senders = self.running.get(form, (cut(sent, slice(0)), Who(*(v[:0] for v in who))))
         if not len(who.ids):
-            return
+            return before, senders
         message, sender = self.fold(sent, who)
-        if form in self.running:
-            before, senders = self.running[form]
-            both = Who(*(torch.cat(pair) for pair in zip(senders, sender, strict=True)))
-            message, sender = self.fold(join_up([before, message]), both)
-        self.running[form] = message, sender
+        if not len(senders.ids):
+            return message, sender
+        both = Who(*(torch.cat(pair) for pair in zip(senders, sender, strict=True)))
+        return self.fold(join_up([before, message]), both)
 
     def close(self, form: Form, who: Who) -> tuple[Tensors, Who]:
-        """Return what the server merges, and whose it is; `who` were heard, in this form."""
+        """Return what the server merges, and whose it is; `who` were heard, in this form.
+
+        Raises:
+            CannotMerge: if they could not be folded.
+        """
+        if form in self.failed:
+            raise self.failed[form]
         self.message, sender = self.running.get(form, ({}, who))
         return self.message, sender
 

@@ -171,6 +171,11 @@ class _PhaseRun:
         loss = step.loss(
             self.method.model, self.method.guide, self.received, self.now | params, batch
         )
+        if loss.shape != batch.size.shape:
+            raise ValueError(
+                f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "
+                f"number for each of {len(batch)} clients"
+            )
         grads = torch.autograd.grad(
             loss,
             list(params.values()),
@@ -203,7 +208,7 @@ class _PhaseRun:
         """Set a local tensor of the active clients, in a copy that belongs to this phase."""
         old = self.local.get(name)
         stepped = any(name in params for params in self.params)
-        if len(value) == len(self.who.ids) and not stepped and (old is None or _alike(value, old)):
+        if len(value) == len(self.who.ids) and not stepped:
             self.local[name] = self.now[name] = value  # a copy already
             self.owned.add(name)
             return
@@ -218,7 +223,3 @@ class _PhaseRun:
     def losses(self, steps: Tensor) -> Tensors:
         """Return the mean loss per step of every gradient move, by its names: [C]."""
         return {n: v / steps.clamp(min=1).to(v) for n, v in self.total.items()}
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype

@@ -111,8 +111,8 @@ def form_of(message: Tensors) -> Form:
 def agreed(votes: Iterable[tuple[Form, int]], last: Form) -> Form:
     """Return the form that the messages of a round must have.
 
-    It is that of most clients, the first of equals; or else the last round's, unless they have no
-    name in common: that was another method's.
+    It is the last round's, if that has a name in common with what most clients sent, who decide
+    otherwise, the first of equals.
 
     Args:
         votes: forms, and how many clients have sent them.

@@ -141,7 +141,7 @@ def _clipped(slopes: Tensors, norm: float) -> Tensors:
 
 
 def _together(a: Batch, b: Batch) -> Batch:
-    """Join two batches; padding goes to the end, so that it moves no row's noise."""
+    """Join two parts of a batch; padding goes to the end, so that it moves no row's noise."""
     x, y, mask, at = (
         torch.cat([getattr(a, n), getattr(b, n)], 1) for n in ("x", "y", "mask", "at")
     )

@@ -68,6 +68,8 @@ def counted(rule: Combine) -> Combine:
 
     def some(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
         at = weight.nonzero().flatten()
+        if not len(at):
+            raise CannotMerge(f"weights are {weight.tolist()}; expected one above 0")
         return rule(cut(message, at), weight[at], server) if message else {}
 
     return some

@@ -154,15 +154,15 @@ def advance(
         parts = [_believed(part, form, keeper, data) for part in parts]
         heard = torch.cat([part.heard for part in parts])
         who, server, bad = data.who(heard.sort().values), state.server, list[str]()
-        message, sender = inbox.close(form, who)
-        if len(heard):
-            try:
+        try:
+            message, sender = inbox.close(form, who)
+            if len(heard):
                 with torch.no_grad(), pyro.validation_enabled(False):
                     source = stream(seed, Stream.MERGE, state.number)
                     new = method.merge(server, message, sender, source)
                 server, bad = merged(server, to_data(new, data))
-            except CannotMerge as error:
-                bad = [f"the server: {error}"]
+        except CannotMerge as error:
+            bad = [f"the server: {error}"]
         order = torch.cat([part.trained for part in parts]).argsort()
         each = cut(join_up([part.each for part in parts]), order)
         seen = state.seen.clone()

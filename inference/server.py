@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Who
+from pyrofl.inference.messages import CannotMerge
 from pyrofl.inference.method import Optim
 from pyrofl.tensors import Tensors
 
@@ -18,7 +19,8 @@ def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
         weight: [C], non-negative and not all zero; sizes, confidences or responsibilities.
 
     Raises:
-        ValueError: if the weights do not fit, one is negative or not finite, or all are zero.
+        ValueError: if the weights do not fit.
+        CannotMerge: if one is negative or their sum is not finite, or all are zero.
 
     >>> weighted_mean(torch.tensor([[1.0], [4.0]]), torch.tensor([2.0, 1.0]))
     tensor([2.])
@@ -30,7 +32,9 @@ def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
         )
     total = weight.sum()
     if not bool((weight >= 0).all()) or not 0 < float(total) < float("inf"):
-        raise ValueError(f"weights are {weight.tolist()}; expected finite, not all zero, none < 0")
+        raise CannotMerge(
+            f"weights are {weight.tolist()}; expected finite, so their sum, not all zero, none < 0"
+        )
     share = (weight / total).to(value)
     mean: Tensor = torch.tensordot(share, value, 1)
     return mean

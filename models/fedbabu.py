@@ -62,5 +62,5 @@ def build(
     chosen = {"head": mine, "base": rest, "all": "*"}[tune]
     adapt = tuple(only(phase, chosen) for phase in method.adapt)
     if tune == "head":
-        adapt = fitting_head(adapt, net, mine, prior, settings)
+        adapt = fitting_head(adapt, method, net, mine, prior, settings)
     return replace(method, phases=(only(train, rest),), adapt=adapt)

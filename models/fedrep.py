@@ -54,10 +54,10 @@ def build(
     mine, rest = two_parts(net, head)
     method = keep(fedavg.build(net, prior=prior, **training), mine)
     (train,) = method.phases
-    first = fitting_head((only(train, mine, head_epochs),), net, mine, prior, training)
+    first = fitting_head((only(train, mine, head_epochs),), method, net, mine, prior, training)
     before_test = tuple(only(phase, mine) for phase in method.adapt)
     return replace(
         method,
         phases=(*first, only(train, rest)),
-        adapt=fitting_head(before_test, net, mine, prior, training),
+        adapt=fitting_head(before_test, method, net, mine, prior, training),
     )

@@ -73,14 +73,9 @@ def without_rows(loss: Loss) -> Loss:
     def divergence(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        none = torch.zeros_like(batch.mask[:, :1])
-        return loss(
-            model,
-            guide,
-            received,
-            local,
-            replace(batch, x=batch.x[:, :1], y=batch.y[:, :1], mask=none),
-        )
+        none, first = torch.zeros_like(batch.mask[:, :1]), torch.zeros_like(batch.ids)[:, None]
+        row = replace(batch, x=batch.x[:, :1], y=batch.y[:, :1], mask=none, at=first)
+        return loss(model, guide, received, local, row)
 
     return divergence
 

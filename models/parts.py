@@ -75,7 +75,12 @@ def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | No
 
 
 def on_frozen_base(
-    phase: Phase, net: Network, head: str, base: str, program: Callable[[Forward], Program]
+    phase: Phase,
+    net: Network,
+    head: str,
+    base: str,
+    program: Callable[[Forward], Program],
+    whole: Program,
 ) -> tuple[Phase, ...]:
     """Let a head train on what a base that stands still makes of all rows, computed once.
 
@@ -85,10 +90,12 @@ def on_frozen_base(
         head: patterns of the parameters that train.
         base: role of the others, which must be points.
         program: how the network runs -> the model.
+        whole: the model that runs the whole network. Where another takes its place, as after
+            `replace(method, model=...)`, it trains instead.
 
     Returns:
-        A phase that computes the features and one that trains on them; or `phase` itself, if the
-        network cannot be cut there or nothing is to be gained.
+        A phase that computes the features, one that trains on them and one that drops them; or
+        `phase` itself, if the network cannot be cut there or there are no epochs.
     """
     cut = net.split(head)
     if cut is None or phase.epochs == 0:
@@ -99,28 +106,42 @@ def on_frozen_base(
         weights = with_rows(role(base, local), len(batch))
         return {FEATURES: torch.cat([below(weights, x) for x in batch.x.split(ROWS, 1)], 1)}
 
+    def forget(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return {FEATURES: local[FEATURES][:, :0]}
+
     def on_features(loss: Loss) -> Loss:
         def wrapped(
             model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
         ) -> Tensor:
             known = batch.of(local[FEATURES])
             rest = {n: v for n, v in local.items() if n != FEATURES}
-            return loss(program(lambda w, _: above(w, known)), guide, received, rest, batch)
+            if model is whole:
+                model = program(lambda w, _: above(w, known))
+            return loss(model, guide, received, rest, batch)
 
         return wrapped
 
     moves = [replace(m, loss=on_features(m.loss)) for m in phase.moves if isinstance(m, Step)]
-    return Phase((features,)), replace(phase, moves=tuple(moves))
+    return Phase((features,)), replace(phase, moves=tuple(moves)), Phase((forget,))
 
 
 def fitting_head(
-    phases: tuple[Phase, ...], net: Network, head: str, prior: Prior, training: fedavg.Training
+    phases: tuple[Phase, ...],
+    method: Method,
+    net: Network,
+    head: str,
+    prior: Prior,
+    training: fedavg.Training,
 ) -> tuple[Phase, ...]:
     """Put `on_frozen_base` around phases of FedAvg's model, unless a guide gives its base draws."""
     if training.get("guide", guides.delta) is not guides.delta:
         return phases
     program = partial(fedavg.supervised, net, training.get("likelihood", categorical), prior)
-    return tuple(p for some in phases for p in on_frozen_base(some, net, head, "w", program))
+    return tuple(
+        part
+        for phase in phases
+        for part in on_frozen_base(phase, net, head, "w", program, method.model)
+    )
 
 
 def head_and_base(net: Network, head: str | None) -> tuple[str, str]:

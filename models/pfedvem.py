@@ -207,7 +207,7 @@ def build(
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         return {"tau": local["tau"], "deviation": spreads(received, local, data)[2] / d}
 
-    samples = draws if q.random else None
+    samples, model = draws if q.random else None, program(net)
     head_step = Step(q.names, sgd(lr_head, momentum), elbo(samples))
     base_step = Step("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
     train_base = (Phase((base_step,), base_epochs, batch),) if rest else ()
@@ -215,11 +215,11 @@ def build(
         init=init,
         join=join,
         rules={"tau": POSITIVE, "variance": POSITIVE if q.random else NOT_NEGATIVE},
-        model=program(net),
+        model=model,
         guide=q.program,
         phases=(
             Phase((set_confidence,)),
-            *on_frozen_base(Phase((head_step,), head_epochs), net, head, "base", program),
+            *on_frozen_base(Phase((head_step,), head_epochs), net, head, "base", program, model),
             *train_base,
             Phase((settle,)),
         ),

@@ -93,7 +93,12 @@ def proximal(strength: float, family: Family = dist.Normal, loc: str = "w") -> P
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
         scale = (strength * batch.size).rsqrt()[:, None]
-        return around(family, received[f"{loc}/{name}"], scale)
+        if (centre := received.get(f"{loc}/{name}")) is None:
+            raise ValueError(
+                f"parameter {name} has no centre for its proximal prior, as it does not come down; "
+                "expected by_name with another prior for what stays at home"
+            )
+        return around(family, centre, scale)
 
     return prior
 

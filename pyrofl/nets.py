@@ -124,23 +124,27 @@ class Network:
         Returns:
             Base and head with head(base(x)) equal to the network and the same names, if the module
             is a `torch.nn.Sequential` whose last layers have just the parameters that match; None
-            if it is not, or no layer precedes them.
+            if it is not, has hooks of its own, shares parameters between layers, or no layer
+            precedes them.
         """
-        layers = dict(self.module.named_children())
+        # Not `named_children`, which names a layer once, wherever it runs again.
+        layers = {n: layer for n, layer in self.module._modules.items() if layer is not None}
         mine = [matches(n, patterns) for n in self.shapes]
         owner = [n.split(".")[0] for n in self.shapes]
         at = list(layers).index(owner[mine.index(True)]) if any(mine) and layers else 0
         rest = list(layers)[at:]
-        plain = type(self.module).forward is nn.Sequential.forward
+        plain = type(self.module).forward is nn.Sequential.forward and not stacked.hooked(
+            self.module
+        )
         if not plain or not any(o not in rest for o in owner):
             return None
         if any(matched != (o in rest) for matched, o in zip(mine, owner, strict=True)):
             return None
         base, head = (
-            nn.Sequential(OrderedDict((n, m) for n, m in layers.items() if (n in rest) == last))
-            for last in (False, True)
+            Network(nn.Sequential(OrderedDict((n, layers[n]) for n in names)))
+            for names in ([n for n in layers if n not in rest], rest)
         )
-        return Network(base), Network(head)
+        return (base, head) if [*base.shapes, *head.shapes] == list(self.shapes) else None
 
     def leading_axes(self, weights: Mapping[str, Tensor], clients: int) -> dict[str, int]:
         """Return how many axes precede each parameter's own: 0, 2 or 3.

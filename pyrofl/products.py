@@ -42,6 +42,18 @@ class Products(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep what the gradients need."""
         ctx.save_for_backward(*inputs[:2])
+        ctx.save_for_forward(*inputs[:2])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        """Return how [N, B, out] changes with rows, weights and biases."""
+        (x, weight), (of_x, of_weight, of_bias) = ctx.saved_tensors, tangents
+        change = torch.zeros_like(torch.bmm(x, weight.mT))
+        if of_x is not None:
+            change = change + torch.bmm(of_x, weight.mT)
+        if of_weight is not None:
+            change = change + torch.bmm(x, of_weight.mT)
+        return change if of_bias is None else change + of_bias[:, None]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:

@@ -43,14 +43,15 @@ def parts(module: nn.Module) -> list[Part]:
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    if type(module).forward is nn.Sequential.forward and not _hooked(module):
+    if type(module).forward is nn.Sequential.forward and not hooked(module):
         for layer in module:  # type: ignore[attr-defined]
             yield from _layers(layer)
     else:
         yield module
 
 
-def _hooked(layer: nn.Module) -> bool:
+def hooked(layer: nn.Module) -> bool:
+    """Say whether more happens in a layer's call than in its `forward`."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
@@ -77,7 +78,7 @@ def _rule(layer: nn.Module) -> Rule:
     """Return how a layer runs; what is not certain to be as usual runs by vmap."""
     known = RULES.get(type(layer), anything)  # exact types: a subclass may compute something else
     unusual = (
-        _hooked(layer)
+        hooked(layer)
         or getattr(layer, "padding_mode", "zeros") != "zeros"
         or getattr(layer, "groups", 1) != 1
         or not getattr(layer, "affine", True)

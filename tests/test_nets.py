@@ -396,3 +396,32 @@ def test_a_hook_that_comes_later_is_on_the_callers_module_alone():
     x = torch.randn(1, 4, 3, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(2 * net(weights, x), module(x))
     torch.testing.assert_close(doubled(weights, x), module(x))
+
+
+def tied() -> nn.Sequential:
+    first = nn.Linear(3, 3)
+    return nn.Sequential(first, nn.Tanh(), first, nn.Tanh(), nn.Linear(3, 2))
+
+
+def twice() -> nn.Sequential:
+    act = nn.Tanh()
+    return nn.Sequential(nn.Linear(3, 4), act, nn.Linear(4, 3), act, nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("make", [tied, twice])
+def test_a_network_that_is_cut_computes_the_same_where_a_layer_runs_twice(make):
+    net = Network(make())
+    parts = net.split(net.head)
+    assert parts is not None
+    base, head = parts
+    weights = net.init(generator(1))
+    x = torch.randn(1, 5, 3, generator=generator(2))
+    torch.testing.assert_close(head(weights, base(weights, x)), net(weights, x))
+
+
+def test_a_network_is_not_cut_where_more_happens_than_its_layers():
+    hooked = twice()
+    hooked.register_forward_hook(lambda module, inputs, output: 2 * output)
+    assert Network(hooked).split("4.*") is None
+    across = nn.Sequential(first := nn.Linear(3, 3), nn.Linear(3, 3), first)
+    assert Network(across).split("1.*") is None

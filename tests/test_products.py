@@ -27,7 +27,7 @@ def test_values_and_both_derivatives_are_those_of_torch(bias):
     found, truth = products(*inputs), by_hand(*inputs)
     torch.testing.assert_close(found, truth)
     with_own = lambda *tensors: Products.apply(*tensors, *([] if bias else [None]))  # noqa: E731
-    assert torch.autograd.gradcheck(with_own, inputs)
+    assert torch.autograd.gradcheck(with_own, inputs, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(with_own, inputs)
 
 
@@ -48,3 +48,12 @@ def test_gradients_of_large_weights_lie_as_the_weights_do():
     x, weight = torch.randn(2, 3, LARGE // 8), torch.randn(2, 8, LARGE // 8, requires_grad=True)
     (grad,) = torch.autograd.grad(products(x, weight).square().sum(), [weight])
     assert grad.stride() == weight.stride()
+
+
+def test_hessians_go_through():
+    x, weight, bias = values()
+    found, truth = (
+        torch.func.hessian(lambda w, f=f: f(x, w, bias).pow(3).sum())(weight)
+        for f in (Products.apply, by_hand)
+    )
+    torch.testing.assert_close(found, truth)

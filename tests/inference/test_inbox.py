@@ -108,7 +108,7 @@ def test_with_nobody_heard_the_server_keeps_its_state():
     nobody = torch.zeros(0, dtype=torch.long)
     after = advance(method, toys.blobs(), begun, ALL, nobody, keep_messages=False)
     toys.assert_same(after.server, begun.server)
-    assert not after.message
+    assert after.message.keys() == begun.message.keys()
 
 
 def test_where_nothing_travels_there_is_nothing_to_fold():
@@ -143,6 +143,24 @@ def test_messages_are_compared_with_those_of_a_round_that_kept_none():
     assert not begun.rejected
     assert [reason.split(":")[0] for reason in state.rejected] == [f"client {largest}"]
     assert "expected shape" in state.rejected[0]
+    assert len(state.who.ids) == 11
+
+
+@pytest.mark.parametrize("keep_messages", [True, False])
+@pytest.mark.parametrize(("name", "lacking"), [("pfedvem", "tau"), ("pfedmb", "alpha")])
+def test_a_message_that_cannot_be_folded_is_left_out(name, lacking, keep_messages):
+    method = contract.built(name)
+
+    def mark(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return {"odd": torch.isin(batch.ids, torch.tensor([3])).to(batch.size)}
+
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        message = method.upload(received, local)
+        return {n: v for n, v in message.items() if n != lacking or not bool(local["odd"].any())}
+
+    poor = replace(method, phases=(*method.phases, Phase((mark,))), upload=upload)
+    (state,) = federate(poor, toys.blobs(), 1, chunk=1, keep_messages=keep_messages)
+    assert [reason[:20] for reason in state.rejected] == [f"client 3: {lacking} is mis"[:20]]
     assert len(state.who.ids) == 11
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+import toys
 from checks import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pyrofl.inference.optim import adam, sgd
+from pyrofl.inference.rounds import federate, first
 from pyrofl.inference.server import average, blend, descend, weighted_mean
+from pyrofl.models import pfedvem
 from pyrofl.tensors import Tensors, generator
 
 
@@ -136,3 +141,17 @@ def test_two_groups_remember_apart():
         server |= descend(sgd(1.0, 0.9), server, {"b": ones["b"], "a_b": ones["b"]}, "server/y")
     # Momentum m: steps 1 and 1 + m.
     close(torch.cat([server["a"], server["b"], server["a_b"]]), [-2.5, -2.9, -2.9], 1e-6)
+
+
+def test_confidences_too_large_to_be_summed_leave_the_server_as_it_is():
+    method = pfedvem.build(toys.net(), head_epochs=1, base_epochs=1)
+
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        return method.upload(received, local) | {"tau": torch.full_like(local["tau"], 3e38)}
+
+    data = toys.blobs().to("cpu", torch.float32)
+    for keep in (True, False):
+        lying = replace(method, upload=upload)
+        (state,) = federate(lying, data, 1, keep_messages=keep, chunk=3)
+        assert state.rejected[0].startswith("the server: weights are [3e+38"[:25])
+        toys.assert_same(state.server, first(lying, data, 0).server)
