@@ -4,6 +4,8 @@ import torch
 from pyrofl.products import LARGE, Products, products
 from pyrofl.tensors import generator
 
+# What torch's own forward derivatives load says this.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 N, B, IN, OUT = 3, 4, 5, 2
 
 
