@@ -98,7 +98,7 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
     Raises:
         ValueError: if a row has not one entry per column; nothing is written then.
     """
-    with replacing(path) as temporary, open(temporary, "w", newline="") as file:
+    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
         for number, row in enumerate(rows):
@@ -111,7 +111,7 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
 
 def read_csv(path: str | Path) -> list[dict[str, str]]:
     """Read a table that `write_csv` wrote, one dict of texts per row."""
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -121,7 +121,7 @@ def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
     Raises:
         TypeError: if JSON has no form for a value; nothing is written then.
     """
-    with replacing(path) as temporary, open(temporary, "w") as file:
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
         file.write("\n")
 
