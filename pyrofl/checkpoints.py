@@ -89,7 +89,7 @@ def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
     if found != claimed:
         raise ValueError(
             f"checkpoint {path} is damaged: its hash is {found[:12].decode()}; "
-            f"expected {claimed[:12]!r}"
+            f"expected {claimed[:12].decode('ascii', 'backslashreplace')}"
         )
     try:
         whole = torch.load(path, weights_only=True, mmap=os.name == "posix")
