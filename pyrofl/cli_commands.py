@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any, get_args
@@ -22,6 +22,7 @@ from pyrofl.federations import PARTITIONS, TEST_POLICIES, class_counts
 from pyrofl.inference.checkpoint import Keeper
 from pyrofl.inference.evaluate import Scores
 from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.inbox import folding
 from pyrofl.inference.messages import kinds
 from pyrofl.inference.method import Method
 from pyrofl.nets import NETWORKS
@@ -188,11 +189,10 @@ def foldable(args: Namespace, built: Mapping[str, Scheduled]) -> None:
     """
     for name, method in built.items() if args.fold_messages else ():
         now = method if isinstance(method, Method) else method(0)
-        if now.fold is None:
-            raise ValueError(
-                f"--fold-messages with {name}, whose server needs all messages of a round at once; "
-                "expected methods whose merge is one mean by size or, of pfedvem, confidence"
-            )
+        try:
+            folding(now, keep_messages=False)
+        except ValueError as error:
+            raise ValueError(f"--fold-messages with {name}: {error}") from error
 
 
 def fit_and_save(
@@ -226,11 +226,20 @@ def fit_and_save(
         arguments = {k: v for k, v in vars(args).items() if k not in ("do", "methods", "seeds")}
         arguments |= {"method": name, "seed": found.seed, "out": str(folder)}
         save(folder, done, scores, found, arguments, args.posterior_draws)
-    told = ((r.partition(": ")[0], r) for reasons in done.rejected for r in reasons)
+    told = ((blamed(r, data.names), r) for reasons in done.rejected for r in reasons)
     bad = Counter((client, kind) for client, r in told for kind in kinds([r]))
     for (client, kind), times in bad.items():
         say(args, f"{client}: rejected in {times} of {args.rounds} rounds; expected {kind}")
     return done, scores
+
+
+def blamed(reason: str, names: Sequence[str]) -> str:
+    """Return whom a reason for a rejection names.
+
+    >>> blamed("ward 3: left: tau is nan; expected a finite number", ["ward 3", "ward 3: left"])
+    'ward 3: left'
+    """
+    return max((n for n in names if reason.startswith(f"{n}: ")), key=len, default="the server")
 
 
 def say(args: Namespace, text: str) -> None:

@@ -374,6 +374,14 @@ def test_module_runs():
     assert "pfedvem" in done.stdout
 
 
+def test_whoever_reads_may_stop():
+    command = [sys.executable, "-m", "pyrofl", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_settings_reach_the_methods_that_have_them():
     found = read_settings(
         ["lr=0.5", "fedprox.epochs=3", "mu=0"], {"local": local.build, "fedprox": fedprox.build}
@@ -492,7 +500,7 @@ def test_messages_are_folded_where_that_can_be_done(tmp_path, capsys):
     assert facts["bytes_up"] == [4 * 4 * facts["message_scalars"]] * 2
     for words in (["run", "scaffold"], ["compare", "fedprox", "scaffold"]):
         assert main([*words, *asked, "--out", str(tmp_path / "b")]) == 2
-        assert "--fold-messages with scaffold, whose server needs" in capsys.readouterr().err
+        assert "--fold-messages with scaffold: keep_messages is False and this" in capsys.readouterr().err
         assert not (tmp_path / "b").exists()
 
 
