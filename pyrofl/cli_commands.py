@@ -11,8 +11,8 @@ from textwrap import fill
 from typing import Any, get_args
 
 from pyrofl import figures, records
-from pyrofl.cli_keeping import FAILED, Stopped, finishing, keeping, stopping, tested
-from pyrofl.cli_methods import Scheduled, about, builds, methods
+from pyrofl.cli_keeping import FAILED, Stopped, finishing, keeping, opened, stopping, tested
+from pyrofl.cli_methods import Scheduled, about, builds, foldable, methods
 from pyrofl.cli_report import save
 from pyrofl.cli_settings import Epochs, arguments, readable
 from pyrofl.cli_setup import Task, participation, resolve, split, stragglers, task, threads
@@ -22,9 +22,7 @@ from pyrofl.federations import PARTITIONS, TEST_POLICIES, class_counts
 from pyrofl.inference.checkpoint import Keeper
 from pyrofl.inference.evaluate import Scores
 from pyrofl.inference.fit import Run, fit
-from pyrofl.inference.inbox import folding
 from pyrofl.inference.messages import kinds
-from pyrofl.inference.method import Method
 from pyrofl.nets import NETWORKS
 from pyrofl.tables import LIKELIHOODS
 
@@ -34,6 +32,7 @@ WRAPPED: dict[str, Any] = {
     "break_long_words": False,
     "break_on_hyphens": False,
 }
+COMPARISON = ("compare.csv", "figures/curves.png", "figures/comparison.png")
 SUFFIXES = (".png", ".pdf", ".svg")
 
 
@@ -89,7 +88,8 @@ def run(args: Namespace) -> None:
     foldable(args, built)
     participation(args.participation, found.data.clients)
     stragglers(args)
-    out = args.out or f"runs/{args.method}-{args.seed}"
+    out = Path(args.out or f"runs/{args.method}-{args.seed}")
+    opened([out], args)
     keeper = keeping(args, args.method, built[args.method], found, out)
     _, scores = fit_and_save(args, args.method, built[args.method], found, keeper)
     print(score_table(scores))
@@ -117,11 +117,19 @@ def compare(args: Namespace) -> None:
     for found in tasks:
         participation(args.participation, found.data.clients)
     stragglers(args)
-    folder = records.prepare(args.out or "runs/compare", args.overwrite or args.resume)
+    left = rf"compare\.csv|figures|({'|'.join(builds())})-\d+" if args.resume else ""
+    folder = records.prepare(args.out or "runs/compare", args.overwrite, left)
     records.prepare(folder / "figures", overwrite=True)
     jobs = [(name, built[name], found) for name in args.methods for built, found in chosen]
+    paths = [folder / f"{name}-{found.seed}" for name, _, found in jobs]
+    opened(paths, args)
     # Each leaves a checkpoint, so that those which are done need not be done again.
-    keepers = [keeping(args, *job, folder / f"{job[0]}-{job[2].seed}", args.rounds) for job in jobs]
+    keepers = [
+        keeping(args, *job, path, args.rounds) for job, path in zip(jobs, paths, strict=True)
+    ]
+    records.sweep(folder)
+    for name in COMPARISON:
+        (folder / name).unlink(missing_ok=True)
     finals: list[CompareRow] = []
     history: list[dict[str, object]] = []
     failed: list[str] = []
@@ -179,20 +187,6 @@ def partition(args: Namespace) -> None:
         f"{args.partition} of {args.data}: {len(sizes)} clients of {sizes.min()} to {sizes.max()} "
         f"training rows, {float(sizes.double().mean()):.1f} on average"
     )
-
-
-def foldable(args: Namespace, built: Mapping[str, Scheduled]) -> None:
-    """Refuse a method that needs all messages at once, if they are to be folded.
-
-    Raises:
-        ValueError: if there is one.
-    """
-    for name, method in built.items() if args.fold_messages else ():
-        now = method if isinstance(method, Method) else method(0)
-        try:
-            folding(now, keep_messages=False)
-        except ValueError as error:
-            raise ValueError(f"--fold-messages with {name}: {error}") from error
 
 
 def fit_and_save(

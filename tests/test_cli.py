@@ -500,7 +500,10 @@ def test_messages_are_folded_where_that_can_be_done(tmp_path, capsys):
     assert facts["bytes_up"] == [4 * 4 * facts["message_scalars"]] * 2
     for words in (["run", "scaffold"], ["compare", "fedprox", "scaffold"]):
         assert main([*words, *asked, "--out", str(tmp_path / "b")]) == 2
-        assert "--fold-messages with scaffold: keep_messages is False and this" in capsys.readouterr().err
+        assert (
+            "--fold-messages with scaffold: keep_messages is False and this"
+            in capsys.readouterr().err
+        )
         assert not (tmp_path / "b").exists()
 
 
@@ -562,6 +565,20 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path, monkeyp
     assert {line.split()[0] for line in found.out.splitlines()[1:]} == {"fedavg"}
     assert {row["method"] for row in read_csv(out / "compare.csv")} == {"fedavg"}
     assert (out / "fedavg-0" / "run.json").exists()
+    starts: list[bool] = []
+
+    def watched(*args, **options):
+        starts.append(options["start"] is not None)
+        return fit(*args, **options)
+
+    monkeypatch.setattr("pyrofl.cli_commands.fit", watched)
+    assert main([*words, "--out", str(out), "--resume", "--set", "local.lr=0.01"]) == 0
+    assert starts == [False, True]  # nothing that was set reaches fedavg
+    assert {row["method"] for row in read_csv(out / "compare.csv")} == {"local", "fedavg"}
+    monkeypatch.setattr("pyrofl.cli_commands.fit", failing)
+    assert main([*words, "--out", str(out), "--overwrite"]) == 3
+    assert not [p for p in out.rglob("*") if p.is_file()]  # what others left is not theirs
+    capsys.readouterr()
     assert main(["compare", "local", *words[3:], "--out", str(tmp_path / "none")]) == 3
     assert "1 of 1 runs failed" in capsys.readouterr().err
     assert not (tmp_path / "none" / "compare.csv").exists()
