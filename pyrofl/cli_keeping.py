@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pyrofl import checkpoints, records
-from pyrofl.cli_methods import Scheduled, builds
+from pyrofl.cli_methods import Scheduled, reaching
 from pyrofl.cli_report import LAST, RESULTS
-from pyrofl.cli_settings import reaching
 from pyrofl.cli_setup import Task
 from pyrofl.inference.checkpoint import Keeper, load
 from pyrofl.inference.fit import Run
@@ -91,7 +90,7 @@ def keeping(
     about: dict[str, Any] = {n: v for n, v in vars(args).items() if n not in FREE}
     about |= {
         "method": name,
-        "set": reaching(args.settings, name, builds()[name]),
+        "set": reaching(args.settings, name),
         "seed of split": found.split,
     }
     del about["settings"]
@@ -118,7 +117,7 @@ def made_again(path: Path, about: Mapping[str, Any], found: Task, rounds: int) -
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         number, had = int(facts["rounds"]), facts["arguments"] | {"seeds": facts["seeds"]}
-        had["set"] = reaching(had["settings"], about["method"], builds()[about["method"]])
+        had["set"] = reaching(had["settings"], about["method"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error
     asked = {n: v for n, v in about.items() if n in had}

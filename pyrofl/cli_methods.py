@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import pyrofl.models
-from pyrofl.cli_settings import DONE, Build, accepted, read_settings
+from pyrofl.cli_settings import DONE, Build, accepted, arguments, read_settings
 from pyrofl.cli_setup import Task
 from pyrofl.inference.inbox import folding
 from pyrofl.inference.method import Method
@@ -71,6 +71,22 @@ def _built(
     if DONE not in wanted or ("decay" in wanted and not arguments.get("decay")):
         return method  # nothing in it depends on the round
     return lambda number: build(task.net, **arguments, done=number / rounds)
+
+
+def reaching(words: Sequence[str], method: str) -> list[str]:
+    """Return the settings that reach one method, without its name, of equal ones the last.
+
+    Args:
+        words: as `methods` takes them.
+        method: its name.
+    """
+    own, told = arguments(builds()[method]), dict[str, str]()
+    for word in words:
+        name, _, text = word.partition("=")
+        to, _, argument = name.rpartition(".")
+        if to in ("", method) and argument in own:
+            told[argument] = text
+    return [f"{name}={text}" for name, text in sorted(told.items())]
 
 
 def foldable(args: Namespace, built: Mapping[str, Scheduled]) -> None:

@@ -59,23 +59,6 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
     return chosen
 
 
-def reaching(words: Sequence[str], method: str, build: Build) -> list[str]:
-    """Return the settings that reach one method, without its name, of equal ones the last.
-
-    Args:
-        words: as `read_settings` takes them.
-        method: its name.
-        build: of the method.
-    """
-    told: dict[str, str] = {}
-    for word in words:
-        name, _, text = word.partition("=")
-        to, _, argument = name.rpartition(".")
-        if to in ("", method) and argument in arguments(build):
-            told[argument] = text
-    return [f"{name}={text}" for name, text in sorted(told.items())]
-
-
 def arguments(build: Build) -> dict[str, Any]:
     """Return the types of what a method can be told in words; most functions cannot."""
     return {n: kind for n, kind in accepted(build).items() if n not in KNOWN and readable(kind)}

@@ -16,8 +16,8 @@ import toys
 import xarray
 
 from pyrofl.cli import main
-from pyrofl.cli_methods import builds, methods
-from pyrofl.cli_settings import Epochs, arguments, parse, reaching, read_settings
+from pyrofl.cli_methods import builds, methods, reaching
+from pyrofl.cli_settings import Epochs, arguments, parse, read_settings
 from pyrofl.cli_setup import Task, participation
 from pyrofl.cli_tables import compare_table
 from pyrofl.inference.fit import fit
@@ -412,8 +412,8 @@ def test_settings_have_types(text, kind, value):
 
 def test_a_run_is_told_by_what_reaches_it():
     words = ["lr=1", "mu=0", "local.epochs=2", "lr=0.5", "fedprox.epochs=3"]
-    assert reaching(words, "local", local.build) == ["epochs=2", "lr=0.5"]
-    assert reaching(words, "fedprox", fedprox.build) == ["epochs=3", "lr=0.5", "mu=0"]
+    assert reaching(words, "local") == ["epochs=2", "lr=0.5"]
+    assert reaching(words, "fedprox") == ["epochs=3", "lr=0.5", "mu=0"]
 
 
 def test_settings_reach_through_shared_arguments():
