@@ -33,6 +33,8 @@ from pyrofl.inference.state import Round, by_name, chunks, meet, to_data
 from pyrofl.inference.stragglers import Stragglers
 from pyrofl.tensors import Tensors, cut, join_up, role, under
 
+TOLD = 3  # reasons in one line
+
 
 def federate(
     method: Method | Callable[[int], Method],
@@ -110,7 +112,8 @@ def federate(
             state = step(now, data, state, ids, heard)
             state = replace(state, silent=asked[~torch.isin(asked, heard)].sort().values)
             if on_bad_message == "raise" and state.rejected:
-                raise BadMessage("; ".join(state.rejected))
+                more = [f"and {len(state.rejected) - TOLD} more"][: len(state.rejected) > TOLD]
+                raise BadMessage("; ".join([*state.rejected[:TOLD], *more]))
             yield state
 
     return go(start or first(at(0), data, seed, server))

@@ -89,7 +89,7 @@ def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
     if found != claimed:
         raise ValueError(
             f"checkpoint {path} is damaged: its hash is {found[:12].decode()}; "
-            f"expected {claimed[:12]!r}"
+            f"expected {claimed[:12].decode('ascii', 'backslashreplace')}"
         )
     try:
         whole = torch.load(path, weights_only=True, mmap=os.name == "posix")
@@ -97,7 +97,7 @@ def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
         written = json.loads(whole["about"])
     except Exception as error:  # a file with a right hash that torch does not take
         raise ValueError(f"checkpoint {path} cannot be read: {str(error)[:200]}") from error
-    _compare(path, written, json.loads(json.dumps(about)))
+    same(f"checkpoint {path}", written, json.loads(json.dumps(about)))
     return content
 
 
@@ -128,9 +128,18 @@ def _ends(file: IO[bytes]) -> tuple[bytes, bytes, bytes]:
     return found.hexdigest().encode(), tail[: -len(FORMAT)], tail[-len(FORMAT) :]
 
 
-def _compare(path: str | Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another run, naming all that differs."""
+def same(what: str | Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse what another run has left, naming all that differs.
+
+    Args:
+        what: is refused.
+        found: what that run was.
+        asked: what this one is.
+
+    Raises:
+        ValueError: if they differ.
+    """
     names = sorted(n for n in found.keys() | asked.keys() if found.get(n) != asked.get(n))
     if names:
         told = ", ".join(f"{n} is {asked.get(n)!r} and was {found.get(n)!r}" for n in names)
-        raise ValueError(f"checkpoint {path} is of another run; now {told}")
+        raise ValueError(f"{what} is of another run; now {told}")

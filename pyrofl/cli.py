@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
@@ -32,11 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parser().parse_args(argv)
         args.do(args)
+        sys.stdout.flush()
     except SystemExit as stop:
         return int(stop.code or 0)
     except Stopped as stop:
         sys.stderr.write(f"\n{complaint(str(stop))}")
         return stop.code
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         sys.stderr.write(complaint(str(error)))
         return 2

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any, get_args
 
 from pyrofl import figures, records
-from pyrofl.cli_keeping import FAILED, Stopped, finishing, keeping, stopping, tested
-from pyrofl.cli_methods import Scheduled, about, builds, methods
+from pyrofl.cli_keeping import FAILED, Stopped, finishing, keeping, opened, stopping, tested
+from pyrofl.cli_methods import Scheduled, about, builds, foldable, methods
 from pyrofl.cli_report import save
 from pyrofl.cli_settings import Epochs, arguments, readable
 from pyrofl.cli_setup import Task, participation, resolve, split, stragglers, task, threads
@@ -23,7 +23,6 @@ from pyrofl.inference.checkpoint import Keeper
 from pyrofl.inference.evaluate import Scores
 from pyrofl.inference.fit import Run, fit
 from pyrofl.inference.messages import kinds
-from pyrofl.inference.method import Method
 from pyrofl.nets import NETWORKS
 from pyrofl.tables import LIKELIHOODS
 
@@ -33,6 +32,7 @@ WRAPPED: dict[str, Any] = {
     "break_long_words": False,
     "break_on_hyphens": False,
 }
+COMPARISON = ("compare.csv", "figures/curves.png", "figures/comparison.png")
 SUFFIXES = (".png", ".pdf", ".svg")
 
 
@@ -88,7 +88,8 @@ def run(args: Namespace) -> None:
     foldable(args, built)
     participation(args.participation, found.data.clients)
     stragglers(args)
-    out = args.out or f"runs/{args.method}-{args.seed}"
+    out = Path(args.out or f"runs/{args.method}-{args.seed}")
+    opened([out], args)
     keeper = keeping(args, args.method, built[args.method], found, out)
     _, scores = fit_and_save(args, args.method, built[args.method], found, keeper)
     print(score_table(scores))
@@ -116,11 +117,19 @@ def compare(args: Namespace) -> None:
     for found in tasks:
         participation(args.participation, found.data.clients)
     stragglers(args)
-    folder = records.prepare(args.out or "runs/compare", args.overwrite or args.resume)
+    left = rf"compare\.csv|figures|({'|'.join(builds())})-\d+" if args.resume else ""
+    folder = records.prepare(args.out or "runs/compare", args.overwrite, left)
     records.prepare(folder / "figures", overwrite=True)
     jobs = [(name, built[name], found) for name in args.methods for built, found in chosen]
+    paths = [folder / f"{name}-{found.seed}" for name, _, found in jobs]
+    opened(paths, args)
     # Each leaves a checkpoint, so that those which are done need not be done again.
-    keepers = [keeping(args, *job, folder / f"{job[0]}-{job[2].seed}", args.rounds) for job in jobs]
+    keepers = [
+        keeping(args, *job, path, args.rounds) for job, path in zip(jobs, paths, strict=True)
+    ]
+    records.sweep(folder)
+    for name in COMPARISON:
+        (folder / name).unlink(missing_ok=True)
     finals: list[CompareRow] = []
     history: list[dict[str, object]] = []
     failed: list[str] = []
@@ -180,21 +189,6 @@ def partition(args: Namespace) -> None:
     )
 
 
-def foldable(args: Namespace, built: Mapping[str, Scheduled]) -> None:
-    """Refuse a method that needs all messages at once, if they are to be folded.
-
-    Raises:
-        ValueError: if there is one.
-    """
-    for name, method in built.items() if args.fold_messages else ():
-        now = method if isinstance(method, Method) else method(0)
-        if now.fold is None:
-            raise ValueError(
-                f"--fold-messages with {name}, whose server needs all messages of a round at once; "
-                "expected methods whose merge is one mean by size or, of pfedvem, confidence"
-            )
-
-
 def fit_and_save(
     args: Namespace, name: str, method: Scheduled, found: Task, keeper: Keeper
 ) -> tuple[Run, list[Scores]]:
@@ -226,11 +220,20 @@ def fit_and_save(
         arguments = {k: v for k, v in vars(args).items() if k not in ("do", "methods", "seeds")}
         arguments |= {"method": name, "seed": found.seed, "out": str(folder)}
         save(folder, done, scores, found, arguments, args.posterior_draws)
-    told = ((r.partition(": ")[0], r) for reasons in done.rejected for r in reasons)
+    told = ((blamed(r, data.names), r) for reasons in done.rejected for r in reasons)
     bad = Counter((client, kind) for client, r in told for kind in kinds([r]))
     for (client, kind), times in bad.items():
         say(args, f"{client}: rejected in {times} of {args.rounds} rounds; expected {kind}")
     return done, scores
+
+
+def blamed(reason: str, names: Sequence[str]) -> str:
+    """Return whom a reason for a rejection names.
+
+    >>> blamed("ward 3: left: tau is nan; expected a finite number", ["ward 3", "ward 3: left"])
+    'ward 3: left'
+    """
+    return max((n for n in names if reason.startswith(f"{n}: ")), key=len, default="the server")
 
 
 def say(args: Namespace, text: str) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pyrofl import records
-from pyrofl.cli_methods import Scheduled
+from pyrofl import checkpoints, records
+from pyrofl.cli_methods import Scheduled, reaching
+from pyrofl.cli_report import LAST, RESULTS
 from pyrofl.cli_setup import Task
 from pyrofl.inference.checkpoint import Keeper, load
 from pyrofl.inference.fit import Run
@@ -39,19 +42,21 @@ class Stopped(Exception):
         self.code = code
 
 
-def opened(path: str | Path, args: Namespace) -> Path:
-    """Make or empty the folder of a run; one with a checkpoint may be resumed as it is.
+def opened(paths: Sequence[Path], args: Namespace) -> None:
+    """Make the folders of runs, or empty them; one with a checkpoint or results may be resumed.
 
     Raises:
-        ValueError: as `records.prepare`.
+        ValueError: as `records.prepare`; nothing is removed then.
     """
-    path = Path(path)
-    checkpoint = path / CHECKPOINT
-    if args.resume or args.overwrite:
+    for path in paths:
+        resumed = args.resume and any((path / name).exists() for name in (CHECKPOINT, LAST))
+        records.prepare(path, args.overwrite or resumed)
+        if os.path.lexists(path / "figures"):
+            records.prepare(path / "figures", overwrite=True)
+    for path in paths:
         records.sweep(path)
-    if args.overwrite and not args.resume:
-        checkpoint.unlink(missing_ok=True)
-    return records.prepare(path, args.overwrite or (args.resume and checkpoint.exists()))
+        for name in (CHECKPOINT, *RESULTS) if args.overwrite and not args.resume else ():
+            (path / name).unlink(missing_ok=True)
 
 
 def tested(args: Namespace) -> int:
@@ -65,36 +70,70 @@ def keeping(
     name: str,
     method: Scheduled,
     found: Task,
-    path: str | Path,
+    path: Path,
     every: int | None = None,
 ) -> Keeper:
-    """Open the folder of a run, and return what keeps it, with the round to go on from if any.
+    """Return what keeps a run, with the round to go on from if any.
 
     Args:
         args: of the command.
         name: of the method.
         method: that is to run.
         found: data and network.
-        path: of the folder.
+        path: of the folder, which has been opened.
         every: rounds between two checkpoints, if `args` do not say.
 
     Raises:
-        ValueError: if the folder is refused; or the checkpoint, as damaged, of another run, further
-            than this one is to go, or not tested when this one is to be.
+        ValueError: if the checkpoint is damaged, of another run, further than this one is to go, or
+            not tested when this one is to be; or if there is none, and another run's results.
     """
     about: dict[str, Any] = {n: v for n, v in vars(args).items() if n not in FREE}
-    about |= {"method": name, "set": sorted(args.settings), "seed of split": found.split}
+    about |= {
+        "method": name,
+        "set": reaching(args.settings, name),
+        "seed of split": found.split,
+    }
     del about["settings"]
     about["network"] = hashlib.sha256(repr(found.net.module).encode()).hexdigest()[:16]
     if not isinstance(method, Method):  # a schedule knows how many rounds there are
         about["rounds"] = args.rounds
-    file = opened(path, args) / CHECKPOINT
+    file = path / CHECKPOINT
     keeper = Keeper(file, args.checkpoint_every or every, args.rounds, about)
     if args.resume and file.exists():
         run = load(file, method, found.data, about, seed=found.seeds)
         keeper.last = as_if_never_stopped(run, tested(args), args.rounds, file)
         keeper.written = run.state.number
+    elif args.resume and (path / LAST).exists():
+        made_again(path / LAST, about, found, args.rounds)
     return keeper
+
+
+def made_again(path: Path, about: Mapping[str, Any], found: Task, rounds: int) -> None:
+    """Refuse to make a run again where run.json is of another one, or of more rounds.
+
+    Raises:
+        ValueError: if it is, or cannot be read.
+    """
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        number, had = int(facts["rounds"]), facts["arguments"] | {"seeds": facts["seeds"]}
+        had["set"] = reaching(had["settings"], about["method"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error
+    asked = {n: v for n, v in about.items() if n in had}
+    asked["seeds"] = {"split": found.split, **vars(found.seeds)}
+    checkpoints.same(path, {n: had[n] for n in asked}, asked)
+    far_enough(rounds, number, path)
+
+
+def far_enough(rounds: int, number: int, path: Path) -> None:
+    """Refuse to leave fewer rounds than there are.
+
+    Raises:
+        ValueError: if that is asked.
+    """
+    if number > rounds:
+        raise ValueError(f"--rounds is {rounds}; expected at least {number}, which {path} holds")
 
 
 def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
@@ -104,8 +143,7 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
         ValueError: if it is further than that, or lacks one of them.
     """
     number = run.state.number
-    if number > rounds:
-        raise ValueError(f"--rounds is {rounds}; expected at least {number}, which {path} holds")
+    far_enough(rounds, number, path)
     had = {row["round"] for row in run.metrics}
     wanted = {n for n in range(1, number + 1) if n % every == 0 or n == rounds}
     if lacking := sorted(wanted - had):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pkgutil
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import pyrofl.models
-from pyrofl.cli_settings import DONE, Build, accepted, read_settings
+from pyrofl.cli_settings import DONE, Build, accepted, arguments, read_settings
 from pyrofl.cli_setup import Task
+from pyrofl.inference.inbox import folding
 from pyrofl.inference.method import Method
 from pyrofl.inference.rounds import first
 from pyrofl.models.likelihoods import named
@@ -69,3 +71,33 @@ def _built(
     if DONE not in wanted or ("decay" in wanted and not arguments.get("decay")):
         return method  # nothing in it depends on the round
     return lambda number: build(task.net, **arguments, done=number / rounds)
+
+
+def reaching(words: Sequence[str], method: str) -> list[str]:
+    """Return the settings that reach one method, without its name, of equal ones the last.
+
+    Args:
+        words: as `methods` takes them.
+        method: its name.
+    """
+    own, told = arguments(builds()[method]), dict[str, str]()
+    for word in words:
+        name, _, text = word.partition("=")
+        to, _, argument = name.rpartition(".")
+        if to in ("", method) and argument in own:
+            told[argument] = text
+    return [f"{name}={text}" for name, text in sorted(told.items())]
+
+
+def foldable(args: Namespace, built: Mapping[str, Scheduled]) -> None:
+    """Refuse a method that needs all messages at once, if they are to be folded.
+
+    Raises:
+        ValueError: if there is one.
+    """
+    for name, method in built.items() if args.fold_messages else ():
+        now = method if isinstance(method, Method) else method(0)
+        try:
+            folding(now, keep_messages=False)
+        except ValueError as error:
+            raise ValueError(f"--fold-messages with {name}: {error}") from error

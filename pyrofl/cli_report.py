@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURES = ("partition", "curves", "clients", "reliability", "confidence")
+LAST = "run.json"  # where it is all else is too
+TABLES = ("metrics.csv", "clients.csv", "posterior.nc")
+RESULTS = (LAST, *TABLES, *(f"figures/{name}.png" for name in FIGURES))
 
 
 def save(
@@ -32,7 +35,7 @@ def save(
     arguments: Mapping[str, Any],
     draws: int,
 ) -> None:
-    """Write a run's folder; run.json comes last, so that where it is all else is too.
+    """Write a run's folder, `LAST` last.
 
     Args:
         folder: exists; files of a former run with the same names are replaced or removed.
@@ -44,9 +47,8 @@ def save(
     """
     pictures = folder / "figures"
     pictures.mkdir(exist_ok=True)
-    old = [pictures / f"{name}.png" for name in FIGURES]
-    for path in (folder / "run.json", folder / "posterior.nc", *old):
-        path.unlink(missing_ok=True)
+    for name in RESULTS:
+        (folder / name).unlink(missing_ok=True)
     statistics = run.statistics()
     write_csv(folder / "metrics.csv", METRICS, ([row[c] for c in METRICS] for row in run.metrics))  # type: ignore[literal-required]
     write_csv(folder / "clients.csv", CLIENTS, client_rows(run, scores, statistics))
@@ -56,7 +58,7 @@ def save(
         export.save(run.to_arviz(draws, dims, model=view, adapted=adapted), folder / "posterior.nc")
     for name, figure in draw(run, scores, statistics, arguments):
         figures.save(figure, pictures / f"{name}.png")
-    write_json(folder / "run.json", facts(run, scores, task, arguments))
+    write_json(folder / LAST, facts(run, scores, task, arguments))
 
 
 def facts(

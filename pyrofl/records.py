@@ -17,9 +17,10 @@ from uuid import uuid4
 METRICS = ("round", "model", "adapted", "population", "metric", "value")
 CLIENTS = ("client", "size", "model", "adapted", "metric", "value")
 COMPARE = ("method", "seed", "model", "adapted", "metric", "value")
+HALF = r"\.[0-9a-f]{32}(\.\w+)?"  # name of what a killed write leaves
 
 
-def prepare(path: str | Path, overwrite: bool = False) -> Path:
+def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Path:
     """Make a directory for a run's files; nothing is written if it is refused.
 
     Files that are already there stay until new ones of the same name replace them.
@@ -27,6 +28,7 @@ def prepare(path: str | Path, overwrite: bool = False) -> Path:
     Args:
         path: of the directory; missing parents are made too.
         overwrite: whether the directory may hold files.
+        holding: names that it may hold in any case, as a regular expression.
 
     Raises:
         ValueError: if the path is a file, cannot be written to, or is not empty.
@@ -38,9 +40,10 @@ def prepare(path: str | Path, overwrite: bool = False) -> Path:
         raise ValueError(f"{path}: {parent} is a file; expected a directory")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ValueError(f"{path}: cannot write to {parent}; expected a writable directory")
-    if parent == path and not overwrite and (found := sorted(p.name for p in path.iterdir())):
+    found = [] if overwrite or parent != path else sorted(p.name for p in path.iterdir())
+    if strange := [name for name in found if not re.fullmatch(f"{HALF}|{holding}", name)]:
         raise ValueError(
-            f"{path} is not empty, it holds {found[0]}; expected an empty directory or overwrite"
+            f"{path} is not empty, it holds {strange[0]}; expected an empty directory or overwrite"
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -88,7 +91,7 @@ def _settle(folder: Path) -> None:
 def sweep(path: str | Path) -> None:
     """Remove what a process that was killed while it wrote left in or below a directory."""
     for file in Path(path).rglob(".*"):
-        if re.fullmatch(r"\.[0-9a-f]{32}(\.\w+)?", file.name):
+        if re.fullmatch(HALF, file.name):
             file.unlink(missing_ok=True)
 
 
@@ -98,7 +101,7 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
     Raises:
         ValueError: if a row has not one entry per column; nothing is written then.
     """
-    with replacing(path) as temporary, open(temporary, "w", newline="") as file:
+    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
         for number, row in enumerate(rows):
@@ -111,7 +114,7 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
 
 def read_csv(path: str | Path) -> list[dict[str, str]]:
     """Read a table that `write_csv` wrote, one dict of texts per row."""
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -121,7 +124,7 @@ def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
     Raises:
         TypeError: if JSON has no form for a value; nothing is written then.
     """
-    with replacing(path) as temporary, open(temporary, "w") as file:
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
         file.write("\n")
 

@@ -16,7 +16,7 @@ import toys
 import xarray
 
 from pyrofl.cli import main
-from pyrofl.cli_methods import builds, methods
+from pyrofl.cli_methods import builds, methods, reaching
 from pyrofl.cli_settings import Epochs, arguments, parse, read_settings
 from pyrofl.cli_setup import Task, participation
 from pyrofl.cli_tables import compare_table
@@ -374,6 +374,14 @@ def test_module_runs():
     assert "pfedvem" in done.stdout
 
 
+def test_whoever_reads_may_stop():
+    command = [sys.executable, "-m", "pyrofl", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_settings_reach_the_methods_that_have_them():
     found = read_settings(
         ["lr=0.5", "fedprox.epochs=3", "mu=0"], {"local": local.build, "fedprox": fedprox.build}
@@ -400,6 +408,12 @@ def test_settings_have_types(text, kind, value):
     found = parse(text, kind, "it")
     assert found == value
     assert type(found) is type(value)
+
+
+def test_a_run_is_told_by_what_reaches_it():
+    words = ["lr=1", "mu=0", "local.epochs=2", "lr=0.5", "fedprox.epochs=3"]
+    assert reaching(words, "local") == ["epochs=2", "lr=0.5"]
+    assert reaching(words, "fedprox") == ["epochs=3", "lr=0.5", "mu=0"]
 
 
 def test_settings_reach_through_shared_arguments():
@@ -492,7 +506,10 @@ def test_messages_are_folded_where_that_can_be_done(tmp_path, capsys):
     assert facts["bytes_up"] == [4 * 4 * facts["message_scalars"]] * 2
     for words in (["run", "scaffold"], ["compare", "fedprox", "scaffold"]):
         assert main([*words, *asked, "--out", str(tmp_path / "b")]) == 2
-        assert "--fold-messages with scaffold, whose server needs" in capsys.readouterr().err
+        assert (
+            "--fold-messages with scaffold: keep_messages is False and this"
+            in capsys.readouterr().err
+        )
         assert not (tmp_path / "b").exists()
 
 
@@ -554,6 +571,20 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path, monkeyp
     assert {line.split()[0] for line in found.out.splitlines()[1:]} == {"fedavg"}
     assert {row["method"] for row in read_csv(out / "compare.csv")} == {"fedavg"}
     assert (out / "fedavg-0" / "run.json").exists()
+    starts: list[bool] = []
+
+    def watched(*args, **options):
+        starts.append(options["start"] is not None)
+        return fit(*args, **options)
+
+    monkeypatch.setattr("pyrofl.cli_commands.fit", watched)
+    assert main([*words, "--out", str(out), "--resume", "--set", "local.lr=0.01"]) == 0
+    assert starts == [False, True]  # nothing that was set reaches fedavg
+    assert {row["method"] for row in read_csv(out / "compare.csv")} == {"local", "fedavg"}
+    monkeypatch.setattr("pyrofl.cli_commands.fit", failing)
+    assert main([*words, "--out", str(out), "--overwrite"]) == 3
+    assert not [p for p in out.rglob("*") if p.is_file()]  # what others left is not theirs
+    capsys.readouterr()
     assert main(["compare", "local", *words[3:], "--out", str(tmp_path / "none")]) == 3
     assert "1 of 1 runs failed" in capsys.readouterr().err
     assert not (tmp_path / "none" / "compare.csv").exists()

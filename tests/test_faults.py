@@ -195,6 +195,12 @@ def test_a_bad_message_stops_the_run_if_that_is_asked(name):
         list(federate(method, data(), 2, on_bad_message="raise"))
 
 
+def test_of_many_bad_messages_the_first_are_told():
+    method = faults.corrupted(contract.built("fedavg"), faults.entry(torch.nan), *range(1, 6))
+    with pytest.raises(BadMessage, match=r"^(client \d: [^;]*; expected [^;]*; ){3}and 2 more$"):
+        list(federate(method, data(), 2, on_bad_message="raise"))
+
+
 @sending
 def test_without_a_good_message_the_server_keeps_its_state_and_says_so(name, capsys):
     method = faults.corrupted(contract.built(name), faults.entry(torch.inf), *range(6))

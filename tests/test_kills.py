@@ -156,6 +156,18 @@ def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, run):
         assert_same_folder(out / name, whole / name)
     assert (out / "compare.csv").read_bytes() == (whole / "compare.csv").read_bytes()
     assert not list(out.glob("*/checkpoint.pt"))
+    assert not temporary(out)
+    # What is done may be made again, to the last byte, but no other run in its place.
+    (out / "compare.csv").unlink()
+    refused = run([*words(out), "--resume", "--set", "fedavg.epochs=3"])
+    assert refused.codes == [2]
+    (told,) = refused.told
+    assert "fedavg-5/run.json is of another run; now set is ['epochs=3'] and was []" in told
+    shutil.rmtree(out / "local-6")
+    assert run([*words(out), "--resume"]).codes == [0]
+    for name in inner:
+        assert_same_folder(out / name, whole / name)
+    assert (out / "compare.csv").read_bytes() == (whole / "compare.csv").read_bytes()
 
 
 def test_a_disk_that_is_full_from_any_step_on_ends_the_run_in_one_line(tmp_path, run):

@@ -151,6 +151,17 @@ def test_csv_round_trip(tmp_path_factory, rows):
     assert got == rows
 
 
+def test_names_are_written_alike_in_every_locale(tmp_path, monkeypatch):
+    def in_a_plain_locale(path, mode="r", **options):
+        return open(path, mode, **({} if "b" in mode else {"encoding": "ascii"}) | options)
+
+    monkeypatch.setattr(records, "open", in_a_plain_locale, raising=False)
+    write_csv(tmp_path / "a.csv", ("client",), [("Orléans",)])
+    assert read_csv(tmp_path / "a.csv") == [{"client": "Orléans"}]
+    write_json(tmp_path / "a.json", {"client": "Orléans"})
+    assert json.loads((tmp_path / "a.json").read_bytes()) == {"client": "Orléans"}
+
+
 def test_columns_are_the_promised_ones(tmp_path):
     row = (1, "personal", "none", "training", "nll", 0.5)
     write_csv(tmp_path / "metrics.csv", records.METRICS, [row])

@@ -90,6 +90,17 @@ def test_results_that_are_there_may_be_written_again_or_continued(tmp_path, whol
     assert "--rounds is 3; expected at least 6, which" in capsys.readouterr().err
     assert main([*short, "--overwrite"]) == 0
     assert not (out / "checkpoint.pt").exists()
+    capsys.readouterr()
+    for words, told in (
+        (["--rounds", "2"], "--rounds is 2; expected at least 3, which"),
+        (["--init-seed", "6"], "run.json is of another run; now seeds is {'split': 5, 'init': 6"),
+        (["--fail", "0.3"], "now fail is 0.3 and was 0.2"),
+    ):
+        assert main([*short, "--resume", *words]) == 2
+        assert told in capsys.readouterr().err
+    (out / "run.json").write_text("[]")
+    assert main([*short, "--resume"]) == 2
+    assert "run.json cannot be read: TypeError" in capsys.readouterr().err
 
 
 def test_rounds_of_a_schedule_are_among_what_must_be_the_same(tmp_path, capsys):
@@ -185,6 +196,13 @@ def test_a_full_disk_ends_the_run_in_one_line(tmp_path, whole, capsys, extra):
         assert "after round 3 of 6: File too large" in last
         assert (out / "checkpoint.pt").read_bytes() == kept
         resume(out, whole)
+
+
+def test_figures_that_cannot_be_written_are_refused_before_any_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli_commands, "fit", lambda *_: pytest.fail("trained"))
+    (tmp_path / "figures").touch()
+    assert main([*COMMAND, "--overwrite", "--out", str(tmp_path)]) == 2
+    assert "figures is a file; expected a directory" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_any_work(capsys):
@@ -292,6 +310,15 @@ def test_a_comparison_looks_at_all_its_folders_before_any_work(tmp_path, monkeyp
     (tmp_path / "local-0").mkdir()
     (tmp_path / "local-0" / "mine.txt").touch()
     monkeypatch.setattr(cli_commands, "fit", lambda *_: pytest.fail("trained"))
-    words = ["compare", "fedavg", "local", *WORDS[2:], "1", "--quiet", "--seeds", "1", "--resume"]
-    assert main([*words, "--out", str(tmp_path)]) == 2
+    words = ["compare", "fedavg", "local", *WORDS[2:], "1", "--quiet", "--seeds", "1"]
+    words += ["--out", str(tmp_path)]
+    assert main([*words, "--resume"]) == 2
     assert "local-0 is not empty, it holds mine.txt" in capsys.readouterr().err
+    (tmp_path / "fedavg-0" / "checkpoint.pt").touch()
+    (tmp_path / "local-0" / "figures").touch()
+    assert main([*words, "--overwrite"]) == 2
+    assert "local-0/figures is a file; expected a directory" in capsys.readouterr().err
+    assert (tmp_path / "fedavg-0" / "checkpoint.pt").exists()
+    (tmp_path / "mine.txt").touch()
+    assert main([*words, "--resume"]) == 2
+    assert f"{tmp_path} is not empty, it holds mine.txt" in capsys.readouterr().err
