@@ -11,10 +11,10 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.inference.local import train
-from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.method import Method, Phase, no_statistics
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.state import Round, chunks, meet
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, cut, join_up
 
 
 class Ready(NamedTuple):
@@ -113,3 +113,24 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
         held_out=data.held_out + 1,
     )
     return pooled, [everyone]
+
+
+def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -> Tensors:
+    """Return what a method reports about the clients that train: name -> [J].
+
+    Args:
+        method: as trained.
+        data: the federation.
+        state: the round.
+        seed: of the run.
+    """
+    if method.statistics is no_statistics:
+        return {}
+    parts, found = [], []
+    for ids, received, local, _ in ready(
+        method, data, state, torch.arange(data.clients), seed=seed
+    ):
+        assert not isinstance(local, list)
+        parts.append(ids)
+        found.append(method.statistics(received, local, data.batch(ids)))
+    return cut(join_up(found), torch.cat(parts).argsort())
