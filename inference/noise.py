@@ -225,4 +225,7 @@ def _rebuilt(fn: Any, change: Callable[[Tensor], Tensor]) -> Any:
     # Such as the number of trials of a multinomial, which has no axis for clients.
     others = set(signature(type(fn)).parameters) - {*fn.arg_constraints, "validate_args"}
     params |= {n: getattr(fn, n) for n in others if hasattr(fn, n)}
-    return type(fn)(**params, validate_args=False)
+    try:
+        return type(fn)(**params, validate_args=False)
+    except ValueError as error:  # it knows itself in several ways and takes only one
+        raise TypeError(f"{type(fn).__name__} is not made from {sorted(params)}") from error

@@ -93,6 +93,14 @@ def prepared(
     return received, method.views[view](received, local)
 
 
+def pooled_name(data: Federation) -> str:
+    """Return the name of the client that holds all test rows, which no other one has."""
+    name = "all test rows"
+    while name in data.names:
+        name += ", pooled"
+    return name
+
+
 def population_of(data: Federation, population: str) -> tuple[Federation, list[int]]:
     """Return the ids of a population; the pooled client is put behind all others."""
     everyone = len(data.train)
@@ -109,7 +117,7 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
         data,
         train=(*data.train, torch.cat(data.train[: data.clients])),
         test=(*data.test, rows),
-        names=(*data.names, "all test rows"),
+        names=(*data.names, pooled_name(data)),
         held_out=data.held_out + 1,
     )
     return pooled, [everyone]

@@ -204,6 +204,22 @@ def test_site_outside_the_client_plate_is_refused(blobs):
     assert one.shape == (1,)
 
 
+def test_family_that_knows_itself_in_two_ways_is_refused_by_name():
+    def guide(batch: Batch) -> None:
+        with batch.clients():
+            normal = dist.MultivariateNormal(
+                torch.zeros(3, 2), scale_tril=torch.eye(2).repeat(3, 1, 1)
+            )
+            assert normal.precision_matrix.shape == (3, 2, 2)
+            pyro.sample("w", normal)
+
+    with (
+        ClientNoise(numbers(range(3))),
+        pytest.raises(ValueError, match=r"site 'w': MultivariateNormal cannot be drawn for 3"),
+    ):
+        guide(toys.blobs().batch(torch.arange(3)))
+
+
 def test_family_that_cannot_be_cut_is_refused():
     def guide(batch: Batch) -> None:
         with batch.clients():
