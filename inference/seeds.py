@@ -1,4 +1,7 @@
-"""Seeds, and the stream of random numbers of every purpose; no two streams meet."""
+"""Seeds, and the stream of random numbers of every purpose; no two streams meet.
+
+Who holds what is drawn from NumPy's streams instead, keyed by (seed, purpose); see `federations`.
+"""
 
 from __future__ import annotations
 
