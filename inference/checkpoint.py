@@ -17,7 +17,8 @@ from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.state import Round
 from pyrofl.records import versions
 
-RECORDS = tuple(f.name for f in fields(Run) if isinstance(f.default_factory, type))  # lists
+LISTS = tuple(f.name for f in fields(Run) if isinstance(f.default_factory, type))
+RECORDS = ("draws", *LISTS)
 STATE = tuple(f.name for f in fields(Round) if f.name != "who")
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference.messages import CannotMerge, merged
 from pyrofl.inference.method import Method, Move, Phase, Step
 from pyrofl.inference.state import Round
 from pyrofl.tensors import Tensors, cut, join_up, under
@@ -52,7 +53,9 @@ def with_responses(data: Federation, y: Tensor) -> Federation:
     )
 
 
-def side_by_side(method: Method, clients: int) -> Method:
+def side_by_side(
+    method: Method, clients: int, refused: dict[int, str] | None = None
+) -> Method:
     """Return the method for copies of a federation, whose clients train side by side.
 
     What the server holds for copy r is under "r/"; nothing of one copy reaches another.
@@ -60,7 +63,9 @@ def side_by_side(method: Method, clients: int) -> Method:
     Args:
         method: for `clients` clients.
         clients: J, of one copy.
+        refused: where to write which copies' servers keep their state in a merge, and why.
     """
+    refused = {} if refused is None else refused
 
     def of_copies(
         who: Who, make: Callable[[int, Tensor, Who], Tensors]
@@ -89,9 +94,17 @@ def side_by_side(method: Method, clients: int) -> Method:
 
     def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         each = _parted(server)
-        found = of_copies(
-            who, lambda r, at, mine: method.merge(each[r], cut(message, at), mine, generator)
-        )
+
+        def one(r: int, at: Tensor, mine: Who) -> Tensors:
+            try:
+                made = method.merge(each[r], cut(message, at), mine, generator)
+                state, bad = merged(each[r], made)
+            except CannotMerge as error:
+                state, bad = each[r], [f"the server: {error}"]
+            refused.update((r, reason) for reason in bad)
+            return state
+
+        found = of_copies(who, one)
         return _whole(each | {r: state for r, (_, state) in found.items()})
 
     def at_home(batch: Batch) -> Batch:

@@ -30,7 +30,8 @@ class Scores:
         part: "test" or "train" rows.
         draws: of the guide, whose predictions were averaged; None is the guide's mean.
         ids, rows: [C], the clients that have such rows, and how many; others are left out.
-        values: metric -> [C], means over a client's rows.
+        values: metric -> [C], means over a client's rows; one that is NaN for a client, as the
+            rmse of a family without a mean is, is left out.
     """
 
     model: str
@@ -102,11 +103,12 @@ def evaluate(
     ]
     ids, order = torch.cat([some for some, _ in found]).sort()
     table = _rows(population_of(data, population)[0], part)
+    values = {n: v.cpu()[order] for n, v in join_up(values for _, values in found).items()}
     return Scores(
         **what,
         ids=ids,
         rows=torch.tensor([len(table[i]) for i in ids.tolist()]),
-        values={n: v.cpu()[order] for n, v in join_up(values for _, values in found).items()},
+        values={n: v for n, v in values.items() if not bool(v.isnan().any())},
     )
 
 

@@ -14,16 +14,16 @@ from pyrofl.data import Federation
 from pyrofl.inference.arviz import to_arviz
 from pyrofl.inference.evaluate import Scores, calibration, evaluate
 from pyrofl.inference.messages import OnBadMessage
-from pyrofl.inference.method import Method, no_statistics
+from pyrofl.inference.method import Method
 from pyrofl.inference.participation import Draw, everyone
 from pyrofl.inference.posterior import posterior
-from pyrofl.inference.prepare import ready
+from pyrofl.inference.prepare import statistics
 from pyrofl.inference.rounds import federate, first
-from pyrofl.inference.seeds import Seed
+from pyrofl.inference.seeds import Seed, continued
 from pyrofl.inference.state import Round
 from pyrofl.inference.stragglers import Stragglers
 from pyrofl.metrics import Bins
-from pyrofl.tensors import Tensors, cut, join_up
+from pyrofl.tensors import Tensors
 
 
 class Row(TypedDict):
@@ -96,15 +96,13 @@ class Run:
         populations = ["training"]
         if any(len(r) for r in (data.test if tested else data.train)[data.clients :]):
             populations.append("held_out")
-        asked = [(m, "none", p, part) for m in self.method.views for p in populations]
-        if self.method.adapt and "personal" in self.method.views:
+        views = self.method.views
+        asked = [(m, "none", p, part) for m in views for p in populations]
+        if self.method.adapt and "personal" in views:
             asked += [("personal", "adapt", p, part) for p in populations]
-        if "global" in self.method.views and data.pooled_test is not None and len(data.pooled_test):
+        if "global" in views and data.pooled_test is not None and len(data.pooled_test):
             asked.append(("global", "none", "pooled", "test"))
-        return [
-            self.evaluate(model=model, adapted=adapted, population=population, part=part_)
-            for model, adapted, population, part_ in asked
-        ]
+        return [self.evaluate(model=m, adapted=a, population=p, part=r) for m, a, p, r in asked]
 
     def test(self) -> list[Scores]:
         """Test all there is and write it down in `metrics`, clients weighing the same."""
@@ -135,16 +133,7 @@ class Run:
 
     def statistics(self) -> Tensors:
         """Return what the paper reports about clients besides scores: name -> [J]."""
-        if self.method.statistics is no_statistics:
-            return {}
-        everybody = torch.arange(self.data.clients)
-        parts, found = [], []
-        clients = ready(self.method, self.data, self.state, everybody, seed=self.seed)
-        for ids, received, local, _ in clients:
-            assert not isinstance(local, list)
-            parts.append(ids)
-            found.append(self.method.statistics(received, local, self.data.batch(ids)))
-        return cut(join_up(found), torch.cat(parts).argsort())
+        return statistics(self.method, self.data, self.state, self.seed)
 
     def to_arviz(
         self, draws: int = 100, dims: Mapping[str, tuple[str, ...]] | None = None, **what: Any
@@ -158,7 +147,7 @@ def fit(
     data: Federation,
     rounds: int,
     *,
-    seed: Seed = 0,
+    seed: Seed | None = None,
     participation: Draw = everyone,
     trains: Draw | None = None,
     chunk: int | None = None,
@@ -179,35 +168,46 @@ def fit(
         method: a method, or round number (from 0) -> method.
         data: the federation.
         rounds: number of the last round.
-        seed: fixes all random numbers; `Seeds` for several.
+        seed: fixes all random numbers; `Seeds` for several. None is that of a Run that is gone on
+            from, otherwise 0.
         participation: draws who reports; see `federate`.
         trains: draws who trains.
         chunk: clients trained side by side.
         server: first state.
         start: a Round to go on from, or a Run, whose records are continued.
         every: test after every so many rounds; 0 leaves testing to the caller.
-        draws: of the guide, for predictions; None takes its mean.
+        draws: of the guide, for predictions; None takes its mean, or as many as a start's Run.
         progress: show rounds, loss and the time left.
         stragglers: clients that do part of their work, or are not heard.
         on_bad_message: "reject" goes on without the client, "raise" stops the run.
         state_memory: bytes of private state that may be in memory; see `federate`.
         keep_messages: whether the last round has its messages; see `federate`.
-        after: called after every round and its test, such as `every` of `checkpoint`.
+        after: called after every round, before its test, such as a `Keeper`: what stops a test
+            loses no round. If the last round of a start's Run lacks its test, that is made first.
 
     Raises:
-        ValueError: as `federate`; or if `every` is negative.
+        ValueError: as `federate`; if `every` is negative, `draws` none, or a start's seed another.
         BadMessage: as `federate`.
     """
     from tqdm import tqdm
 
-    if every < 0:
-        raise ValueError(f"every is {every}; expected 0 or more rounds")
+    if every < 0 or (draws is not None and draws < 1):
+        raise ValueError(f"every is {every}, draws {draws}; expected >= 0, and None or >= 1")
     at = method if not isinstance(method, Method) else lambda _: method
-    state = start.state if isinstance(start, Run) else start or first(at(0), data, seed, server)
-    run = Run(at(max(state.number - 1, 0)), data, state, seed, draws)
-    if isinstance(start, Run):
-        run = start.copy(method=run.method, data=data, seed=seed, draws=draws)
+    known, begun = (start, start.state) if isinstance(start, Run) else (None, start)
+    seed = continued(seed, known.seed if known else None)
+    state = begun or first(at(0), data, seed, server)
+    now, draws = at(max(state.number - 1, 0)), draws or (known.draws if known else None)
+    run = Run(now, data, state, seed, draws)
+    if known:
+        run = known.copy(method=now, data=data, seed=seed, draws=draws)
     none = torch.full((data.clients,), torch.nan, dtype=data.dtype)
+
+    def test_if_due() -> None:
+        number = run.state.number
+        if every and number and (number % every == 0 or number == rounds):
+            run.test()
+
     states = federate(
         method,
         data,
@@ -223,6 +223,8 @@ def fit(
         keep_messages=keep_messages,
     )
     with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
+        if known and all(row["round"] != state.number for row in run.metrics):
+            test_if_due()
         clock = perf_counter()
         for state in states:
             run.seconds.append(perf_counter() - clock)
@@ -236,15 +238,13 @@ def fit(
             run.silent.append(state.silent.tolist())
             losses = state.loss.items()
             run.loss.append({n: none.scatter(0, state.trained, v.to(none)) for n, v in losses})
-            if every and (state.number % every == 0 or state.number == rounds):
-                run.test()
-            for reason in state.rejected:
-                bar.write(f"round {state.number}: {reason}", sys.stderr)
-            if not run.reported[-1]:
-                bar.write(f"round {state.number}: nobody reports; server unchanged", sys.stderr)
-            bar.set_postfix_str(", ".join(f"{n} {v[v.isfinite()].mean():.3g}" for n, v in losses))
-            bar.update()
             if after:
                 after(run)
+            test_if_due()
+            idle = () if run.reported[-1] else ("nobody reports; server unchanged",)
+            for told in (*state.rejected, *idle):
+                bar.write(f"round {state.number}: {told}", sys.stderr)
+            bar.set_postfix_str(", ".join(f"{n} {v[v.isfinite()].mean():.3g}" for n, v in losses))
+            bar.update()
             clock = perf_counter()
     return run

@@ -15,7 +15,8 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Generator, Tensor
 
-from pyrofl.tensors import seeded
+from pyrofl.tensors import generator as keyed
+from pyrofl.tensors import lent
 
 BLOCK = 64  # rows drawn at once
 AHEAD = 2048  # normal numbers that a client draws at once for the steps to come
@@ -189,7 +190,7 @@ def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dt
 
 
 def _sample(fn: Any, generator: Generator) -> Tensor:
-    with seeded(_integer(generator)):
+    with lent(generator):
         value: Tensor = fn.rsample() if fn.has_rsample else fn.sample()
     return value
 
@@ -204,7 +205,7 @@ def _client(axis: int, client: int) -> Callable[[Tensor], Tensor]:
 
 def _rows(fn: Any, axis: int, client: int, generator: Generator) -> Tensor:
     """Draw the rows of one client in blocks of one size, so that padding changes no row's draw."""
-    own = torch.Generator().manual_seed(_integer(generator))
+    own = keyed(_integer(generator))
     count = fn.batch_shape[axis + 1]
     filled = torch.arange(-(-count // BLOCK) * BLOCK).clamp(max=count - 1)
     mine = _client(axis, client)
@@ -225,4 +226,7 @@ def _rebuilt(fn: Any, change: Callable[[Tensor], Tensor]) -> Any:
     # Such as the number of trials of a multinomial, which has no axis for clients.
     others = set(signature(type(fn)).parameters) - {*fn.arg_constraints, "validate_args"}
     params |= {n: getattr(fn, n) for n in others if hasattr(fn, n)}
-    return type(fn)(**params, validate_args=False)
+    try:
+        return type(fn)(**params, validate_args=False)
+    except ValueError as error:  # it knows itself in several ways and takes only one
+        raise TypeError(f"{type(fn).__name__} is not made from {sorted(params)}") from error

@@ -100,7 +100,12 @@ def response(trace: Any) -> Any:
 
 
 def check(
-    found: Prediction, batch: Batch, names: Sequence[str], model: str, rows: Sequence[Tensor]
+    found: Prediction,
+    batch: Batch,
+    names: Sequence[str],
+    model: str,
+    rows: Sequence[Tensor],
+    table: str = "the data",
 ) -> None:
     """Refuse predictions that are no numbers; a mean of scores would hide them.
 
@@ -110,6 +115,7 @@ def check(
         names: of all clients, by id.
         model: that predicts, for the message.
         rows: of each client, where the batch's rows are in the table.
+        table: what they are rows of, for the message.
 
     Raises:
         ValueError: if a density is NaN or infinite, or 0 where the mean is no number either. A
@@ -124,7 +130,7 @@ def check(
     value = next(v for v in values if not isfinite(v))
     raise ValueError(
         f"{names[int(batch.ids[c])]}: its {model} model predicts {value} for row "
-        f"{int(rows[c][b])} of the data; expected finite numbers: scale the inputs, or lower the "
+        f"{int(rows[c][b])} of {table}; expected finite numbers: scale the inputs, or lower the "
         "learning rate"
     )
 

@@ -11,10 +11,10 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.inference.local import train
-from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.method import Method, Phase, no_statistics
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.state import Round, chunks, meet
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, cut, join_up
 
 
 class Ready(NamedTuple):
@@ -93,6 +93,14 @@ def prepared(
     return received, method.views[view](received, local)
 
 
+def pooled_name(data: Federation) -> str:
+    """Return the name of the client that holds all test rows, which no other one has."""
+    name = "all test rows"
+    while name in data.names:
+        name += ", pooled"
+    return name
+
+
 def population_of(data: Federation, population: str) -> tuple[Federation, list[int]]:
     """Return the ids of a population; the pooled client is put behind all others."""
     everyone = len(data.train)
@@ -109,7 +117,28 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
         data,
         train=(*data.train, torch.cat(data.train[: data.clients])),
         test=(*data.test, rows),
-        names=(*data.names, "all test rows"),
+        names=(*data.names, pooled_name(data)),
         held_out=data.held_out + 1,
     )
     return pooled, [everyone]
+
+
+def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -> Tensors:
+    """Return what a method reports about the clients that train: name -> [J].
+
+    Args:
+        method: as trained.
+        data: the federation.
+        state: the round.
+        seed: of the run.
+    """
+    if method.statistics is no_statistics:
+        return {}
+    parts, found = [], []
+    for ids, received, local, _ in ready(
+        method, data, state, torch.arange(data.clients), seed=seed
+    ):
+        assert not isinstance(local, list)
+        parts.append(ids)
+        found.append(method.statistics(received, local, data.batch(ids)))
+    return cut(join_up(found), torch.cat(parts).argsort())

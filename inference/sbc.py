@@ -161,10 +161,11 @@ def _fits(
 ) -> Iterator[tuple[Round, str]]:
     """Yield the last round of each replication, and which of its clients were not finite."""
     clients = template.clients
+    refused: dict[int, str] = {}
     step = max(1, BYTES // max(template.x.numel() * template.x.element_size(), 1))
     for k, some in enumerate(y.split(step)):
         states = federate(
-            lambda number: side_by_side(at(number), clients),
+            lambda number: side_by_side(at(number), clients, refused),
             with_responses(template, some),
             rounds,
             seed=seeds[k * step],
@@ -173,9 +174,11 @@ def _fits(
         )
         state, bad = first_of(begin.server, len(some), clients), [""] * len(some)
         for state in states:
-            for reason in state.rejected:
-                copy, _, client = reason.partition("/")
-                bad[int(copy)] = bad[int(copy)] or f"{client} in round {state.number}"
+            of_clients = (reason.partition("/") for reason in state.rejected)
+            told = [(int(copy), client) for copy, _, client in of_clients]
+            for copy, reason in (*told, *refused.items()):
+                bad[copy] = bad[copy] or f"{reason} in round {state.number}"
+            refused.clear()
         for one, reason in zip(rounds_of(state, clients), bad, strict=True):
             yield one, reason or _not_finite(one.server | one.private)
 

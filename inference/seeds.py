@@ -1,4 +1,7 @@
-"""Seeds, and the stream of random numbers of every purpose; no two streams meet."""
+"""Seeds, and the stream of random numbers of every purpose; no two streams meet.
+
+Who holds what is drawn from NumPy's streams instead, keyed by (seed, purpose); see `federations`.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ class Seeds:
             ValueError: if one is no whole number, or negative.
         """
         for name, value in vars(self).items():
-            if not isinstance(value, Integral) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
                 raise ValueError(f"seed of {name} is {value!r}; expected a whole number >= 0")
 
 
@@ -72,6 +75,23 @@ def separate(seed: Seed) -> Seeds:
         ValueError: if the seed is no whole number, or negative.
     """
     return seed if isinstance(seed, Seeds) else Seeds(seed, seed, seed)
+
+
+def continued(seed: Seed | None, last: Seed | None) -> Seed:
+    """Return the seed of a run that goes on from another's last round, if there is one.
+
+    Args:
+        seed: asked for; None is `last`, or 0.
+        last: of the run that is gone on from.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    if seed is None or last is None:
+        return next(known for known in (seed, last, 0) if known is not None)
+    if separate(seed) != separate(last):
+        raise ValueError(f"seed is {seed}; expected {last}, that of the start, or None")
+    return seed
 
 
 def stream(seed: Seed, purpose: Stream, *key: int | str) -> Generator:

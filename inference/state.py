@@ -115,7 +115,13 @@ def chunks(
     chunk: int | None,
     seed: Seed,
 ) -> Iterator[Tensor]:
-    """Split clients into groups that are trained side by side, the largest clients first."""
+    """Split clients into groups that are trained side by side, the largest clients first.
+
+    Raises:
+        ValueError: if chunk is less than 1.
+    """
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is {chunk}; expected None or at least 1")
     order = data.sizes[ids].argsort(descending=True, stable=True)
     ids = ids[order]
     if chunk is not None:

@@ -17,13 +17,13 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Federation
+from pyrofl.data import Batch, Federation, check_table
 from pyrofl.inference.elbo import traces
 from pyrofl.inference.evaluate import predictions
 from pyrofl.inference.method import Method
 from pyrofl.inference.noise import ClientNoise, GuideMean
 from pyrofl.inference.predict import Prediction, blocks, check, response
-from pyrofl.inference.prepare import population_of, ready
+from pyrofl.inference.prepare import pooled_name, population_of, ready
 from pyrofl.inference.seeds import Seed
 from pyrofl.inference.state import Round
 from pyrofl.metrics import Bins, auroc, calibration_bins, entropies
@@ -101,6 +101,7 @@ def uncertainty(
     """
     if draws is not None and draws < 1:
         raise ValueError(f"draws is {draws}; expected at least 1, or None for the guide's mean")
+    first, table = (0, "the data") if x is None else (len(data.x), "x")
     data, everyone = population_of(data if x is None else _asked(data, x), population)
     ids = torch.tensor([i for i in everyone if len(data.test[i])], dtype=torch.long)
     if not len(ids):
@@ -120,7 +121,7 @@ def uncertainty(
             probs = torch.cat(drawn)
             unseen = torch.full(batch.mask.shape, -torch.inf).to(probs)
             mean = Prediction(probs.mean(0), unseen)
-            check(mean, batch, data.names, view, asked)
+            check(mean, batch, data.names, view, [r - first for r in asked], table)
             parts.append(entropies(probs) | {"doubt": 1 - probs.mean(0).amax(-1)})
         for c, i in enumerate(some.tolist()):
             n = len(data.test[i])
@@ -197,7 +198,7 @@ def calibration_by_client(
         y, mask = (torch.cat([getattr(b, n) for _, b in made], 1) for n in ("y", "mask"))
         gathered = calibration_bins(sure, (top == y).to(sure), mask, bins)
         found |= {i: Bins(*(v[c] for v in gathered)) for c, i in enumerate(ids.tolist())}
-    names = (*data.names, "all test rows")
+    names = (*data.names, pooled_name(data))
     return {names[i]: found[i] for i in sorted(found)}
 
 
@@ -207,10 +208,12 @@ def _asked(data: Federation, x: Tensor) -> Federation:
         raise ValueError(
             f"x has shape {list(x.shape)}; expected at least one row of {list(data.x.shape[1:])}"
         )
+    y = data.y[:1].expand(len(x), *data.y.shape[1:])
+    check_table(x, y)
     rows = len(data.x) + torch.arange(len(x))
     return replace(
         data,
         x=torch.cat([data.x, x.to(data.x)]),
-        y=torch.cat([data.y, data.y[:1].expand(len(x), *data.y.shape[1:])]),
+        y=torch.cat([data.y, y]),
         test=tuple(rows for _ in data.test),
     )

@@ -51,13 +51,14 @@ class Federation:
 
         Raises:
             ValueError: if a client has no training row, a row does not exist, the data hold NaN or
-                infinity, labels are not 0..K-1, the lists have different lengths, or the server's
-                rows are not like the clients'.
+                infinity, labels are not 0..K-1, the lists have different lengths, a name is no
+                text, empty or there twice, or the server's rows are not like the clients'.
         """
         object.__setattr__(self, "train", tuple(self.train))
         object.__setattr__(self, "test", tuple(self.test))
-        if not self.names:
-            object.__setattr__(self, "names", tuple(f"client {j}" for j in range(len(self.train))))
+        object.__setattr__(self, "classes", tuple(self.classes))
+        names = tuple(self.names) or tuple(f"client {j}" for j in range(len(self.train)))
+        object.__setattr__(self, "names", names)
         check_table(self.x, self.y, self.classes)
         if self.unlabelled is not None:
             _check_alike(self.unlabelled, self.x)
@@ -68,6 +69,9 @@ class Federation:
             )
         if not len(self.train):
             raise ValueError("train is empty; expected the rows of at least one client")
+        for j, name in enumerate(self.names):
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"names[{j}] is {name!r}; expected a text that is not empty")
         if len(set(self.names)) != len(self.names):
             raise ValueError("names of clients: expected no two alike")
         if not 0 <= self.held_out < len(self.train):

@@ -127,6 +127,19 @@ def generator(*key: int | str) -> Generator:
 
 
 @contextmanager
+def lent(generator: torch.Generator) -> Iterator[None]:
+    """Let torch's global generator of the CPU go on with another's numbers, then give both back."""
+    own = torch.default_generator
+    before = own.get_state()
+    own.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(own.get_state())
+        own.set_state(before)
+
+
+@contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch's global generator of the CPU, and give it back as it was."""
     with torch.random.fork_rng(devices=[]):

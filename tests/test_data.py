@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pyro import poutine
 
 from pyrofl.data import Batch, Federation, check_table, stack
+from pyrofl.inference.prepare import population_of
 from pyrofl.plans import plan
 from pyrofl.tensors import generator
 
@@ -180,6 +181,8 @@ NOTHING = torch.zeros(0, dtype=torch.long)
             "client 0: test names row -1; expected 0 to 15",
         ),
         ({"y": torch.zeros(3, dtype=torch.long)}, "x has 16 rows and y has 3; expected as many"),
+        ({"names": ["a", ""]}, r"names\[1\] is ''; expected a text that is not empty"),
+        ({"names": [7, "b"]}, r"names\[0\] is 7; expected a text"),
         ({"classes": ("a", "b")}, "labels run from 0 to 4; expected 0 to 1, as there are 2"),
         ({"y": torch.full((16,), -1)}, "labels run from -1 to -1; expected 0 to 4"),
         ({"y": torch.zeros(16)}, "y is torch.float32; expected integer labels for 5 classes"),
@@ -188,6 +191,14 @@ NOTHING = torch.zeros(0, dtype=torch.long)
 def test_a_federation_that_cannot_train_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         replace(toys.blobs((3, 5)), **change)
+
+
+def test_names_may_be_lists_and_that_of_the_pooled_rows():
+    lists = {"names": ["all test rows", "b"], "classes": list("abcde")}
+    data = replace(toys.blobs((3, 5)), **lists, pooled_test=torch.arange(8, 12))
+    assert (data.names, data.classes) == (("all test rows", "b"), tuple("abcde"))
+    pooled, (last,) = population_of(data, "pooled")
+    assert pooled.names[last] == "all test rows, pooled"
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

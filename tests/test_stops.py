@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyrofl import cli_commands
 from pyrofl.cli import main
+from pyrofl.inference.fit import Run
 from pyrofl.inference.messages import BadMessage
 from pyrofl.tensors import Tensors
 
@@ -143,6 +144,22 @@ def test_an_interrupt_leaves_a_checkpoint_that_nobody_asked_for(
     assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 130
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.startswith("pyrofl: error: after round 4 of 6: interrupted; ")
+    assert told.endswith("checkpoint.pt holds round 4, go on with --resume")
+    monkeypatch.undo()
+    resume(tmp_path / "run", whole)
+
+
+def test_an_interrupt_in_a_test_loses_no_round(tmp_path, whole, monkeypatch, capsys):
+    real = Run.test
+
+    def stop(run: Run) -> object:
+        if run.state.number == 4:
+            raise KeyboardInterrupt
+        return real(run)
+
+    monkeypatch.setattr(Run, "test", stop)
+    assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 130
+    told = capsys.readouterr().err.splitlines()[-1]
     assert told.endswith("checkpoint.pt holds round 4, go on with --resume")
     monkeypatch.undo()
     resume(tmp_path / "run", whole)

@@ -49,7 +49,7 @@ def plain() -> Method:
 def assert_same_run(a: Run, b: Run) -> None:
     toys.assert_same_round(a.state, b.state)
     assert a.method is b.method
-    for name in ("metrics", "down", "up", "rejected", "trained", "reported", "seed"):
+    for name in ("metrics", "down", "up", "rejected", "trained", "reported", "seed", "draws"):
         assert getattr(a, name) == getattr(b, name), name
     assert len(a.seconds) == len(b.seconds)
     for x, y in zip(a.loss, b.loss, strict=True):
@@ -65,7 +65,9 @@ def test_every_method_goes_on_to_the_last_bit(name, tmp_path):
         start = load(path, method, data(), seed=4)
         again = fit(method, data(), rounds, seed=4, start=start, after=Keeper(path, 1), **OPTIONS)
     assert_same_run(again, whole)
-    assert_same_run(load(path, method, data(), seed=4), again)
+    last = load(path, method, data(), seed=4)
+    assert last.metrics == [row for row in again.metrics if row["round"] < 3]  # not tested yet
+    assert_same_run(fit(method, data(), 3, start=last, **OPTIONS), again)
     toys.assert_same(again.posterior(2), whole.posterior(2))
 
 
@@ -78,7 +80,7 @@ def file(tmp_path) -> Path:
 
 def test_a_checkpoint_holds_every_field(file):
     content = checkpoints.read(file, _about(file))
-    known = {f.name for f in fields(Run)} - {"method", "data", "state", "seed", "draws"}
+    known = {f.name for f in fields(Run)} - {"method", "data", "state", "seed"}
     assert content["records"].keys() == known
     assert content["state"].keys() >= {"number", "server", "private", "seen", "message", "loss"}
 
@@ -264,6 +266,46 @@ def test_checkpoints_are_written_when_asked_and_after_the_last_round(tmp_path):
     assert load(path, plain(), data()).state.number == 5
     keeper.rescue()
     assert load(path, plain(), data()).state.number == 3
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_what_stops_a_test_loses_no_round(tmp_path, monkeypatch):
+    # With one copy of what clients keep, the next round writes over that of the round before.
+    monkeypatch.setattr("pyrofl.inference.private.COPIED", 0)
+    method, path, real = contract.built("pfedvem"), tmp_path / "run.ckpt", Run.test
+    whole = fit(method, data(), 5, **OPTIONS)
+
+    def stop(run: Run) -> object:
+        if run.state.number == 4:
+            raise Interrupted
+        return real(run)
+
+    keeper = Keeper(path)
+    monkeypatch.setattr(Run, "test", stop)
+    with pytest.raises(Interrupted):
+        fit(method, data(), 5, after=keeper, **OPTIONS)
+    monkeypatch.setattr(Run, "test", real)
+    keeper.rescue()
+    kept = load(path, method, data())
+    assert kept.state.number == 4
+    assert {row["round"] for row in kept.metrics} == {1, 2, 3}
+    assert_same_run(fit(method, data(), 5, start=kept, **OPTIONS), whole)
+
+
+def test_a_run_goes_on_with_its_own_seed_and_draws(tmp_path):
+    path, settings = tmp_path / "run.ckpt", {"every": 1, "progress": False}
+    whole = fit(plain(), data(), 2, seed=Seeds(noise=3), draws=2, **settings)
+    fit(plain(), data(), 1, seed=Seeds(noise=3), draws=2, after=Keeper(path, 1), **settings)
+    start = load(path, plain(), data(), seed=Seeds(noise=3))
+    assert start.draws == 2
+    assert_same_run(fit(plain(), data(), 2, start=start, **settings), whole)
+    again = fit(plain(), data(), 2, start=start, seed=Seeds(noise=3), draws=5, **settings)
+    assert (again.draws, again.seed) == (5, start.seed)
+    with pytest.raises(ValueError, match=r"seed is 0; expected .*noise=3.*, that of the start"):
+        fit(plain(), data(), 2, start=start, seed=0, **settings)
 
 
 def test_what_is_kept_does_not_change_afterwards(tmp_path):

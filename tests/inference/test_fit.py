@@ -97,6 +97,10 @@ def test_the_progress_bar_shows_rounds_and_loss(
 def test_negative_intervals_are_refused(method: Method, blobs: Federation):
     with pytest.raises(ValueError, match="every is -1"):
         pyrofl.fit(method, blobs, 1, every=-1)
+    with pytest.raises(ValueError, match="draws 0; expected"):
+        pyrofl.fit(method, blobs, 1, draws=0)
+    with pytest.raises(ValueError, match="seed of init is True; expected a whole number"):
+        pyrofl.fit(method, blobs, 1, seed=True)
 
 
 def test_a_rejected_client_is_named_on_the_way(

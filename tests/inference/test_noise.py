@@ -204,6 +204,32 @@ def test_site_outside_the_client_plate_is_refused(blobs):
     assert one.shape == (1,)
 
 
+def test_numbers_of_a_family_without_noise_are_the_generators_own():
+    # Not those of a seed of 32 bits, of which two clients in 100,000 would share one.
+    one, other = generator(3, 0), generator(3, 0)
+    before = torch.random.get_rng_state()
+    found = draw(dist.Uniform(torch.zeros(1, 5), 1.0), 0, [one])
+    assert torch.equal(found, torch.rand(1, 5, generator=other))
+    assert torch.equal(one.get_state(), other.get_state())
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_family_that_knows_itself_in_two_ways_is_refused_by_name():
+    def guide(batch: Batch) -> None:
+        with batch.clients():
+            normal = dist.MultivariateNormal(
+                torch.zeros(3, 2), scale_tril=torch.eye(2).repeat(3, 1, 1)
+            )
+            assert normal.precision_matrix.shape == (3, 2, 2)
+            pyro.sample("w", normal)
+
+    with (
+        ClientNoise(numbers(range(3))),
+        pytest.raises(ValueError, match=r"site 'w': MultivariateNormal cannot be drawn for 3"),
+    ):
+        guide(toys.blobs().batch(torch.arange(3)))
+
+
 def test_family_that_cannot_be_cut_is_refused():
     def guide(batch: Batch) -> None:
         with batch.clients():

@@ -14,10 +14,10 @@ import toys
 import xarray
 from checks import close
 from scipy.stats import chi2, kstest
-from torch import Tensor
+from torch import Generator, Tensor
 
 import pyrofl
-from pyrofl.data import Batch, Federation
+from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.copies import (
     compact,
     first_of,
@@ -27,6 +27,7 @@ from pyrofl.inference.copies import (
     with_responses,
 )
 from pyrofl.inference.elbo import Program, elbo
+from pyrofl.inference.messages import CannotMerge
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam
 from pyrofl.inference.ranks import Ranks, rank
@@ -283,6 +284,38 @@ def test_a_fit_that_is_not_finite_is_told():
     always = Phase((lambda received, local, batch: {"at": local["at"] * torch.nan},))
     with pytest.raises(ValueError, match="no fit is finite"):
         pyrofl.sbc(replace(prior_only(), phases=(always,)), template(), 1, 10, 19)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_server_that_cannot_merge_is_told_of_its_copy_alone(raises):
+    def nudge(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return {"at": local["at"] + torch.where(batch.y[:, 0] > 1.5, 0.001, 0.0)}
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        if not bool((message["at"] > 0).any()):
+            return {"at": server["at"] + 0.5}
+        if raises:
+            raise CannotMerge("too few; expected more")
+        return {"at": server["at"] * torch.nan}
+
+    method = replace(prior_only(), phases=(Phase((nudge,)),), merge=merge)
+    with pytest.warns(UserWarning, match="of 60 fits are not finite"):
+        found = pyrofl.sbc(method, template(), 1, 60, 19)
+    told = "too few; expected more" if raises else "merged at is nan; expected a finite number"
+    assert 0 < len(found.failed) < 60
+    assert all(f": the server: {told} in round 1" in reason for reason in found.failed)
+
+    data, y = compact(template()), torch.zeros(3, 14, dtype=torch.float64)
+    y[1] = 2.0
+    begin, refused = first(method, data, 0), dict[int, str]()
+    (state,) = federate(
+        side_by_side(method, 3, refused),
+        with_responses(data, y),
+        1,
+        start=first_of(begin.server, 3, 3),
+    )
+    assert [float(copy.server["at"]) for copy in rounds_of(state, 3)] == [0.5, 0.0, 0.5]
+    assert refused == {1: f"the server: {told}"}
 
 
 def test_what_it_cannot_do_is_refused():

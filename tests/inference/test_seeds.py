@@ -140,7 +140,7 @@ def test_rows_are_drawn_by_the_seed_of_noise_and_work_by_that_of_participation()
         assert not torch.equal(a, c)
 
 
-@pytest.mark.parametrize("wrong", [-1, 1.5, None, "3"])
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
 def test_what_is_no_seed_is_refused_before_any_work(wrong):
     told = f"seed of .* is {wrong!r}; expected a whole number >= 0"
     for made in (lambda: Seeds(noise=wrong), lambda: seeds.separate(wrong)):

@@ -169,6 +169,12 @@ def test_strange_rows_are_told_apart_by_each_client():
     ("what", "words"),
     [
         ({"draws": 0}, "draws is 0"),
+        ({"chunk": 0}, "chunk is 0; expected None or at least 1"),
+        (
+            {"x": torch.tensor([[1.0], [1.7e308]], dtype=torch.float64), "draws": None},
+            "c: its personal model predicts nan for row 1 of x; expected finite",
+        ),
+        ({"x": torch.tensor([[1.0], [torch.inf]])}, "x is NaN or infinite in 1 rows.* in row 1"),
         ({"x": torch.zeros(3, 2)}, r"x has shape \[3, 2\]; expected at least one row of \[1\]"),
         ({"x": torch.zeros(0, 1)}, "x has shape"),
         ({"population": "held_out"}, "no client of the held_out population"),
