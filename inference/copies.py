@@ -53,9 +53,7 @@ def with_responses(data: Federation, y: Tensor) -> Federation:
     )
 
 
-def side_by_side(
-    method: Method, clients: int, refused: dict[int, str] | None = None
-) -> Method:
+def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = None) -> Method:
     """Return the method for copies of a federation, whose clients train side by side.
 
     What the server holds for copy r is under "r/"; nothing of one copy reaches another.
