@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 class Plan(NamedTuple):
@@ -31,23 +32,26 @@ def plan(rows: list[Tensor], epochs: list[int], batch: int | None, order: list[G
         batch: rows of a minibatch; the last of an epoch may be shorter. None: all rows, in order.
         order: of each client, the generator that shuffles every epoch.
     """
-    longest = max(len(r) for r in rows)
+    sizes, many = torch.tensor([len(r) for r in rows]), torch.tensor(epochs)
+    longest = int(sizes.max())
     width = min(batch or longest, longest)
-    per_epoch = [-(-len(r) // width) for r in rows]
-    steps = torch.tensor([e * n for e, n in zip(epochs, per_epoch, strict=True)])
-    at = torch.zeros(int(steps.max()), len(rows), width, dtype=torch.long)
-    index, mask = torch.zeros_like(at), torch.zeros(at.shape, dtype=torch.bool)
-    for c, (mine, n, e, g) in enumerate(zip(rows, per_epoch, epochs, order, strict=True)):
-        if not e:
-            continue
-        stream = torch.zeros(e, n * width, dtype=torch.long)
-        for own in stream:
-            own[: len(mine)] = _order(len(mine), g if batch else None)
-        at[: e * n, c] = stream.view(e * n, width)
-        index[: e * n, c] = mine[at[: e * n, c]]
-        mask[: e * n, c] = (torch.arange(n * width) < len(mine)).view(n, width).repeat(e, 1)
-    return Plan(index, mask, steps, at)
+    per_epoch = -(-sizes // width)
+    steps, slots = many * per_epoch, int(per_epoch.max()) * width
+    streams = torch.arange(slots).repeat(len(rows), int(many.max()), 1)  # [C, epochs, slots]
+    if batch:
+        for own, size, e, g in zip(streams, sizes.tolist(), epochs, order, strict=True):
+            for epoch in own[:e]:
+                epoch[:size] = torch.randperm(size, generator=g)
+    step = torch.arange(int(steps.max()))[:, None]
+    begin = step % per_epoch * width  # [T, C], of a minibatch in its epoch
+    slot = begin[..., None] + torch.arange(width)
+    mask = (slot < sizes[:, None]) & (step < steps)[..., None]
+    at = _picked(streams.flatten(1), (step // per_epoch)[..., None] * slots + slot, mask)
+    return Plan(_picked(pad_sequence(rows, batch_first=True), at, mask), mask, steps, at)
 
 
-def _order(rows: int, shuffled: Generator | None) -> Tensor:
-    return torch.arange(rows) if shuffled is None else torch.randperm(rows, generator=shuffled)
+def _picked(table: Tensor, index: Tensor, mask: Tensor) -> Tensor:
+    """Pick from every client's row of a table [C, N] by an index [T, C, B]; 0 where masked."""
+    index = (index * mask).transpose(0, 1)
+    found = table.gather(1, index.flatten(1)).view(index.shape)
+    return found.transpose(0, 1) * mask
