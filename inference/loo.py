@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,10 +102,12 @@ def compare(
                 f"{first!r} and {other!r} are about different rows; expected the same clients with "
                 "the same number of rows"
             )
+    compared = import_arviz().compare
+    exact = {"round_to": "none"} if "round_to" in signature(compared).parameters else {}
     with warnings.catch_warnings():
         # ArviZ 0.23 sorts in a way that newer pandas deprecates.
         warnings.filterwarnings("ignore", "The inplace keyword", DeprecationWarning)
-        table: pd.DataFrame = import_arviz().compare(found, method=method)
+        table: pd.DataFrame = compared(found, method=method, **exact)
     table["largest_k"] = [float(found[n].pareto_k.max()) for n in table.index]
     return table
 
