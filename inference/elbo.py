@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
-from pyrofl.plates import KeptPlates, plate
+from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors
 
 Program = Callable[[Tensors, Tensors, Batch], object]
@@ -99,7 +99,7 @@ def traces(
             way round.
     """
     received, local = with_rows(received, len(batch)), with_rows(local, len(batch))
-    with KeptPlates(), plate("draws", draws, -3) if draws else nullcontext():
+    with KeptPlates(), plate(DRAWS, draws, -3) if draws else nullcontext():
         q = poutine.trace(guide).get_trace(received, local, batch)
         p = poutine.trace(poutine.replay(model, trace=q)).get_trace(received, local, batch)
     unguided = {n for n, _ in latent(p)} - {n for n, _ in latent(q)}
@@ -150,7 +150,7 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
     closed = analytic and partner is not None and fn.has_rsample and not is_point(fn)
     if closed and alike(site, partner):
         with suppress(NotImplementedError):
-            exact = kl_divergence(fn, partner["fn"])  # type: ignore[index]
+            exact = kl_divergence(once(site), once(partner))
             return exact, scale_and_mask(exact, site["scale"], site["mask"])
     log_q = fn.log_density if isinstance(fn, dist.Delta) else fn.log_prob(value)
     paid = log_q if fn.has_rsample else log_q.detach()
@@ -159,6 +159,11 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
         log_p = partner["fn"].log_prob(value)
         ratio = ratio - scale_and_mask(log_p, partner["scale"], partner["mask"])
     return scale_and_mask(log_q, mask=site["mask"]), ratio
+
+
+def once(site: Any) -> Any:
+    """Return the distribution of a site, without the axis of draws where it is one for all."""
+    return site.get(ONCE, site["fn"])
 
 
 def alike(site: Any, partner: Any) -> bool:

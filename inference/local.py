@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
 
 import pyro
 import torch
@@ -11,11 +13,10 @@ from torch import Generator, Tensor
 from pyrofl.batches import share
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.noise import AHEAD, ClientNoise
-from pyrofl.inference.optim import narrow
 from pyrofl.inference.seeds import Seed, Stream, stream
-from pyrofl.plans import Plan, plan
-from pyrofl.tensors import Tensors, cut, pick
+from pyrofl.inference.steps import Feed, PhaseRun
+from pyrofl.plans import Plan, buckets, plan
+from pyrofl.tensors import Tensors, cut
 
 
 def train(
@@ -45,35 +46,114 @@ def train(
         local after training, the mean loss of each gradient step by its names, [C], and how many
         gradient steps were made, [C] int64.
     """
-    names = [data.names[i] for i in who.ids.tolist()]
-    noise = [stream(seed, Stream.NOISE, number, name) for name in names]
+    # Full batches are padded to the longest of their group; what is drawn does not depend on it.
+    noise = [stream(seed, Stream.NOISE, number, data.names[i]) for i in who.ids.tolist()]
+    order = partial(stream, seed, Stream.ORDER, number)
     losses: Tensors = {}
-    made = torch.zeros(len(who.ids), dtype=torch.long)
+    made = torch.zeros(len(noise), dtype=torch.long)
+    everyone, alike = [torch.arange(len(noise))], buckets(data.sizes[who.ids.cpu()])
     with pyro.validation_enabled(False):
-        for phase in method.phases if phases is None else phases:
-            orders = [stream(seed, Stream.ORDER, number, name) for name in names]
-            schedule = plan(
-                [data.train[i] for i in who.ids.tolist()],
-                _epochs(phase, who),
-                phase.batch,
-                orders,
-            )
-            # Clients that finish early must be the last: stepping then means a shorter prefix.
-            rank = schedule.steps.argsort(descending=True, stable=True)
-            back = rank.argsort()
-            run = _PhaseRun(
-                method,
-                phase,
-                cut(received, rank),
-                cut(local, rank),
-                Who(who.ids[rank], who.size[rank]),
-                [noise[c] for c in rank.tolist()],
-            )
-            run.go(data, schedule.of(rank))
-            local = cut(run.local, back)
-            losses |= cut(run.losses(schedule.steps[rank]), back)
-            made += schedule.steps * sum(m.repeat for m in phase.moves if isinstance(m, Step))
+        for full, group in groupby(method.phases if phases is None else phases, _is_full):
+            turn, parts = tuple(group), alike if full else everyone
+            done = [
+                _in_turn(
+                    method,
+                    turn,
+                    cut(received, some),
+                    cut(local, some),
+                    data,
+                    Who(who.ids[some], who.size[some]),
+                    [noise[c] for c in some.tolist()],
+                    order,
+                )
+                for some in parts
+            ]
+            back = torch.cat(parts).argsort()
+            changed, lost, steps = (cut(_joined(same), back) for same in zip(*done, strict=True))
+            local, losses, made = local | changed, losses | lost, made + steps["made"]
     return local, losses, made
+
+
+def _joined(parts: Sequence[Tensors]) -> Tensors:
+    """Concatenate what groups of clients have; what they know of rows is padded as rows are."""
+    if len(parts) == 1:
+        return parts[0]
+    names = list(dict.fromkeys(n for part in parts for n in part))
+    joined = {}
+    for name in names:
+        if any(name not in part for part in parts):
+            raise ValueError(f"a client that makes no step in this phase would lack {name!r}")
+        values = [part[name] for part in parts]
+        widths = {v.shape[1] for v in values if v.dim() > 1}
+        if len(widths) > 1:
+            values = [_widened(v, max(widths)) for v in values]
+        joined[name] = torch.cat(values)
+    return joined
+
+
+def _widened(value: Tensor, width: int) -> Tensor:
+    wide = value.new_zeros(len(value), width, *value.shape[2:])
+    wide[:, : value.shape[1]] = value
+    return wide
+
+
+def _is_full(phase: Phase) -> bool:
+    return phase.batch is None
+
+
+def _in_turn(
+    method: Method,
+    phases: Sequence[Phase],
+    received: Tensors,
+    local: Tensors,
+    data: Federation,
+    who: Who,
+    noise: list[Generator],
+    order: Callable[[str], Generator],
+) -> tuple[Tensors, Tensors, Tensors]:
+    """Run phases, all on full batches or none; return what they change, losses and steps made."""
+    ids, old = who.ids.tolist(), local
+    rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
+    whole = data.batch(who.ids) if _is_full(phases[0]) else None
+    losses: Tensors = {}
+    made = torch.zeros(len(ids), dtype=torch.long)
+    for phase in phases:
+        steps = torch.tensor(_epochs(phase, who))
+        if phase.batch:
+            schedule = plan(rows, steps.tolist(), phase.batch, [order(name) for name in names])
+            steps = schedule.steps
+        # Clients that finish early must be the last: stepping then means a shorter prefix.
+        rank = steps.argsort(descending=True, stable=True)
+        back, ranked = rank.argsort(), Who(who.ids[rank], who.size[rank])
+        feed = _again(whole.some(rank)) if whole else _minibatches(data, ranked, schedule.of(rank))
+        own = [noise[c] for c in rank.tolist()]
+        run = PhaseRun(method, phase, cut(received, rank), cut(local, rank), ranked, own)
+        run.go(steps[rank], feed)
+        local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
+        losses |= cut(run.losses(steps[rank]), back)
+        made += steps * sum(m.repeat for m in phase.moves if isinstance(m, Step))
+    return {n: v for n, v in local.items() if v is not old.get(n)}, losses, {"made": made}
+
+
+def _again(whole: Batch) -> Feed:
+    def feed(_: int, active: int) -> Batch:
+        nonlocal whole
+        if active < len(whole):
+            whole = whole.some(slice(active))
+        return whole
+
+    return feed
+
+
+def _minibatches(data: Federation, who: Who, schedule: Plan) -> Feed:
+    rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
+    part = share(who.size, mask)
+
+    def feed(t: int, active: int) -> Batch:
+        first = Who(who.ids[:active], who.size[:active])
+        return data.gather(first, *(v[t, :active] for v in (rows, mask, at, part)))
+
+    return feed
 
 
 def _epochs(phase: Phase, who: Who) -> list[int]:
@@ -83,143 +163,3 @@ def _epochs(phase: Phase, who: Who) -> list[int]:
     if len(epochs) != len(who.ids) or min(epochs) < 0:
         raise ValueError(f"epochs are {epochs}; expected one number >= 0 for each client")
     return [int(e) for e in epochs]
-
-
-class _PhaseRun:
-    """One phase on clients sorted by number of steps.
-
-    The active clients are a prefix, `now`: views of the first rows of `local`, which optimisers
-    and moves overwrite in place. A client that has finished is no longer in it and keeps its rows.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        phase: Phase,
-        received: Tensors,
-        local: Tensors,
-        who: Who,
-        noise: list[Generator],
-    ) -> None:
-        self.method, self.phase, self.received, self.who = method, phase, received, who
-        self.noise = ClientNoise(noise, AHEAD)
-        steps = [move for move in phase.moves if isinstance(move, Step)]
-        self.moving = [pick(local, step.names) for step in steps]
-        for step, mine in zip(steps, self.moving, strict=True):
-            if not mine:
-                raise ValueError(
-                    f"no local tensor matches {step.names!r}; there are {sorted(local)}"
-                )
-        self.owned = {n for mine in self.moving for n in mine}
-        self.local = {
-            n: v.clone(memory_format=torch.contiguous_format) if n in self.owned else v
-            for n, v in local.items()
-        }
-        self.now = self.local
-        self.params = [{n: self.local[n].detach() for n in mine} for mine in self.moving]
-        self.optimisers = [
-            step.optim([p.requires_grad_() for p in mine.values()])
-            for step, mine in zip(steps, self.params, strict=True)
-        ]
-        self.ones = torch.ones_like(who.size)
-        self.total = {step.names: torch.zeros_like(who.size) for step in steps}
-
-    def go(self, data: Federation, schedule: Plan) -> None:
-        """Make all steps of the schedule."""
-        active, batch = len(self.who.ids), None
-        rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
-        part = share(self.who.size, mask)
-        times = torch.arange(len(schedule.rows))
-        for t, left in enumerate((schedule.steps > times[:, None]).sum(1).tolist()):
-            if left < active:
-                active = left
-                self._shorten(active)
-            if batch is None or len(batch) > active or self.phase.batch:
-                batch = data.gather(
-                    Who(self.who.ids[:active], self.who.size[:active]),
-                    rows[t, :active],
-                    mask[t, :active],
-                    at[t, :active] if self.phase.batch else None,
-                    part[t, :active],
-                )
-            with self.noise:
-                self._moves(batch)
-
-    def _shorten(self, active: int) -> None:
-        self.now = cut(self.local, slice(active))
-        self.received = cut(self.received, slice(active))
-        self.noise.narrow(active)
-        for optimiser in self.optimisers:
-            narrow(optimiser, active)
-
-    def _moves(self, batch: Batch) -> None:
-        gradient = iter(zip(self.params, self.optimisers, strict=True))
-        for move in self.phase.moves:
-            if isinstance(move, Step):
-                params, optimiser = next(gradient)
-                for _ in range(move.repeat):
-                    self._step(move, params, optimiser, batch)
-            else:
-                changed = move(self.received, self.now, batch)
-                # Copies: a move may return tensors that others of its writes overwrite.
-                for name, value in {n: v.detach().clone() for n, v in changed.items()}.items():
-                    self._write(name, value)
-
-    def _step(
-        self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch
-    ) -> None:
-        loss = step.loss(
-            self.method.model, self.method.guide, self.received, self.now | params, batch
-        )
-        if loss.shape != batch.size.shape:
-            raise ValueError(
-                f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "
-                f"number for each of {len(batch)} clients"
-            )
-        grads = torch.autograd.grad(
-            loss,
-            list(params.values()),
-            self.ones[: len(loss)],
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        for (name, p), grad in zip(params.items(), grads, strict=True):
-            if p.dim() and not optimiser.state.get(p):
-                self._lay_out(name, p, grad)
-            p.grad = grad
-        optimiser.step()
-        optimiser.zero_grad()  # so that the next gradients take this memory, still in the cache
-        self.total[step.names][: len(loss)].add_(loss.detach(), alpha=1 / step.repeat)
-
-    def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:
-        """Let a parameter lie in memory as its gradients do; optimisers are three times faster."""
-        strides = (p[0].numel(), *torch.empty_like(grad[0]).stride())
-        if strides != p.stride():
-            whole = self.local[name]
-            self.local[name] = torch.empty_strided(
-                whole.shape, strides, dtype=whole.dtype, device=whole.device
-            ).copy_(whole)
-            self.now[name] = self.local[name][: len(p)]
-            for params in self.params:  # of every step that moves it
-                if name in params:
-                    params[name].data = self.now[name]
-
-    def _write(self, name: str, value: Tensor) -> None:
-        """Set a local tensor of the active clients, in a copy that belongs to this phase."""
-        old = self.local.get(name)
-        stepped = any(name in params for params in self.params)
-        if len(value) == len(self.who.ids) and not stepped:
-            self.local[name] = self.now[name] = value  # a copy already
-            self.owned.add(name)
-            return
-        if old is None:
-            raise ValueError(f"a client that makes no step in this phase would lack {name!r}")
-        if name not in self.owned:
-            self.local[name] = old.clone(memory_format=torch.contiguous_format)
-            self.owned.add(name)
-        self.local[name][: len(value)].copy_(value)
-        self.now[name] = self.local[name][: len(value)]
-
-    def losses(self, steps: Tensor) -> Tensors:
-        """Return the mean loss per step of every gradient move, by its names: [C]."""
-        return {n: v / steps.clamp(min=1).to(v) for n, v in self.total.items()}

@@ -160,7 +160,7 @@ def draw(
                 if normals is None
                 else normals(own, fn.loc.dtype)
             )
-        return fn.loc + fn.scale * noise.movedim(0, axis).to(fn.loc.device)
+        return torch.addcmul(fn.loc, fn.scale, noise.movedim(0, axis).to(fn.loc.device))
     if axis is None or (len(generators) == 1 and not rows):
         return _sample(fn, generators[0])
     parts = [

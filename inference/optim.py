@@ -19,7 +19,7 @@ def sgd(lr: float, momentum: float = 0.0, clip: float | None = None, **options: 
         lr: learning rate, on the scale of the loss it is used with (sum or mean).
         momentum: heavy-ball momentum.
         clip: largest norm of a client's whole gradient; a longer one is scaled down.
-        options: further arguments of `torch.optim.SGD`.
+        options: further arguments of `torch.optim.SGD`; fused=True by default.
 
     Raises:
         ValueError: if lr or momentum is negative, or clip is not positive.
@@ -28,7 +28,7 @@ def sgd(lr: float, momentum: float = 0.0, clip: float | None = None, **options: 
         raise ValueError(f"lr is {lr}, momentum {momentum}; expected lr >= 0, 0 <= momentum < 1")
 
     def make(params: list[Tensor]) -> Optimizer:
-        return torch.optim.SGD(params, lr=lr, momentum=momentum, **options)
+        return torch.optim.SGD(params, **({"fused": True} | options), lr=lr, momentum=momentum)
 
     return make if clip is None else clipped(make, clip)
 

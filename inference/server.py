@@ -73,12 +73,12 @@ def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server
     Returns:
         New values and memory, to be put into the server's state.
     """
-    params = {n: server[n].detach()[None].clone().requires_grad_() for n in gradient}
+    params = {n: _row(server[n]).requires_grad_() for n in gradient}
     optimiser = make(list(params.values()))
     for n, p in params.items():
-        p.grad = gradient[n].detach()[None].clone()
+        p.grad = _row(gradient[n])
         optimiser.state[p] = {
-            key.removeprefix(f"{role}/{n}:"): value.clone()
+            key.removeprefix(f"{role}/{n}:"): value.clone(memory_format=torch.contiguous_format)
             for key, value in server.items()
             if key.startswith(f"{role}/{n}:")
         }
@@ -90,3 +90,8 @@ def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server
         if torch.is_tensor(value)
     }
     return {n: p.detach()[0] for n, p in params.items()} | memory
+
+
+def _row(value: Tensor) -> Tensor:
+    """Return a copy [1, *p] that lies in order, as fused optimisers need of all they are given."""
+    return value.detach()[None].clone(memory_format=torch.contiguous_format)

@@ -6,18 +6,37 @@ with batch shape [..., C, B].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyro.distributions as dist
+import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
+from torch.distributions import Distribution
 
 Likelihood = Callable[[Tensor, Tensor], TorchDistribution]
 
 
+class Categorical(dist.Categorical):
+    """Pyro's Categorical of logits [..., classes], normalised in one pass instead of six."""
+
+    def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
+        """Normalise."""
+        self.logits = self._param = logits.log_softmax(-1)
+        self._num_events = logits.shape[-1]
+        Distribution.__init__(self, logits.shape[:-1], validate_args=validate_args)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Categorical:
+        """Return it with another batch shape."""
+        new: Categorical = self.__new__(type(self)) if _instance is None else _instance
+        super().expand(torch.Size(batch_shape), new)  # type: ignore[no-untyped-call]
+        return new
+
+
 def categorical(outputs: Tensor, x: Tensor) -> TorchDistribution:
     """Classify: one logit per class."""
-    return dist.Categorical(logits=outputs)
+    return Categorical(outputs)
 
 
 def bernoulli(outputs: Tensor, x: Tensor) -> TorchDistribution:

@@ -14,6 +14,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyrofl.plates import plate
+from pyrofl.tensors import cut
 
 
 class Who(NamedTuple):
@@ -61,6 +62,11 @@ class Batch:
         ):
             yield
 
+    def some(self, clients: Tensor | slice) -> Batch:
+        """Return the same rows of some clients, in that order."""
+        names = ("x", "y", "mask", "size", "ids", *(() if self.at is None else ("at",)))
+        return replace(self, **cut({n: getattr(self, n) for n in names}, clients))
+
     def split(self, k: int) -> list[Batch]:
         """Deal the rows into k batches (row i goes to batch i mod k): support and query.
 
@@ -88,7 +94,7 @@ class Batch:
     def of(self, known: Tensor) -> Tensor:
         """Pick the batch's rows of what is known of all rows: [C, n, *f] -> [C, B, *f]."""
         if self.at is None:
-            return known
+            return known[:, : self.mask.shape[1]]
         return known[torch.arange(len(self), device=known.device)[:, None], self.at]
 
 

@@ -56,8 +56,9 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
     """Index the leading axis of every tensor; one that was only expanded stays so."""
     if isinstance(index, slice):
         return {n: v[index] for n, v in tensors.items()}
-    if torch.equal(index, torch.arange(len(index), device=index.device)):
-        return cut(tensors, slice(len(index)))
+    first = int(index[0]) if len(index) else 0
+    if torch.equal(index, torch.arange(first, first + len(index), device=index.device)):
+        return cut(tensors, slice(first, first + len(index)))
     return {
         n: v[index] if v.stride(0) else v[:1].expand(len(index), *v.shape[1:])
         for n, v in tensors.items()

@@ -18,14 +18,16 @@ import toys
 from torch import Tensor
 
 import pyrofl.models
-from pyrofl import export
+from pyrofl import export, plans
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference import local as training
 from pyrofl.inference.evaluate import evaluate
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import bernoulli, fixed
 from pyrofl.inference.rounds import advance, federate, first
 from pyrofl.inference.state import Round, meet
 from pyrofl.inference.stragglers import Stragglers
+from pyrofl.plans import buckets
 from pyrofl.tensors import generator, matches, size_in_bytes
 
 MODULES = {
@@ -115,6 +117,21 @@ def test_clients_may_be_trained_side_by_side_or_one_by_one(name):
     for one, more in zip(usual(name, 1), usual(name, 5), strict=True):
         toys.assert_same_round(one, more, rtol=1e-8, atol=1e-9)
     toys.assert_same_round(usual(name, 1)[-1], usual(name)[-1], rtol=1e-8, atol=1e-9)
+
+
+@everywhere
+def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
+    def sizes(counts: Tensor) -> list[Tensor]:
+        groups.append(buckets(counts))
+        return groups[-1]
+
+    groups: list[list[Tensor]] = []
+    monkeypatch.setattr(plans, "WORTH", 0)  # a group for every number of rows
+    monkeypatch.setattr(training, "buckets", sizes)
+    apart = federate(built(name), data(), 3, participation=bernoulli(0.5), chunk=12)
+    for one, more in zip(apart, usual(name), strict=True):
+        toys.assert_same_round(one, more, rtol=1e-8, atol=1e-9)
+    assert max(map(len, groups)) > 3
 
 
 @everywhere

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyrofl.plans import plan
+from pyrofl import plans
+from pyrofl.plans import buckets, plan
 from pyrofl.tensors import generator
 
 SIZES = st.lists(st.integers(1, 20), min_size=1, max_size=6)
@@ -62,3 +63,24 @@ def test_epochs_are_shuffled_minibatches_only():
     assert not torch.equal(p.rows[0, 0], mine)
     again = plan([mine], [2], 20, [generator(2)])
     assert not torch.equal(p.rows, again.rows)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=40))
+def test_groups_hold_every_client_once_and_a_cut_spares_what_it_costs(sizes):
+    found = buckets(torch.tensor(sizes))
+    assert sorted(i for group in found for i in group.tolist()) == list(range(len(sizes)))
+    grouped = [[sizes[i] for i in group.tolist()] for group in found]
+    assert [size for group in grouped for size in group] == sorted(sizes, reverse=True)
+    padded = sum(len(group) * group[0] for group in grouped)
+    assert padded + plans.WORTH * (len(found) - 1) <= len(sizes) * max(sizes)
+    for group in grouped:  # nor is there a cut left that would
+        assert all(
+            (group[0] - size) * (len(group) - at) <= plans.WORTH for at, size in enumerate(group)
+        )
+
+
+def test_groups_of_some_sizes():
+    sizes = torch.tensor([5, 900, 5, 870, 5, 5, 5, 800])
+    assert [group.tolist() for group in buckets(sizes)] == [[1, 3, 7], [0, 2, 4, 5, 6]]
+    assert [group.tolist() for group in buckets(torch.full((3,), 10**6))] == [[0, 1, 2]]

@@ -106,7 +106,7 @@ def pfedvem(
                 schedule = _plan(data, who, 1, None)
                 x, y, mask = _minibatch(data, schedule, 0, len(who))
                 features = products(x, base[0], base[1]).relu()
-            on_heads = torch.optim.SGD(mu + pi, lr, momentum)
+            on_heads = torch.optim.SGD(mu + pi, lr, momentum, fused=True)
             for _ in range(head_epochs):
                 logits = _head(features, mu, pi, draws, source)
                 value = _sum_loss(logits, y, mask) / draws + _divergence(mu, pi, weights[2:], tau)
@@ -147,12 +147,12 @@ def _steps(
     times = torch.arange(len(schedule.rows))
     left = (schedule.steps > times[:, None]).sum(1).tolist()
     params = [w.detach().requires_grad_() for w in own]
-    optimiser = torch.optim.SGD(params, lr, momentum)
+    optimiser = torch.optim.SGD(params, lr, momentum, fused=True)
     for t, active in enumerate(left):
         if active < len(params[0]):
             memory = [optimiser.state[p].get("momentum_buffer") for p in params]
             params = [w.detach()[:active].requires_grad_() for w in own]
-            optimiser = torch.optim.SGD(params, lr, momentum)
+            optimiser = torch.optim.SGD(params, lr, momentum, fused=True)
             for p, buffer in zip(params, memory, strict=True):
                 if buffer is not None:  # there is none without momentum
                     optimiser.state[p]["momentum_buffer"] = buffer[:active]
@@ -185,7 +185,7 @@ def _sum_loss(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 def _descend(loss: Tensor, params: Weights, optimiser: torch.optim.Optimizer) -> None:
     grads = torch.autograd.grad(loss, params)
     for p, grad in zip(params, grads, strict=True):
-        p.grad = grad
+        p.grad = grad.contiguous()  # as fused optimisers take for granted
     optimiser.step()
 
 

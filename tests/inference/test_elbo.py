@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import Loss, Program, elbo, traces, with_rows
+from pyrofl.inference.elbo import Loss, Program, elbo, latent, log_densities, traces, with_rows
 from pyrofl.inference.noise import ClientNoise
 from pyrofl.models import guides
 from pyrofl.models.autoguides import from_pyro
@@ -96,6 +96,16 @@ def test_loss_is_trace_elbo(family, draws):
 def test_analytic_loss_is_trace_mean_field_elbo(family, draws):
     case = setting(family)
     assert_pyros(ours(elbo(draws), *case), pyros(TraceMeanField_ELBO, *case, draws))
+
+
+def test_a_divergence_is_taken_once_for_all_draws():
+    model, guide, local, batch = setting("mean_field")
+    with noise(len(batch)):
+        q, p = traces(model, guide, {}, local, batch, draws=4)
+    for name, site in latent(q):
+        assert site["value"].shape[0] == 4
+        _, ratio = log_densities(site, p.nodes[name], analytic=True)
+        assert ratio.shape == (len(batch), 1)
 
 
 def test_analytic_loss_counts_the_jacobian_of_an_automatic_guide():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.elbo import Program
 from pyrofl.inference.local import train
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, clipped, sgd
@@ -25,6 +26,7 @@ from pyrofl.plans import plan
 from pyrofl.tensors import Tensors, generator, role, spread_out, under
 
 SEED, NUMBER = 11, 4
+AT = {"seed": SEED, "number": NUMBER}
 
 
 def together(
@@ -133,6 +135,60 @@ def test_one_client_of_one_row_is_sgd_to_the_last_bit():
         (0.5 * (y[rows] - x[rows, 0] * w).square()).sum().backward()
         optimiser.step()
     assert torch.equal(state.server["w/w"], w.detach())
+
+
+def test_gradients_may_lie_in_memory_as_they_like():
+    # Fused optimisers of torch go through a parameter and its gradient in step, whatever strides.
+    net = Network(nn.Linear(3, 3, bias=False))
+    data = Federation(torch.eye(3), torch.zeros(3), (torch.arange(3),) * 2, (torch.arange(0),) * 2)
+    target, calls = torch.randn(2, 3, 3, generator=generator(4)), []
+
+    def loss(
+        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        calls.append(0)
+        w = local["w/weight"]
+        gap = [w - target, w.mT - target.mT, (w - target).clone(), w.mT.mT - target]
+        part = gap[len(calls) % 4].square().mul(0.5)
+        return (part.mT.contiguous() if len(calls) % 3 else part).sum((1, 2))
+
+    step = Step("w/*", sgd(0.1, 0.9), loss)
+    method = replace(fedavg.build(net), phases=(Phase((step,), epochs=9),))
+    w = torch.randn(3, 3, generator=generator(5))
+    received = {"w/weight": w.expand(2, 3, 3)}
+    local, _, _ = train(method, received, received, data, data.who(torch.arange(2)), **AT)
+    expected, speed = w.expand(2, 3, 3).clone(), torch.zeros(2, 3, 3)
+    for _ in range(9):
+        speed = 0.9 * speed + expected - target
+        expected = expected - 0.1 * speed
+    torch.testing.assert_close(local["w/weight"], expected)
+
+
+def test_an_optimiser_is_given_gradients_that_lie_as_its_parameters_do():
+    lying = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure=None):
+            ps = self.param_groups[0]["params"]
+            lying.extend((p.stride(), p.grad.stride()) for p in ps)
+
+    def make(params: list[Tensor]) -> torch.optim.Optimizer:
+        return Watched(params, lr=0.1)
+
+    def loss(
+        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        w = local["w/weight"]
+        rows = torch.ones(len(w), 2, 3)
+        return (torch.bmm(rows, w.mT) if len(lying) % 2 else w + 0.0).sum((1, 2))
+
+    net = Network(nn.Linear(3, 4, bias=False))
+    data = Federation(torch.eye(3), torch.zeros(3), (torch.arange(3),) * 2, (torch.arange(0),) * 2)
+    method = replace(fedavg.build(net), phases=(Phase((Step("w/*", make, loss),), epochs=4),))
+    received = {"w/weight": torch.ones(2, 4, 3)}
+    train(method, received, received, data, data.who(torch.arange(2)), **AT)
+    assert len(lying) == 4
+    assert all(p == grad for p, grad in lying)
 
 
 # Stragglers.

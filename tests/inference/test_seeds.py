@@ -64,7 +64,8 @@ def hierarchy() -> tuple[Method, Federation]:
     task = linear_regression(3, 2, [4, 9, 6], seed=1)
     prior = priors.fixed(dist.Normal, 0.0, 1.0)
     net = build("linear", (2,), 1)
-    return pvi.build(net, likelihood=likelihoods.normal(), prior=prior, epochs=2), task.federation
+    method = pvi.build(net, likelihood=likelihoods.normal(), prior=prior, epochs=2, batch=3)
+    return method, task.federation
 
 
 def test_all_streams_that_the_library_uses_are_different(monkeypatch):

@@ -132,6 +132,16 @@ def test_the_server_steps_as_torch_does(make):
     assert torch.equal(start["a/w"], torch.ones(3, 2, dtype=torch.float64))
 
 
+def test_the_server_steps_rightly_wherever_its_tensors_lie():
+    w, slope = torch.arange(6.0).view(2, 3), torch.tensor([[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]])
+    make = sgd(0.5, 0.9)
+    once = descend(make, {"w": w}, {"w": slope.mT})
+    torch.testing.assert_close(once["w"], w - 0.5 * slope.mT)
+    stored = {n: v.mT.contiguous().mT if v.dim() == 2 else v for n, v in once.items()}
+    twice = descend(make, stored, {"w": slope.mT})
+    torch.testing.assert_close(twice["w"], w - 0.5 * 2.9 * slope.mT)
+
+
 def test_two_groups_remember_apart():
     start = {"a": torch.zeros(1), "b": torch.zeros(1), "a_b": torch.zeros(1)}
     ones = {n: torch.ones(1) for n in start}

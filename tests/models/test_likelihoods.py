@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from math import comb, exp, factorial, log, log1p, pi
 
+import pyro.distributions as dist
 import pytest
 import torch
+from torch.distributions import kl_divergence
 
 from pyrofl.data import Federation
 from pyrofl.inference.rounds import federate
@@ -138,3 +140,29 @@ def test_a_likelihood_is_named_with_its_number():
     ):
         with pytest.raises(ValueError, match=message):
             likelihoods.named(spec)
+
+
+def test_classes_are_pyros_categorical():
+    logits = 4 * torch.randn(3, 2, 5, generator=generator(6), dtype=torch.float64)
+    mine, pyros = likelihoods.Categorical(logits), dist.Categorical(logits=logits)
+    y = torch.randint(0, 5, (3, 2), generator=generator(7))
+    torch.testing.assert_close(mine.log_prob(y), pyros.log_prob(y), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(mine.entropy(), pyros.entropy(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(mine.probs, pyros.probs, rtol=1e-12, atol=1e-12)
+    wide = mine.expand((4, 3, 2))
+    assert isinstance(wide, likelihoods.Categorical)
+    assert wide.batch_shape == (4, 3, 2)
+    torch.testing.assert_close(wide.log_prob(y)[3], pyros.log_prob(y), rtol=1e-12, atol=1e-12)
+    torch.manual_seed(0)
+    drawn = mine.sample((7,))
+    torch.manual_seed(0)
+    assert torch.equal(drawn, pyros.sample((7,)))
+    assert torch.equal(mine.enumerate_support(), pyros.enumerate_support())
+    assert float(kl_divergence(mine, pyros).abs().max()) < 1e-12
+    one = torch.tensor([1e4, -1e4, 0.0])  # where a sum of exponentials would overflow
+    torch.testing.assert_close(likelihoods.Categorical(one).logits, torch.tensor([0.0, -2e4, -1e4]))
+
+
+def test_classes_refuse_logits_that_are_no_numbers():
+    with pytest.raises(ValueError, match="invalid values"):
+        likelihoods.Categorical(torch.tensor([0.0, torch.nan]), validate_args=True)
