@@ -56,9 +56,10 @@ def elbo(
     ) -> Tensor:
         q, p = traces(model, guide, received, local, batch, draws)
         clients = len(batch)
-        p.compute_log_prob(lambda _, site: bool(site["is_observed"]))
         weight = kl(received, local, batch)[:, None] if callable(kl) else kl
-        costs = [-site["log_prob"] for _, site in observed(p)]
+        costs: list[Tensor] = [
+            -weighed(site, site["fn"].log_prob(site["value"])) for _, site in observed(p)
+        ]
         scores = []
         for name, site in latent(q):
             reparametrised = site["fn"].has_rsample
@@ -68,11 +69,11 @@ def elbo(
             costs.append(weight * log_ratio)
             if not reparametrised:
                 scores.append(log_q)
-        value = reduce(torch.add, (per_draw(c, clients) for c in added(costs)))
+        value: Tensor = reduce(torch.add, (per_draw(c, clients) for c in added(costs)))
         everything = value.detach().unsqueeze(-1)
         for score in scores:  # REINFORCE: a gradient, but no value
             # A row's draw is to blame for that row alone, and for what its client pays as a whole.
-            blame = sum(costs).detach() if score.shape[-1] > 1 else everything
+            blame = reduce(torch.add, costs).detach() if score.shape[-1] > 1 else everything
             signal = per_draw(blame * score, clients)
             value = value + signal - signal.detach()
         total = value.mean(0) if len(value) > 1 else value[0]
@@ -151,14 +152,20 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
     if closed and alike(site, partner):
         with suppress(NotImplementedError):
             exact = kl_divergence(once(site), once(partner))
-            return exact, scale_and_mask(exact, site["scale"], site["mask"])
+            return exact, weighed(site, exact)
     log_q = fn.log_density if isinstance(fn, dist.Delta) else fn.log_prob(value)
     paid = log_q if fn.has_rsample else log_q.detach()
-    ratio = scale_and_mask(paid, site["scale"], site["mask"])
+    ratio = weighed(site, paid)
     if partner is not None and not isinstance(partner["fn"], dist.ImproperUniform):
         log_p = partner["fn"].log_prob(value)
-        ratio = ratio - scale_and_mask(log_p, partner["scale"], partner["mask"])
+        ratio = ratio - weighed(partner, log_p)
     return scale_and_mask(log_q, mask=site["mask"]), ratio
+
+
+def weighed(site: Any, value: Tensor) -> Tensor:
+    """Scale and mask what a site contributes, as Pyro does."""
+    result: Tensor = scale_and_mask(value, site["scale"], site["mask"])
+    return result
 
 
 def once(site: Any) -> Any:

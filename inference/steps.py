@@ -115,7 +115,8 @@ class PhaseRun:
             # Fused optimisers of torch take it for granted that both lie alike.
             p.grad = grad if grad.stride() == p.stride() else torch.empty_like(p).copy_(grad)
         optimiser.step()
-        optimiser.zero_grad()  # so that the next gradients take this memory, still in the cache
+        for p in params.values():
+            p.grad = None  # so that the next gradients take this memory, still in the cache
         self.total[step.names][: len(loss)].add_(loss.detach(), alpha=1 / step.repeat)
 
     def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:

@@ -1,7 +1,8 @@
 """Commands in children of one process that has imported everything: they are fast, and may die.
 
 As a script it reads a job from each line, `{"commands": [[...], ...], "doom": {...}}`, forks a
-child that runs the commands one after the other under that doom, and answers with how it ended.
+child that runs the commands one after the other under that doom, and answers with how it ended. A
+command that begins with a script runs that instead of `pyrofl`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import ctypes
 import json
 import os
 import resource
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -57,6 +60,8 @@ class Nursery:
 
 def serve() -> None:
     """Import all that a command needs, and run the jobs."""
+    import matplotlib.pyplot  # noqa: F401
+
     from pyrofl.cli import main
 
     answers = os.fdopen(os.dup(1), "w")
@@ -81,25 +86,39 @@ def serve() -> None:
 
 def live(commands: Sequence[Sequence[str]], doom: dict[str, Any]) -> NoReturn:
     """Run commands; the doom befalls the first of them."""
-    from pyrofl import cli_report
-    from pyrofl.cli import main
-
     code = 1
     try:
-        cli_report.draw = lambda *_: iter(())  # figures take longer than all else
         stages = [found for kind, value in doom.items() if (found := DOOMS[kind](value))]
         codes = []
         for words in commands:
             for stage in stages:
                 next(stage, None)
-            codes.append(main(words))
+            codes.append(script(words) if words[0].endswith(".py") else command(words))
         for stage in stages:
             next(stage, None)
         sys.stderr.write(f"{json.dumps(codes)}\n")
         code = 0
+    except Exception:
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def command(words: Sequence[str]) -> int:
+    """Run a command of `pyrofl`, without its figures, which take longer than all else."""
+    from pyrofl import cli_report
+    from pyrofl.cli import main
+
+    cli_report.draw = lambda *_: iter(())
+    return main(words)
+
+
+def script(words: Sequence[str]) -> int:
+    """Run a script as Python would."""
+    sys.argv, sys.path[0] = [*words], str(Path(words[0]).parent)
+    runpy.run_path(words[0], run_name="__main__")
+    return 0
 
 
 def die() -> None:

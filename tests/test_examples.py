@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from dying import Nursery
 
 FOLDER = Path(__file__).parent.parent / "examples"
 
@@ -54,16 +52,20 @@ TABLES: dict[str, Callable[[np.random.Generator], str]] = {
 """script -> a small made-up table, for those that are given a file."""
 
 
+@pytest.fixture(scope="module")
+def run() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_example_draws_its_figure(script: Path, tmp_path: Path):
-    command = [sys.executable, str(script), "--quick", "--out", str(tmp_path)]
+def test_example_draws_its_figure(script: Path, tmp_path: Path, run: Nursery):
+    command = [str(script), "--quick", "--out", str(tmp_path)]
     if script.stem in TABLES:
         path = tmp_path / "table.csv"
         path.write_text(TABLES[script.stem](np.random.default_rng(0)))
         command += ["--data", str(path)]
-    own = {"MPLCONFIGDIR": str(tmp_path / "mpl"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, env=os.environ | own
-    )
-    assert done.returncode == 0, done.stderr
-    assert list(tmp_path.glob("*.png")), done.stdout
+    ended = run(command)
+    assert ended.codes == [0], "\n".join(ended.told)
+    assert list(tmp_path.glob("*.png")), ended.told

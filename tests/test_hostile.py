@@ -37,8 +37,8 @@ LITTLE |= dict.fromkeys(("epochs", "head_epochs", "base_epochs", "steps", "tune_
 LITTLE |= dict.fromkeys(("local_steps", "fine_tune", "inner_steps", "burn_in"), 1)
 ENOUGH = 80  # federations for each method, each its own: 2,000 and more of them in all
 COUNTS = Path(__file__).with_name("hostile.json")  # what became of them when last counted
-# Of them may end otherwise: rounding differs, and hypothesis draws from the constants in those modules
-# that happen to be loaded, so that other tests beside this one make other federations.
+# Of them may end otherwise: rounding differs, and hypothesis draws from the constants in all those
+# modules that happen to be loaded, so that other tests beside this one make other federations.
 CLOSE = 20
 DEEP = ("fedbabu", "fedrep")  # they need a base and a head
 CLASSIFIERS = ("fedbe",)  # they predict no numbers
