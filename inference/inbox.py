@@ -66,13 +66,15 @@ class Folded:
             self.failed[form] = error
 
     def _folded(self, form: Form, who: Who, sent: Tensors) -> tuple[Tensors, Who]:
-        before, senders = self.running.get(form, (cut(sent, slice(0)), Who(*(v[:0] for v in who))))
+        nobody = Who(who.ids[:0], who.size[:0], who.each[:0])
+        before, senders = self.running.get(form, (cut(sent, slice(0)), nobody))
         if not len(who.ids):
             return before, senders
         message, sender = self.fold(sent, who)
         if not len(senders.ids):
             return message, sender
-        both = Who(*(torch.cat(pair) for pair in zip(senders, sender, strict=True)))
+        pairs = (senders.ids, sender.ids), (senders.size, sender.size), (senders.each, sender.each)
+        both = Who(*map(torch.cat, pairs))
         return self.fold(join_up([before, message]), both)
 
     def close(self, form: Form, who: Who) -> tuple[Tensors, Who]:

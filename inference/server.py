@@ -50,9 +50,15 @@ def by_size(message: Tensors, who: Who) -> tuple[Tensors, Who]:
     return standing_for(who, average(message, who.size))
 
 
+def by_number(message: Tensors, who: Who) -> tuple[Tensors, Who]:
+    """Fold messages that are averaged evenly: their average stands for them."""
+    return standing_for(who, average(message, who.each))
+
+
 def standing_for(who: Who, tensors: Tensors) -> tuple[Tensors, Who]:
-    """Make tensors [*p] the message of one client that has the rows of several."""
-    return {n: v[None] for n, v in tensors.items()}, Who(who.ids[:1], who.size.sum()[None])
+    """Make tensors [*p] the message of one client that stands for all and has their rows."""
+    sender = Who(who.ids[:1], who.size.sum()[None], who.each.sum()[None])
+    return {n: v[None] for n, v in tensors.items()}, sender
 
 
 def blend(old: Tensors, new: Tensors, keep: float) -> Tensors:

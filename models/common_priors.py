@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from pyrofl.inference.robust import Combine
+from pyrofl.inference.robust import Combine, mean
 from pyrofl.tensors import Tensors, role, under
 
 Average = Literal["mnu", "std", "moments"]
@@ -52,13 +52,8 @@ def step_to(
     return m + share * gap, s2.log() / 2
 
 
-def evenly(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
-    """Take the mean over clients."""
-    return {n: v.mean(0) for n, v in message.items()}
-
-
 def pooled(
-    server: Tensors, message: Tensors, weight: Tensor, average: Average, combine: Combine = evenly
+    server: Tensors, message: Tensors, weight: Tensor, average: Average, combine: Combine = mean
 ) -> Tensors:
     """Make one prior [*p] of the clients' priors, names "loc/" and "log_scale/" [C, *p].
 

@@ -46,8 +46,9 @@ from pyrofl.inference.meta import descended
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.robust import Combine, combining
+from pyrofl.inference.server import standing_for
 from pyrofl.models import guides
-from pyrofl.models.common_priors import Average, evenly, gradient, pooled, step_to
+from pyrofl.models.common_priors import Average, gradient, pooled, step_to
 from pyrofl.models.fedavg import supervised
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Family, as_event
@@ -125,7 +126,7 @@ def build(
         expected = "scale > 0, kl >= 0, lr_prior >= 0 and, if natural, <= 1"
         raise ValueError(f"scale is {scale}, kl {kl}, lr_prior {rate}; expected {expected}")
     q = family(net.shapes, scale=scale, loc="mu", spread="pi")
-    combine = evenly if merge == "mean" else combining(merge)
+    combine = combining(merge)
     loss = elbo(draws if q.random else None, kl=kl, mean=True)
     descend = descended(loss, q.names, lr, steps)
 
@@ -172,7 +173,10 @@ def build(
         return theta(role("loc", local), role("log_scale", local))
 
     def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return server | pooled(server, message, torch.ones_like(who.size), average, combine)
+        return server | pooled(server, message, who.each, average, combine)
+
+    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
+        return standing_for(who, pooled({}, message, who.each, average, combine))
 
     def ahead(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
@@ -194,6 +198,7 @@ def build(
         guide=q.program,
         phases=phases,
         merge=update,
+        fold=fold if merge == "mean" else None,
         adapt=(begin, tune) if fine_tune else (),
         views={
             "personal": lambda _, local: posterior(local) | local,

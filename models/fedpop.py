@@ -40,6 +40,7 @@ from pyrofl.inference.messages import NOT_NEGATIVE, POSITIVE
 from pyrofl.inference.method import Method, Move, Phase, Step, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.robust import Combine, combining
+from pyrofl.inference.server import average, standing_for
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Family, as_event
@@ -152,10 +153,14 @@ def build(
         return pick(local, "base/* mean/* square/*")
 
     def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        each, old = torch.ones_like(who.size), role("loc", server)
+        each, old = who.each, role("loc", server)
         base = combine(role("base", message), who.size, role("base", server))
         loc = combine(role("mean", message), each, old)
         return server | under("base", base) | population(loc, apart(server, message, loc, each))
+
+    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
+        heads = average(pick(message, "mean/* square/*"), who.each)
+        return standing_for(who, heads | average(pick(message, "base/*"), who.size))
 
     def apart(server: Tensors, message: Tensors, loc: Tensors, each: Tensor) -> Tensors:
         """Return the mean squared distance of the draws from m, robust if the merge is."""
@@ -185,6 +190,7 @@ def build(
         ),
         upload=upload,
         merge=update,
+        fold=fold if merge == "mean" else None,
         views={"personal": as_trained, "global": common},
     )
 

@@ -27,7 +27,7 @@ from torch import Generator, Size
 from pyrofl.data import Batch, Who
 from pyrofl.inference.messages import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.server import average
+from pyrofl.inference.server import average, by_number
 from pyrofl.models.autoguides import site_moments
 from pyrofl.models.priors import Family, Prior, around
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
@@ -105,10 +105,16 @@ def learning(
         return method.upload(rest(received), rest(local)) | pick(local, "second/*")
 
     def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        second = average(role("second", message), torch.ones_like(who.size))
+        second = average(role("second", message), who.each)
         scales = {n: (v / variance).sqrt().clamp(min=SMALLEST) for n, v in second.items()}
         own = method.merge(rest(server), rest(message), who, generator)
         return own | under("prior", scales)
+
+    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
+        assert method.fold is not None
+        own, sender = method.fold(rest(message), who)
+        second, _ = by_number(pick(message, "second/*"), who)
+        return own | second, sender
 
     return replace(
         method,
@@ -118,5 +124,5 @@ def learning(
         upload=upload,
         rules={**method.rules, "second/*": NOT_NEGATIVE},
         merge=merge,
-        fold=None,
+        fold=fold if method.fold else None,
     )

@@ -90,4 +90,4 @@ def only_step(method: Method) -> tuple[Phase, Step]:
 
 def evenly(who: Who) -> Who:
     """Let every client weigh the same in a merge by size."""
-    return Who(who.ids, torch.ones_like(who.size))
+    return Who(who.ids, who.each)

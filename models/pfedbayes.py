@@ -35,7 +35,7 @@ from pyrofl.inference.elbo import Program, elbo
 from pyrofl.inference.method import Method, Phase, Step, as_received, return_received
 from pyrofl.inference.optim import adam
 from pyrofl.inference.robust import Combine, combining
-from pyrofl.inference.server import blend
+from pyrofl.inference.server import blend, by_number
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.own_models import own, seen_by, start_own, without_rows
@@ -111,7 +111,7 @@ def build(
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
     def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return blend(server, combine(message, torch.ones_like(who.size), server), 1 - beta)
+        return blend(server, combine(message, who.each, server), 1 - beta)
 
     samples = draws if q.random else None
     follow = seen_by(own, without_rows(elbo(kl=kl, mean=True)), return_received)
@@ -134,6 +134,7 @@ def build(
         guide=q.program,
         phases=(Phase(moves, epochs, batch),),
         merge=update,
+        fold=by_number if merge == "mean" else None,
         adapt=(Phase(moves, fine_tune, batch),) if fine_tune else (),
         views={"personal": own, "global": as_received},
         all_train=True,

@@ -30,7 +30,7 @@ from torch import Generator
 from pyrofl.data import Who
 from pyrofl.inference.method import Method, Step, as_received, return_received
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.server import blend
+from pyrofl.inference.server import blend, by_number
 from pyrofl.models import fedavg
 from pyrofl.models.own_models import evenly, only_step, own, seen_by, start_own, without_rows
 from pyrofl.models.priors import Family, proximal
@@ -86,7 +86,7 @@ def build(
         join=start_own,
         phases=(replace(train, moves=moves),),
         merge=merge,
-        fold=None,
+        fold=by_number if base.fold else None,
         adapt=tuple(replace(phase, moves=moves) for phase in base.adapt),
         views={"personal": own, "global": as_received},
         all_train=True,

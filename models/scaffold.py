@@ -33,7 +33,7 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Loss, Program
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.robust import combining
-from pyrofl.inference.server import blend
+from pyrofl.inference.server import blend, by_number
 from pyrofl.models import fedavg
 from pyrofl.models.schedules import decayed
 from pyrofl.nets import Network
@@ -110,9 +110,9 @@ def build(
         return {n: local[n] for n in names} | under("change", role("change", local))
 
     def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        each = torch.ones_like(who.size)
+        each = who.each
         mean = combine({n: message[n] for n in names}, each, server)
-        share = len(who.ids) / int(server["server/clients"])
+        share = float(each.sum()) / int(server["server/clients"])
         control, none = role("control", server), dict.fromkeys(names, torch.zeros(()).to(each))
         change = combine(role("change", message), each, none)
         control = {n: v + share * change[n] for n, v in control.items()}
@@ -126,7 +126,7 @@ def build(
         phases=(Phase((begin,)), replace(train, moves=(corrected, count)), Phase((renew,))),
         upload=upload,
         merge=merge,
-        fold=None,
+        fold=by_number if base.fold else None,
     )
 
 

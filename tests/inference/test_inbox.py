@@ -17,7 +17,7 @@ from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.participation import bernoulli
 from pyrofl.inference.rounds import advance, federate
 from pyrofl.inference.state import Round
-from pyrofl.models import fedavg, local, pfedmb, pfedvem
+from pyrofl.models import fedabml, fedavg, guides, learned_scales, local, pfedmb, pfedvem
 from pyrofl.tensors import Tensors
 
 FOLD = [name for name in contract.METHODS if contract.built(name).fold]
@@ -54,7 +54,8 @@ def assert_alike(kept: Round, folded: Round, rtol: float, atol: float) -> None:
 
 def test_means_fold_and_others_do_not():
     assert {"fedavg", "fedprox", "fedopt", "fedper", "fedrep", "pfedvem", "pfedmb"} <= set(FOLD)
-    assert {"scaffold", "ifca", "pfedme", "fedbe", "pvi", "metavd"} <= set(DO_NOT)
+    assert {"scaffold", "pfedme", "pfedbayes", "fedabml", "fedpop"} <= set(FOLD)
+    assert set(DO_NOT) & set(contract.METHODS) == {"ifca", "fedbe", "pvi", "metavd"}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_means_fold_and_others_do_not():
     [
         (n, c)
         for n in FOLD
-        for c in ((1, 3, None) if n in ("fedavg", "pfedvem", "pfedmb") else (6,))
+        for c in ((1, 3, None) if n in ("fedavg", "pfedvem", "pfedmb", "scaffold") else (5,))
     ],
 )
 def test_a_round_is_the_same_up_to_rounding(name, chunk):
@@ -84,6 +85,19 @@ def test_so_it_is_in_single_precision(name):
 )
 def test_branches_that_some_chunks_do_not_use_fold_too(options):
     assert_alike(*both(pfedmb.build(toys.net(), **options), chunk=1), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("average", ["mnu", "std", "moments"])
+def test_all_averages_of_a_prior_fold(average):
+    method = fedabml.build(toys.net(), average=average)
+    assert_alike(*both(method, chunk=3), rtol=1e-10, atol=1e-12)
+
+
+def test_learned_scales_fold():
+    net = toys.net()
+    method = fedavg.build(net, prior=learned_scales.learned(), guide=guides.mean_field, scale=0.1)
+    method = learned_scales.learning(method, net.shapes)
+    assert_alike(*both(method, chunk=3), rtol=1e-10, atol=1e-12)
 
 
 def test_confidences_add_up():

@@ -251,7 +251,9 @@ def test_moment_matching_minimises_the_divergence_from_all_clients():
     rng = generator(1)
     loc, nu = (torch.randn(5, 3, generator=rng).double() for _ in range(2))
     message = {"loc/w": loc, "log_scale/w": nu}
-    found = fedabml.pooled({n: v[0] for n, v in message.items()}, message, torch.ones(5), "moments")
+    found = fedabml.pooled(
+        {n: v[0] for n, v in message.items()}, message, torch.ones(5).double(), "moments"
+    )
     m, width = found["loc/w"].requires_grad_(), found["log_scale/w"].requires_grad_()
     kl = torch.distributions.kl_divergence(dist.Normal(loc, nu.exp()), dist.Normal(m, width.exp()))
     kl.sum().backward()
