@@ -57,9 +57,7 @@ def elbo(
         q, p = traces(model, guide, received, local, batch, draws)
         clients = len(batch)
         weight = kl(received, local, batch)[:, None] if callable(kl) else kl
-        costs: list[Tensor] = [
-            -weighed(site, site["fn"].log_prob(site["value"])) for _, site in observed(p)
-        ]
+        costs = [-weighed(site, log_prob(name, site)) for name, site in observed(p)]
         scores = []
         for name, site in latent(q):
             reparametrised = site["fn"].has_rsample
@@ -69,12 +67,13 @@ def elbo(
             costs.append(weight * log_ratio)
             if not reparametrised:
                 scores.append(log_q)
-        value: Tensor = reduce(torch.add, (per_draw(c, clients) for c in added(costs)))
+        sums = (per_draw(cost, clients, bool(draws)) for cost in added(costs))
+        value: Tensor = reduce(torch.add, sums)
         everything = value.detach().unsqueeze(-1)
         for score in scores:  # REINFORCE: a gradient, but no value
             # A row's draw is to blame for that row alone, and for what its client pays as a whole.
             blame = reduce(torch.add, costs).detach() if score.shape[-1] > 1 else everything
-            signal = per_draw(blame * score, clients)
+            signal = per_draw(blame * score, clients, bool(draws))
             value = value + signal - signal.detach()
         total = value.mean(0) if len(value) > 1 else value[0]
         return total / batch.size if mean else total
@@ -162,6 +161,19 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
     return scale_and_mask(log_q, mask=site["mask"]), ratio
 
 
+def log_prob(name: str, site: Any) -> Tensor:
+    """Return the log density of a site's value, neither scaled nor masked.
+
+    Raises:
+        ValueError: if the value does not fit; it names the site.
+    """
+    try:
+        result: Tensor = site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
+    except ValueError as error:
+        raise ValueError(f"site {name!r}: {error}") from error
+    return result
+
+
 def weighed(site: Any, value: Tensor) -> Tensor:
     """Scale and mask what a site contributes, as Pyro does."""
     result: Tensor = scale_and_mask(value, site["scale"], site["mask"])
@@ -195,8 +207,18 @@ def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
     return found.values()
 
 
-def per_draw(value: Tensor, clients: int) -> Tensor:
-    """Sum a site's log density over rows: [S?, C, B or 1] -> [S or 1, C]."""
+def per_draw(value: Tensor, clients: int, draws: bool = True) -> Tensor:
+    """Sum a site's log density over rows and a program's own plates: to [S or 1, C].
+
+    Args:
+        value: [..., S or 1, C, B or 1] if there are draws, otherwise [..., C, B or 1]; or less.
+        clients: C.
+        draws: whether there is an axis of draws.
+    """
     if value.dim() < 2 or value.shape[-2] != clients:
         value = value.expand(torch.broadcast_shapes(value.shape, (clients, 1)))
-    return value.sum(-1).reshape(-1, clients)
+    value = value.sum(-1)
+    own = value.dim() - (2 if draws else 1)
+    if own > 0:
+        value = value.flatten(0, own - 1).sum(0)
+    return value.reshape(-1, clients)

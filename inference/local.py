@@ -13,10 +13,11 @@ from torch import Generator, Tensor
 from pyrofl.batches import share
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.padding import Axes, joined, narrowed
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.steps import Feed, PhaseRun
 from pyrofl.plans import Plan, buckets, plan
-from pyrofl.tensors import Tensors, cut
+from pyrofl.tensors import Tensors, cut, join_up
 
 
 def train(
@@ -46,55 +47,41 @@ def train(
         local after training, the mean loss of each gradient step by its names, [C], and how many
         gradient steps were made, [C] int64.
     """
-    # Full batches are padded to the longest of their group; what is drawn does not depend on it.
-    noise = [stream(seed, Stream.NOISE, number, data.names[i]) for i in who.ids.tolist()]
+    ids = who.ids.tolist()
+    noise = [stream(seed, Stream.NOISE, number, data.names[i]) for i in ids]
     order = partial(stream, seed, Stream.ORDER, number)
     losses: Tensors = {}
-    made = torch.zeros(len(noise), dtype=torch.long)
-    everyone, alike = [torch.arange(len(noise))], buckets(data.sizes[who.ids.cpu()])
+    made, axes = torch.zeros(len(ids), dtype=torch.long), Axes()
+    # Full batches are padded to the longest client of a group; nothing depends on who is in it.
+    everyone, alike = [torch.arange(len(ids))], buckets(data.sizes[who.ids.cpu()])
     with pyro.validation_enabled(False):
         for full, group in groupby(method.phases if phases is None else phases, _is_full):
-            turn, parts = tuple(group), alike if full else everyone
+            turn = [(phase, _epochs(phase, who)) for phase in group]
+            parts = alike if full else everyone
+            widths = [max(len(data.train[ids[c]]) for c in some.tolist()) for some in parts]
+            begin = [cut(local, some) for some in parts]
+            if full:
+                begin = [narrowed(mine, axes, w) for mine, w in zip(begin, widths, strict=True)]
             done = [
                 _in_turn(
                     method,
-                    turn,
+                    [(phase, epochs[some]) for phase, epochs in turn],
                     cut(received, some),
-                    cut(local, some),
+                    mine,
                     data,
                     Who(who.ids[some], who.size[some]),
                     [noise[c] for c in some.tolist()],
                     order,
                 )
-                for some in parts
+                for some, mine in zip(parts, begin, strict=True)
             ]
             back = torch.cat(parts).argsort()
-            changed, lost, steps = (cut(_joined(same), back) for same in zip(*done, strict=True))
-            local, losses, made = local | changed, losses | lost, made + steps["made"]
+            changed, found = joined([part[0] for part in done], begin, widths)
+            axes = {n: at for n, at in axes.items() if n not in changed} | found
+            local = local | cut(changed, back)
+            losses |= cut(join_up(part[1] for part in done), back)
+            made += torch.cat([part[2] for part in done])[back]
     return local, losses, made
-
-
-def _joined(parts: Sequence[Tensors]) -> Tensors:
-    """Concatenate what groups of clients have; what they know of rows is padded as rows are."""
-    if len(parts) == 1:
-        return parts[0]
-    names = list(dict.fromkeys(n for part in parts for n in part))
-    joined = {}
-    for name in names:
-        if any(name not in part for part in parts):
-            raise ValueError(f"a client that makes no step in this phase would lack {name!r}")
-        values = [part[name] for part in parts]
-        widths = {v.shape[1] for v in values if v.dim() > 1}
-        if len(widths) > 1:
-            values = [_widened(v, max(widths)) for v in values]
-        joined[name] = torch.cat(values)
-    return joined
-
-
-def _widened(value: Tensor, width: int) -> Tensor:
-    wide = value.new_zeros(len(value), width, *value.shape[2:])
-    wide[:, : value.shape[1]] = value
-    return wide
 
 
 def _is_full(phase: Phase) -> bool:
@@ -103,36 +90,42 @@ def _is_full(phase: Phase) -> bool:
 
 def _in_turn(
     method: Method,
-    phases: Sequence[Phase],
+    phases: Sequence[tuple[Phase, Tensor]],
     received: Tensors,
     local: Tensors,
     data: Federation,
     who: Who,
     noise: list[Generator],
     order: Callable[[str], Generator],
-) -> tuple[Tensors, Tensors, Tensors]:
-    """Run phases, all on full batches or none; return what they change, losses and steps made."""
+) -> tuple[Tensors, Tensors, Tensor]:
+    """Run phases and their epochs [C], all on full batches or none; return what `train` does.
+
+    Of local only what has changed.
+    """
     ids, old = who.ids.tolist(), local
     rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
-    whole = data.batch(who.ids) if _is_full(phases[0]) else None
+    whole = data.batch(who.ids) if _is_full(phases[0][0]) else None
     losses: Tensors = {}
     made = torch.zeros(len(ids), dtype=torch.long)
-    for phase in phases:
-        steps = torch.tensor(_epochs(phase, who))
+    for phase, steps in phases:
         if phase.batch:
             schedule = plan(rows, steps.tolist(), phase.batch, [order(name) for name in names])
             steps = schedule.steps
         # Clients that finish early must be the last: stepping then means a shorter prefix.
         rank = steps.argsort(descending=True, stable=True)
         back, ranked = rank.argsort(), Who(who.ids[rank], who.size[rank])
-        feed = _again(whole.some(rank)) if whole else _minibatches(data, ranked, schedule.of(rank))
+        feed = (
+            _minibatches(data, ranked, schedule.of(rank))
+            if whole is None
+            else _again(whole.some(rank))
+        )
         own = [noise[c] for c in rank.tolist()]
         run = PhaseRun(method, phase, cut(received, rank), cut(local, rank), ranked, own)
         run.go(steps[rank], feed)
         local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
         losses |= cut(run.losses(steps[rank]), back)
         made += steps * sum(m.repeat for m in phase.moves if isinstance(m, Step))
-    return {n: v for n, v in local.items() if v is not old.get(n)}, losses, {"made": made}
+    return {n: v for n, v in local.items() if v is not old.get(n)}, losses, made
 
 
 def _again(whole: Batch) -> Feed:
@@ -156,10 +149,10 @@ def _minibatches(data: Federation, who: Who, schedule: Plan) -> Feed:
     return feed
 
 
-def _epochs(phase: Phase, who: Who) -> list[int]:
+def _epochs(phase: Phase, who: Who) -> Tensor:
     if not callable(phase.epochs):
-        return [phase.epochs] * len(who.ids)
-    epochs = phase.epochs(who.ids).tolist()
-    if len(epochs) != len(who.ids) or min(epochs) < 0:
-        raise ValueError(f"epochs are {epochs}; expected one number >= 0 for each client")
-    return [int(e) for e in epochs]
+        return torch.full((len(who.ids),), phase.epochs)
+    epochs = phase.epochs(who.ids).cpu()
+    if len(epochs) != len(who.ids) or int(epochs.min()) < 0:
+        raise ValueError(f"epochs are {epochs.tolist()}; expected one number >= 0 for each client")
+    return epochs.long()

@@ -19,7 +19,7 @@ def sgd(lr: float, momentum: float = 0.0, clip: float | None = None, **options: 
         lr: learning rate, on the scale of the loss it is used with (sum or mean).
         momentum: heavy-ball momentum.
         clip: largest norm of a client's whole gradient; a longer one is scaled down.
-        options: further arguments of `torch.optim.SGD`; fused=True by default.
+        options: further arguments of `torch.optim.SGD`, which is the fused one if they permit.
 
     Raises:
         ValueError: if lr or momentum is negative, or clip is not positive.
@@ -27,8 +27,10 @@ def sgd(lr: float, momentum: float = 0.0, clip: float | None = None, **options: 
     if lr < 0 or not 0 <= momentum < 1:
         raise ValueError(f"lr is {lr}, momentum {momentum}; expected lr >= 0, 0 <= momentum < 1")
 
+    chosen = {"fused": not (options.get("foreach") or options.get("differentiable"))} | options
+
     def make(params: list[Tensor]) -> Optimizer:
-        return torch.optim.SGD(params, **({"fused": True} | options), lr=lr, momentum=momentum)
+        return torch.optim.SGD(params, **chosen, lr=lr, momentum=momentum)
 
     return make if clip is None else clipped(make, clip)
 

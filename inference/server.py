@@ -79,12 +79,15 @@ def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server
     Returns:
         New values and memory, to be put into the server's state.
     """
-    params = {n: _row(server[n]).requires_grad_() for n in gradient}
+    params = {n: server[n].detach()[None].clone().requires_grad_() for n in gradient}
     optimiser = make(list(params.values()))
+    for group in optimiser.param_groups:
+        # A fused one needs equal strides everywhere, and memory of all tensors or of none.
+        group["fused"] = None
     for n, p in params.items():
-        p.grad = _row(gradient[n])
+        p.grad = gradient[n].detach()[None].clone()
         optimiser.state[p] = {
-            key.removeprefix(f"{role}/{n}:"): value.clone(memory_format=torch.contiguous_format)
+            key.removeprefix(f"{role}/{n}:"): value.clone()
             for key, value in server.items()
             if key.startswith(f"{role}/{n}:")
         }
@@ -96,8 +99,3 @@ def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server
         if torch.is_tensor(value)
     }
     return {n: p.detach()[0] for n, p in params.items()} | memory
-
-
-def _row(value: Tensor) -> Tensor:
-    """Return a copy [1, *p] that lies in order, as fused optimisers need of all they are given."""
-    return value.detach()[None].clone(memory_format=torch.contiguous_format)

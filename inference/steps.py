@@ -54,7 +54,7 @@ class PhaseRun:
             step.optim([p.requires_grad_() for p in mine.values()])
             for step, mine in zip(steps, self.params, strict=True)
         ]
-        self.once = False  # whether nothing is written into tensors that are there
+        self.once = False  # whether no tensor is written into, as moves run once, for all clients
         self.ones = torch.ones_like(who.size)
         self.total = {step.names: torch.zeros_like(who.size) for step in steps}
 
@@ -62,8 +62,8 @@ class PhaseRun:
         """Make the steps of every client, [C] with the most first."""
         active = len(steps)
         self.once = not self.params and bool((steps == 1).all())
-        for t in range(int(steps.max())):
-            left = int((steps > t).sum())
+        times = torch.arange(int(steps.max()))
+        for t, left in enumerate((steps > times[:, None]).sum(1).tolist()):
             if left < active:
                 active = left
                 self._shorten(active)
@@ -121,6 +121,9 @@ class PhaseRun:
 
     def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:
         """Let a parameter lie in memory as its gradients do; optimisers are three times faster."""
+        others = zip(self.optimisers, self.params, strict=True)
+        if any(name in mine and other.state.get(mine[name]) for other, mine in others):
+            return  # what another optimiser remembers lies as the parameter does now
         strides = (p[0].numel(), *torch.empty_like(grad[0]).stride())
         if strides != p.stride():
             whole = self.local[name]

@@ -19,10 +19,18 @@ Likelihood = Callable[[Tensor, Tensor], TorchDistribution]
 
 
 class Categorical(dist.Categorical):
-    """Pyro's Categorical of logits [..., classes], normalised in one pass instead of six."""
+    """Pyro's Categorical, whose logits [..., classes] are normalised in one pass instead of six."""
 
-    def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
+    def __init__(
+        self,
+        probs: Tensor | None = None,
+        logits: Tensor | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
         """Normalise."""
+        if probs is not None or logits is None or not logits.dim() or logits.dtype == torch.long:
+            super().__init__(probs, logits, validate_args=validate_args)
+            return
         self.logits = self._param = logits.log_softmax(-1)
         self._num_events = logits.shape[-1]
         Distribution.__init__(self, logits.shape[:-1], validate_args=validate_args)
@@ -36,7 +44,7 @@ class Categorical(dist.Categorical):
 
 def categorical(outputs: Tensor, x: Tensor) -> TorchDistribution:
     """Classify: one logit per class."""
-    return Categorical(outputs)
+    return Categorical(logits=outputs)
 
 
 def bernoulli(outputs: Tensor, x: Tensor) -> TorchDistribution:

@@ -107,7 +107,7 @@ def on_frozen_base(
         return {FEATURES: torch.cat([below(weights, x) for x in batch.x.split(ROWS, 1)], 1)}
 
     def forget(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        return {FEATURES: local[FEATURES][:, :0]}
+        return {FEATURES: local[FEATURES][:, :0].clone()}  # a view would hold on to all of them
 
     def on_features(loss: Loss) -> Loss:
         def wrapped(

@@ -32,7 +32,10 @@ class Who(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """B rows of each of C clients, side by side; ragged clients are padded and masked."""
+    """B rows of each of C clients, side by side; ragged clients are padded and masked.
+
+    Several steps and phases may see the same batch: nobody writes into it.
+    """
 
     x: Tensor  # [C, B, *x]
     y: Tensor  # [C, B, ...]

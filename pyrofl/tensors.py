@@ -57,7 +57,8 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
     if isinstance(index, slice):
         return {n: v[index] for n, v in tensors.items()}
     first = int(index[0]) if len(index) else 0
-    if torch.equal(index, torch.arange(first, first + len(index), device=index.device)):
+    run = torch.arange(first, first + len(index), device=index.device)
+    if first >= 0 and index.dtype == run.dtype and torch.equal(index, run):
         return cut(tensors, slice(first, first + len(index)))
     return {
         n: v[index] if v.stride(0) else v[:1].expand(len(index), *v.shape[1:])

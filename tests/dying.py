@@ -98,7 +98,7 @@ def live(commands: Sequence[Sequence[str]], doom: dict[str, Any]) -> NoReturn:
             next(stage, None)
         sys.stderr.write(f"{json.dumps(codes)}\n")
         code = 0
-    except Exception:
+    except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -115,9 +115,13 @@ def command(words: Sequence[str]) -> int:
 
 
 def script(words: Sequence[str]) -> int:
-    """Run a script as Python would."""
+    """Run a script, for some minutes at most."""
+    signal.alarm(240)
     sys.argv, sys.path[0] = [*words], str(Path(words[0]).parent)
-    runpy.run_path(words[0], run_name="__main__")
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
 
 

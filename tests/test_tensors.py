@@ -82,6 +82,15 @@ def test_cutting_is_indexing(clients, data):
         assert cut(state, index)["shared"].stride(0) == 0
 
 
+@pytest.mark.parametrize(
+    "index", [[-1], [-1, 0], [2, 3], [1], [0, 1, 2, 3], [3, 2], [True, False, True, True], []]
+)
+def test_any_index_cuts_as_it_indexes(index):
+    value, at = torch.arange(8.0).view(4, 2), torch.tensor(index)
+    at = at if index else at.long()
+    assert torch.equal(cut({"a": value}, at)["a"], value[at])
+
+
 def test_parts_are_joined_up():
     parts = [cut(STATE, slice(0, 1)), cut(STATE, slice(1, 3))]
     for n, v in join_up(parts).items():

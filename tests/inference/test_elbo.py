@@ -98,6 +98,40 @@ def test_analytic_loss_is_trace_mean_field_elbo(family, draws):
     assert_pyros(ours(elbo(draws), *case), pyros(TraceMeanField_ELBO, *case, draws))
 
 
+@pytest.mark.parametrize("copies", [1, 4])
+@pytest.mark.parametrize("draws", [None, 1, 4])
+def test_a_plate_of_the_programs_own_is_summed(copies, draws):
+    def site(loc: Tensor | float, scale: float) -> Tensor:
+        with pyro.plate("copies", copies, dim=-4), batch.clients():
+            return pyro.sample("z", dist.Normal(loc, scale))
+
+    def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
+        site(local["mean"], 1.0)
+
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        z = site(0.0, 2.0)
+        with batch.clients(), batch.rows():
+            pyro.sample("y", dist.Normal(0 * z.sum(0), 1.0), obs=batch.x[..., 0])
+
+    batch = toys.blobs().batch(torch.tensor(IDS))
+    mean = torch.tensor([0.0, 1.0, -2.0]).double()
+    with noise(len(batch)):
+        found = elbo(draws)(model, guide, {}, {"mean": mean}, batch)
+    each = torch.tensor(2.0).log() + (1 + mean.square()) / 8 - 0.5
+    rows = dist.Normal(0.0, 1.0).log_prob(batch.x[..., 0]) * batch.mask
+    close(found, copies * each - rows.sum(1), rtol=1e-6, atol=1e-6)
+
+
+def test_a_value_that_does_not_fit_names_its_site():
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients(), batch.rows():
+            pyro.sample("count", dist.Poisson(torch.ones(()).double()), obs=batch.x[..., 0])
+
+    batch = toys.blobs().batch(torch.tensor(IDS))
+    with pyro.validation_enabled(True), pytest.raises(ValueError, match="site 'count'"):
+        elbo()(model, lambda *_: None, {}, {}, batch)
+
+
 def test_a_divergence_is_taken_once_for_all_draws():
     model, guide, local, batch = setting("mean_field")
     with noise(len(batch)):

@@ -13,6 +13,7 @@ import toys
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from pyrofl import plans
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Program
 from pyrofl.inference.local import train
@@ -189,6 +190,108 @@ def test_an_optimiser_is_given_gradients_that_lie_as_its_parameters_do():
     train(method, received, received, data, data.who(torch.arange(2)), **AT)
     assert len(lying) == 4
     assert all(p == grad for p, grad in lying)
+
+
+def test_two_steps_may_move_one_tensor():
+    data = toys.blobs((6, 9))
+    target = torch.randn(2, 6, 8, generator=generator(4), dtype=torch.float64)
+
+    def pull(
+        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        return 0.5 * (local["w/fc1.weight"] - target[: len(batch)]).square().sum((1, 2))
+
+    def after(**options: Any) -> Tensors:
+        (fit,) = fedavg.build(toys.net(), lr=0.1, momentum=0.9, epochs=3, batch=4).phases
+        both = (*fit.moves, Step("w/fc1.weight", sgd(0.01, 0.9, **options), pull))
+        moves = tuple(replace(m, optim=sgd(0.1, 0.9, **options)) for m in both)
+        return together(fedavg.build(toys.net()), data, [0, 1], (replace(fit, moves=moves),))[0]
+
+    toys.assert_same(after(), after(fused=False), rtol=1e-12, atol=1e-14)
+
+
+# Full batches are padded in groups.
+
+
+def counts(data: Federation, phases: tuple[Phase, ...], ids: list[int]) -> Tensors:
+    """Run phases on clients that begin with the number of their place."""
+    method, who = fedavg.build(toys.net()), toys.who(data, *ids)
+    local = {"z": torch.tensor(ids).double(), "other": torch.ones(len(ids), 2).double()}
+    return train(method, {}, local, data, who, phases=phases, **AT)[0]
+
+
+@pytest.mark.parametrize("worth", [0, 10**9])
+def test_what_is_known_of_rows_outlives_its_group(worth, monkeypatch):
+    def label(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        cross = batch.mask[:, :, None] * batch.mask[:, None] * batch.y[:, None]
+        return {"rows": (1.0 + batch.y) * batch.mask, "cross": cross}
+
+    def pass_by(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        seen = (batch.of(local["rows"]) - batch.y - 1) * batch.mask
+        return {"z": local["z"] + seen.abs().sum(1)}
+
+    def compare(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        seen = (local["rows"] - batch.y) * batch.mask
+        return {"z": local["z"] + seen.sum(1) + (local["cross"].shape[1] - batch.y.shape[1])}
+
+    monkeypatch.setattr(plans, "WORTH", worth)
+    data, ids = toys.blobs(), [8, 0, 3, 1]  # of several sizes, the largest not first
+    phases = Phase((label,)), Phase((pass_by,), batch=2), Phase((compare,))
+    local = counts(data, phases, ids)
+    sizes = data.sizes[ids]
+    assert local["z"].tolist() == (torch.tensor(ids) + sizes).tolist()
+    assert local["rows"].shape == (4, int(sizes.max()))
+    assert local["cross"].shape == (4, int(sizes.max()), int(sizes.max()))
+    for c, i in enumerate(ids):
+        expected = 1.0 + data.y[data.train[i]]
+        assert torch.equal(local["rows"][c, : len(expected)], expected)
+        assert not local["rows"][c, len(expected) :].any()
+
+
+@pytest.mark.parametrize("worth", [0, 10**9])
+def test_a_group_without_a_step_keeps_what_it_has(worth, monkeypatch):
+    monkeypatch.setattr(plans, "WORTH", worth)
+    data, ids = toys.blobs(), [8, 0, 3, 1]
+
+    def add(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return {"z": local["z"] + 1}
+
+    some = Phase((add,), epochs=lambda ids: 2 * (ids == 3).long())
+    assert counts(data, (some,), ids)["z"].tolist() == [8, 0, 5, 1]
+
+    def invent(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return {"new": local["z"]}
+
+    with pytest.raises(ValueError, match="no step in this phase would lack 'new'"):
+        counts(data, (replace(some, moves=(invent,)),), ids)
+
+
+def test_groups_may_differ_in_rows_only(monkeypatch):
+    monkeypatch.setattr(plans, "WORTH", 0)
+
+    def odd(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return {"odd": batch.x[:, 1:]}
+
+    with pytest.raises(ValueError, match=r"'odd' has shapes .* expected them to differ only in"):
+        counts(toys.blobs(), (Phase((odd,)),), [8, 0, 3, 1])
+
+
+def test_moves_may_swap_tensors():
+    def swap(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return {"a": local["b"], "b": local["a"]}
+
+    def add(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        return {"a": local["a"] + 1}
+
+    data, ids = toys.blobs(), [0, 1]
+    local = {"a": torch.zeros(2), "b": torch.full((2,), 10.0)}
+    for epochs, a in (([1, 1], [11, 11]), ([3, 2], [12, 1]), ([2, 1], [1, 11])):
+        phase = Phase((swap, add), epochs=lambda ids, epochs=epochs: torch.tensor(epochs))
+        found, _, _ = train(
+            fedavg.build(toys.net()), {}, local, data, toys.who(data, *ids), phases=(phase,), **AT
+        )
+        assert found["a"].tolist() == a
+    assert local["a"].tolist() == [0, 0]
 
 
 # Stragglers.

@@ -61,6 +61,13 @@ def test_clients_that_finish_early_keep_what_they_have(name):
             torch.testing.assert_close(p[c : c + 1], q.detach(), rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("options", [{"foreach": True}, {"differentiable": True}])
+def test_options_of_torch_go_before_the_fused_one(options):
+    (group,) = sgd(0.1, **options)([torch.zeros(2, requires_grad=True)]).param_groups
+    assert not group["fused"]
+    assert sgd(0.1)([torch.zeros(2, requires_grad=True)]).param_groups[0]["fused"]
+
+
 def test_clip_is_torchs_for_every_client():
     params, grads = start()
     stacked = [p.clone().requires_grad_() for p in params]

@@ -142,6 +142,14 @@ def test_the_server_steps_rightly_wherever_its_tensors_lie():
     torch.testing.assert_close(twice["w"], w - 0.5 * 2.9 * slope.mT)
 
 
+def test_the_server_may_step_more_than_before():
+    make, server = sgd(0.5, 0.9), {"a": torch.zeros(2), "b": torch.zeros(2)}
+    server |= descend(make, server, {"a": torch.ones(2)})
+    server |= descend(make, server, {"a": torch.ones(2), "b": torch.ones(2)})
+    torch.testing.assert_close(server["a"], torch.full((2,), -1.45))
+    torch.testing.assert_close(server["b"], torch.full((2,), -0.5))
+
+
 def test_two_groups_remember_apart():
     start = {"a": torch.zeros(1), "b": torch.zeros(1), "a_b": torch.zeros(1)}
     ones = {n: torch.ones(1) for n in start}

@@ -10,6 +10,7 @@ import torch
 from torch.distributions import kl_divergence
 
 from pyrofl.data import Federation
+from pyrofl.inference.noise import draw
 from pyrofl.inference.rounds import federate
 from pyrofl.models import fedavg, likelihoods, pfedvem
 from pyrofl.nets import build
@@ -144,7 +145,7 @@ def test_a_likelihood_is_named_with_its_number():
 
 def test_classes_are_pyros_categorical():
     logits = 4 * torch.randn(3, 2, 5, generator=generator(6), dtype=torch.float64)
-    mine, pyros = likelihoods.Categorical(logits), dist.Categorical(logits=logits)
+    mine, pyros = likelihoods.Categorical(logits=logits), dist.Categorical(logits=logits)
     y = torch.randint(0, 5, (3, 2), generator=generator(7))
     torch.testing.assert_close(mine.log_prob(y), pyros.log_prob(y), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(mine.entropy(), pyros.entropy(), rtol=1e-12, atol=1e-12)
@@ -160,9 +161,22 @@ def test_classes_are_pyros_categorical():
     assert torch.equal(mine.enumerate_support(), pyros.enumerate_support())
     assert float(kl_divergence(mine, pyros).abs().max()) < 1e-12
     one = torch.tensor([1e4, -1e4, 0.0])  # where a sum of exponentials would overflow
-    torch.testing.assert_close(likelihoods.Categorical(one).logits, torch.tensor([0.0, -2e4, -1e4]))
+    torch.testing.assert_close(
+        likelihoods.Categorical(logits=one).logits, torch.tensor([0.0, -2e4, -1e4])
+    )
 
 
 def test_classes_refuse_logits_that_are_no_numbers():
     with pytest.raises(ValueError, match="invalid values"):
-        likelihoods.Categorical(torch.tensor([0.0, torch.nan]), validate_args=True)
+        likelihoods.Categorical(logits=torch.tensor([0.0, torch.nan]), validate_args=True)
+
+
+def test_classes_can_be_drawn_for_several_clients_once_probabilities_were_read():
+    logits = torch.randn(2, 7, 3, generator=generator(8))
+    fn = likelihoods.Categorical(logits=logits)
+    expected = draw(fn, 0, [generator(1), generator(2)])
+    assert fn.probs.shape == logits.shape
+    assert torch.equal(draw(fn, 0, [generator(1), generator(2)]), expected)
+    given = likelihoods.Categorical(fn.probs)
+    torch.testing.assert_close(given.logits, fn.logits)
+    assert likelihoods.Categorical(logits=torch.tensor([1, 2])).probs.dtype == torch.float32

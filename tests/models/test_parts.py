@@ -196,6 +196,7 @@ def test_features_of_a_frozen_base_change_nothing(tiny, name, settings, phase, m
         close(one_tuned[n], v)
     if FEATURES in one_tuned:  # they are dropped once nobody needs them
         assert one_tuned[FEATURES].numel() == 0
+        assert one_tuned[FEATURES].untyped_storage().nbytes() == 0
 
 
 def test_a_model_in_place_of_fedreps_trains_its_head_too(tiny):
