@@ -285,12 +285,16 @@ def test_moves_may_swap_tensors():
 
     data, ids = toys.blobs(), [0, 1]
     local = {"a": torch.zeros(2), "b": torch.full((2,), 10.0)}
-    for epochs, a in (([1, 1], [11, 11]), ([3, 2], [12, 1]), ([2, 1], [1, 11])):
+    for epochs, a, b in (
+        ([1, 1], [11, 11], [0, 0]),
+        ([3, 2], [12, 1], [1, 11]),
+        ([2, 1], [1, 11], [11, 0]),
+    ):
         phase = Phase((swap, add), epochs=lambda ids, epochs=epochs: torch.tensor(epochs))
         found, _, _ = train(
             fedavg.build(toys.net()), {}, local, data, toys.who(data, *ids), phases=(phase,), **AT
         )
-        assert found["a"].tolist() == a
+        assert (found["a"].tolist(), found["b"].tolist()) == (a, b)
     assert local["a"].tolist() == [0, 0]
 
 

@@ -165,7 +165,7 @@ def test_fraction_draws_that_share(share, clients):
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.floats(0.05, 1), st.integers(2, 50), st.integers(0, 2**32))
+@given(st.floats(0.15, 1), st.integers(2, 50), st.integers(0, 2**32))  # 1e-10 fail of 0.15, two
 def test_bernoulli_draws_at_least_two(probability, clients, seed):
     ids = bernoulli(probability)(generator(seed), clients)
     assert 2 <= len(ids) == len(ids.unique())
