@@ -37,19 +37,19 @@ class PhaseRun:
         self.method, self.phase, self.received, self.who = method, phase, received, who
         self.noise = ClientNoise(noise, AHEAD)
         steps = [move for move in phase.moves if isinstance(move, Step)]
-        self.moving = [pick(local, step.names) for step in steps]
-        for step, mine in zip(steps, self.moving, strict=True):
+        moving = [pick(local, step.names) for step in steps]
+        for step, mine in zip(steps, moving, strict=True):
             if not mine:
                 raise ValueError(
                     f"no local tensor matches {step.names!r}; there are {sorted(local)}"
                 )
-        self.owned = {n for mine in self.moving for n in mine}
+        self.owned = {n for mine in moving for n in mine}
         self.local = {
             n: v.clone(memory_format=torch.contiguous_format) if n in self.owned else v
             for n, v in local.items()
         }
         self.now = self.local
-        self.params = [{n: self.local[n].detach() for n in mine} for mine in self.moving]
+        self.params = [{n: self.local[n].detach() for n in mine} for mine in moving]
         self.optimisers = [
             step.optim([p.requires_grad_() for p in mine.values()])
             for step, mine in zip(steps, self.params, strict=True)

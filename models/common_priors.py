@@ -57,7 +57,13 @@ def pooled(
 ) -> Tensors:
     """Make one prior [*p] of the clients' priors, names "loc/" and "log_scale/" [C, *p].
 
-    "moments" is the prior that minimises sum_i KL[p_i || p(. | theta)], if they are averaged.
+    Args:
+        server: the old prior, which robust ways to combine need.
+        message: of the clients.
+        weight: [C], 1 for each client that a message stands for.
+        average: of what, see `fedabml`; "moments" gives the prior that minimises
+            sum_i KL[p_i || p(. | theta)], if they are averaged.
+        combine: how clients become one.
     """
     if average == "mnu":
         return combine(message, weight, server)

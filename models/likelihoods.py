@@ -28,7 +28,7 @@ class Categorical(dist.Categorical):
         validate_args: bool | None = None,
     ) -> None:
         """Normalise."""
-        if probs is not None or logits is None or not logits.dim() or logits.dtype == torch.long:
+        if probs is not None or logits is None or not (logits.dim() and logits.is_floating_point()):
             super().__init__(probs, logits, validate_args=validate_args)
             return
         self.logits = self._param = logits.log_softmax(-1)

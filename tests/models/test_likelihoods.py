@@ -179,4 +179,9 @@ def test_classes_can_be_drawn_for_several_clients_once_probabilities_were_read()
     assert torch.equal(draw(fn, 0, [generator(1), generator(2)]), expected)
     given = likelihoods.Categorical(fn.probs)
     torch.testing.assert_close(given.logits, fn.logits)
-    assert likelihoods.Categorical(logits=torch.tensor([1, 2])).probs.dtype == torch.float32
+    for whole in (torch.int32, torch.int64):
+        known = dist.Categorical(logits=torch.tensor([1, 2], dtype=whole))
+        same = likelihoods.Categorical(logits=torch.tensor([1, 2], dtype=whole))
+        assert torch.equal(same.probs, known.probs)
+    with pytest.raises(ValueError, match="at least one-dimensional"):
+        likelihoods.Categorical(logits=torch.tensor(1.0))
