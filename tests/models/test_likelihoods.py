@@ -143,10 +143,11 @@ def test_a_likelihood_is_named_with_its_number():
             likelihoods.named(spec)
 
 
-def test_classes_are_pyros_categorical():
-    logits = 4 * torch.randn(3, 2, 5, generator=generator(6), dtype=torch.float64)
+@pytest.mark.parametrize("classes", [2, 5, 15, 16, 40])
+def test_classes_are_pyros_categorical(classes):
+    logits = 4 * torch.randn(3, 2, classes, generator=generator(6), dtype=torch.float64)
     mine, pyros = likelihoods.Categorical(logits=logits), dist.Categorical(logits=logits)
-    y = torch.randint(0, 5, (3, 2), generator=generator(7))
+    y = torch.randint(0, classes, (3, 2), generator=generator(7))
     torch.testing.assert_close(mine.log_prob(y), pyros.log_prob(y), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(mine.entropy(), pyros.entropy(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(mine.probs, pyros.probs, rtol=1e-12, atol=1e-12)
@@ -164,6 +165,18 @@ def test_classes_are_pyros_categorical():
     torch.testing.assert_close(
         likelihoods.Categorical(logits=one).logits, torch.tensor([0.0, -2e4, -1e4])
     )
+
+
+@pytest.mark.parametrize("shape", [(3,), (20,), (4, 3), (5, 2, 4, 10), (0, 3), (2, 6, 30)])
+def test_log_probabilities_are_those_of_torch_with_their_gradients(shape):
+    logits = 4 * torch.randn(shape, generator=generator(6), dtype=torch.float64)
+    weight = torch.randn(shape, generator=generator(7), dtype=torch.float64)
+    found = []
+    for normalise in (likelihoods.normalised, lambda v: v.log_softmax(-1)):
+        own = logits.clone().requires_grad_()
+        value = normalise(own)
+        found.append((value, *torch.autograd.grad((value * weight).sum(), own)))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 def test_classes_refuse_logits_that_are_no_numbers():
