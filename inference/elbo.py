@@ -9,13 +9,13 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
+from pyrofl.inference.recording import recorded
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors
 
@@ -69,7 +69,7 @@ def elbo(
                 scores.append(log_q)
         sums = (per_draw(cost, clients, bool(draws)) for cost in added(costs))
         value: Tensor = reduce(torch.add, sums)
-        everything = value.detach().unsqueeze(-1)
+        everything = value.detach().unsqueeze(-1) if scores else value
         for score in scores:  # REINFORCE: a gradient, but no value
             # A row's draw is to blame for that row alone, and for what its client pays as a whole.
             blame = reduce(torch.add, costs).detach() if score.shape[-1] > 1 else everything
@@ -100,8 +100,8 @@ def traces(
     """
     received, local = with_rows(received, len(batch)), with_rows(local, len(batch))
     with KeptPlates(), plate(DRAWS, draws, -3) if draws else nullcontext():
-        q = poutine.trace(guide).get_trace(received, local, batch)
-        p = poutine.trace(poutine.replay(model, trace=q)).get_trace(received, local, batch)
+        q = recorded(guide, (received, local, batch))
+        p = recorded(model, (received, local, batch), q)
     unguided = {n for n, _ in latent(p)} - {n for n, _ in latent(q)}
     unmodelled = {
         n for n, s in latent(q) if n not in p.nodes and not s["infer"].get("is_auxiliary")
@@ -117,7 +117,7 @@ def traces(
 def with_rows(tensors: Tensors, clients: int) -> Tensors:
     """Give tensors [C, *p] the axis of the rows, [C, 1, *p], after checking the first."""
     for name, value in tensors.items():
-        if value.shape[:1] != (clients,):
+        if not value.dim() or len(value) != clients:
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}; expected {clients} clients in front"
             )
