@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 
 import pyro
@@ -14,7 +14,7 @@ from pyrofl.batches import share
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.padding import Axes, joined, narrowed
-from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.seeds import Seed, Stream, Streams, stream
 from pyrofl.inference.steps import Feed, PhaseRun
 from pyrofl.plans import Plan, buckets, plan
 from pyrofl.tensors import Tensors, cut, join_up
@@ -48,7 +48,7 @@ def train(
         gradient steps were made, [C] int64.
     """
     ids = who.ids.tolist()
-    noise = [stream(seed, Stream.NOISE, number, data.names[i]) for i in ids]
+    noise = cache(partial(stream, seed, Stream.NOISE, number))  # goes on from phase to phase
     order = partial(stream, seed, Stream.ORDER, number)
     losses: Tensors = {}
     made, axes = torch.zeros(len(ids), dtype=torch.long), Axes()
@@ -70,7 +70,7 @@ def train(
                     mine,
                     data,
                     Who(who.ids[some], who.size[some]),
-                    [noise[c] for c in some.tolist()],
+                    noise,
                     order,
                 )
                 for some, mine in zip(parts, begin, strict=True)
@@ -95,12 +95,12 @@ def _in_turn(
     local: Tensors,
     data: Federation,
     who: Who,
-    noise: list[Generator],
+    noise: Callable[[str], Generator],
     order: Callable[[str], Generator],
 ) -> tuple[Tensors, Tensors, Tensor]:
     """Run phases and their epochs [C], all on full batches or none; return what `train` does.
 
-    Of local only what has changed.
+    Of local only what has changed. Generators are made when one is needed, by a client's name.
     """
     ids, old = who.ids.tolist(), local
     rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
@@ -119,7 +119,7 @@ def _in_turn(
             if whole is None
             else _again(whole.some(rank))
         )
-        own = [noise[c] for c in rank.tolist()]
+        own = Streams(noise, [names[c] for c in rank.tolist()])
         run = PhaseRun(method, phase, cut(received, rank), cut(local, rank), ranked, own)
         run.go(steps[rank], feed)
         local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)

@@ -5,9 +5,11 @@ Who holds what is drawn from NumPy's streams instead, keyed by (seed, purpose); 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from numbers import Integral
+from typing import overload
 
 from torch import Generator
 
@@ -106,3 +108,30 @@ def stream(seed: Seed, purpose: Stream, *key: int | str) -> Generator:
         ValueError: as `separate`.
     """
     return generator(getattr(separate(seed), SEED_OF.get(purpose, "noise")), purpose, *key)
+
+
+class Streams(Sequence[Generator]):
+    """Streams of some clients, each made when it is first needed.
+
+    Args:
+        make: the name of a client -> its stream, always the same one.
+        names: of the clients.
+    """
+
+    def __init__(self, make: Callable[[str], Generator], names: Sequence[str]) -> None:
+        """Make none yet."""
+        self.make, self.names = make, names
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, at: int) -> Generator: ...
+    @overload
+    def __getitem__(self, at: slice) -> Streams: ...
+    def __getitem__(self, at: int | slice) -> Generator | Streams:
+        """Return a client's stream, or the streams of several clients."""
+        if isinstance(at, slice):
+            return Streams(self.make, self.names[at])
+        return self.make(self.names[at])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -31,7 +31,7 @@ class PhaseRun:
         received: Tensors,
         local: Tensors,
         who: Who,
-        noise: list[Generator],
+        noise: Sequence[Generator],
     ) -> None:
         """Begin where `local` stands, which is not changed."""
         self.method, self.phase, self.received, self.who = method, phase, received, who

@@ -77,9 +77,19 @@ def total(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:
-    """Concatenate dicts with the same names along their leading axes."""
+    """Concatenate dicts with the same names along their leading axes.
+
+    A tensor that is only expanded, and the same in all, stays so.
+    """
     parts = list(parts)
-    return {n: torch.cat([part[n] for part in parts]) for n in parts[0]} if parts else {}
+    return {n: _joined([part[n] for part in parts]) for n in parts[0]} if parts else {}
+
+
+def _joined(values: list[Tensor]) -> Tensor:
+    views = {(v.data_ptr(), v.shape[1:], v.stride(), v.dtype) for v in values}
+    if len(views) == 1 and all(len(v) > 1 and not v.stride(0) for v in values):
+        return values[0][:1].expand(sum(map(len, values)), *values[0].shape[1:])
+    return torch.cat(values)
 
 
 def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:

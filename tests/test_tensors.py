@@ -99,6 +99,24 @@ def test_parts_are_joined_up():
     assert join_up([]) == {}
 
 
+def test_what_is_only_expanded_stays_so_when_parts_are_joined_up():
+    value = torch.arange(6.0).view(2, 3)
+    parts = [{"w": value.expand(n, 2, 3)} for n in (2, 4)]
+    whole = join_up(parts)["w"]
+    assert whole.data_ptr() == value.data_ptr()
+    assert torch.equal(whole, value.expand(6, 2, 3))
+    for other in (value + 1, value.T.reshape(2, 3), value.double()):
+        mixed = [{"w": value.expand(2, 2, 3)}, {"w": other.expand(2, 2, 3)}]
+        expected = torch.cat([part["w"] for part in mixed])
+        assert torch.equal(join_up(mixed)["w"], expected)
+    rows = torch.arange(6.0)
+    shifted = [{"w": rows[:3].expand(2, 3)}, {"w": rows[3:].expand(2, 3)}]
+    assert join_up(shifted)["w"].tolist() == [[0, 1, 2]] * 2 + [[3, 4, 5]] * 2
+    assert (
+        join_up([{"w": rows[:0].expand(0, 0)}, {"w": rows.expand(2, 6)[:, :0]}])["w"].numel() == 0
+    )
+
+
 def test_bytes_are_those_of_one_client():
     state = {
         "a": torch.zeros(5, 3, 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -15,14 +16,14 @@ import pyrofl
 from pyrofl import Seeds, reference
 from pyrofl.conjugate import linear_regression
 from pyrofl.data import Federation
-from pyrofl.inference import seeds
+from pyrofl.inference import local, seeds
 from pyrofl.inference.method import Method
 from pyrofl.inference.participation import bernoulli
 from pyrofl.inference.rounds import federate
-from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.seeds import Stream, Streams, stream
 from pyrofl.inference.state import Round
 from pyrofl.inference.stragglers import Stragglers
-from pyrofl.models import fedavg, guides, likelihoods, priors, pvi
+from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi
 from pyrofl.nets import build
 from pyrofl.tensors import generator
 
@@ -151,3 +152,39 @@ def test_what_is_no_seed_is_refused_before_any_work(wrong):
         federate(fedavg.build(toys.net()), toys.blobs(), 1, seed=wrong)
     with pytest.raises(ValueError, match=told):
         pyrofl.fit(fedavg.build(toys.net()), toys.blobs(), 1, seed=wrong, progress=False)
+
+
+def test_streams_are_made_when_they_are_needed_and_once():
+    made: list[str] = []
+
+    @cache
+    def make(name: str) -> torch.Generator:
+        made.append(name)
+        return stream(3, Stream.NOISE, 0, name)
+
+    streams = Streams(make, ["a", "b", "c", "d"])
+    assert len(streams) == 4
+    assert len(streams[1:]) == 3
+    assert made == []
+    first = torch.rand(2, generator=streams[1:][0])
+    assert made == ["b"]
+    known = stream(3, Stream.NOISE, 0, "b")
+    assert torch.equal(first, torch.rand(2, generator=known))
+    assert torch.equal(torch.rand(2, generator=streams[1]), torch.rand(2, generator=known))
+    assert [g is streams[i] for i, g in enumerate(streams)] == [True] * 4
+    assert made == ["b", "a", "c", "d"]
+
+
+def test_programs_without_draws_make_no_streams_of_noise(monkeypatch):
+    asked: list[Stream] = []
+
+    def counted(seed, purpose, *key):
+        asked.append(purpose)
+        return stream(seed, purpose, *key)
+
+    monkeypatch.setattr(local, "stream", counted)
+    next(federate(fedavg.build(toys.net()), toys.blobs(), 1))
+    assert Stream.ORDER in asked
+    assert Stream.NOISE not in asked
+    next(federate(pfedvem.build(toys.net()), toys.blobs(), 1))
+    assert asked.count(Stream.NOISE) == len(toys.SIZES)
