@@ -52,10 +52,13 @@ def train(
     order = partial(stream, seed, Stream.ORDER, number)
     losses: Tensors = {}
     made, axes = torch.zeros(len(ids), dtype=torch.long), Axes()
+    longest = int(torch.cat([data.sizes[: data.clients], data.sizes[who.ids.cpu()]]).max())
+    asked = method.phases if phases is None else phases
+    fastest = [p for phase in asked for p in _at_best(method, phase, longest)]
     # Full batches are padded to the longest client of a group; nothing depends on who is in it.
     everyone, alike = [torch.arange(len(ids))], buckets(data.sizes[who.ids.cpu()])
     with pyro.validation_enabled(False):
-        for full, group in groupby(method.phases if phases is None else phases, _is_full):
+        for full, group in groupby(fastest, _is_full):
             turn = [(phase, _epochs(phase, who)) for phase in group]
             parts = alike if full else everyone
             widths = [max(len(data.train[ids[c]]) for c in some.tolist()) for some in parts]
@@ -82,6 +85,10 @@ def train(
             losses |= cut(join_up(part[1] for part in done), back)
             made += torch.cat([part[2] for part in done])[back]
     return local, losses, made
+
+
+def _at_best(method: Method, phase: Phase, longest: int) -> tuple[Phase, ...]:
+    return phase.shortcut(method, phase, longest) if phase.shortcut else (phase,)
 
 
 def _is_full(phase: Phase) -> bool:

@@ -60,11 +60,14 @@ class Phase:
         moves: gradient steps and closed forms.
         epochs: passes over the rows: a number, or ids [C] -> numbers [C].
         batch: rows of a minibatch; None takes all rows at once.
+        shortcut: (method, this phase, rows of the longest client) -> phases that do the same, up to
+            rounding, where others than this one take less time.
     """
 
     moves: tuple[Step | Move, ...]
     epochs: int | Callable[[Tensor], Tensor] = 1
     batch: int | None = None
+    shortcut: Callable[[Method, Phase, int], tuple[Phase, ...]] | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers.

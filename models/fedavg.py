@@ -17,6 +17,7 @@ Departures from the paper: momentum, which 0 turns off.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypedDict
 
 import pyro
@@ -31,6 +32,7 @@ from pyrofl.inference.server import by_size
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Prior, flat
+from pyrofl.models.row_space import with_few_rows
 from pyrofl.models.schedules import decayed
 from pyrofl.nets import Forward, Network
 from pyrofl.tensors import Tensors
@@ -111,11 +113,15 @@ def build(
 
     optim = sgd(decayed(lr, done if decay else None), momentum, weight_decay=weight_decay)
     step = Step(q.names, optim, elbo(draws if q.random else None, mean=True))
+    train, program = Phase((step,), epochs, batch), partial(supervised, net, likelihood, prior)
+    model = program()
+    if prior is flat and guide is guides.delta and not weight_decay:
+        train = with_few_rows(train, net, "w", net.shapes, program, model, q.program)
     return Method(
         init=init,
-        model=supervised(net, likelihood, prior),
+        model=model,
         guide=q.program,
-        phases=(Phase((step,), epochs, batch),),
+        phases=(train,),
         merge=update,
         fold=by_size if merge == "mean" else None,
         adapt=(Phase((step,), fine_tune, batch),) if fine_tune else (),

@@ -42,6 +42,7 @@ from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.parts import on_frozen_base
 from pyrofl.models.priors import Family, around
+from pyrofl.models.row_space import with_few_rows
 from pyrofl.nets import Forward, Network
 from pyrofl.tensors import Tensors, pick, role, total, under
 
@@ -210,7 +211,8 @@ def build(
     samples, model = draws if q.random else None, program(net)
     head_step = Step(q.names, sgd(lr_head, momentum), elbo(samples))
     base_step = Step("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
-    train_base = (Phase((base_step,), base_epochs, batch),) if rest else ()
+    train_base = Phase((base_step,), base_epochs, batch)
+    train_base = with_few_rows(train_base, net, "base", rest, program, model, q.program)
     return Method(
         init=init,
         join=join,
@@ -220,7 +222,7 @@ def build(
         phases=(
             Phase((set_confidence,)),
             *on_frozen_base(Phase((head_step,), head_epochs), net, head, "base", program, model),
-            *train_base,
+            *((train_base,) if rest else ()),
             Phase((settle,)),
         ),
         upload=upload,

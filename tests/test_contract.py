@@ -27,6 +27,7 @@ from pyrofl.inference.participation import bernoulli, fixed
 from pyrofl.inference.rounds import advance, federate, first
 from pyrofl.inference.state import Round, meet
 from pyrofl.inference.stragglers import Stragglers
+from pyrofl.models import row_space
 from pyrofl.plans import buckets
 from pyrofl.tensors import generator, matches, size_in_bytes
 
@@ -137,6 +138,14 @@ def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
     monkeypatch.setattr(training, "buckets", sizes)
     toys.assert_same_round(next(apart), whole, rtol=1e-8, atol=1e-9)
     assert max(map(len, groups)) > 3
+
+
+@everywhere
+def test_clients_with_few_rows_may_train_in_their_space(name, monkeypatch):
+    monkeypatch.setattr(row_space, "pays", lambda *_: True)
+    short = federate(built(name), data(), 2, participation=bernoulli(0.5), chunk=12)
+    for one, other in zip(short, usual(name), strict=False):
+        toys.assert_same_round(one, other, rtol=1e-8, atol=1e-9)
 
 
 @everywhere

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,6 +55,11 @@ def ours(method: Method, data: Federation, **what: Any) -> Side:
     return turning(federate(method, data, MANY, **what))
 
 
+def without_shortcuts(method: Method) -> Method:
+    """Let every phase be run as it is written."""
+    return replace(method, phases=tuple(replace(p, shortcut=None) for p in method.phases))
+
+
 def start(data: Federation) -> list[Tensor]:
     """Return weight [out, in] and bias of an MLP with one hidden layer, and of its head."""
     net = nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes))
@@ -72,11 +78,19 @@ def pfedvem_plain(loaded: Dataset | None) -> Sides:
 
 
 def pfedvem_floor(loaded: Dataset | None) -> Sides:
-    """Put pFedVEM beside batched torch written by hand."""
+    """Put pFedVEM, with the products of every step, beside batched torch written by hand."""
     data = images(loaded, flat=True)
     net = nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes))
+    method = without_shortcuts(pfedvem.build(net))
     other = floor.pfedvem(data, start(data), FLOOR_CHUNK, 0.1)
-    return ours(pfedvem.build(net), data, participation=bernoulli(0.1)), turning(other)
+    return ours(method, data, participation=bernoulli(0.1)), turning(other)
+
+
+def few_rows(_: Dataset | None) -> Sides:
+    """Put FedAvg of clients with few rows beside the same with the products of every step."""
+    data = equal(clients=100, rows=50)
+    method = fedavg.build(nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes)))
+    return ours(method, data), ours(without_shortcuts(method), data)
 
 
 def fedavg_plain(loaded: Dataset | None, spec: str) -> Sides:
@@ -88,11 +102,12 @@ def fedavg_plain(loaded: Dataset | None, spec: str) -> Sides:
 
 
 def fedavg_floor(loaded: Dataset | None) -> Sides:
-    """Put FedAvg beside batched torch written by hand."""
+    """Put FedAvg, with the products of every step, beside batched torch written by hand."""
     data = images(loaded, flat=True)
     net = nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes))
+    method = without_shortcuts(fedavg.build(net, epochs=1))
     other = floor.fedavg(data, start(data), FLOOR_CHUNK, 1, 10, 0.01, 0.9)
-    return ours(fedavg.build(net, epochs=1), data), turning(other)
+    return ours(method, data), turning(other)
 
 
 def fedavg_alone(loaded: Dataset | None) -> Sides:
@@ -152,6 +167,11 @@ CASES: Mapping[str, Case] = {
     "fedavg-alone": Case("the same code with chunk=1, MLP", None, fedavg_alone),
     "pfedvem-floor": Case("batched torch by hand, without Pyro: pFedVEM", 0.8, pfedvem_floor),
     "fedavg-floor": Case("batched torch by hand, without Pyro: FedAvg", 0.8, fedavg_floor),
+    "few-rows": Case(
+        "the same code without training in the space of rows: FedAvg, 100 clients of 50 rows",
+        None,
+        few_rows,
+    ),
     "svi": Case("pyro.infer.SVI for each of 100 clients with 50 rows", 10.0, pyro_svi),
     "import": Case("import of pyro", 1 / 1.5, importing),
 }
