@@ -21,16 +21,16 @@ def recorded(program: Callable[..., object], args: tuple[Any, ...], known: Any =
         known: a trace; latent sites take the values that they have there.
 
     Raises:
-        RuntimeError: if two sites have one name; errors of the program end with the shapes of its
-            sites so far, as Pyro's do.
+        RuntimeError: if two sites have one name. Errors of the program get a note with the shapes
+            of its sites so far.
     """
     recorder = _Recorder({} if known is None else known.nodes)
     try:
         with recorder:
             program(*args)
-    except (ValueError, RuntimeError) as error:
-        shapes = recorder.trace.format_shapes()
-        raise type(error)(f"{error}\n{shapes}").with_traceback(error.__traceback__) from error
+    except Exception as error:
+        error.add_note(recorder.trace.format_shapes())
+        raise
     return recorder.trace
 
 

@@ -135,7 +135,7 @@ class FirstLayer(NamedTuple):
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Make the weight."""
         rows, moved = stacked.run(self.below, {}, batch.x), batch.of(local[self.weight])
-        forgotten = {n: local[n][:, :0].clone() for n in (GRAM, OUTPUTS, START)}
+        forgotten = {n: rows.new_zeros(len(rows), 0) for n in (GRAM, OUTPUTS, START)}
         return forgotten | {self.weight: torch.baddbmm(local[START], moved.mT, rows)}
 
     def on_rows(self, step: Step, program: Callable[[Forward], Program]) -> Any:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Size, nn
 
+from pyrofl import plans
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluate import evaluate
 from pyrofl.inference.method import Method, Phase, Step
@@ -52,9 +53,10 @@ def always(monkeypatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("chunk", [1, 5, None])
+@pytest.mark.parametrize(("chunk", "worth"), [(1, 2000), (5, 0), (None, 2000), (None, 0)])
 @pytest.mark.parametrize("name", TAKEN)
-def test_the_same_steps_are_made(name, chunk, always):
+def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
+    monkeypatch.setattr(plans, "WORTH", worth)  # 0: a group of full batches for every size
     method, data = TAKEN[name].build(toys.net("mlp:7,6"), batch=4), toys.blobs()
     who = bernoulli(0.5)
     one, other = (
