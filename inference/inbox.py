@@ -26,10 +26,10 @@ class Kept:
 
     def take(self, form: Form, who: Who, sent: Tensors) -> None:
         """Take the messages [C, ...] of some clients, all of one form."""
-        if len(who.ids) == len(self.asked):
-            self.tables[form] = cut(sent, who.ids.argsort())
-            return
         table = self.tables.setdefault(form, {})
+        if len(who.ids) == len(self.asked):  # all at once: one copy, of these clients alone
+            table |= {n: v.index_select(0, who.ids.argsort()) for n, v in sent.items()}
+            return
         for name, value in sent.items():
             if name not in table:
                 table[name] = value.new_empty(len(self.asked), *value.shape[1:])

@@ -52,9 +52,14 @@ def train(
     order = partial(stream, seed, Stream.ORDER, number)
     losses: Tensors = {}
     made, axes = torch.zeros(len(ids), dtype=torch.long), Axes()
+    # Not of these clients alone: what is faster must not depend on who trains side by side.
     longest = int(torch.cat([data.sizes[: data.clients], data.sizes[who.ids.cpu()]]).max())
     asked = method.phases if phases is None else phases
-    fastest = [p for phase in asked for p in _at_best(method, phase, longest)]
+    fastest = [
+        short
+        for phase in asked
+        for short in (phase.shortcut(method, phase, data, longest) if phase.shortcut else (phase,))
+    ]
     # Full batches are padded to the longest client of a group; nothing depends on who is in it.
     everyone, alike = [torch.arange(len(ids))], buckets(data.sizes[who.ids.cpu()])
     with pyro.validation_enabled(False):
@@ -84,11 +89,7 @@ def train(
             local = local | cut(changed, back)
             losses |= cut(join_up(part[1] for part in done), back)
             made += torch.cat([part[2] for part in done])[back]
-    return local, losses, made
-
-
-def _at_best(method: Method, phase: Phase, longest: int) -> tuple[Phase, ...]:
-    return phase.shortcut(method, phase, longest) if phase.shortcut else (phase,)
+    return {n: v for n, v in local.items() if not n.startswith("rows/")}, losses, made
 
 
 def _is_full(phase: Phase) -> bool:

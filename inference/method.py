@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import Loss, Program, elbo
 from pyrofl.inference.messages import Rules
 from pyrofl.tensors import Tensors, dense, spread_out
@@ -60,14 +60,14 @@ class Phase:
         moves: gradient steps and closed forms.
         epochs: passes over the rows: a number, or ids [C] -> numbers [C].
         batch: rows of a minibatch; None takes all rows at once.
-        shortcut: (method, this phase, rows of the longest client) -> phases that do the same, up to
-            rounding, where others than this one take less time.
+        shortcut: (method, this phase, data, rows of the longest client) -> phases that do the same,
+            up to rounding, if others than this one take less time.
     """
 
     moves: tuple[Step | Move, ...]
     epochs: int | Callable[[Tensor], Tensor] = 1
     batch: int | None = None
-    shortcut: Callable[[Method, Phase, int], tuple[Phase, ...]] | None = None
+    shortcut: Callable[[Method, Phase, Federation, int], tuple[Phase, ...]] | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -146,7 +146,8 @@ class Method:
             such as `POSITIVE` for variances and precisions. A client that breaks one is rejected.
 
     While a client trains, local = private | received (received wins); afterwards its private state
-    is the names that `join` made, cut from local.
+    is the names that `join` made, cut from local. Names under "rows/" are what phases know of its
+    rows: they are gone when it has trained.
     """
 
     init: Callable[[Generator, int], Tensors]

@@ -30,7 +30,7 @@ from pyrofl.nets import Forward, Network
 from pyrofl.tensors import Tensors, matches, role, spread_out
 
 ROWS = 16  # of a client that go through a base at once, lest what lies between layers fill memory
-FEATURES = "features"  # local tensor with what the base makes of the client's rows
+FEATURES = "rows/features"  # local tensor with what the base makes of the client's rows
 
 
 def keep(method: Method, names: str) -> Method:

@@ -21,12 +21,12 @@ import torch
 from torch import Size, Tensor
 
 from pyrofl import stacked
-from pyrofl.data import Batch
+from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Program
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.nets import Forward, Network
 from pyrofl.products import LARGE
-from pyrofl.tensors import Tensors, matches
+from pyrofl.tensors import Tensors
 
 GRAM, OUTPUTS, START = "rows/gram", "rows/outputs", "rows/start"  # local tensors: X X', X W_0', W_0
 TRAFFIC = 30  # rows whose two products take as long as a step's reading and writing: measured
@@ -47,7 +47,8 @@ def with_few_rows(
         phase: of one step on minibatches, by SGD without weight decay, on a loss that depends on
             the layer by nothing but the network's outputs.
         net: the network.
-        where: role of parameters that are points, one set for each client, and
+        where: role of parameters that are points, one set for each client, and that the step moves,
+            and
         names: those parameters.
         program: how the network runs -> the model.
         whole: the model that runs the whole network, and
@@ -55,20 +56,16 @@ def with_few_rows(
             `replace(method, model=...)`, it trains as it would without.
     """
     layer = first_layer(net, where)
-    (step,) = cast("tuple[Step]", phase.moves)
-    if layer is None or layer.name not in names or not matches(layer.weight, step.names):
+    if layer is None or layer.name not in names:
         return phase
+    (step,) = cast("tuple[Step]", phase.moves)
     moves = (replace(step, loss=layer.on_rows(step, program)),)
 
-    def shortcut(method: Method, asked: Phase, rows: int) -> tuple[Phase, ...]:
+    def shortcut(method: Method, asked: Phase, data: Federation, longest: int) -> tuple[Phase, ...]:
         known = (method.model, method.guide, asked.moves) == (whole, guide, phase.moves)
-        if not known or not pays(asked, net.shapes[layer.name], rows):
-            return (asked,)
-        return (
-            Phase((layer.begin,)),
-            replace(asked, moves=moves, shortcut=None),
-            Phase((layer.end,)),
-        )
+        if known and layer.takes(data.x) and pays(asked, net.shapes[layer.name], longest):
+            return Phase((layer.begin,)), replace(asked, moves=moves), Phase((layer.end,))
+        return (asked,)
 
     return replace(phase, shortcut=shortcut)
 
@@ -77,7 +74,8 @@ def pays(phase: Phase, shape: Size, rows: int) -> bool:
     """Say whether a phase takes less time in the space of a client's rows.
 
     Counted in products of one row with the layer: two in every epoch, and what a step reads and
-    writes; against those before and after, X W_0' and C' X, and X X'.
+    writes; against those before and after, X W_0' and C' X, and X X', which may not be larger than
+    the layer.
 
     Args:
         phase: the phase.
@@ -85,17 +83,21 @@ def pays(phase: Phase, shape: Size, rows: int) -> bool:
         rows: of the longest client.
     """
     out, wide = shape
-    if callable(phase.epochs) or phase.batch is None or out * wide < 2 * LARGE:
+    if callable(phase.epochs) or phase.batch is None:
         return False
     saved = phase.epochs * (1 - rows / wide) * (2 + TRAFFIC / phase.batch)
-    return saved > 2 + rows / out
+    return saved > 2 + rows / out and max(2 * LARGE, rows**2) <= out * wide
 
 
 def first_layer(net: Network, where: str) -> FirstLayer | None:
     """Cut a sequential network around its first layer, if that is a plain linear one."""
+    if type(net) is not Network:  # which may compute something else
+        return None
     first = next(part for part in net.parts if part.names)
+    if first.rule is not stacked.linear:
+        return None
     cut = net.split(" ".join(n for n in net.shapes if n not in first.names))
-    if cut is None or first.rule is not stacked.linear:
+    if cut is None:
         return None
     base, above = cut
     at, *again = (i for i, part in enumerate(base.parts) if part.names)
@@ -123,6 +125,11 @@ class FirstLayer(NamedTuple):
     def weight(self) -> str:
         """Name of the local tensor."""
         return f"{self.where}/{self.name}"
+
+    def takes(self, x: Tensor) -> bool:
+        """Say whether rows [N, *x] reach the layer as vectors, whose products fit their type."""
+        row = stacked.run(self.below, {}, x[None, :1])
+        return row.dim() == 3 and row.dtype in (torch.float32, torch.float64)
 
     def begin(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Compute what no step changes; all coefficients are 0."""
@@ -157,8 +164,7 @@ class FirstLayer(NamedTuple):
                 y = RowProducts.apply(y, gram, w[self.name].squeeze(1), rows)
                 return self.above(w, stacked.run(self.after, {}, y))
 
-            rest = {n: v for n, v in local.items() if n not in (GRAM, OUTPUTS, START)}
-            return step.loss(program(run), guide, received, rest, batch)
+            return step.loss(program(run), guide, received, local, batch)
 
         return loss
 

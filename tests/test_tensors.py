@@ -105,8 +105,14 @@ def test_what_is_only_expanded_stays_so_when_parts_are_joined_up():
     whole = join_up(parts)["w"]
     assert whole.data_ptr() == value.data_ptr()
     assert torch.equal(whole, value.expand(6, 2, 3))
-    for other in (value + 1, value.T.reshape(2, 3), value.double()):
-        mixed = [{"w": value.expand(2, 2, 3)}, {"w": other.expand(2, 2, 3)}]
+    square = value[:, :2]
+    for one, other in (
+        (value, value + 1),
+        (value, value.double()),
+        (square, square.T),
+        (value, value.view(torch.int32).view(torch.float32)),
+    ):
+        mixed = [{"w": v.expand(2, *v.shape)} for v in (one, other)]
         expected = torch.cat([part["w"] for part in mixed])
         assert torch.equal(join_up(mixed)["w"], expected)
     rows = torch.arange(6.0)

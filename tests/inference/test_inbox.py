@@ -231,3 +231,16 @@ def test_a_schedule_is_refused_in_the_round_that_cannot():
     assert next(states).number == 1
     with pytest.raises(ValueError, match="keep_messages is False"):
         next(states)
+
+
+@pytest.mark.parametrize("reporters", [SOME, ALL, SOME[:1]])
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_messages_are_in_order_and_hold_the_memory_of_their_clients_alone(reporters, chunk):
+    method, data = pfedvem.build(toys.net()), toys.blobs()
+    start = next(federate(method, data, 1))
+    state = advance(method, data, start, ALL, reporters, chunk=chunk)
+    whole = advance(method, data, start, ALL, ALL, chunk=1)
+    assert state.who.ids.tolist() == reporters.tolist()
+    for n, v in state.message.items():
+        torch.testing.assert_close(v, whole.message[n][reporters], rtol=1e-8, atol=1e-9)
+        assert v.untyped_storage().nbytes() == v.numel() * v.element_size()

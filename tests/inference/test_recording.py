@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pyro
 import pyro.distributions as dist
@@ -51,7 +52,7 @@ def test_sites_are_those_of_pyro():
 
 def test_observed_sites_and_others_are_not_replayed():
     def first() -> None:
-        pyro.sample("a", dist.Delta(torch.tensor(1.0)))
+        pyro.sample("a", dist.Delta(torch.tensor(1.0)), infer={"mark": 1})
         pyro.sample("y", dist.Delta(torch.tensor(2.0)))
 
     def second() -> None:
@@ -67,16 +68,40 @@ def test_observed_sites_and_others_are_not_replayed():
     assert values == {"a": 1.0, "b": 4.0, "y": 5.0, "p": 6.0}
     assert trace.nodes["y"]["is_observed"]
     assert trace.nodes["p"]["type"] == "param"
+    assert trace.nodes["a"]["infer"] == {"mark": 1}
     pyro.clear_param_store()
 
 
-def test_a_name_is_taken_once():
-    def twice() -> None:
-        pyro.sample("a", dist.Normal(0.0, 1.0))
-        pyro.sample("a", dist.Normal(0.0, 1.0))
+def sampled() -> None:
+    pyro.sample("a", dist.Normal(0.0, 1.0))
 
-    with pytest.raises(RuntimeError, match="Multiple sample sites named 'a'"):
-        recorded(twice, ())
+
+def observing() -> None:
+    pyro.sample("a", dist.Normal(0.0, 1.0), obs=torch.tensor(1.0))
+
+
+def parameter() -> None:
+    pyro.param("a", torch.tensor(1.0))
+
+
+def test_a_name_is_taken_once():
+    def both(*programs) -> None:
+        for program in programs:
+            program()
+
+    for twice in product((sampled, observing, parameter), repeat=2):
+        if twice != (parameter, parameter):
+            with pytest.raises(RuntimeError, match="several sites are named 'a'"):
+                recorded(both, twice)
+    assert list(recorded(both, (parameter, parameter)).nodes) == ["a"]
+    pyro.clear_param_store()
+
+
+def test_a_latent_site_takes_values_of_latent_sites_alone():
+    for known in (observing, parameter):
+        with pytest.raises(RuntimeError, match="site 'a' must be sampled"):
+            recorded(sampled, (), recorded(known, ()))
+    pyro.clear_param_store()
 
 
 def test_errors_have_a_note_with_shapes():
