@@ -17,6 +17,7 @@ Departures from the paper: momentum, which 0 turns off.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypedDict
 
@@ -124,7 +125,7 @@ def build(
         phases=(train,),
         merge=update,
         fold=by_size if merge == "mean" else None,
-        adapt=(Phase((step,), fine_tune, batch),) if fine_tune else (),
+        adapt=(replace(train, epochs=fine_tune),) if fine_tune else (),
         views={"global": as_received} | ({"personal": as_trained} if fine_tune else {}),
     )
 

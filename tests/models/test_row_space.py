@@ -116,6 +116,21 @@ def test_rows_of_others_in_the_padding_do_no_harm(always):
         torch.testing.assert_close(v, calm.message[n][1:])
 
 
+def test_fine_tuning_makes_the_same_steps(always):
+    method, data = fedavg.build(toys.net(), fine_tune=2, batch=4), toys.blobs(held_out=2)
+    state = next(federate(without(method), data, 1))
+    assert not always
+    plain = replace(method, adapt=tuple(replace(p, shortcut=None) for p in method.adapt))
+    for population in ("training", "held_out"):
+        short, long = (
+            evaluate(m, data, state, adapted="adapt", population=population)
+            for m in (method, plain)
+        )
+        assert always
+        always.clear()
+        toys.assert_same(dict(short.values), dict(long.values), rtol=1e-8, atol=1e-10)
+
+
 def test_clients_that_make_no_step_keep_the_weight(always):
     method = fedavg.build(toys.net(), epochs=2)
     idle = replace(method, phases=tuple(replace(p, epochs=0) for p in method.phases))
