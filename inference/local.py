@@ -47,12 +47,13 @@ def train(
         local after training, the mean loss of each gradient step by its names, [C], and how many
         gradient steps were made, [C] int64.
     """
-    ids = who.ids.tolist()
+    ids, known = who.ids.tolist(), local.keys()
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # goes on from phase to phase
     order = partial(stream, seed, Stream.ORDER, number)
     losses: Tensors = {}
     made, axes = torch.zeros(len(ids), dtype=torch.long), Axes()
-    # Not of these clients alone: what is faster must not depend on who trains side by side.
+    # Of all who train, and of these if they have joined later and hold more: clients that train
+    # take the same way whoever is beside them.
     longest = int(torch.cat([data.sizes[: data.clients], data.sizes[who.ids.cpu()]]).max())
     asked = method.phases if phases is None else phases
     fastest = [
@@ -89,7 +90,8 @@ def train(
             local = local | cut(changed, back)
             losses |= cut(join_up(part[1] for part in done), back)
             made += torch.cat([part[2] for part in done])[back]
-    return {n: v for n, v in local.items() if not n.startswith("rows/")}, losses, made
+    kept = {n: v for n, v in local.items() if n in known or not n.startswith("rows/")}
+    return kept, losses, made
 
 
 def _is_full(phase: Phase) -> bool:

@@ -146,8 +146,8 @@ class Method:
             such as `POSITIVE` for variances and precisions. A client that breaks one is rejected.
 
     While a client trains, local = private | received (received wins); afterwards its private state
-    is the names that `join` made, cut from local. Names under "rows/" are what phases know of its
-    rows: they are gone when it has trained.
+    is the names that `join` made, cut from local. Names under "rows/" that phases make are what
+    they know of its rows: these are gone when it has trained.
     """
 
     init: Callable[[Generator, int], Tensors]

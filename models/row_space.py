@@ -22,14 +22,15 @@ from torch import Size, Tensor
 
 from pyrofl import stacked
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import Program
+from pyrofl.inference.elbo import Loss, Program
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.nets import Forward, Network
 from pyrofl.products import LARGE
 from pyrofl.tensors import Tensors
 
-GRAM, OUTPUTS, START = "rows/gram", "rows/outputs", "rows/start"  # local tensors: X X', X W_0', W_0
-TRAFFIC = 30  # rows whose two products take as long as a step's reading and writing: measured
+# Local tensors: X X' [C, n, n], X W_0' [C, n, out], W_0 [C, out, in].
+GRAM, OUTPUTS, START = "rows/gram", "rows/outputs", "rows/start"
+TRAFFIC = 30  # rows whose two products take as long as a step's reading and writing: fits timings
 
 
 def with_few_rows(
@@ -111,7 +112,7 @@ def first_layer(net: Network, where: str) -> FirstLayer | None:
 class FirstLayer(NamedTuple):
     """A network cut around a linear layer, in the space of rows between `begin` and `end`.
 
-    The local tensor of its weight holds C then.
+    The local tensor of its weight holds C [C, n, out] then, by clients.
     """
 
     where: str  # role of the parameters
@@ -145,7 +146,7 @@ class FirstLayer(NamedTuple):
         forgotten = {n: rows.new_zeros(len(rows), 0) for n in (GRAM, OUTPUTS, START)}
         return forgotten | {self.weight: torch.baddbmm(local[START], moved.mT, rows)}
 
-    def on_rows(self, step: Step, program: Callable[[Forward], Program]) -> Any:
+    def on_rows(self, step: Step, program: Callable[[Forward], Program]) -> Loss:
         """Return the loss of a step, by the coefficients."""
 
         def loss(

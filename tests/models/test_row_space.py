@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Size, nn
 
 from pyrofl import plans
+from pyrofl.bench.cases import without_shortcuts as without
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluate import evaluate
@@ -27,10 +28,6 @@ from pyrofl.models.row_space import RowProducts, first_layer, pays
 from pyrofl.nets import Network, build
 
 TAKEN = {"fedavg": fedavg, "fedper": fedper, "local": local, "pfedvem": pfedvem}
-
-
-def without(method: Method) -> Method:
-    return replace(method, phases=tuple(replace(p, shortcut=None) for p in method.phases))
 
 
 def short(method: Method, asked: Method | None = None, rows: int = 1) -> bool:
@@ -208,6 +205,10 @@ def test_networks_that_compute_something_else_are_never_cut(always):
     ]
     assert not always
     toys.assert_same_round(states[0], states[1])
+    heads, whole = pfedvem.build(Tripled(layers)), Tripled(layers)
+    whole.split = lambda names: None
+    found, expected = (next(federate(m, toys.blobs(), 1)) for m in (heads, pfedvem.build(whole)))
+    toys.assert_same(found.private, expected.private)
     assert not torch.equal(states[0].server["w/fc1.weight"], states[2].server["w/fc1.weight"])
 
 
@@ -218,6 +219,18 @@ def test_nothing_of_it_stays_or_travels(always):
         state = next(federate(method, toys.blobs(), 1, chunk=chunk))
         assert not state.rejected
         assert state.message.keys() == state.server.keys()
+    assert always
+
+
+def test_private_state_stays_whatever_its_name(always):
+    method = fedavg.build(toys.net(), batch=4)
+
+    def join(received, who, generator):
+        return {"rows/own": who.ids[:, None].double()}
+
+    state = next(federate(replace(method, join=join), toys.blobs(), 1))
+    assert state.private.keys() == {"rows/own"}
+    assert state.private["rows/own"][:, 0].tolist() == list(range(12))
     assert always
 
 
