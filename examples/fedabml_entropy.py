@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 import pyrofl
-from pyrofl import datasets, federations, figures, figures_papers, nets
-from pyrofl.inference.participation import fraction
-from pyrofl.inference.predict import predict
-from pyrofl.inference.prepare import ready
+from pyrofl import figures, nets
+from pyrofl.data import datasets
+from pyrofl.figures import papers as figures_papers
+from pyrofl.inference.evaluation.predict import predict
+from pyrofl.inference.evaluation.prepare import ready
+from pyrofl.inference.loop.participation import fraction
 from pyrofl.models import fedabml
+from pyrofl.partitions import federations
 from pyrofl.tensors import generator
 
 parser = argparse.ArgumentParser(description=__doc__)

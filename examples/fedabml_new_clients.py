@@ -11,10 +11,13 @@ from pathlib import Path
 import numpy as np
 
 import pyrofl
-from pyrofl import datasets, federations, figures, figures_papers, nets
-from pyrofl.inference.participation import fraction
+from pyrofl import figures, nets
+from pyrofl.data import datasets
+from pyrofl.figures import papers as figures_papers
+from pyrofl.files.run_folder import table
+from pyrofl.inference.loop.participation import fraction
 from pyrofl.models import fedabml, fedavg, fedprox
-from pyrofl.records import table
+from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")

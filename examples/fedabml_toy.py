@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 import pyrofl
-from pyrofl import figures, figures_papers, nets
-from pyrofl.conjugate import ConjugateTask, conjugate
-from pyrofl.inference.prepare import prepared
-from pyrofl.inference.rounds import first
+from pyrofl import figures, nets
+from pyrofl.data.conjugate import ConjugateTask, conjugate
+from pyrofl.figures import papers as figures_papers
+from pyrofl.files.run_folder import table
+from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.loop.rounds import first
 from pyrofl.models import fedabml, fedavg, likelihoods
-from pyrofl.records import table
 from pyrofl.tensors import generator
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -13,11 +13,14 @@ from pathlib import Path
 import torch
 
 import pyrofl
-from pyrofl import datasets, federations, figures, figures_papers, nets
+from pyrofl import figures, nets
+from pyrofl.data import datasets
+from pyrofl.figures import papers as figures_papers
+from pyrofl.files.run_folder import table
 from pyrofl.models import fedavg, fedbe
-from pyrofl.models.client_posteriors import gaussian, sample
-from pyrofl.models.distillation import predictions
-from pyrofl.records import table
+from pyrofl.models.fedbe.distillation import predictions
+from pyrofl.models.fedbe.posteriors import gaussian, sample
+from pyrofl.partitions import federations
 from pyrofl.tensors import generator, role
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -14,11 +14,12 @@ import torch
 from sklearn.datasets import make_swiss_roll
 
 import pyrofl
-from pyrofl import figures, figures_papers, nets
+from pyrofl import figures, nets
 from pyrofl.data import Federation
+from pyrofl.figures import papers as figures_papers
 from pyrofl.models import fedbe
-from pyrofl.models.client_posteriors import dirichlet, sample
-from pyrofl.models.distillation import predictions
+from pyrofl.models.fedbe.distillation import predictions
+from pyrofl.models.fedbe.posteriors import dirichlet, sample
 from pyrofl.tensors import generator, role
 
 parser = argparse.ArgumentParser(description=__doc__)

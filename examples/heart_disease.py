@@ -18,7 +18,8 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import figures, figures_posteriors, reference
+from pyrofl import figures, reference
+from pyrofl.figures import posteriors as figures_posteriors
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -22,10 +22,11 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import Federation, export, nets
+from pyrofl import Federation, nets
+from pyrofl.inference.posteriors import export
 from pyrofl.models import local
-from pyrofl.models.correlated import full_covariance
 from pyrofl.models.guides import mean_field
+from pyrofl.models.guides.correlated import full_covariance
 from pyrofl.models.likelihoods import normal
 from pyrofl.models.priors import fixed, student_t
 

@@ -11,11 +11,13 @@ import argparse
 from pathlib import Path
 
 import pyrofl
-from pyrofl import datasets, federations, figures, nets
-from pyrofl.inference.participation import fixed
+from pyrofl import figures, nets
+from pyrofl.data import datasets
+from pyrofl.files.run_folder import table
+from pyrofl.inference.loop.participation import fixed
 from pyrofl.metrics import Bins, calibration_error
 from pyrofl.models import metavd
-from pyrofl.records import table
+from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")

@@ -15,7 +15,8 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import Federation, figures, figures_checks
+from pyrofl import Federation, figures
+from pyrofl.figures import checks as figures_checks
 from pyrofl.inference.method import as_trained
 from pyrofl.models import pvi
 from pyrofl.tensors import generator

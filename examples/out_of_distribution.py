@@ -14,8 +14,12 @@ import pandas as pd
 import torch
 
 import pyrofl
-from pyrofl import datasets, federations, figures, figures_checks, figures_papers, nets
+from pyrofl import figures, nets
+from pyrofl.data import datasets
+from pyrofl.figures import checks as figures_checks
+from pyrofl.figures import papers as figures_papers
 from pyrofl.models import fedabml, fedavg, guides, pfedvem, priors
+from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")

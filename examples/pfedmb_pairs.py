@@ -14,9 +14,11 @@ from pathlib import Path
 import torch
 
 import pyrofl
-from pyrofl import datasets, figures, figures_papers, nets
+from pyrofl import figures, nets
+from pyrofl.data import datasets
+from pyrofl.figures import papers as figures_papers
+from pyrofl.files.run_folder import table
 from pyrofl.models import fedavg, local, pfedmb
-from pyrofl.records import table
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")

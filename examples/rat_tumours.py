@@ -14,8 +14,11 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import datasets, federations, figures, figures_posteriors, reference
+from pyrofl import figures, reference
+from pyrofl.data import datasets
+from pyrofl.figures import posteriors as figures_posteriors
 from pyrofl.models import pvi
+from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")

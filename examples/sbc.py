@@ -11,8 +11,10 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import Federation, Method, Phase, Step, elbo, figures, figures_checks
-from pyrofl.models import correlated, guides, pvi
+from pyrofl import Federation, Method, Phase, Step, elbo, figures
+from pyrofl.figures import checks as figures_checks
+from pyrofl.models import guides, pvi
+from pyrofl.models.guides import correlated
 from pyrofl.tensors import generator, spread_out
 
 parser = argparse.ArgumentParser(description=__doc__)

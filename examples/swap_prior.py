@@ -9,11 +9,13 @@ from pathlib import Path
 import pyro.distributions as dist
 
 import pyrofl
-from pyrofl import datasets, federations, figures, nets
+from pyrofl import figures, nets
+from pyrofl.data import datasets
+from pyrofl.files.run_folder import table
 from pyrofl.models import pfedvem
 from pyrofl.models.guides import delta, mean_field
 from pyrofl.models.priors import student_t
-from pyrofl.records import table
+from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
-from pyrofl.inference.recording import recorded
+from pyrofl.inference.loop.recording import recorded
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors
 

@@ -11,17 +11,17 @@ from typing import Any, TypedDict
 import torch
 
 from pyrofl.data import Federation
-from pyrofl.inference.arviz import to_arviz
-from pyrofl.inference.evaluate import Scores, calibration, evaluate
-from pyrofl.inference.messages import OnBadMessage
+from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate
+from pyrofl.inference.evaluation.prepare import statistics
+from pyrofl.inference.loop.messages import OnBadMessage
+from pyrofl.inference.loop.participation import Draw, everyone
+from pyrofl.inference.loop.rounds import federate, first
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.loop.stragglers import Stragglers
 from pyrofl.inference.method import Method
-from pyrofl.inference.participation import Draw, everyone
-from pyrofl.inference.posterior import posterior
-from pyrofl.inference.prepare import statistics
-from pyrofl.inference.rounds import federate, first
+from pyrofl.inference.posteriors.arviz import to_arviz
+from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.seeds import Seed, continued
-from pyrofl.inference.state import Round
-from pyrofl.inference.stragglers import Stragglers
 from pyrofl.metrics import Bins
 from pyrofl.tensors import Tensors
 

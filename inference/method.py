@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import Loss, Program, elbo
-from pyrofl.inference.messages import Rules
+from pyrofl.inference.loop.messages import Rules
 from pyrofl.tensors import Tensors, dense, spread_out
 
 Move = Callable[[Tensors, Tensors, Batch], Tensors]

@@ -29,8 +29,8 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.method import Method, Step, as_received
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.own_models import only_step, seen_by, start_own
 from pyrofl.models.priors import Prior, flat
+from pyrofl.models.shared.personal_copies import only_step, seen_by, start_own
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, like
 

@@ -27,8 +27,8 @@ import pyro.distributions as dist
 
 from pyrofl.inference.method import Method, as_received
 from pyrofl.models import fedavg
-from pyrofl.models.own_models import only_step, own, run_on, seen_by, start_own
 from pyrofl.models.priors import Family, proximal
+from pyrofl.models.shared.personal_copies import only_step, own, run_on, seen_by, start_own
 from pyrofl.nets import Network
 
 

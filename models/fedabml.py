@@ -42,16 +42,16 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Program, elbo
-from pyrofl.inference.meta import descended
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.robust import Combine, combining
-from pyrofl.inference.server import standing_for
+from pyrofl.inference.servers.averages import standing_for
+from pyrofl.inference.servers.robust import Combine, combining
 from pyrofl.models import guides
-from pyrofl.models.common_priors import Average, gradient, pooled, step_to
 from pyrofl.models.fedavg import supervised
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Family, as_event
+from pyrofl.models.priors.common import Average, gradient, pooled, step_to
+from pyrofl.models.shared.meta_gradients import descended
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, under
 

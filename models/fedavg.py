@@ -26,15 +26,15 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Program, elbo
+from pyrofl.inference.fast.row_space import with_few_rows
 from pyrofl.inference.method import Method, Phase, Step, as_received, as_trained
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.robust import Combine, combining
-from pyrofl.inference.server import by_size
+from pyrofl.inference.servers.averages import by_size
+from pyrofl.inference.servers.robust import Combine, combining
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Prior, flat
-from pyrofl.models.row_space import with_few_rows
-from pyrofl.models.schedules import decayed
+from pyrofl.models.shared.schedules import decayed
 from pyrofl.nets import Forward, Network
 from pyrofl.tensors import Tensors
 

@@ -25,8 +25,8 @@ from typing import Literal, Unpack, get_args
 
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.parts import fitting_head, keep, only, two_parts
 from pyrofl.models.priors import Prior, flat
+from pyrofl.models.shared.base_and_head import fitting_head, keep, only, two_parts
 from pyrofl.nets import Network
 
 Tune = Literal["head", "base", "all"]

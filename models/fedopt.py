@@ -34,7 +34,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Who
 from pyrofl.inference.method import Method, Optim
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.server import descend
+from pyrofl.inference.servers.averages import descend
 from pyrofl.models import fedavg
 from pyrofl.models.priors import Prior, flat
 from pyrofl.nets import Network

@@ -33,8 +33,8 @@ from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.fedopt import stepped
-from pyrofl.models.own_models import only_step
 from pyrofl.models.priors import Prior, flat
+from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, under
 

@@ -36,11 +36,11 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Loss, Program, elbo
-from pyrofl.inference.messages import NOT_NEGATIVE, POSITIVE
+from pyrofl.inference.loop.messages import NOT_NEGATIVE, POSITIVE
 from pyrofl.inference.method import Method, Move, Phase, Step, as_trained
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.robust import Combine, combining
-from pyrofl.inference.server import average, standing_for
+from pyrofl.inference.servers.averages import average, standing_for
+from pyrofl.inference.servers.robust import Combine, combining
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
 from pyrofl.models.priors import Family, as_event

@@ -27,11 +27,11 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
-from pyrofl.inference.messages import Rule
+from pyrofl.inference.loop.messages import Rule
 from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg
-from pyrofl.models.own_models import only_step
 from pyrofl.models.priors import Prior, flat
+from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, under
 

@@ -18,8 +18,8 @@ from typing import Unpack
 
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.parts import keep
 from pyrofl.models.priors import Prior, flat
+from pyrofl.models.shared.base_and_head import keep
 from pyrofl.nets import Network
 
 

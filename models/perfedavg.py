@@ -27,12 +27,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from pyrofl.inference.meta import Order, maml
 from pyrofl.inference.method import Method, Phase, as_received, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.own_models import only_step
 from pyrofl.models.priors import Prior, flat
+from pyrofl.models.shared.meta_gradients import Order, maml
+from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 
 

@@ -34,12 +34,12 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Program, elbo
 from pyrofl.inference.method import Method, Phase, Step, as_received, return_received
 from pyrofl.inference.optim import adam
-from pyrofl.inference.robust import Combine, combining
-from pyrofl.inference.server import blend, by_number
+from pyrofl.inference.servers.averages import blend, by_number
+from pyrofl.inference.servers.robust import Combine, combining
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
-from pyrofl.models.own_models import own, seen_by, start_own, without_rows
 from pyrofl.models.priors import Family, as_event
+from pyrofl.models.shared.personal_copies import own, seen_by, start_own, without_rows
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 

@@ -30,10 +30,17 @@ from torch import Generator
 from pyrofl.data import Who
 from pyrofl.inference.method import Method, Step, as_received, return_received
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.server import blend, by_number
+from pyrofl.inference.servers.averages import blend, by_number
 from pyrofl.models import fedavg
-from pyrofl.models.own_models import evenly, only_step, own, seen_by, start_own, without_rows
 from pyrofl.models.priors import Family, proximal
+from pyrofl.models.shared.personal_copies import (
+    evenly,
+    only_step,
+    own,
+    seen_by,
+    start_own,
+    without_rows,
+)
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 

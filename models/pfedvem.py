@@ -33,16 +33,16 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Program, elbo
-from pyrofl.inference.messages import NOT_NEGATIVE, POSITIVE
+from pyrofl.inference.fast.row_space import with_few_rows
+from pyrofl.inference.loop.messages import NOT_NEGATIVE, POSITIVE
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.robust import Combine, combining
-from pyrofl.inference.server import average, blend, standing_for
+from pyrofl.inference.servers.averages import average, blend, standing_for
+from pyrofl.inference.servers.robust import Combine, combining
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import Likelihood, categorical
-from pyrofl.models.parts import on_frozen_base
 from pyrofl.models.priors import Family, around
-from pyrofl.models.row_space import with_few_rows
+from pyrofl.models.shared.base_and_head import on_frozen_base
 from pyrofl.nets import Forward, Network
 from pyrofl.tensors import Tensors, pick, role, total, under
 

@@ -32,10 +32,10 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import Loss, Program
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.robust import combining
-from pyrofl.inference.server import blend, by_number
+from pyrofl.inference.servers.averages import blend, by_number
+from pyrofl.inference.servers.robust import combining
 from pyrofl.models import fedavg
-from pyrofl.models.schedules import decayed
+from pyrofl.models.shared.schedules import decayed
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, like, role, under
 

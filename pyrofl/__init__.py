@@ -8,25 +8,25 @@ from importlib.metadata import version
 
 from pyrofl.data import Batch, Dataset, Federation, Who
 from pyrofl.inference import reference
-from pyrofl.inference.arviz import to_arviz
-from pyrofl.inference.checks import pit, predictive_checks
+from pyrofl.inference.checks.leave_one_out import compare, loo
+from pyrofl.inference.checks.newcomers import newcomer
+from pyrofl.inference.checks.predictive import pit, predictive_checks
+from pyrofl.inference.checks.simulation import sbc
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.evaluate import Scores, calibration, evaluate, predictions
+from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate, predictions
+from pyrofl.inference.evaluation.predict import predict
+from pyrofl.inference.evaluation.uncertainty import calibration_by_client, uncertainty
 from pyrofl.inference.fit import Run, fit
-from pyrofl.inference.loo import compare, loo
-from pyrofl.inference.meta import descended, maml
+from pyrofl.inference.loop.participation import bernoulli, everyone, fixed, fraction
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.newcomers import newcomer
 from pyrofl.inference.optim import adam, sgd
-from pyrofl.inference.participation import bernoulli, everyone, fixed, fraction
-from pyrofl.inference.posterior import posterior
-from pyrofl.inference.predict import predict
-from pyrofl.inference.rounds import federate
-from pyrofl.inference.sbc import sbc
+from pyrofl.inference.posteriors.arviz import to_arviz
+from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.seeds import Seeds
-from pyrofl.inference.server import average, descend, weighted_mean
-from pyrofl.inference.state import Round
-from pyrofl.inference.uncertainty import calibration_by_client, uncertainty
+from pyrofl.inference.servers.averages import average, descend, weighted_mean
+from pyrofl.models.shared.meta_gradients import descended, maml
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pyrofl.cli import main
+from pyrofl.cli.parser import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -62,7 +62,7 @@ def serve() -> None:
     """Import all that a command needs, and run the jobs."""
     import matplotlib.pyplot  # noqa: F401
 
-    from pyrofl.cli import main
+    from pyrofl.cli.parser import main
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -107,10 +107,10 @@ def live(commands: Sequence[Sequence[str]], doom: dict[str, Any]) -> NoReturn:
 
 def command(words: Sequence[str]) -> int:
     """Run a command of `pyrofl`, without its figures, which take longer than all else."""
-    from pyrofl import cli_report
-    from pyrofl.cli import main
+    from pyrofl.cli import report
+    from pyrofl.cli.parser import main
 
-    cli_report.draw = lambda *_: iter(())
+    report.draw = lambda *_: iter(())
     return main(words)
 
 
@@ -131,7 +131,7 @@ def die() -> None:
 
 def in_training(count: int) -> None:
     """Die before the so-manieth group of clients trains."""
-    from pyrofl.inference import rounds
+    from pyrofl.inference.loop import rounds
 
     real, calls = rounds._train_chunk, iter(range(1, count))
 
@@ -163,7 +163,7 @@ def in_write(size: int) -> None:
 
 def at_full(count: int) -> None:
     """Let the disk be full from the so-manieth time on that a file is begun, flushed or placed."""
-    from pyrofl import checkpoints, records
+    from pyrofl.files import hashed, run_folder
 
     left = iter(range(1, count))
 
@@ -178,7 +178,7 @@ def at_full(count: int) -> None:
     def opened(path: Any, mode: str = "r", **options: Any) -> Any:
         return (full(open) if mode[0] == "w" else open)(path, mode, **options)
 
-    records.open = checkpoints.open = opened
+    run_folder.open = hashed.open = opened
     os.fsync, os.replace = full(os.fsync), full(os.replace)
 
 

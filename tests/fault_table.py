@@ -19,8 +19,12 @@ TESTS = Path(__file__).parent
 README = TESTS.parent / "README.md"
 HOSTILE = TESTS / "hostile.json"
 FILES = (
-    *("test_contract.py", "test_faults.py", "test_kills.py", "test_stops.py"),
-    *("inference/test_checkpoint.py", "inference/test_robust.py", "inference/test_rounds.py"),
+    *("test_contract.py", "test_faults.py", "test_kills.py", "cli/test_stops.py"),
+    *(
+        "inference/test_checkpoints.py",
+        "inference/servers/test_robust.py",
+        "inference/loop/test_rounds.py",
+    ),
 )
 HEAD = "| fault | injected | promised, and kept |\n|---|---|---|\n"
 
@@ -100,7 +104,7 @@ FAULTS = (
     ),
     Fault(
         "checkpoint cut off, with a bit flipped at 40 places, foreign, or with code in it",
-        r"checkpoint::test_(a_file_that_was_cut|a_single_bit|files_of_others|no_code)",
+        r"checkpoints::test_(a_file_that_was_cut|a_single_bit|files_of_others|no_code)",
         "refused in one line, no code run",
     ),
     Fault(

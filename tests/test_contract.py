@@ -18,17 +18,18 @@ import toys
 from torch import Tensor
 
 import pyrofl.models
-from pyrofl import export, plans
 from pyrofl.data import Batch, Federation, Who
-from pyrofl.inference import local as training
-from pyrofl.inference.evaluate import evaluate
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.fast import row_space
+from pyrofl.inference.loop import local as training
+from pyrofl.inference.loop import plans
+from pyrofl.inference.loop.participation import bernoulli, fixed
+from pyrofl.inference.loop.plans import buckets
+from pyrofl.inference.loop.rounds import advance, federate, first
+from pyrofl.inference.loop.state import Round, meet
+from pyrofl.inference.loop.stragglers import Stragglers
 from pyrofl.inference.method import Method
-from pyrofl.inference.participation import bernoulli, fixed
-from pyrofl.inference.rounds import advance, federate, first
-from pyrofl.inference.state import Round, meet
-from pyrofl.inference.stragglers import Stragglers
-from pyrofl.models import row_space
-from pyrofl.plans import buckets
+from pyrofl.inference.posteriors import export
 from pyrofl.tensors import generator, matches, size_in_bytes
 
 MODULES = {

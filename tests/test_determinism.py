@@ -13,17 +13,17 @@ import toys
 from checks import close
 from torch import Tensor
 
-from pyrofl.cli_setup import threads
-from pyrofl.conjugate import linear_regression
+from pyrofl.cli.setup import threads
 from pyrofl.data import Federation, Who
-from pyrofl.inference.evaluate import evaluate
-from pyrofl.inference.participation import bernoulli
-from pyrofl.inference.posterior import posterior
-from pyrofl.inference.rounds import federate
-from pyrofl.inference.state import Round
-from pyrofl.inference.stragglers import Stragglers
+from pyrofl.data.conjugate import linear_regression
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.loop.participation import bernoulli
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.loop.stragglers import Stragglers
+from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi
-from pyrofl.models.gaussians import Normals
+from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import build
 from pyrofl.tensors import generator
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import pyrofl
-from pyrofl import datasets, federations, nets
-from pyrofl.data import Federation
+from pyrofl import nets
+from pyrofl.data import Federation, datasets
+from pyrofl.partitions import federations
 
 
 def clients(seed: int) -> Federation:

@@ -15,15 +15,15 @@ import torch
 import toys
 from torch import Tensor
 
-from pyrofl.cli_report import done
+from pyrofl.cli.report import done
 from pyrofl.data import Federation
-from pyrofl.inference.evaluate import evaluate
+from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import fit
-from pyrofl.inference.messages import BadMessage, kinds
+from pyrofl.inference.loop.messages import BadMessage, kinds
+from pyrofl.inference.loop.rounds import advance, federate, first
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.loop.stragglers import Stragglers
 from pyrofl.inference.method import Method
-from pyrofl.inference.rounds import advance, federate, first
-from pyrofl.inference.state import Round
-from pyrofl.inference.stragglers import Stragglers
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.tensors import Tensors, like
 

@@ -20,12 +20,12 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyrofl.cli_settings import accepted
+from pyrofl.cli.settings import accepted
 from pyrofl.data import Federation
 from pyrofl.inference.fit import Run
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.rounds import federate
-from pyrofl.inference.state import Round
 from pyrofl.models.likelihoods import normal
 from pyrofl.nets import build
 from pyrofl.tensors import generator

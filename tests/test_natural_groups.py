@@ -15,10 +15,11 @@ import pytest
 import torch
 
 import pyrofl
-from pyrofl import datasets, federations, reference
-from pyrofl.data import Federation
+from pyrofl import reference
+from pyrofl.data import Federation, datasets
 from pyrofl.inference.elbo import Program
 from pyrofl.models import pvi
+from pyrofl.partitions import federations
 
 
 def table(file: str, target: str, group: str, *features: str) -> Federation:

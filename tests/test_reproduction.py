@@ -7,8 +7,10 @@ import os
 import pytest
 
 import pyrofl
-from pyrofl import datasets, federations, nets
+from pyrofl import nets
+from pyrofl.data import datasets
 from pyrofl.models import fedavg, local, pfedvem
+from pyrofl.partitions import federations
 
 # Accuracy, personal and global, of an independent loop in plain torch, one client at a time with
 # a DataLoader, on the very clients of each seed.

@@ -16,14 +16,15 @@ from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import Program, elbo
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Optim, Phase, Step
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.rounds import federate
-from pyrofl.inference.server import average
-from pyrofl.inference.state import Round
-from pyrofl.models import correlated, guides
-from pyrofl.models.autoguides import from_pyro
+from pyrofl.inference.servers.averages import average
+from pyrofl.models import guides
 from pyrofl.models.fedavg import supervised
+from pyrofl.models.guides import correlated
+from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
 from pyrofl.nets import Network, build

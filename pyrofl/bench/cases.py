@@ -17,9 +17,9 @@ from pyrofl.bench import floor, plain, svi
 from pyrofl.bench.federations import equal, images
 from pyrofl.bench.timing import Side
 from pyrofl.data import Dataset, Federation
+from pyrofl.inference.loop.participation import bernoulli, everyone, fraction
+from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.method import Method
-from pyrofl.inference.participation import bernoulli, everyone, fraction
-from pyrofl.inference.rounds import federate
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.models.priors import fixed
 from pyrofl.tensors import generator

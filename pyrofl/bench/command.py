@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import torch
 
-from pyrofl import datasets, records
 from pyrofl.bench import drawing, scaling
 from pyrofl.bench.cases import CASES
 from pyrofl.bench.timing import Measured, alternate
+from pyrofl.data import datasets
 from pyrofl.figures import save
+from pyrofl.files import run_folder
 
 CURVES = ("clients", "rows", "memory")
 NAMES = (*CASES, *CURVES)
@@ -28,7 +29,7 @@ def bench(args: Namespace) -> None:
     if unknown:
         raise ValueError(f"case is {unknown[0]!r}; expected one of {', '.join(NAMES)}")
     asked = args.case or [n for n in NAMES if not args.quick or n != "memory"]
-    out = records.prepare(args.out, args.overwrite)
+    out = run_folder.prepare(args.out, args.overwrite)
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads)
     try:
@@ -36,15 +37,15 @@ def bench(args: Namespace) -> None:
         peaks = _peaks(args.quick) if "memory" in asked else []
     finally:
         torch.set_num_threads(before)
-    print(records.table(("case", "ours_s", "other_s", "low", "high", "ratio"), map(_line, rows)))
-    records.write_csv(out / "bench.csv", Measured._fields, rows)
+    print(run_folder.table(("case", "ours_s", "other_s", "low", "high", "ratio"), map(_line, rows)))
+    run_folder.write_csv(out / "bench.csv", Measured._fields, rows)
     save(drawing.ratios(rows, {n: case.target for n, case in CASES.items()}), out / "ratios.png")
     growing = [row for row in rows if row.case.startswith("clients=")]
     if growing:
         save(drawing.clients_per_second(growing), out / "clients.png")
     if peaks:
-        print(records.table(scaling.Peak._fields, peaks))
-        records.write_csv(out / "memory.csv", scaling.Peak._fields, peaks)
+        print(run_folder.table(scaling.Peak._fields, peaks))
+        run_folder.write_csv(out / "memory.csv", scaling.Peak._fields, peaks)
         save(drawing.memory(peaks), out / "memory.png")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyrofl.bench.timing import Measured
-from pyrofl.drawing import canvas
+from pyrofl.figures.style import canvas
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from pyrofl.data import Dataset, Federation
-from pyrofl.datasets import per_class
-from pyrofl.federations import split
+from pyrofl.data.datasets import per_class
+from pyrofl.partitions.federations import split
 from pyrofl.tensors import generator
 
 SIDE, CLASSES, ROWS = 28, 10, 5000

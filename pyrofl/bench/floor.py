@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from pyrofl.data import Federation
+from pyrofl.inference.loop.plans import Plan, plan
 from pyrofl.models.likelihoods import normalised
-from pyrofl.plans import Plan, plan
-from pyrofl.products import products
+from pyrofl.nets.products import products
 from pyrofl.tensors import generator
 
 Weights = list[Tensor]

@@ -17,7 +17,7 @@ from pyrofl import nets
 from pyrofl.bench.cases import MLP, many_clients, ours
 from pyrofl.bench.federations import equal
 from pyrofl.bench.timing import Measured, Side, summed_up
-from pyrofl.inference.participation import fraction
+from pyrofl.inference.loop.participation import fraction
 from pyrofl.models import pfedvem
 
 CLIENTS = (10, 100, 1000, 10_000)

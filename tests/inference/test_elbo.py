@@ -18,13 +18,13 @@ from torch.nn.functional import cross_entropy, softplus
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import Loss, Program, elbo, latent, log_densities, traces, with_rows
-from pyrofl.inference.noise import ClientNoise
+from pyrofl.inference.loop.noise import ClientNoise
+from pyrofl.inference.loop.plans import plan
 from pyrofl.models import guides
-from pyrofl.models.autoguides import from_pyro
 from pyrofl.models.fedavg import supervised
+from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed, flat
-from pyrofl.plans import plan
 from pyrofl.tensors import Tensors, generator, role
 
 IDS = (1, 3, 0)  # of 40, 12 and 3 rows, so that most of the batch is padding

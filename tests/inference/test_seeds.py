@@ -14,15 +14,16 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl import Seeds, reference
-from pyrofl.conjugate import linear_regression
 from pyrofl.data import Federation
-from pyrofl.inference import local, seeds
+from pyrofl.data.conjugate import linear_regression
+from pyrofl.inference import seeds
+from pyrofl.inference.loop import local
+from pyrofl.inference.loop.participation import bernoulli
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.loop.stragglers import Stragglers
 from pyrofl.inference.method import Method
-from pyrofl.inference.participation import bernoulli
-from pyrofl.inference.rounds import federate
 from pyrofl.inference.seeds import Stream, Streams, stream
-from pyrofl.inference.state import Round
-from pyrofl.inference.stragglers import Stragglers
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi
 from pyrofl.nets import build
 from pyrofl.tensors import generator

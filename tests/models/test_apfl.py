@@ -7,8 +7,8 @@ import torch
 from checks import close
 from toys import last
 
-from pyrofl.inference.evaluate import evaluate
-from pyrofl.inference.state import Round, meet
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.loop.state import Round, meet
 from pyrofl.models import apfl, fedavg, likelihoods, local
 from pyrofl.nets import build
 

@@ -7,11 +7,11 @@ import torch
 from checks import close
 from toys import last
 
-from pyrofl.inference.evaluate import evaluate
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.loop.participation import fixed
+from pyrofl.inference.loop.rounds import first
+from pyrofl.inference.loop.state import meet
 from pyrofl.inference.method import Method
-from pyrofl.inference.participation import fixed
-from pyrofl.inference.rounds import first
-from pyrofl.inference.state import meet
 from pyrofl.models import ditto, fedavg, fedprox, likelihoods, local
 from pyrofl.nets import build
 

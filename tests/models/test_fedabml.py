@@ -15,15 +15,15 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from toys import last
 
-from pyrofl.conjugate import ConjugateTask, gaussian_means
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.data.conjugate import ConjugateTask, gaussian_means
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.evaluate import evaluate
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.loop.noise import open_latent
+from pyrofl.inference.loop.participation import bernoulli
+from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.noise import open_latent
-from pyrofl.inference.participation import bernoulli
-from pyrofl.inference.prepare import prepared
-from pyrofl.inference.rounds import federate, first
 from pyrofl.models import fedabml, fedavg, guides, likelihoods, priors
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator, role

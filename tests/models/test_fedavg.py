@@ -9,16 +9,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from toys import last
 
-from pyrofl.conjugate import ConjugateTask
 from pyrofl.data import Federation
+from pyrofl.data.conjugate import ConjugateTask
 from pyrofl.inference import reference
+from pyrofl.inference.loop.participation import fixed
+from pyrofl.inference.loop.plans import plan
+from pyrofl.inference.loop.state import meet
 from pyrofl.inference.method import Method
-from pyrofl.inference.participation import fixed
 from pyrofl.inference.seeds import Stream, stream
-from pyrofl.inference.state import meet
 from pyrofl.models import fedavg, guides, likelihoods, priors
 from pyrofl.nets import Network, build
-from pyrofl.plans import plan
 from pyrofl.tensors import Tensors, generator, role, under
 
 ETA = 0.1  # step size on the clients' total losses, whose means are over two rows

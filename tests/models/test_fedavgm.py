@@ -7,7 +7,7 @@ import torch
 from checks import close
 from toys import last
 
-from pyrofl.inference.rounds import federate
+from pyrofl.inference.loop.rounds import federate
 from pyrofl.models import fedavg, fedavgm
 from pyrofl.nets import build
 from pyrofl.tensors import pick, role

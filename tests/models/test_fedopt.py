@@ -8,9 +8,9 @@ from checks import close
 from torch import Tensor
 from toys import last
 
-from pyrofl.inference.participation import fixed
-from pyrofl.inference.rounds import federate
-from pyrofl.inference.server import descend
+from pyrofl.inference.loop.participation import fixed
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.servers.averages import descend
 from pyrofl.models import fedavg, fedavgm, fedopt, fedper
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, pick, role

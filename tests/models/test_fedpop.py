@@ -8,11 +8,11 @@ from checks import close
 from torch import Tensor
 from toys import last
 
-from pyrofl.conjugate import gaussian_means
 from pyrofl.data import Federation
+from pyrofl.data.conjugate import gaussian_means
+from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.method import Method
-from pyrofl.inference.prepare import prepared
-from pyrofl.inference.rounds import federate
 from pyrofl.models import fedpop, guides, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, role

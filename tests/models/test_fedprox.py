@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from toys import last
 
-from pyrofl.conjugate import ConjugateTask
+from pyrofl.data.conjugate import ConjugateTask
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.method import Method
-from pyrofl.inference.rounds import federate
 from pyrofl.models import fedavg, fedprox, likelihoods, priors
 from pyrofl.nets import build
 from pyrofl.tensors import generator, role

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy, one_hot
 from toys import last
 
 from pyrofl.data import Federation
-from pyrofl.inference.evaluate import evaluate
-from pyrofl.inference.participation import fixed
-from pyrofl.inference.rounds import advance, first
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.loop.participation import fixed
+from pyrofl.inference.loop.rounds import advance, first
 from pyrofl.models import fedavg, ifca, pfedmb
 from pyrofl.nets import build
 from pyrofl.tensors import role

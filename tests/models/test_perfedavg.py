@@ -9,12 +9,12 @@ from checks import close
 from torch import Tensor
 from toys import last
 
-from pyrofl.conjugate import ConjugateTask, conjugate
-from pyrofl.inference.evaluate import evaluate
-from pyrofl.inference.local import train
-from pyrofl.inference.meta import Order
+from pyrofl.data.conjugate import ConjugateTask, conjugate
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.loop.local import train
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, likelihoods, metavd, perfedavg
+from pyrofl.models.shared.meta_gradients import Order
 from pyrofl.nets import build
 from pyrofl.tensors import role
 

@@ -14,12 +14,12 @@ from pyro.poutine.messenger import Messenger
 from torch.nn.functional import softplus
 from toys import last
 
-from pyrofl.inference.evaluate import evaluate
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.loop.noise import open_latent
+from pyrofl.inference.loop.rounds import first
+from pyrofl.inference.loop.state import meet
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.noise import open_latent
 from pyrofl.inference.optim import adam
-from pyrofl.inference.rounds import first
-from pyrofl.inference.state import meet
 from pyrofl.models import guides, likelihoods, pfedbayes, pfedme
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors

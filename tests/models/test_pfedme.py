@@ -7,9 +7,9 @@ import torch
 from checks import close
 from toys import last
 
+from pyrofl.inference.loop.participation import fixed
+from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.method import Method
-from pyrofl.inference.participation import fixed
-from pyrofl.inference.rounds import first
 from pyrofl.models import ditto, fedabml, guides, likelihoods, pfedme
 from pyrofl.nets import build
 

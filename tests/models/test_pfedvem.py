@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 from toys import last
 
-from pyrofl.conjugate import ConjugateTask, conjugate, gaussian_means
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.loop.noise import open_latent
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.loop.state import meet
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.noise import open_latent
-from pyrofl.inference.rounds import federate
-from pyrofl.inference.state import meet
 from pyrofl.models import guides, likelihoods, pfedvem
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, total

@@ -7,8 +7,8 @@ import toys
 from checks import close
 from toys import last
 
-from pyrofl.inference.evaluate import evaluate
-from pyrofl.inference.rounds import first
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.loop.rounds import first
 from pyrofl.models import fedavg, fedavgm, metavd, reptile
 from pyrofl.nets import build
 from pyrofl.tensors import role

@@ -10,12 +10,12 @@ from checks import close
 from torch import Tensor
 from toys import last
 
-from pyrofl.conjugate import ConjugateTask
 from pyrofl.data import Federation
+from pyrofl.data.conjugate import ConjugateTask
+from pyrofl.inference.loop.participation import fixed
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.participation import fixed
-from pyrofl.inference.rounds import federate
-from pyrofl.inference.state import Round
 from pyrofl.models import fedavg, likelihoods, scaffold
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, pick

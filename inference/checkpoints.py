@@ -1,0 +1,124 @@
+"""Runs on the disk: written while they go on, and taken up to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pyrofl.data import Federation, Who
+from pyrofl.files import hashed
+from pyrofl.files.run_folder import versions
+from pyrofl.inference.fit import Run
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seed, separate
+
+LISTS = tuple(f.name for f in fields(Run) if isinstance(f.default_factory, type))
+RECORDS = ("draws", *LISTS)
+STATE = tuple(f.name for f in fields(Round) if f.name != "who")
+
+
+def save(run: Run, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
+    """Write a run's last round and all its records into one file.
+
+    Args:
+        run: as `fit` returns it, or hands it to `after`.
+        path: of the file, which is replaced once the new one is on the disk.
+        about: settings of the run, as JSON has them; `load` refuses the file if one differs. The
+            data, the seeds and the versions of Python, pyrofl, torch, Pyro and NumPy are always
+            among them.
+
+    Raises:
+        OSError: if there is no room for it.
+    """
+    state = {name: getattr(run.state, name) for name in STATE}
+    state["private"] = dict(run.state.private.items())
+    state |= {"ids": run.state.who.ids, "size": run.state.who.size}
+    records = {name: getattr(run, name) for name in RECORDS}
+    asked = _about(run.data, run.seed, about)
+    hashed.write(path, asked, {"state": state, "records": records})
+
+
+def load(
+    path: str | Path,
+    method: Method | Callable[[int], Method],
+    data: Federation,
+    about: Mapping[str, Any] | None = None,
+    *,
+    seed: Seed = 0,
+) -> Run:
+    """Read a run that `save` wrote; as `start` of `fit` it goes on as if it had never stopped.
+
+    What clients keep lies in the file until the next round has a copy of it.
+
+    Args:
+        path: of the file.
+        method: the same as before, or round number -> method.
+        data: the same as before, on the same device.
+        about: the settings that `save` was given.
+        seed: of the run.
+
+    Raises:
+        ValueError: if the file is damaged or cut off, or anything differs; it says what.
+    """
+    content = hashed.read(path, _about(data, seed, about))
+    state = content["state"]
+    who = Who(state.pop("ids").clone(), state.pop("size").clone())
+    last = Round(who=who, private=state.pop("private"), **_copied(state))
+    now = method if isinstance(method, Method) else method(max(last.number - 1, 0))
+    return Run(now, data, last, seed, **_copied(content["records"]))
+
+
+def _about(data: Federation, seed: Seed, about: Mapping[str, Any] | None) -> dict[str, Any]:
+    found = {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
+    seeds = {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
+    facts = {"hash of the data": hashed.fingerprint(data)}
+    return {**found, **seeds, **facts, "type of device": data.x.device.type, **(about or {})}
+
+
+def _copied(value: Any) -> Any:
+    """Take tensors, in whatever they are, out of the file that they lie in."""
+    if isinstance(value, dict):
+        return {n: _copied(v) for n, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(v) for v in value)
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+@dataclass
+class Keeper:
+    """Keeps a run on the disk; `after` of `fit`.
+
+    Attributes:
+        path: of the file.
+        every: rounds between two checkpoints; None writes none unless `rescue` is called.
+        rounds: after which one is written in any case.
+        about: settings of the run, see `save`.
+        last: the run after the last whole round.
+        written: the round that the file holds.
+    """
+
+    path: Path
+    every: int | None = None
+    rounds: int | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    last: Run | None = None
+    written: int | None = None
+
+    def __call__(self, run: Run) -> None:
+        """Remember a round, and write it if it is its turn."""
+        # A copy: whoever interrupts the next round may do so between two of its records.
+        self.last = run.copy()
+        number = run.state.number
+        if self.every and (number % self.every == 0 or number == self.rounds):
+            self.rescue()
+
+    def rescue(self) -> None:
+        """Write the last whole round, if the file does not hold it already."""
+        if self.last is not None and self.written != self.last.state.number:
+            save(self.last, self.path, self.about)
+            self.written = self.last.state.number

@@ -1,0 +1,186 @@
+"""Leave-one-out cross-validation of variational posteriors, and comparison of models by it.
+
+Draws from a guide q are not draws from the posterior p. Both steps, from q to p and from p to the
+posterior without row i, are importance weights:
+
+    r_i = p(theta, y) / q(theta) / p(y_i | theta),    log sum_s r_i p(y_i | theta_s) / sum_s r_i
+
+Their tail is smoothed by a generalised Pareto distribution, whose shape k tells how far to trust
+them: up to 0.7 all is well. A guide narrower than the posterior leaves the estimate too good, the
+more so the larger k; a wider one does no harm. Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto
+Smoothed Importance Sampling", JMLR 2024; Magnusson, Andersen, Jonasson and Vehtari, "Bayesian
+Leave-One-Out Cross-Validation for Large Data", ICML 2019.
+
+Clients that share no site are independent given the server, so theta is a client's own; otherwise
+it is what all clients hold. What the server holds counts as known.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyrofl.inference.fit import Run
+from pyrofl.inference.posteriors.arviz import to_arviz
+from pyrofl.inference.posteriors.export import import_arviz
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray
+
+
+def loo(
+    found: Run | Sequence[Run] | Any, draws: int = 1000, *, var_name: str | None = None, **what: Any
+) -> Any:
+    """Estimate how well each row is predicted from all others: ArviZ's ELPDData, pointwise.
+
+    Pareto k of every row are in its `pareto_k`, and counted where it is printed.
+
+    Args:
+        found: a run, several as chains, or what `to_arviz` made of them with "log_likelihood".
+        draws: of each run.
+        var_name: observed site, if there are several.
+        what: further arguments of `to_arviz`.
+
+    Raises:
+        ValueError: if there are no log densities of the draws, or the guide is a point.
+    """
+    data = found
+    if isinstance(found, Run | Sequence):
+        runs = [found] if isinstance(found, Run) else found
+        data = to_arviz(runs, draws, groups=("posterior", "log_likelihood"), **what)
+    log_lik = _log_likelihood(data, var_name)
+    log_p, log_q = _log_densities(data, log_lik)
+    arviz = import_arviz()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
+        if hasattr(arviz, "loo_approximate_posterior"):
+            elpd = arviz.loo_approximate_posterior(
+                data, log_p, log_q, pointwise=True, var_name=log_lik.name
+            )
+        else:
+            elpd = _smoothed(log_lik, log_p - log_q)
+    bad = int((elpd.pareto_k > elpd.good_k).sum())
+    if bad:
+        warnings.warn(
+            f"Pareto k is above {elpd.good_k:.2f} in {bad} of {elpd.pareto_k.size} rows: the guide "
+            "is far from their posterior, or they are influential; do not trust their estimates",
+            stacklevel=2,
+        )
+    return elpd
+
+
+def compare(
+    models: Mapping[str, Any],
+    draws: int = 1000,
+    *,
+    method: str = "stacking",
+    var_name: str | None = None,
+    **what: Any,
+) -> pd.DataFrame:
+    """Compare models by leave-one-out: ArviZ's table, the best first, with their largest Pareto k.
+
+    Args:
+        models: name -> what `loo` takes, all of the same rows.
+        draws: of each run.
+        method: of weighing the models, as in `arviz.compare`.
+        var_name: observed site, if there are several.
+        what: further arguments of `to_arviz`.
+
+    Raises:
+        ValueError: if models are about different rows, or as `loo`.
+    """
+    found = {n: loo(m, draws, var_name=var_name, **what) for n, m in models.items()}
+    first, *others = found
+    for other in others:
+        if not _places(found[first]).equals(_places(found[other])):
+            raise ValueError(
+                f"{first!r} and {other!r} are about different rows; expected the same clients with "
+                "the same number of rows"
+            )
+    compared = import_arviz().compare
+    exact = {"round_to": "none"} if "round_to" in signature(compared).parameters else {}
+    with warnings.catch_warnings():
+        # ArviZ 0.23 sorts in a way that newer pandas deprecates.
+        warnings.filterwarnings("ignore", "The inplace keyword", DeprecationWarning)
+        table: pd.DataFrame = compared(found, method=method, **exact)
+    table["largest_k"] = [float(found[n].pareto_k.max()) for n in table.index]
+    return table
+
+
+def _places(elpd: Any) -> Any:
+    """Return the client of every place."""
+    k = elpd.pareto_k
+    return k["row_client"] if "row_client" in k.coords else k[k.dims[0]]
+
+
+def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
+    known = list(data["log_likelihood"].data_vars) if "log_likelihood" in data else []
+    name = known[0] if var_name is None and len(known) == 1 else var_name
+    if name not in known:
+        raise ValueError(
+            f"var_name is {var_name!r}, log_likelihood has {known}; expected one of them"
+        )
+    found: xarray.DataArray = data["log_likelihood"][name]
+    if bool((found.max("draw") == found.min("draw")).all()):
+        raise ValueError("draws are all the same, as of a point; expected a guide with some spread")
+    return found
+
+
+def _log_densities(
+    data: Any, log_lik: xarray.DataArray
+) -> tuple[xarray.DataArray, xarray.DataArray]:
+    """Return log p and log q of what each row depends on: chain, draw, and row or client."""
+    stats = data.get("sample_stats", {})
+    if "log_p" not in stats or "log_q" not in stats:
+        raise ValueError(
+            "sample_stats lack log_p and log_q; make log_likelihood with `to_arviz`, of all clients"
+        )
+    log_p, log_q = stats["log_p"], stats["log_q"]
+    # Chains have servers of their own, whose evidence shall not weigh them: each counts the same.
+    ratio = log_p - log_q
+    top = ratio.max("draw")
+    log_p = log_p - top - np.log(np.exp(ratio - top).sum("draw"))
+    if "row" in log_lik.dims and "client" in log_p.dims:
+        whose = {"client": log_lik["row_client"]}
+        log_p, log_q = (v.sel(whose).drop_vars("client") for v in (log_p, log_q))
+    return log_p, log_q
+
+
+def _smoothed(log_lik: xarray.DataArray, ratio: xarray.DataArray) -> Any:
+    """Do what ArviZ 1 does in `loo_approximate_posterior`, for ArviZ 0.23."""
+    from arviz import psislw
+    from arviz.stats.stats_utils import ELPDData
+
+    samples = ("chain", "draw")
+    log_weights = (ratio - log_lik).transpose(*log_lik.dims).stack(__sample__=samples)
+    weights, k = psislw(log_weights)  # type: ignore[no-untyped-call]
+    log_lik = log_lik.stack(__sample__=samples)
+    count, rows = log_lik.sizes["__sample__"], k.size
+    elpd = _log_sum_exp(weights + log_lik)
+    spent = _log_sum_exp(log_lik) - np.log(count) - elpd
+    good = min(1 - 1 / np.log10(count), 0.7)
+    values = {
+        "elpd_loo": float(elpd.sum()),
+        "se": float((rows * elpd.var()) ** 0.5),
+        "p_loo": float(spent.sum()),
+        "n_samples": count,
+        "n_data_points": rows,
+        "warning": bool((k > good).any()),
+        "loo_i": elpd,
+        "pareto_k": k,
+        "scale": "log",
+        "good_k": good,
+    }
+    return ELPDData(data=list(values.values()), index=list(values))
+
+
+def _log_sum_exp(value: xarray.DataArray) -> xarray.DataArray:
+    top = value.max("__sample__")
+    total: xarray.DataArray = np.exp(value - top).sum("__sample__")  # type: ignore[arg-type]
+    found: xarray.DataArray = top + np.log(total)
+    return found

@@ -1,0 +1,93 @@
+"""Clients that join a trained federation, and what they know after each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from pyrofl.data import Federation
+from pyrofl.inference.checks.replicas import seeing
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.seeds import Seed
+from pyrofl.tensors import Tensors
+
+SIZES = (0, 1, 2, 5, 10, 20)
+
+
+def newcomer(
+    method: Method,
+    data: Federation,
+    state: Round,
+    client: str,
+    sizes: Sequence[int] = SIZES,
+    draws: int = 1000,
+    *,
+    model: str | None = None,
+    adapted: str = "phases",
+    seed: Seed = 0,
+) -> dict[int, Tensors]:
+    """Draw from the posterior of a held-out client that joins with more and more rows.
+
+    The server stays as it is. With n rows the client receives, joins and adapts on the first n of
+    its training rows. With none it does the same and finds its prior given the server, as far as
+    its steps reach.
+
+    Args:
+        method: as trained.
+        data: the federation.
+        state: a round.
+        client: name of a held-out client.
+        sizes: numbers of rows, such as 0, 1, 2, 5.
+        draws: S.
+        model: one of the method's views.
+        adapted: "phases" or "adapt": what is run on the rows.
+        seed: of the run.
+
+    Returns:
+        n -> site -> draws [S, *p].
+
+    Raises:
+        ValueError: if the client is not held out, or has fewer rows than asked for; or as
+            `posterior`.
+    """
+    found = {}
+    for n in sizes:
+        alone, known, i = joining(method, data, client, n)
+        sites = posterior(
+            alone,
+            known,
+            state,
+            draws,
+            model=model,
+            adapted=adapted,
+            ids=torch.tensor([i]),
+            seed=seed,
+        )
+        found[n] = {name: v[:, 0] for name, v in sites.items()}
+    return found
+
+
+def joining(
+    method: Method, data: Federation, client: str, size: int
+) -> tuple[Method, Federation, int]:
+    """Return method and federation in which a held-out client has its first rows, and its id.
+
+    No client of a federation is without rows. One that is to have none has one that nobody sees.
+
+    Raises:
+        ValueError: as `newcomer`.
+    """
+    held_out = data.names[data.clients :]
+    if client not in held_out:
+        raise ValueError(f"client is {client!r}; expected a held-out one of {list(held_out)}")
+    i = data.names.index(client)
+    if not 0 <= size <= len(data.train[i]):
+        raise ValueError(f"size is {size}; expected 0 to {len(data.train[i])}, {client}'s rows")
+    rows = [r[: max(size, 1)] if j == i else r for j, r in enumerate(data.train)]
+    if not size:
+        method = seeing(method, lambda batch: replace(batch, mask=torch.zeros_like(batch.mask)))
+    return method, replace(data, train=tuple(rows)), i

@@ -1,0 +1,1 @@
+"""Rewrites of phases that change no number and save time."""

@@ -1,0 +1,1 @@
+"""The federated loop: rounds, local training side by side, participation, messages."""

@@ -1,0 +1,168 @@
+"""Local training: the phases of a method, for several clients side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import groupby
+
+import pyro
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Batch, Federation, Who
+from pyrofl.data.batches import share
+from pyrofl.inference.loop.padding import Axes, joined, narrowed
+from pyrofl.inference.loop.plans import Plan, buckets, plan
+from pyrofl.inference.loop.steps import Feed, PhaseRun
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.seeds import Seed, Stream, Streams, stream
+from pyrofl.tensors import Tensors, cut, join_up
+
+
+def train(
+    method: Method,
+    received: Tensors,
+    local: Tensors,
+    data: Federation,
+    who: Who,
+    *,
+    seed: Seed,
+    number: int,
+    phases: Sequence[Phase] | None = None,
+) -> tuple[Tensors, Tensors, Tensor]:
+    """Run the phases on some clients side by side.
+
+    Args:
+        method: gives model, guide and, unless `phases` are given, the phases.
+        received: what came down, [C, ...].
+        local: private state and received, [C, ...]; not changed.
+        data: the federation.
+        who: the C clients.
+        seed: of the run.
+        number: of the round; with the seed and the client's name it fixes all random numbers.
+        phases: to run instead of the method's.
+
+    Returns:
+        local after training, the mean loss of each gradient step by its names, [C], and how many
+        gradient steps were made, [C] int64.
+    """
+    ids, known = who.ids.tolist(), local.keys()
+    noise = cache(partial(stream, seed, Stream.NOISE, number))  # goes on from phase to phase
+    order = partial(stream, seed, Stream.ORDER, number)
+    losses: Tensors = {}
+    made, axes = torch.zeros(len(ids), dtype=torch.long), Axes()
+    # Of all who train, and of these if they have joined later and hold more: clients that train
+    # take the same way whoever is beside them.
+    longest = int(torch.cat([data.sizes[: data.clients], data.sizes[who.ids.cpu()]]).max())
+    asked = method.phases if phases is None else phases
+    fastest = [
+        short
+        for phase in asked
+        for short in (phase.shortcut(method, phase, data, longest) if phase.shortcut else (phase,))
+    ]
+    # Full batches are padded to the longest client of a group; nothing depends on who is in it.
+    everyone, alike = [torch.arange(len(ids))], buckets(data.sizes[who.ids.cpu()])
+    with pyro.validation_enabled(False):
+        for full, group in groupby(fastest, _is_full):
+            turn = [(phase, _epochs(phase, who)) for phase in group]
+            parts = alike if full else everyone
+            widths = [max(len(data.train[ids[c]]) for c in some.tolist()) for some in parts]
+            begin = [cut(local, some) for some in parts]
+            if full:
+                begin = [narrowed(mine, axes, w) for mine, w in zip(begin, widths, strict=True)]
+            done = [
+                _in_turn(
+                    method,
+                    [(phase, epochs[some]) for phase, epochs in turn],
+                    cut(received, some),
+                    mine,
+                    data,
+                    Who(who.ids[some], who.size[some]),
+                    noise,
+                    order,
+                )
+                for some, mine in zip(parts, begin, strict=True)
+            ]
+            back = torch.cat(parts).argsort()
+            changed, found = joined([part[0] for part in done], begin, widths)
+            axes = {n: at for n, at in axes.items() if n not in changed} | found
+            local = local | cut(changed, back)
+            losses |= cut(join_up(part[1] for part in done), back)
+            made += torch.cat([part[2] for part in done])[back]
+    kept = {n: v for n, v in local.items() if n in known or not n.startswith("rows/")}
+    return kept, losses, made
+
+
+def _is_full(phase: Phase) -> bool:
+    return phase.batch is None
+
+
+def _in_turn(
+    method: Method,
+    phases: Sequence[tuple[Phase, Tensor]],
+    received: Tensors,
+    local: Tensors,
+    data: Federation,
+    who: Who,
+    noise: Callable[[str], Generator],
+    order: Callable[[str], Generator],
+) -> tuple[Tensors, Tensors, Tensor]:
+    """Run phases and their epochs [C], all on full batches or none; return what `train` does.
+
+    Of local only what has changed. Generators are made when one is needed, by a client's name.
+    """
+    ids, old = who.ids.tolist(), local
+    rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
+    whole = data.batch(who.ids) if _is_full(phases[0][0]) else None
+    losses: Tensors = {}
+    made = torch.zeros(len(ids), dtype=torch.long)
+    for phase, steps in phases:
+        if phase.batch:
+            schedule = plan(rows, steps.tolist(), phase.batch, [order(name) for name in names])
+            steps = schedule.steps
+        # Clients that finish early must be the last: stepping then means a shorter prefix.
+        rank = steps.argsort(descending=True, stable=True)
+        back, ranked = rank.argsort(), Who(who.ids[rank], who.size[rank])
+        feed = (
+            _minibatches(data, ranked, schedule.of(rank))
+            if whole is None
+            else _again(whole.some(rank))
+        )
+        own = Streams(noise, [names[c] for c in rank.tolist()])
+        run = PhaseRun(method, phase, cut(received, rank), cut(local, rank), ranked, own)
+        run.go(steps[rank], feed)
+        local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
+        losses |= cut(run.losses(steps[rank]), back)
+        made += steps * sum(m.repeat for m in phase.moves if isinstance(m, Step))
+    return {n: v for n, v in local.items() if v is not old.get(n)}, losses, made
+
+
+def _again(whole: Batch) -> Feed:
+    def feed(_: int, active: int) -> Batch:
+        nonlocal whole
+        if active < len(whole):
+            whole = whole.some(slice(active))
+        return whole
+
+    return feed
+
+
+def _minibatches(data: Federation, who: Who, schedule: Plan) -> Feed:
+    rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
+    part = share(who.size, mask)
+
+    def feed(t: int, active: int) -> Batch:
+        first = Who(who.ids[:active], who.size[:active])
+        return data.gather(first, *(v[t, :active] for v in (rows, mask, at, part)))
+
+    return feed
+
+
+def _epochs(phase: Phase, who: Who) -> Tensor:
+    if not callable(phase.epochs):
+        return torch.full((len(who.ids),), phase.epochs)
+    epochs = phase.epochs(who.ids).cpu()
+    if len(epochs) != len(who.ids) or int(epochs.min()) < 0:
+        raise ValueError(f"epochs are {epochs.tolist()}; expected one number >= 0 for each client")
+    return epochs.long()

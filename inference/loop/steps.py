@@ -1,0 +1,156 @@
+"""The steps of one phase, for several clients side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Batch, Who
+from pyrofl.inference.loop.noise import AHEAD, ClientNoise
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.optim import narrow
+from pyrofl.tensors import Tensors, cut, pick
+
+Feed = Callable[[int, int], Batch]
+"""(step, clients that have it) -> its rows."""
+
+
+class PhaseRun:
+    """One phase on clients sorted by number of steps.
+
+    The active clients are a prefix, `now`: views of the first rows of `local`, which optimisers
+    and moves overwrite in place. A client that has finished is no longer in it and keeps its rows.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        phase: Phase,
+        received: Tensors,
+        local: Tensors,
+        who: Who,
+        noise: Sequence[Generator],
+    ) -> None:
+        """Begin where `local` stands, which is not changed."""
+        self.method, self.phase, self.received, self.who = method, phase, received, who
+        self.noise = ClientNoise(noise, AHEAD)
+        steps = [move for move in phase.moves if isinstance(move, Step)]
+        moving = [pick(local, step.names) for step in steps]
+        for step, mine in zip(steps, moving, strict=True):
+            if not mine:
+                raise ValueError(
+                    f"no local tensor matches {step.names!r}; there are {sorted(local)}"
+                )
+        self.owned = {n for mine in moving for n in mine}
+        self.local = {
+            n: v.clone(memory_format=torch.contiguous_format) if n in self.owned else v
+            for n, v in local.items()
+        }
+        self.now = self.local
+        self.params = [{n: self.local[n].detach() for n in mine} for mine in moving]
+        self.optimisers = [
+            step.optim([p.requires_grad_() for p in mine.values()])
+            for step, mine in zip(steps, self.params, strict=True)
+        ]
+        self.once = False  # whether no tensor is written into, as moves run once, for all clients
+        self.ones = torch.ones_like(who.size)
+        self.total = {step.names: torch.zeros_like(who.size) for step in steps}
+
+    def go(self, steps: Tensor, feed: Feed) -> None:
+        """Make the steps of every client, [C] with the most first."""
+        active = len(steps)
+        self.once = not self.params and bool((steps == 1).all())
+        times = torch.arange(int(steps.max()))
+        for t, left in enumerate((steps > times[:, None]).sum(1).tolist()):
+            if left < active:
+                active = left
+                self._shorten(active)
+            with self.noise:
+                self._moves(feed(t, active))
+
+    def _shorten(self, active: int) -> None:
+        self.now = cut(self.local, slice(active))
+        self.received = cut(self.received, slice(active))
+        self.noise.narrow(active)
+        for optimiser in self.optimisers:
+            narrow(optimiser, active)
+
+    def _moves(self, batch: Batch) -> None:
+        gradient = iter(zip(self.params, self.optimisers, strict=True))
+        for move in self.phase.moves:
+            if isinstance(move, Step):
+                params, optimiser = next(gradient)
+                for _ in range(move.repeat):
+                    self._step(move, params, optimiser, batch)
+            else:
+                changed = move(self.received, self.now, batch)
+                if not self.once:  # a move may return tensors that others of its writes overwrite
+                    changed = {n: v.clone() for n, v in changed.items()}
+                for name, value in changed.items():
+                    self._write(name, value.detach())
+
+    def _step(
+        self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch
+    ) -> None:
+        loss = step.loss(
+            self.method.model, self.method.guide, self.received, self.now | params, batch
+        )
+        if loss.shape != batch.size.shape:
+            raise ValueError(
+                f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "
+                f"number for each of {len(batch)} clients"
+            )
+        grads = torch.autograd.grad(
+            loss,
+            list(params.values()),
+            self.ones[: len(loss)],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        for (name, p), grad in zip(params.items(), grads, strict=True):
+            if p.dim() and not optimiser.state.get(p):
+                self._lay_out(name, p, grad)
+            # Fused optimisers of torch take it for granted that both lie alike.
+            p.grad = grad if grad.stride() == p.stride() else torch.empty_like(p).copy_(grad)
+        optimiser.step()
+        for p in params.values():
+            p.grad = None  # so that the next gradients take this memory, still in the cache
+        self.total[step.names][: len(loss)].add_(loss.detach(), alpha=1 / step.repeat)
+
+    def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:
+        """Let a parameter lie in memory as its gradients do; optimisers are three times faster."""
+        others = zip(self.optimisers, self.params, strict=True)
+        if any(name in mine and other.state.get(mine[name]) for other, mine in others):
+            return  # what another optimiser remembers lies as the parameter does now
+        strides = (p[0].numel(), *torch.empty_like(grad[0]).stride())
+        if strides != p.stride():
+            whole = self.local[name]
+            self.local[name] = torch.empty_strided(
+                whole.shape, strides, dtype=whole.dtype, device=whole.device
+            ).copy_(whole)
+            self.now[name] = self.local[name][: len(p)]
+            for params in self.params:  # of every step that moves it
+                if name in params:
+                    params[name].data = self.now[name]
+
+    def _write(self, name: str, value: Tensor) -> None:
+        """Set a local tensor of the active clients; who overwrites later ones copies first."""
+        old = self.local.get(name)
+        stepped = any(name in params for params in self.params)
+        if len(value) == len(self.who.ids) and not stepped:
+            self.local[name] = self.now[name] = value
+            self.owned.add(name)
+            return
+        if old is None:
+            raise ValueError(f"a client that makes no step in this phase would lack {name!r}")
+        if name not in self.owned:
+            self.local[name] = old.clone(memory_format=torch.contiguous_format)
+            self.owned.add(name)
+        self.local[name][: len(value)].copy_(value)
+        self.now[name] = self.local[name][: len(value)]
+
+    def losses(self, steps: Tensor) -> Tensors:
+        """Return the mean loss per step of every gradient move, by its names: [C]."""
+        return {n: v / steps.clamp(min=1).to(v) for n, v in self.total.items()}

@@ -1,0 +1,1 @@
+"""Posteriors of clients: draws, log densities by row, groups for ArviZ."""

@@ -1,0 +1,175 @@
+"""Draws from the posterior of every client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Generator, Tensor
+
+from pyrofl.data import Federation
+from pyrofl.inference.elbo import latent, traces
+from pyrofl.inference.evaluation.prepare import ready
+from pyrofl.inference.loop.noise import ClientNoise
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.tensors import Tensors, join_up, matches
+
+
+class Values(NamedTuple):
+    """What a site was in every draw."""
+
+    value: Tensor  # [S, C, B or 1, *p]
+    rows: bool  # whether every row has its own
+
+
+class JointNoise(ClientNoise):
+    """Draw the sites that clients share from one source, all others from each client's own.
+
+    Args:
+        own: one generator per client.
+        shared: patterns of the sites that are one for all.
+        common: makes the source that all clients draw those from.
+    """
+
+    def __init__(
+        self, own: Sequence[Generator], shared: str, common: Callable[[], Generator]
+    ) -> None:
+        """Give every client a copy of the common source."""
+        super().__init__(own)
+        self.own, self.shared = own, shared
+        self.common = [common() for _ in own]
+
+    def _pyro_sample(self, msg: Any) -> None:
+        self.generators = self.common if matches(msg["name"], self.shared) else self.own
+        super()._pyro_sample(msg)
+
+
+def posterior(
+    method: Method,
+    data: Federation,
+    state: Round,
+    draws: int,
+    *,
+    model: str | None = None,
+    adapted: str = "none",
+    ids: Tensor | None = None,
+    seed: Seed = 0,
+    chunk: int | None = None,
+) -> Tensors:
+    """Draw from the posterior of every client: site -> [S, C, *p], clients in the order of ids.
+
+    Sites are the latent ones and those of `pyro.deterministic`, all from the same draws. Sites that
+    clients share are equal for all of them. Sites that belong to rows are left out; `to_arviz` has
+    them.
+
+    Args:
+        method: as trained.
+        data: the federation.
+        state: the round.
+        draws: how many, S.
+        model: one of the method's views, not an ensemble.
+        adapted: as in `evaluate`.
+        ids: of clients; default all that train.
+        seed: of the run.
+        chunk: clients drawn side by side.
+
+    Raises:
+        ValueError: if draws is less than 1, the view is an ensemble, or a site that clients share
+            is not the same for all.
+    """
+    if draws < 1:
+        raise ValueError(f"draws is {draws}; expected at least 1")
+    ids = torch.arange(data.clients) if ids is None else ids
+    found: list[tuple[Tensor, Tensors]] = []
+    for some, received, local, noise in ready(
+        method, data, state, ids, model=model, adapted=adapted, seed=seed, chunk=chunk
+    ):
+        if isinstance(local, list):
+            raise ValueError(f"{model!r} is an ensemble; draw from its members")
+        common = partial(stream, seed, Stream.TEST, state.number)
+        handler = JointNoise(noise, method.shared, common)
+        batch = data.batch(some)
+        with pyro.validation_enabled(False), torch.no_grad():
+            with handler:
+                q, _ = traces(method.guide, method.guide, received, local, batch, draws)
+            known = poutine.replay(method.guide, trace=q)
+            # What is asked for depends on no row, unless a latent site does.
+            if not any(of_rows(site) for _, site in latent(q)):
+                batch = replace(batch, x=batch.x[:, :1], y=batch.y[:, :1], mask=batch.mask[:, :1])
+            _, p = traces(method.model, known, received, local, batch, draws)
+        sites = named(q, p, draws, len(some))
+        # From [S, C, 1, *p] to [C, S, *p]: clients first, to join chunks.
+        found.append(
+            (
+                some,
+                {n: v.value.squeeze(2).transpose(0, 1) for n, v in sites.items() if not v.rows},
+            )
+        )
+    known_ids, by_id = torch.cat([some for some, _ in found]).sort()
+    back = by_id[torch.searchsorted(known_ids, ids)]
+    sites_ = {n: v[back].transpose(0, 1) for n, v in join_up(part for _, part in found).items()}
+    for name in sites_:
+        if matches(name, method.shared):
+            agreed(name, sites_[name])
+    return sites_
+
+
+def agreed(name: str, value: Tensor) -> Tensor:
+    """Return the draws [S, *p] of a site that all clients share, given [S, C, *p].
+
+    Raises:
+        ValueError: if they differ between clients.
+    """
+    if not torch.allclose(value, value[:, :1].expand_as(value), rtol=1e-4, atol=1e-5):
+        raise ValueError(
+            f"site {name!r} is declared as shared, and its draws differ between clients; expected "
+            "a guide and a prior that read nothing of the client's own"
+        )
+    return value[:, 0]
+
+
+def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
+    """Return the sites that a person named: latent ones of the guide, deterministic of the model.
+
+    Args:
+        q: trace of the guide.
+        p: trace of the model.
+        draws: S.
+        clients: C.
+
+    Raises:
+        ValueError: if a deterministic site has no axes of clients and rows.
+    """
+    sites = [(n, s) for n, s in latent(q) if not s["infer"].get("is_auxiliary")]
+    sites += deterministic(p)
+    return {n: Values(stacked(n, s["value"], draws, clients), of_rows(s)) for n, s in sites}
+
+
+def stacked(name: str, value: Tensor, draws: int, clients: int) -> Tensor:
+    """Give a site's value [C, B or 1, *p] the axis of draws, if it has none: [S, C, B or 1, *p]."""
+    if value.dim() > 2 and value.shape[:2] == (draws, clients):
+        return value
+    if value.dim() < 2 or len(value) != clients:
+        raise ValueError(
+            f"site {name!r} has shape {tuple(value.shape)}; expected {clients} clients, and an "
+            "axis for rows, in front"
+        )
+    return value.expand(draws, *value.shape)
+
+
+def of_rows(site: Any) -> bool:
+    """Say whether a site lies inside `batch.rows()`."""
+    return any(frame.name == "rows" for frame in site["cond_indep_stack"])
+
+
+def deterministic(trace: Any) -> list[tuple[str, Any]]:
+    """Return the sites of a trace that come from `pyro.deterministic`."""
+    nodes = [(n, s) for n, s in trace.nodes.items() if s["type"] == "sample"]
+    return [(n, s) for n, s in nodes if s["infer"].get("_deterministic")]

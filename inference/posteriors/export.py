@@ -1,0 +1,140 @@
+"""Posteriors for ArviZ: named axes, labelled clients, files that 0.23 and 1.x both open."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyrofl.files.run_folder import replacing
+
+if TYPE_CHECKING:
+    import xarray
+
+SAMPLES = ("chain", "draw")
+VARIABLE = 8192  # bytes in a file that tell what a variable is, at most
+
+
+def inference_data(
+    groups: Mapping[str, Mapping[str, np.ndarray | Tensor]],
+    dims: Mapping[str, tuple[str, ...]],
+    coords: Mapping[str, Sequence[Any]],
+    along: Mapping[str, tuple[str, Sequence[Any]]] | None = None,
+) -> Any:
+    """Gather arrays for ArviZ: an InferenceData for ArviZ 0.x, an xarray.DataTree for 1.x.
+
+    A slash has a meaning of its own in such data; in names it becomes a dot.
+
+    Args:
+        groups: "posterior", "log_likelihood", "observed_data"... -> variable -> array.
+        dims: variable, or "group/variable" -> names of its axes, ("chain", "draw", "client", ...).
+            Data without chains and draws may have the same name as a variable with them.
+        coords: axis -> labels, such as "client" -> the clients' names; others count from 0.
+        along: name -> (axis, further labels of its places), such as the client of every row.
+
+    Raises:
+        ValueError: if a variable's axes are unnamed or too few or too many, if there are not as
+            many labels as places, or if two names become the same.
+    """
+    along = along or {}
+    return _wrap({group: _dataset(group, v, dims, coords, along) for group, v in groups.items()})
+
+
+def save(data: Any, path: str | Path) -> None:
+    """Write what `inference_data` made as netCDF-4; the file is whole or not there.
+
+    `arviz.from_netcdf` of 0.23 and 1.x, and `xarray.open_datatree`, open it.
+
+    Raises:
+        OSError: if there is no room for it.
+    """
+    with replacing(path) as temporary:
+        _find_room(data, temporary)
+        data.to_netcdf(temporary, engine="h5netcdf")
+
+
+def _find_room(data: Any, path: Path) -> None:
+    """Raise if a disk is full: HDF5 would find out half-way, and may take the process with it."""
+    groups = data.groups() if callable(data.groups) else data.children
+    parts = [data[group] for group in groups]
+    size = sum(part.nbytes + VARIABLE * (1 + len(part.variables)) for part in parts)
+    with open(path, "wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+
+
+def load(path: str | Path) -> Any:
+    """Read such a file, whichever version wrote it, into memory: the file is free afterwards."""
+    import xarray
+
+    with xarray.open_datatree(path, engine="h5netcdf") as tree:
+        return _wrap({name: node.to_dataset().load() for name, node in tree.children.items()})
+
+
+def import_arviz() -> Any:
+    """Import ArviZ without the notice of its version 1 that 0.23 gives once a day."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
+        return import_module("arviz")
+
+
+def _wrap(datasets: Mapping[str, xarray.Dataset]) -> Any:
+    """Put groups into the container of the installed ArviZ."""
+    import xarray
+
+    arviz = import_arviz()
+    # By version: 0.23 takes the calls of 1.x without a word and does something else.
+    if int(arviz.__version__.split(".")[0]) < 1:
+        return arviz.InferenceData(**datasets)
+    return xarray.DataTree.from_dict(dict(datasets))
+
+
+def _dataset(
+    group: str,
+    variables: Mapping[str, np.ndarray | Tensor],
+    dims: Mapping[str, tuple[str, ...]],
+    coords: Mapping[str, Sequence[Any]],
+    along: Mapping[str, tuple[str, Sequence[Any]]],
+) -> xarray.Dataset:
+    """Build one group; arguments as of `inference_data`."""
+    import xarray
+
+    arrays = {}
+    places: dict[str, int] = {}
+    for name, value in variables.items():
+        array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+        known = f"{group}/{name}"
+        axes = _axes(known, array, dims.get(known, dims.get(name)))
+        for axis, length in zip(axes, array.shape, strict=True):
+            labels = len(coords.get(axis, range(places.get(axis, length))))
+            if length != labels:
+                raise ValueError(f"{known}: axis {axis!r} has {length} places; expected {labels}")
+            places[axis] = length
+        arrays[_plain(name)] = (tuple(map(_plain, axes)), array)
+    if len(arrays) < len(variables):
+        raise ValueError(f"{group}: names differ only in slashes: {', '.join(variables)}")
+    index: dict[str, Any] = {_plain(a): list(coords.get(a, range(n))) for a, n in places.items()}
+    index |= {name: (axis, list(v)) for name, (axis, v) in along.items() if axis in places}
+    return xarray.Dataset(arrays, index, {"inference_library": "pyrofl"})
+
+
+def _axes(name: str, array: np.ndarray, axes: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the names of an array's axes."""
+    if axes is None:
+        raise ValueError(f"{name}: its axes have no names; expected {array.ndim} in dims")
+    if axes[:2] == SAMPLES and array.ndim == len(axes) - 2:
+        axes = axes[2:]
+    if array.ndim != len(axes):
+        raise ValueError(f"{name} has shape {array.shape}; expected axes {', '.join(axes)}")
+    return axes
+
+
+def _plain(name: str) -> str:
+    return name.replace("/", ".")

@@ -1,0 +1,88 @@
+"""What federation costs: two posteriors beside each other, number by number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyrofl.inference.posteriors.export import import_arviz
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+
+def cost(federated: Any, reference: Any, group: str = "posterior") -> pandas.DataFrame:
+    """Compare two posteriors, variable by variable and coordinate by coordinate.
+
+    Args:
+        federated: what `Run.to_arviz` gives.
+        reference: what `nuts` gives; only what both hold is compared.
+        group: of the data.
+
+    Returns:
+        A row for each coordinate, named as in `arviz.summary`, with columns variable; mean, sd,
+        low and high, the ends of the central 95%; the same of the reference, as reference_mean and
+        so on; difference of the means in reference sds, and error, its standard error, by the
+        effective draws of the reference and all draws of the other, which are independent; ratio
+        of the sds; and energy, the distance
+        (2 E|X - Y| - E|X - X'| - E|Y - Y'|)^1/2 in reference sds: 0 for equal distributions, 0.05
+        is small, 1 is large.
+
+    Raises:
+        ValueError: if no variable is in both, or their axes or labels differ.
+    """
+    import pandas
+    from scipy.stats import energy_distance
+
+    mine, other = (_dataset(one, group) for one in (federated, reference))
+    common = [n for n in mine.data_vars if n in other.data_vars]
+    if not common:
+        raise ValueError(
+            f"variables are {', '.join(map(str, mine))} and {', '.join(map(str, other))}; "
+            "expected at least one in both"
+        )
+    rows = {}
+    for name in map(str, common):
+        x, y = (one[name].stack(sample=("chain", "draw")) for one in (mine, other))
+        axes = [d for d in x.dims if d != "sample"]
+        if set(axes) != set(y.dims) - {"sample"} or any(
+            x[d].values.tolist() != y[d].values.tolist() for d in axes
+        ):
+            raise ValueError(f"{name}: axes are {x.dims} and {y.dims}; expected the same labels")
+        for place in np.ndindex(*(x.sizes[d] for d in axes)):
+            at = dict(zip(axes, place, strict=True))
+            a, b = (one.isel(at).to_numpy().astype(float) for one in (x, y))
+            labels = ", ".join(str(x[d].values[i]) for d, i in at.items())
+            found, known = _summary(a), _summary(b)
+            a, b = ((v - known["mean"]) / known["sd"] for v in (a, b))
+            rows[f"{name}[{labels}]" if labels else name] = {
+                "variable": name,
+                **found,
+                **{f"reference_{n}": v for n, v in known.items()},
+                "difference": a.mean(),
+                "error": (a.var(ddof=1) / len(a) + 1 / _effective(y.isel(at))) ** 0.5,
+                "ratio": found["sd"] / known["sd"],
+                "energy": energy_distance(a, b),
+            }
+    return pandas.DataFrame.from_dict(rows, orient="index")
+
+
+def _summary(draws: np.ndarray) -> dict[str, float]:
+    """Return mean, standard deviation and the ends of the central 95% of draws [S]."""
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return {"mean": draws.mean(), "sd": draws.std(ddof=1), "low": low, "high": high}
+
+
+def _effective(draws: xarray.DataArray) -> float:
+    """Return how many independent draws tell the mean as well, given those of all chains."""
+    chains = draws.unstack("sample").transpose("chain", "draw").to_numpy()
+    return float(import_arviz().ess(chains, method="mean"))
+
+
+def _dataset(data: Any, group: str) -> xarray.Dataset:
+    """Return one group of an InferenceData or a DataTree."""
+    found = data[group]
+    dataset: xarray.Dataset = found.to_dataset() if hasattr(found, "to_dataset") else found
+    return dataset

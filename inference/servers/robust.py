@@ -1,0 +1,158 @@
+"""Merges that a few bad messages cannot move far, in place of the mean over clients.
+
+clip     Sun, Kairouz, Suresh and McMahan, "Can You Really Backdoor Federated Learning?", 2019
+median, trimmed   Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning:
+         Towards Optimal Statistical Rates", ICML 2018, definitions 1 and 2
+krum     Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine
+         Tolerant Gradient Descent", NeurIPS 2017, section 4 and, of several, section 6
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from pyrofl.inference.loop.messages import CannotMerge
+from pyrofl.inference.servers.averages import average, weighted_mean
+from pyrofl.tensors import Tensors, cut, total
+
+Combine = Callable[[Tensors, Tensor, Tensors], Tensors]
+"""(message [C, *p], weight [C], server [*p]) -> one value [*p] for every name of the message."""
+
+
+def combining(how: str | Combine) -> Combine:
+    """Read how messages become one.
+
+    Args:
+        how: "mean" weighs clients by size; "median" takes the middle of every coordinate and
+            "trimmed:0.1" the mean without its 10% largest and 10% smallest values; "krum:2" takes
+            the one message that is nearest to its neighbours, whichever 2 are bad, and
+            "krum:2:5" the mean of 5 such; "clip:1.0" shortens the change of every client to a
+            norm of at most 1. Or a function.
+
+    Raises:
+        ValueError: if it is none of these, or a number is out of its range.
+    """
+    if callable(how):
+        return how
+    name, *words = how.split(":")
+    with suppress(ValueError):
+        match name, [float(word) for word in words]:
+            case "mean", []:
+                return mean
+            case "median", []:
+                return counted(median)
+            case "trimmed", [share] if 0 <= share < 0.5:
+                return counted(lambda message, weight, server: trimmed(message, weight, share))
+            case "clip", [norm] if norm > 0:
+                return counted(
+                    lambda message, weight, server: clipped(message, weight, server, norm)
+                )
+        match name, [int(word) for word in words]:
+            case "krum", [bad] if bad >= 0:
+                return counted(lambda message, weight, server: krum(message, weight, bad))
+            case "krum", [bad, best] if bad >= 0 and best >= 1:
+                return counted(lambda message, weight, server: krum(message, weight, bad, best))
+    raise ValueError(
+        f"merge is {how!r}; expected mean, median, trimmed:SHARE below 0.5, krum:BAD, "
+        "krum:BAD:BEST or clip:NORM"
+    )
+
+
+def counted(rule: Combine) -> Combine:
+    """Leave out messages of weight 0, which a rule would count like the others."""
+
+    def some(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
+        at = weight.nonzero().flatten()
+        if not len(at):
+            raise CannotMerge(f"weights are {weight.tolist()}; expected one above 0")
+        return rule(cut(message, at), weight[at], server) if message else {}
+
+    return some
+
+
+def mean(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
+    """Take the weighted mean, which a single client can move anywhere."""
+    return average(message, weight)
+
+
+def median(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
+    """Take the median of every coordinate, clients counting the same whatever size they claim."""
+    return {n: middle(v, torch.ones_like(weight), (len(v) - 1) // 2) for n, v in message.items()}
+
+
+def trimmed(message: Tensors, weight: Tensor, share: float) -> Tensors:
+    """Take the weighted mean of every coordinate without its extremes.
+
+    Args:
+        message: [C, *p].
+        weight: [C].
+        share: of the clients to leave out at either end, below a half; rounded down to clients.
+    """
+    each = math.floor(share * len(weight) + 1e-9)  # 0.29 of 100 is 28.999...
+    return {n: middle(v, weight, each) for n, v in message.items()}
+
+
+def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
+    """Average values [C, *p] by weights [C], without the `each` largest and smallest at a place.
+
+    >>> middle(torch.tensor([9.0, 1.0, 2.0, -7.0]), torch.tensor([1.0, 3.0, 1.0, 1.0]), 1)
+    tensor(1.2500)
+    """
+    if not each:
+        return weighted_mean(value, weight)
+    order = value.sort(0)
+    kept = slice(each, len(value) - each)
+    share = weight.to(value)[order.indices[kept]]
+    return (share / share.sum(0) * order.values[kept]).sum(0)
+
+
+def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
+    """Take the weighted mean of the messages that lie closest to others.
+
+    A message's score is the sum of its squared distances to the C - bad - 2 nearest others.
+
+    Args:
+        message: [C, *p]; all its tensors count in a distance.
+        weight: [C].
+        bad: messages that may be anything; C must be at least 2 bad + 3.
+        best: how many of the lowest scores are averaged.
+
+    Raises:
+        CannotMerge: if there are too few clients; in a run the server keeps its state then.
+    """
+    clients = len(weight)
+    if clients < max(2 * bad + 3, best):
+        raise CannotMerge(
+            f"krum of {clients} messages, {bad} of them bad and {best} taken; expected at least "
+            f"{max(2 * bad + 3, best)} messages in every round"
+        )
+    flat = torch.cat([v.reshape(clients, -1) for v in message.values()], 1)
+    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
+    nearest = apart.sort(1).values[:, 1 : clients - bad - 1]  # the first is the message itself
+    chosen = nearest.sum(1).argsort(stable=True)[:best].sort().values
+    return average({n: v[chosen] for n, v in message.items()}, weight[chosen])
+
+
+def clipped(message: Tensors, weight: Tensor, server: Tensors, norm: float) -> Tensors:
+    """Take the weighted mean after shortening changes from the server's values.
+
+    Args:
+        message: [C, *p].
+        weight: [C].
+        server: [*p] by the names of the message.
+        norm: longest change of a client, over all tensors.
+    """
+    change = {n: v - server[n] for n, v in message.items()}
+    factor = norm / total({n: v.square() for n, v in change.items()}).sqrt()
+
+    def near(name: str, value: Tensor) -> Tensor:
+        by = factor.reshape(-1, *(1 for _ in value.shape[1:]))
+        # Those within the norm stay as they are, to the last bit.
+        return torch.where(by < 1, server[name] + by * change[name], value)
+
+    return average({n: near(n, v) for n, v in message.items()}, weight)

@@ -1,0 +1,164 @@
+"""Distillation: one network learns what an ensemble predicts, on rows without labels.
+
+Chen and Chao, "FedBE", ICLR 2021, section 4; Izmailov, Podoprikhin, Garipov, Vetrov and Wilson,
+"Averaging Weights Leads to Wider Optima and Better Generalization", UAI 2018.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from math import ceil
+
+import torch
+from torch import Generator, Tensor
+from torch.optim.swa_utils import AveragedModel
+
+from pyrofl.inference.loop.plans import plan
+from pyrofl.inference.optim import sgd
+from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors
+
+Augment = Callable[[Tensor, Generator], Tensor]
+"""(rows [B, *x], generator) -> rows of the same shape, changed at random."""
+
+ROWS = 512  # rows that are predicted at once
+START = 250 / 1580  # share of the steps after which the paper's SWA begins to collect
+
+
+def as_it_is(x: Tensor, generator: Generator) -> Tensor:
+    """Change nothing."""
+    return x
+
+
+def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
+    """Return the log probability of every answer for every row: [B, K].
+
+    Args:
+        outputs: [B, out], of the network.
+        x: [B, *x].
+        likelihood: one that has finitely many answers.
+
+    Raises:
+        ValueError: if it has not.
+    """
+    fn = likelihood(outputs[None], x[None])
+    if not fn.has_enumerate_support:
+        raise ValueError(
+            f"the likelihood is {type(fn).__name__}; expected one with finitely many answers, "
+            "such as categorical"
+        )
+    log_prob: Tensor = fn.log_prob(fn.enumerate_support(expand=False))
+    return log_prob[:, 0].T
+
+
+def predictions(
+    net: Network, models: Tensors, x: Tensor, likelihood: Likelihood = categorical
+) -> Tensor:
+    """Return what every model predicts: probabilities [M, U, K]; their mean over M is eq. 4.
+
+    Args:
+        net: the network.
+        models: [M, *p].
+        x: [U, *x].
+        likelihood: of a row, given the network's outputs.
+    """
+
+    def member(weights: Tensors) -> Tensor:
+        blocks = x.split(ROWS)
+        return torch.cat([log_answers(net.apply(weights, b), b, likelihood) for b in blocks]).exp()
+
+    count = len(next(iter(models.values())))
+    with torch.no_grad():
+        return torch.stack([member({n: v[m] for n, v in models.items()}) for m in range(count)])
+
+
+def sharpened(probs: Tensor, temperature: float = 0.5) -> Tensor:
+    """Sharpen probabilities [..., K]: p^(1/T) / sum p^(1/T); the paper squares them."""
+    return (probs.log() / temperature).softmax(-1)
+
+
+def cyclical(step: int, cycle: int, high: float, low: float) -> float:
+    """Return SWA's learning rate at a step counted from 1: down to `low` within every cycle.
+
+    >>> [round(cyclical(i, 25, 1e-3, 4e-4), 6) for i in (1, 25, 26)]
+    [0.000976, 0.0004, 0.000976]
+    """
+    t = ((step - 1) % cycle + 1) / cycle
+    return (1 - t) * high + t * low
+
+
+def collected(steps: int, cycle: int) -> list[int]:
+    """Return the steps at whose end SWA collects: cycle ends after the first 250 of 1,580 steps.
+
+    Without any, the last step is taken.
+
+    >>> taken = collected(1580, 25)
+    >>> taken[0], taken[-1], len(taken)
+    (275, 1575, 53)
+    """
+    start = int(steps * START)
+    return [i for i in range(cycle, steps + 1, cycle) if i > start] or [steps]
+
+
+def distil(
+    net: Network,
+    start: Tensors,
+    x: Tensor,
+    target: Tensor,
+    generator: Generator,
+    *,
+    likelihood: Likelihood = categorical,
+    swa: bool = True,
+    epochs: int = 20,
+    batch: int = 128,
+    lr: float = 1e-3,
+    lr_end: float = 4e-4,
+    cycle: int = 25,
+    momentum: float = 0.9,
+    augment: Augment = as_it_is,
+) -> Tensors:
+    """Train a network on an ensemble's predictions: 1/U sum_u -p_u' log p(. | x_u; w).
+
+    Args:
+        net: the network.
+        start: its parameters before, [*p].
+        x: [U, *x], rows without labels.
+        target: [U, K], probabilities of the answers.
+        generator: of the order of the rows and the augmentation.
+        likelihood: of a row, given the network's outputs.
+        swa: return the mean of the iterates at cycle ends, under the cyclical rate; otherwise the
+            last iterate of SGD at the constant rate `lr`.
+        epochs: over the U rows.
+        batch: rows in a step; the loss is their mean.
+        lr: learning rate, at the start of a cycle.
+        lr_end: learning rate at the end of a cycle.
+        cycle: steps in a cycle.
+        momentum: of SGD.
+        augment: changes the rows of every step, not the targets.
+
+    Returns:
+        The parameters after, [*p].
+    """
+    like = next(iter(start.values()))
+    student = copy.deepcopy(net.module).to(like.device, like.dtype).requires_grad_()
+    student.load_state_dict(start, strict=False)  # buffers are not among the parameters
+    optimiser = sgd(lr, momentum)(list(student.parameters()))
+    mean = AveragedModel(student)
+    steps = epochs * ceil(len(x) / batch)
+    taken = set(collected(steps, cycle) if swa else [steps])
+    order = plan([torch.arange(len(x))], [epochs], batch, [generator])
+    with torch.enable_grad():
+        for i, (index, mask) in enumerate(zip(order.rows[:, 0], order.mask[:, 0], strict=True), 1):
+            if swa:
+                optimiser.param_groups[0]["lr"] = cyclical(i, cycle, lr, lr_end)
+            rows = index[mask].to(x.device)
+            seen = augment(x[rows], generator)
+            log_prob = log_answers(student(seen), seen, likelihood)
+            optimiser.zero_grad()
+            (-(target[rows] * log_prob).sum(1).mean()).backward()
+            optimiser.step()
+            if i in taken:
+                mean.update_parameters(student)
+    return {n: p.detach() for n, p in mean.module.named_parameters()}

@@ -1,0 +1,137 @@
+"""Posteriors of a global model, given the clients' models (FedBE, section 3.3).
+
+Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021.
+Both are Pyro programs of which `sample` draws, `log_prob` scores and `to_arviz` exports. They run
+on the CPU, where a generator gives the same draws whatever the clients' device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.poutine.util import site_is_subsample
+from torch import Generator, Tensor
+
+from pyrofl.inference.posteriors.export import inference_data
+from pyrofl.inference.servers.averages import average, weighted_mean
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors, seeded
+
+Posterior = Callable[[], Tensors]
+"""A Pyro program that samples one global model: name -> [*p]."""
+
+
+def gaussian(models: Tensors, size: Tensor, std_scale: float = 1.0) -> Posterior:
+    """Fit independent normals to the clients' models: p(w) = Normal(mu, Sigma_diag), eq. 5.
+
+        mu = sum_i n_i w_i / n        Sigma_diag = sum_i n_i (w_i - mu)^2 / n
+
+    Sites are the parameters. One on which all clients agree gets the smallest standard deviation
+    whose square is a number.
+
+    Args:
+        models: [C, *p], the clients' parameters.
+        size: [C], their training rows.
+        std_scale: multiplies the standard deviation: 1 is the paper's, the authors' code has 0.1.
+
+    Raises:
+        ValueError: if std_scale is negative.
+    """
+    if std_scale < 0:
+        raise ValueError(f"std_scale is {std_scale}; expected 0 or more")
+    size = size.cpu()
+    mean = average({n: v.cpu() for n, v in models.items()}, size)
+    scale = {}
+    for n, v in models.items():
+        variance = weighted_mean((v.cpu() - mean[n]).square(), size)
+        scale[n] = (std_scale * variance.sqrt()).clamp(min=torch.finfo(v.dtype).tiny ** 0.5)
+
+    def program() -> Tensors:
+        return {
+            n: pyro.sample(n, dist.Normal(v, scale[n]).to_event(v.dim())) for n, v in mean.items()
+        }
+
+    return program
+
+
+def dirichlet(models: Tensors, size: Tensor, alpha: float = 0.5) -> Posterior:
+    """Mix the clients' models by random shares (eq. 7).
+
+        gamma ~ Dirichlet(alpha, ..., alpha)    w = sum_i gamma_i n_i w_i / sum_i gamma_i n_i
+
+    The site "gamma" is random, the parameters are deterministic ones. Where sizes differ, the mean
+    of w is not the clients' weighted average.
+
+    Args:
+        models: [C, *p], the clients' parameters.
+        size: [C], their training rows.
+        alpha: towards 0 a draw is one of the clients, towards infinity their average.
+
+    Raises:
+        ValueError: if alpha is not positive.
+    """
+    if not alpha > 0:
+        raise ValueError(f"alpha is {alpha}; expected a positive number")
+    rows = size.cpu().double()
+
+    def program() -> Tensors:
+        gamma = pyro.sample("gamma", dist.Dirichlet(torch.full_like(rows, alpha)))
+        share = gamma * rows / (gamma * rows).sum(-1, keepdim=True)
+        mixed = {n: torch.tensordot(share.to(v.dtype), v.cpu(), 1) for n, v in models.items()}
+        return {
+            n: pyro.deterministic(n, v, event_dim=models[n].dim() - 1) for n, v in mixed.items()
+        }
+
+    return program
+
+
+def sample(posterior: Posterior, draws: int, generator: Generator) -> Tensors:
+    """Draw models: every site of the program, deterministic ones too, name -> [S, *p].
+
+    The global random state is left as it was.
+    """
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with seeded(seed), torch.no_grad(), pyro.plate("draws", draws):
+        trace = poutine.trace(posterior).get_trace()
+    return {n: site["value"] for n, site in _sites(trace).items()}
+
+
+def log_prob(posterior: Posterior, values: Tensors) -> Tensor:
+    """Score models as `sample` returns them: the log density of the random sites, [S]."""
+    draws = len(next(iter(values.values())))
+    with pyro.plate("draws", draws):
+        trace = poutine.trace(poutine.condition(posterior, data=values)).get_trace()
+    trace.compute_log_prob()
+    sites = _sites(trace).values()
+    scores = [s["log_prob"] for s in sites if not s["infer"].get("_deterministic")]
+    return torch.stack([score.expand(draws) for score in scores]).sum(0)
+
+
+def to_arviz(net: Network, values: Tensors, clients: Sequence[str]) -> Any:
+    """Return draws as ArviZ takes them: dims chain, draw and the names of a parameter's axes.
+
+    Args:
+        net: names the axes.
+        values: what `sample` returned, name -> [S, *p].
+        clients: names of the clients, the labels of "gamma".
+    """
+    axes = {n: ("client",) if n == "gamma" else net.dims(n) for n in values}
+    return inference_data(
+        {"posterior": {n: v[None] for n, v in values.items()}},
+        {n: ("chain", "draw", *own) for n, own in axes.items()},
+        {"client": clients} if "gamma" in values else {},
+    )
+
+
+def _sites(trace: Any) -> dict[str, Any]:
+    """Return the sample sites that are no plates, by name."""
+    return {
+        n: site
+        for n, site in trace.nodes.items()
+        if site["type"] == "sample" and not site_is_subsample(site)
+    }

@@ -1,0 +1,25 @@
+"""Guides: families of posteriors over a client's parameters, under the client plate."""
+
+from pyrofl.models.guides.automatic import from_pyro
+from pyrofl.models.guides.basic import (
+    Family,
+    Guide,
+    delta,
+    inverse_softplus,
+    log_mean_field,
+    mean_field,
+)
+from pyrofl.models.guides.correlated import flow, full_covariance, low_rank
+
+__all__ = [
+    "Family",
+    "Guide",
+    "delta",
+    "flow",
+    "from_pyro",
+    "full_covariance",
+    "inverse_softplus",
+    "log_mean_field",
+    "low_rank",
+    "mean_field",
+]

@@ -1,0 +1,163 @@
+"""Ordinary and automatic Pyro guides, one per client."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoGuide
+from torch import Size, Tensor
+from torch.distributions import transform_to
+from torch.func import functional_call
+
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.elbo import Program, latent, with_rows
+from pyrofl.inference.loop.noise import GuideMean
+from pyrofl.models.guides.basic import Guide
+from pyrofl.tensors import Tensors, role, seeded, spread_out, under
+
+
+def from_pyro(
+    guide: Callable[..., Any],
+    data: Federation,
+    *,
+    model: Program | None = None,
+    received: Tensors | None = None,
+    local: Tensors | None = None,
+    name: str = "auto",
+) -> Guide:
+    """Turn an ordinary Pyro guide, or an automatic one, into one per client.
+
+    It is run once on the first client to see its parameters. Every client gets a copy of them,
+    unconstrained, in its local state; the global parameter store stays as it was.
+
+    Args:
+        guide: a Pyro program (received, local, batch) whose `pyro.param` statements have the
+            shapes of one client; or, with `model`, what makes an AutoGuide from it (the class).
+            Automatic guides without an argument `create_plates` (AutoMultivariateNormal, flows)
+            couple clients, so they need chunk=1.
+        data: the federation, for a first batch.
+        model: the model that an AutoGuide is made for.
+        received: what the programs read of the server, [*p].
+        local: what they read of the client besides the guide's own parameters, [*p].
+        name: role of the parameters.
+
+    Raises:
+        ValueError: when run, if a guide that couples clients meets several at once; from `start`,
+            if the guide has no parameter for the centre of a site (only AutoNormal and AutoDelta
+            have one, for real sites). `start({})` gives one client's parameters, [*p].
+    """
+    example = (
+        with_rows(spread_out(received or {}, 1), 1),
+        with_rows(spread_out(local or {}, 1), 1),
+        data.batch(torch.tensor([0])),
+    )
+    bind = _function if model is None else partial(_automatic, model=model)
+    values, run = bind(guide, example)
+    with seeded(0):
+        one = under(name, {n: v.unsqueeze(0) for n, v in values.items()})
+        sites = dict(latent(poutine.trace(run).get_trace(role(name, with_rows(one, 1)), *example)))
+
+    def program(received: Tensors, local: Tensors, batch: Batch) -> Any:
+        return run(role(name, local), received, local, batch)
+
+    def start(centre: Tensors) -> Tensors:
+        homes = {site: _home(site, sites, values) for site in centre}
+        lead = Size()
+        for site, value in centre.items():
+            lead = value.shape[: value.dim() - sites[site]["fn"].event_dim]
+        spread = {n: v.expand((*lead, *v.shape)) for n, v in values.items()}
+        return under(name, spread | {homes[site]: value for site, value in centre.items()})
+
+    return Guide(program, start, partial(site_moments, program), f"{name}/*")
+
+
+def _home(site: str, sites: Mapping[str, Any], values: Tensors) -> str:
+    """Return the parameter that a real site is centred at."""
+    for home in (f"locs.{site}_unconstrained", f"{site}_unconstrained"):
+        if site in sites and home in values and not bool(log_density(sites[site]).any()):
+            return home
+    raise ValueError(
+        f"this guide has no parameter for the centre of site {site!r}; give start no centre"
+    )
+
+
+def log_density(site: Any) -> Tensor:
+    """Return the log Jacobian that a site of an automatic guide carries; zero for real sites."""
+    return torch.as_tensor(getattr(site["fn"], "log_density", 0.0))
+
+
+def _function(guide: Callable[..., Any], example: Any) -> tuple[Tensors, Callable[..., Any]]:
+    """Return the unconstrained parameters of a Pyro program, and the program as their function."""
+    with pyro.get_param_store().scope(), seeded(0):
+        trace = poutine.trace(guide, param_only=True).get_trace(*example)
+        constraints = {
+            n: s["kwargs"].get("constraint", dist.constraints.real)
+            for n, s in trace.nodes.items()
+            if s["type"] == "param"
+        }
+        values = {
+            n: transform_to(c).inv(trace.nodes[n]["value"]).detach().clone()
+            for n, c in constraints.items()
+        }
+
+    def run(own: Tensors, *arguments: Any) -> Any:
+        bound = {n: transform_to(c)(own[n]) for n, c in constraints.items()}
+        return poutine.substitute(guide, data=bound)(*arguments)
+
+    return values, run
+
+
+def _automatic(
+    make: Callable[..., AutoGuide], example: Any, model: Program
+) -> tuple[Tensors, Callable[..., Any]]:
+    """Return the parameters of an AutoGuide, and the guide as their function."""
+    plated = "create_plates" in inspect.signature(make).parameters
+    options = {"create_plates": lambda *arguments: arguments[-1].clients()} if plated else {}
+    with pyro.settings.context(module_local_params=True), seeded(0):
+        auto = make(model, **options)
+        auto(*example)
+    shapes = {n: p.shape for n, p in auto.named_parameters()}
+
+    def run(own: Tensors, *arguments: Any) -> Any:
+        clients = len(arguments[-1])
+        if clients > 1 and not plated:
+            raise ValueError(f"{type(auto).__name__} couples {clients} clients; run with chunk=1")
+        bound = {n: own[n] if plated else own[n].reshape(shapes[n]) for n in shapes}
+        with pyro.settings.context(module_local_params=True):
+            return functional_call(auto, bound, arguments)
+
+    values = {n: p.detach().clone() for n, p in auto.named_parameters()}
+    return {n: v.reshape(v.shape[2:]) if plated else v for n, v in values.items()}, run
+
+
+def site_moments(
+    program: Program, received: Tensors, local: Tensors, batch: Batch
+) -> tuple[Tensors, Tensors]:
+    """Read mean and variance [C, *p] of every site off a guide.
+
+    Raises:
+        ValueError: if a site has no mean or variance in closed form.
+    """
+    clients = len(batch)
+    with GuideMean():
+        trace = poutine.trace(program).get_trace(
+            with_rows(received, clients), with_rows(local, clients), batch
+        )
+    mean, variance = {}, {}
+    for n, site in latent(trace):
+        if site["infer"].get("is_auxiliary"):
+            if not n.endswith("_unconstrained"):
+                raise ValueError(f"site {n!r} joins others; their variances have no closed form")
+            continue
+        source = trace.nodes.get(f"{n}_unconstrained", site)
+        if source is not site and bool(log_density(site).any()):
+            raise ValueError(f"site {n!r} is transformed; its variance has no closed form")
+        mean[n], variance[n] = (v.squeeze(1) for v in (site["value"], source["fn"].variance))
+    return mean, variance

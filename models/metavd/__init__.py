@@ -1,0 +1,243 @@
+"""MetaVD: a hypernetwork at the server learns every client's dropout rates.
+
+Jeon, Hong, Yun and Kim, "Federated Learning via Meta-Variational Dropout", NeurIPS 2023. One layer,
+the one before the output, has random weights w_m of d parameters; all else is shared as in X, which
+is FedAvg, Reptile, MAML or PerFedAvg:
+
+    p(w_m | gamma) = Normal(0, gamma),  gamma = theta^2 (1 + alpha_m)        hierarchical
+    p(y | x, w_m)  = Categorical(logits=net(x; theta_rest, w_m))
+    q(w_m)         = Normal(theta, alpha_m theta^2),  alpha_m = h_psi(e_m)   eq. 3
+
+    client   theta, s_m by X's steps on  mean CE + beta / d sum_k 1/2 log(1 + 1 / alpha_m,k)   eq. 4
+    server   mu     = sum_m g_m theta_m / v_m / sum_m g_m / v_m,  v_m = alpha_m theta_m^2, g_m ~ n_m
+             theta <- theta - lr (theta - mu)                                momentum 0.9
+             psi   <- psi - lr sum_m g_m J_psi^T (s_m^server - s_m^local)    momentum 0.6
+             e_m   <- e_m - lr g_m J_e^T (s_m^server - s_m^local)            momentum 0.3
+
+s_m are the coordinates of alpha_m that h puts out and clients train: log(alpha theta^2) as in the
+authors' code, or log alpha. Neither psi nor e_m travels. For unseen clients e_m is the mean, or
+fitted by `embed`.
+
+Departures from the paper: its text prints "inversely proportional to its dropout variable" for the
+weights of mu, which `precision="alpha"` is; the default is the variance of the weight, as the code
+has it. The code tests with s = -8.5 for all clients (`head="code"`); here each has its own. Cross
+entropies are averaged over draws, where the code averages logits (`logit_average`). Hessian-vector
+products are exact, where the code halves them. The step before testing sees all rows of a client,
+not 64. Unseen clients of EnsembleVD have the mean s. Weights pruned by a client count as zeros in
+mu, and s where a weight is dropped neither travels nor teaches. The hypernetwork learns at 0.09
+(`hyper_lr`) instead of the 0.9 of theta: at that rate and beta = 10 it runs away on small networks,
+within forty rounds most dropout rates pass 0.9. Networks start by their layers' own rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Generator
+
+from pyrofl.data import Batch, Who
+from pyrofl.inference.method import Method, Phase, Step, as_trained
+from pyrofl.inference.optim import sgd
+from pyrofl.inference.servers.robust import Combine, combining
+from pyrofl.models import guides
+from pyrofl.models.guides.dropout import BOUND, FAMILIES, TINY, Coordinates, log_variance, product
+from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models.metavd import hypernetwork, pruning
+from pyrofl.models.metavd.programs import Programs, Sampling, objective
+from pyrofl.models.metavd.unseen import embed
+from pyrofl.models.shared.meta_gradients import Order, maml
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors, dense, pick, role, sparse, spread_out, under
+
+__all__ = ["build", "embed", "layer_before_output"]
+
+Base = Literal["fedavg", "reptile", "maml", "perfedavg"]
+Dropout = Literal["meta", "vd", "ensemble", "none"]
+Precision = Literal["variance", "alpha"]
+Head = Literal["personal", "code"]
+CHOICES: dict[str, Any] = {
+    "on": Base,
+    "dropout": Dropout,
+    "coords": Coordinates,
+    "sampling": Sampling,
+    "precision": Precision,
+    "head": Head,
+}
+
+LONGEST = 100.0  # norm of all the server's pseudo-gradients together
+
+
+def build(
+    net: Network,
+    *,
+    on: Base = "reptile",
+    dropout: Dropout = "meta",
+    bayesian: str | None = None,
+    likelihood: Likelihood = categorical,
+    guide: guides.Family = log_variance,
+    coords: Coordinates = "logvar",
+    scale: float | None = None,
+    sampling: Sampling = "activations",
+    precision: Precision = "variance",
+    head: Head = "personal",
+    draws: int = 3,
+    logit_average: bool = False,
+    beta: float | None = 10.0,
+    epochs: int = 5,
+    batch: int | None = 64,
+    lr: float = 0.07,
+    client_lr: float = 0.1,
+    clip: float = 5.0,
+    server_lr: float = 0.9,
+    hyper_lr: float = 0.09,
+    momentum: float = 0.9,
+    embedding: int | None = None,
+    width: int = 200,
+    depth: int = 3,
+    prune: float | Literal["snip"] | None = None,
+    prune_from: float = 0.15,
+    sparsity: float = 0.7,
+    done: float | None = None,
+    merge: str | Combine = "mean",
+) -> Method:
+    """Build X+MetaVD, one of its ablations, or X alone; defaults are the authors' but lr, hyper_lr.
+
+    Args:
+        net: the network.
+        on: X. "fedavg" averages theta without server_lr and momentum, and tests unadapted; the
+            others take one step on a client's rows before its test.
+        dropout: "meta" is the hypernetwork, "vd" one s for all clients, "ensemble" one s for each,
+            "none" X alone.
+        bayesian: patterns of the random weights. Default: the weight before the output layer's.
+        likelihood: of a row, given the network's outputs.
+        guide: family of q(w_m), where it is not that of `coords`. The delta guide leaves X alone.
+        coords: "logvar" trains s = log(alpha theta^2), "alpha" s = log alpha, with `log_alpha` for
+            the guide. Of another guide: "alpha" if its variance follows theta.
+        scale: of the guide at the start; default 0.0143 ("logvar") and 0.4 ("alpha").
+        sampling: draw in training what the layer puts out for each row, or its weights.
+        precision: the server weighs theta_m by 1 / (alpha_m theta_m^2), or by 1 / alpha_m.
+        head: test with a client's own s, or with that of the start.
+        draws: Monte Carlo samples of every loss.
+        logit_average: average logits over draws instead of losses, as the authors' code does.
+        beta: weight of the mean divergence per weight against the mean loss per row; None is exact
+            Bayes, d / n_m. It warms up in the first 2% of the rounds.
+        epochs: local epochs.
+        batch: rows in a step; three times as many for "maml" and "perfedavg", which part them.
+        lr: learning rate of clients; of the inner step for "maml" and "perfedavg". The latter
+            diverges beyond 1 by the loss's largest curvature, where g - lr H g ascends.
+        client_lr: learning rate of the outer step of these two.
+        clip: largest norm of a client's gradient.
+        server_lr: learning rate of the server's steps on theta.
+        hyper_lr: of its steps on psi, e and a shared s.
+        momentum: of theta at the server.
+        embedding: length of e_m; None is 1 + clients // 4.
+        width: of the hypernetwork's hidden layers.
+        depth: their number.
+        prune: a number drops weights whose dropout rate exceeds it, both ways ("+DP", the authors'
+            0.9); "snip" drops the least sensitive ones for good after round one.
+        prune_from: share of the rounds before the former starts.
+        sparsity: share of the weights that "snip" drops.
+        done: share of the rounds that are over; None: no schedule, as after it.
+        merge: how the server makes one theta of the clients', as in `fedavg.build`, and one s for
+            "vd". Other than "mean" it weighs by size: a bad client may claim any precision. What
+            the hypernetwork learns is not robust, but its steps are bounded.
+
+    Raises:
+        ValueError: if a choice is unknown, a number is out of its range, no parameter matches
+            `bayesian`, or its layer's outputs cannot be drawn.
+    """
+    chosen = {"on": on, "dropout": dropout, "coords": coords, "sampling": sampling}
+    for name, value in (chosen | {"precision": precision, "head": head}).items():
+        if value not in get_args(CHOICES[name]):
+            known = ", ".join(get_args(CHOICES[name]))
+            raise ValueError(f"{name} is {value!r}; expected one of {known}")
+    if (beta is not None and not beta >= 0) or min(width, depth + 1, embedding or 1) < 1:
+        raise ValueError(
+            f"beta is {beta}, width {width}, depth {depth}, embedding {embedding}; expected at "
+            "least 0, 1, 0 and 1"
+        )
+    shapes = net.matching(layer_before_output(net) if bayesian is None else bayesian)
+    family = FAMILIES[coords] if guide is log_variance else guide
+    family = guides.delta if dropout == "none" else family
+    q = family(shapes, loc="loc", spread="spread", **({} if scale is None else {"scale": scale}))
+    first = role("spread", q.start({n: torch.zeros(shape) for n, shape in shapes.items()}))
+    combine, source = combining(merge), hypernetwork.NONE
+    if q.random:
+        source = hypernetwork.source(
+            dropout, first, hyper_lr, BOUND, [width] * depth, embedding, combine
+        )
+    adapts, meta = on != "fedavg", on in ("maml", "perfedavg")
+    optims = {"loc/*": sgd(server_lr, momentum) if adapts else sgd(1.0), **source.optims}
+    limit = pruning.limit(prune, sparsity, q.random, started=done is None or done >= prune_from)
+
+    def moments(tensors: Tensors) -> tuple[Tensors, Tensors]:
+        none = torch.zeros(len(next(iter(tensors.values()))), 0)
+        return q.moments({}, tensors, Batch(none, none, none.bool(), none.sum(1), none.sum(1)))
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        return under("loc", net.init(generator)) | source.start(generator, clients)
+
+    def download(server: Tensors, who: Who) -> Tensors:
+        common = spread_out(pick(server, "loc/*"), len(who.ids))
+        tensors = common | under("spread", source.read(server, who.ids))
+        return tensors if limit is None else pruning.drop(tensors, moments, limit)
+
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        message = {n: local[n] for n in received}
+        return message if limit is None else pruning.drop(message, moments, limit)
+
+    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        if limit is not None:
+            message = pruning.fill(message, source.read(server, who.ids))
+        mean = combine(role("loc", message), who.size, role("loc", server))
+        if q.random and merge == "mean":
+            theta, variance = moments(pruning.as_sent(message, server, shapes))
+            for n, v in theta.items():
+                alike = v.square().clamp(min=TINY) if precision == "alpha" else 1
+                mean[n] = product(message[f"loc/{n}"], variance[n] / alike, who.size)
+        gradient = under("loc", {n: server[f"loc/{n}"] - v for n, v in mean.items()})
+        gradient |= source.slope(server, who, role("spread", message))
+        moved = hypernetwork.learn(server, gradient, optims, LONGEST)
+        if prune == "snip":
+            moved |= pruning.snip(server, gradient, moved, shapes, sparsity)
+        return server | moved | source.store(server, who, role("spread", message))
+
+    def begun(received: Tensors) -> Tensors:
+        like = next(iter(received.values()))
+        spread = {n: v.to(like) for n, v in first.items()}
+        return received | under("spread", spread_out(spread, len(like)))
+
+    def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        return pruning.report(local, moments, limit, shapes)
+
+    programs = Programs(net, q, shapes, likelihood, coords, prune is not None)
+    loss = objective(replace(programs, pool_logits=logit_average), sampling, draws, beta, done)
+    inner, outer, both = sgd(lr, clip=clip), sgd(client_lr, clip=clip), "loc/* spread/*"
+    step = test = Step(both, inner, loss)
+    if meta:
+        order: Order = "exact" if on == "maml" else "hessian_free"
+        step = Step(both, outer, maml(loss, "loc/*", lr, order=order, clip=clip))
+        test = Step("loc/*", inner, loss)
+    return Method(
+        init=init,
+        model=programs.model,
+        guide=q.program,
+        phases=(Phase((step,), epochs, 3 * batch if meta and batch else batch),),
+        merge=update,
+        download=download,
+        upload=upload,
+        adapt=(Phase((test,)),) if adapts else (),
+        views={"personal": as_trained, "global": lambda received, _: begun(received)},
+        deploy=(lambda server, who: begun(download(server, who))) if head == "code" else None,
+        statistics=statistics,
+        tables=source.tables,
+        weigh=dense if prune is None else sparse,
+    )
+
+
+def layer_before_output(net: Network) -> str:
+    """Return the name of the weight before the output layer's, or of that if there is no other."""
+    weights = [n for n, shape in net.shapes.items() if len(shape) > 1]
+    return (weights or list(net.shapes))[-2:][0]

@@ -1,0 +1,173 @@
+"""Models and guides of a network with dropout posteriors: draws of weights, or of activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Size, Tensor
+from torch.distributions import kl_divergence
+
+from pyrofl.data import Batch
+from pyrofl.inference.elbo import Loss, Program, elbo
+from pyrofl.models.guides import Guide
+from pyrofl.models.guides.dropout import Coordinates, hierarchical, normal
+from pyrofl.models.likelihoods import Likelihood
+from pyrofl.models.priors import flat
+from pyrofl.nets import Network
+from pyrofl.nets.reparametrised import Reparametrised
+from pyrofl.tensors import Tensors, role, under
+
+Sampling = Literal["activations", "weights"]
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Models and guides of a network with a dropout posterior over some of its weights.
+
+    The client's "loc/..." holds all parameters; those of `q` are random, the rest points.
+
+    Attributes:
+        net: the network.
+        q: over the random weights, by roles "loc" and "spread"; without randomness its prior is
+            flat, and the network is trained as it is.
+        shapes: of the random weights.
+        likelihood: of a row.
+        coordinates: of q.
+        pruned: whether weights that come down as zero are dropped: without value, noise or slope.
+        pool_logits: average the network's outputs over draws before the likelihood sees them.
+    """
+
+    net: Network
+    q: Guide
+    shapes: Mapping[str, Size]
+    likelihood: Likelihood
+    coordinates: Coordinates = "logvar"
+    pruned: bool = False
+    pool_logits: bool = False
+
+    def model(self, received: Tensors, local: Tensors, data: Batch) -> None:
+        """Draw the weights from their prior, then the rows."""
+        mean, variance = self.q.moments(received, local, data)
+        with data.clients():
+            w = {
+                n: pyro.sample(
+                    n,
+                    hierarchical(mean[n], variance[n], len(shape), self.coordinates)
+                    if self.q.random
+                    else flat(n, shape, received, local, data),
+                )
+                for n, shape in self.shapes.items()
+            }
+            with data.rows():
+                weights = role("loc", local) | self._kept(received, w)
+                self._observe(self.net(weights, data.x), data)
+
+    def by_activations(self) -> tuple[Program, Program]:
+        """Return model and guide that draw the outputs of layers instead of their weights.
+
+        The weights are integrated out: their site is a point that costs the whole divergence, and
+        noise, the same in both programs, stands for what is left of them.
+
+        Raises:
+            ValueError: as `Reparametrised`.
+        """
+        noisy = Reparametrised(self.net, self.shapes)
+
+        def noise(data: Batch) -> Tensors:
+            return {
+                # Both programs have the same density of it: nothing to pay.
+                n: pyro.sample(f"noise/{n}", normal(zero, zero + 1, zero.dim()).mask(False))
+                for n, shape in noisy.noise_shapes(data.x).items()
+                for zero in [data.size.new_zeros(shape)]
+            }
+
+        def model(received: Tensors, local: Tensors, data: Batch) -> None:
+            _, variance = self.q.moments(received, local, data)
+            with data.clients():
+                for n, shape in self.shapes.items():
+                    pyro.sample(n, flat(n, shape, received, local, data))
+                with data.rows():
+                    own = role("loc", local)
+                    means = own | self._kept(received, {n: own[n] for n in self.shapes})
+                    outputs = noisy(means, self._kept(received, variance), noise(data), data.x)
+                    self._observe(outputs, data)
+
+        def guide(received: Tensors, local: Tensors, data: Batch) -> None:
+            theta = {n: local[f"loc/{n}"] for n in self.shapes}
+            # The divergence has no slope in theta; so none of it is left to rounding.
+            fixed = under("loc", {n: v.detach() for n, v in theta.items()})
+            mean, variance = self.q.moments(received, local | fixed, data)
+            with data.clients():
+                for n, shape in self.shapes.items():
+                    moments = mean[n], variance[n], len(shape)
+                    paid = kl_divergence(normal(*moments), hierarchical(*moments, self.coordinates))
+                    pyro.sample(n, dist.Delta(theta[n], log_density=paid, event_dim=len(shape)))
+                with data.rows():
+                    noise(data)
+
+        return model, guide
+
+    def _kept(self, received: Tensors, values: Tensors) -> Tensors:
+        if not self.pruned:
+            return values
+        return {n: v * (received[f"loc/{n}"] != 0) for n, v in values.items()}
+
+    def _observe(self, outputs: Tensor, data: Batch) -> None:
+        if self.pool_logits and outputs.dim() == 4:
+            outputs = outputs.mean(0, keepdim=True)
+        pyro.sample("y", self.likelihood(outputs, data.x), obs=data.y)
+
+
+def objective(
+    programs: Programs,
+    sampling: Sampling,
+    draws: int,
+    beta: float | None = None,
+    done: float | None = None,
+) -> Loss:
+    """Return the loss per row: mean of -log p(y | w) + beta times the mean KL per weight.
+
+    Args:
+        programs: the posterior and its network.
+        sampling: draw the outputs of random layers for each row, or their weights for all rows.
+        draws: Monte Carlo samples, if there is anything random.
+        beta: None is exact Bayes, the number of weights by the client's number of rows.
+        done: share of the rounds that are over, for `warm_up`.
+    """
+    weights = sum(shape.numel() for shape in programs.shapes.values())
+
+    def share(received: Tensors, local: Tensors, batch: Batch) -> Tensor:
+        exact = torch.ones_like(batch.size)
+        return warm_up(done) * (exact if beta is None else beta / weights * batch.size)
+
+    random = programs.q.random
+    loss = elbo(draws if random else None, kl=share, mean=True)
+    if random and sampling == "activations":
+        pair = programs.by_activations()
+    else:
+        pair = programs.model, programs.q.program
+
+    def of_pair(
+        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        return loss(*pair, received, local, batch)
+
+    return of_pair
+
+
+def warm_up(done: float | None, length: float = 0.02) -> float:
+    """Return the factor of the KL divergence, sigmoid(12 (t - 1/2)) for t from 0 to 1, then 1.
+
+    Args:
+        done: share of the rounds that are over; None: all.
+        length: share that the warm-up takes.
+    """
+    if done is None or done > length:
+        return 1.0
+    return 1 / (1 + math.exp(-12 * (done / length - 0.5)))

@@ -1,0 +1,128 @@
+"""Priors whose scale is learned from all clients, by empirical Bayes in closed form.
+
+    p(w_jk)   = family(loc, s)                               one s for every parameter tensor
+    client    m_j = mean over the entries k of E_q[(w_jk - loc)^2]
+    server    s^2 = mean over clients of m_j / V             V the family's variance at s = 1
+
+For a normal prior this is the M-step of the maximum of the evidence (type II maximum likelihood),
+the E-step being the client's training; other families get the scale of the same second moment. A
+point guide knows no variance, so s then shrinks more than it should. A scale with a posterior of
+its own is a positive shared site of one's own program, see `pvi.hierarchical`.
+
+MacKay, "Bayesian Interpolation", Neural Computation 1992.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Generator, Size
+
+from pyrofl.data import Batch, Who
+from pyrofl.inference.loop.messages import NOT_NEGATIVE
+from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.servers.averages import average, by_number
+from pyrofl.models.guides.automatic import site_moments
+from pyrofl.models.priors.families import Family, Prior, around
+from pyrofl.tensors import Tensors, pick, role, spread_out, under
+
+OURS = "prior/*"
+SMALLEST = 1e-6  # scale
+
+
+def learned(family: Family = dist.Normal, loc: float = 0.0) -> Prior:
+    """Give every parameter tensor a scale that the server tells, as `learning` makes it do."""
+
+    def prior(
+        name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
+    ) -> TorchDistribution:
+        scale = received[f"prior/{name}"]  # [C, 1]
+        centre = scale.new_full((*scale.shape, *shape), loc)
+        return around(family, centre, scale)
+
+    return prior
+
+
+def learning(
+    method: Method,
+    names: Iterable[str],
+    *,
+    family: Family = dist.Normal,
+    loc: float = 0.0,
+    scale: float = 1.0,
+) -> Method:
+    """Let a method learn the scales of its `learned` prior.
+
+        learning(local.build(net, prior=learned(), guide=mean_field), net.shapes)
+
+    Args:
+        method: built with `learned(family, loc)` as the prior on these parameters.
+        names: of the parameters, such as `net.matching("head.*")`; their sites need a mean and a
+            variance in closed form under the guide.
+        family: as of the prior.
+        loc: as of the prior.
+        scale: before round one.
+
+    Returns:
+        The method, with a number per name that goes down and another that goes up.
+
+    Raises:
+        ValueError: if scale is not positive, or the family has no variance.
+    """
+    known = tuple(names)
+    one, variance = torch.ones((), dtype=torch.float64), math.inf
+    with suppress(NotImplementedError):
+        variance = float(family(0 * one, one).variance)
+    if not scale > 0 or not math.isfinite(variance):
+        raise ValueError(
+            f"scale is {scale}, the family's variance {variance}; expected a positive and a finite "
+            "number"
+        )
+
+    def rest(tensors: Tensors) -> Tensors:
+        return {n: v for n, v in tensors.items() if not n.startswith(("prior/", "second/"))}
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        scales = {n: torch.tensor(scale, dtype=torch.float64) for n in known}
+        return method.init(generator, clients) | under("prior", scales)
+
+    def download(server: Tensors, who: Who) -> Tensors:
+        scales = spread_out(pick(server, OURS), len(who.ids))
+        return method.download(rest(server), who) | scales
+
+    def measure(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        mean, spread = site_moments(method.guide, received, local, batch)
+        second = {n: (mean[n] - loc).square() + spread[n] for n in known}
+        return under("second", {n: v.reshape(len(v), -1).mean(1) for n, v in second.items()})
+
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        return method.upload(rest(received), rest(local)) | pick(local, "second/*")
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        second = average(role("second", message), who.each)
+        scales = {n: (v / variance).sqrt().clamp(min=SMALLEST) for n, v in second.items()}
+        own = method.merge(rest(server), rest(message), who, generator)
+        return own | under("prior", scales)
+
+    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
+        assert method.fold is not None
+        own, sender = method.fold(rest(message), who)
+        second, _ = by_number(pick(message, "second/*"), who)
+        return own | second, sender
+
+    return replace(
+        method,
+        init=init,
+        download=download,
+        phases=(*method.phases, Phase((measure,))),
+        upload=upload,
+        rules={**method.rules, "second/*": NOT_NEGATIVE},
+        merge=merge,
+        fold=fold if method.fold else None,
+    )

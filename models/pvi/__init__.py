@@ -1,0 +1,154 @@
+"""PVI: a normal posterior of what clients share, a product of one factor for each client.
+
+Ashman, Bui, Nguyen, Markou, Weller, Swaroop and Turner, "Partitioned Variational Inference: A
+Framework for Probabilistic Federated Learning", 2022; with latents z_j of each client's own,
+Hassan, Salomone and Mengersen, "Federated Variational Inference Methods for Structured Latent
+Variable Models", 2023.
+
+    p(g, z, y)    = p(g) prod_j p(z_j | g) p(y_j | g, z_j)
+    q(g)          = p0(g) prod_j t_j(g)                  normal factors; p0 stands for the prior
+    q(g, z)       = q(g) prod_j q_j(z_j | g)             q_j normal, linear in g, then scaled:
+    z_ji          = v_ji prod_k (s_k / b_k)^c_jik        s_k the positive shared variables
+
+    client   q_j(g, z_j) = argmax E[log p(y_j, z_j | g) + log (p(g) / p0(g)) / J]
+                                  - KL(q_j(g) || q(g) / t_j(g)) + entropy of q_j(z_j | g)
+    server   t_j  = t_j^(1 - damping) (q_j t_j / q)^damping,  so q is moved by t_j^new / t_j^old
+
+All variables are taken without constraints (log of positive ones). Each client has a share 1 / J
+of what the prior is more than p0, so it need not be normal; where it is, p0 is the prior. Clients
+climb by natural gradients: a normal model takes one step with lr=1, and one round with damping=1.
+
+The powers c in [-1, 1] are learned, with covariance="full", for own variables with a fixed normal
+prior (v normal and linear in g; c = 0 elsewhere). In a non-centred program the rows rule
+eta = (theta - mu) / tau, so eta goes with 1 / tau; a normal joint of eta and log tau cannot, and is
+too narrow in tau, federated or not. Standard deviations of the population's spread over NUTS's:
+
+                                            schools   baseball   rat tumours   radon
+    normal, all clients pooled                 0.82       0.71          0.60    0.57
+    normal, federated                          0.82       0.71          0.64    0.62
+    with powers, federated                     1.01       0.92          0.97    0.91
+
+Departures from the papers: the powers, and damping that adapts. The server keeps the factors and
+sends the cavity q / t_j, so that a client which trains and is not heard does no harm; the numbers
+on the wire are as many. Where q would not be a distribution any more, the server halves its step
+until it is. The factors start where `init` of the network says, not at 1.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pyro
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.elbo import Program
+from pyrofl.inference.method import Method
+from pyrofl.models import guides
+from pyrofl.models.fedavg import supervised
+from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models.priors import Prior, fixed
+from pyrofl.models.pvi.core import Covariance, Partitioned
+from pyrofl.models.pvi.unconstrained import layouts
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors
+
+STANDARD = fixed()  # Normal(0, 1)
+
+
+def build(
+    net: Network,
+    *,
+    likelihood: Likelihood = categorical,
+    prior: Prior = STANDARD,
+    guide: guides.Family = guides.mean_field,
+    covariance: Literal["diagonal", "full"] = "diagonal",
+    damping: float | None = None,
+    scale: float = 0.05,
+    draws: int = 8,
+    epochs: int = 10,
+    batch: int | None = None,
+    lr: float = 0.3,
+) -> Method:
+    """Build PVI for a network, all of whose parameters are shared and Bayesian.
+
+    Args:
+        net: the network.
+        likelihood: of a row, given the network's outputs.
+        prior: on the parameters.
+        guide: `mean_field` stands for the normal q(w); with `delta` clients move its mean alone,
+            and its variance stays.
+        covariance: "diagonal", or "full" for a few hundred parameters.
+        damping: see `hierarchical`.
+        scale: standard deviation of q(w) before round one.
+        draws: Monte Carlo samples, an even number.
+        epochs: passes over the client's rows.
+        batch: rows in a step; None takes all.
+        lr: of natural gradients.
+
+    Raises:
+        ValueError: if a number is out of its range, or the guide is another one.
+    """
+    if guide not in (guides.mean_field, guides.delta) or not scale > 0:
+        raise ValueError(
+            f"guide is {guide}, scale {scale}; expected mean_field or delta (the covariance has an "
+            "argument of its own), and a positive number"
+        )
+
+    def priors(received: Tensors, local: Tensors, data: Batch) -> None:
+        with data.clients():
+            for n, shape in net.shapes.items():
+                pyro.sample(n, prior(n, shape, received, local, data))
+
+    one = torch.ones(1, 1)
+    nobody = Batch(one, one, one.bool(), one[0], one[0].long())
+    sites = layouts(priors, nobody, "*", scale, draws=64)
+
+    def start(generator: Generator) -> tuple[Tensor, Tensor]:
+        centre = sites[0].joined(net.init(generator))
+        return centre, torch.full_like(centre, scale)
+
+    program = supervised(net, likelihood, prior)
+    samples = draws if guide is guides.mean_field else None
+    core = Partitioned(program, *sites, covariance, samples, start)
+    return core.method(damping, epochs, batch, lr)
+
+
+def hierarchical(
+    model: Program,
+    data: Federation,
+    *,
+    shared: str,
+    covariance: Covariance = "full",
+    damping: float | None = None,
+    draws: int = 128,
+    steps: int = 40,
+    batch: int | None = None,
+    lr: float = 1.0,
+    wide: float = 10.0,
+) -> Method:
+    """Build PVI for a Pyro program of one's own.
+
+    Args:
+        model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it
+            reads neither of the first two.
+        data: the federation; the model is run on its first client to see its sites.
+        shared: patterns of the sites that are one for all clients; others are each client's own.
+        covariance: "full" lets all depend on all; "blocks" cuts what a client's own sites depend on
+            the shared ones; "diagonal" cuts everything.
+        damping: share of the way that the factors of reporting clients are moved. None adapts it
+            between 1 / M for M of them, with which it starts, and 1: it grows while the server's
+            steps of successive rounds point the same way, and falls when they turn back.
+        draws: Monte Carlo samples of a step, an even number; with twice as many as a client has
+            variables or more, steps in a normal model have no noise.
+        steps: natural-gradient steps in a round; with `batch` epochs of them.
+        batch: rows in a step; None takes all.
+        lr: of natural gradients, at most 1.
+        wide: standard deviation to start with where the prior is improper; no trace of it is left.
+
+    Raises:
+        ValueError: if a number is out of its range, or a site is unsuitable.
+    """
+    sites = layouts(model, data.batch(torch.tensor([0])), shared, wide)
+    return Partitioned(model, *sites, covariance, draws).method(damping, steps, batch, lr)

@@ -1,0 +1,5 @@
+"""The command line `pyrofl`."""
+
+from pyrofl.cli.parser import main
+
+__all__ = ["main"]

@@ -1,0 +1,183 @@
+"""Gaussian tasks whose exact posterior is known: what approximations are tested against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from pyrofl.data.federation import Federation
+from pyrofl.tensors import generator
+
+
+@dataclass(frozen=True)
+class ConjugateTask:
+    """Linear regressions y_j = X_j w_j + Normal(0, I), one per client, in float64.
+
+    Rows are whitened: divided by the standard deviation of their noise, so that the noise has
+    standard deviation 1 and `precision` and `mean` say all that the data say about w_j.
+    """
+
+    federation: Federation  # x [N, d], y [N]
+    precision: Tensor  # [J, d, d], X_j' X_j
+    mean: Tensor  # [J, d], least-squares solution; the shortest where it is not unique
+
+    def posterior(self, loc: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the posterior of every w_j under its prior Normal(loc, I / tau_j).
+
+        Args:
+            loc: [J, d] or [d], prior mean.
+            tau: [J], prior precision.
+
+        Returns:
+            Mean [J, d] and covariance [J, d, d].
+        """
+        loc, tau = loc.to(self.mean), tau.to(self.mean)[:, None]
+        inverse = self.precision + torch.diag_embed(tau.expand_as(self.mean))
+        covariance = torch.linalg.inv(inverse)
+        return _times(covariance, _times(self.precision, self.mean) + tau * loc), covariance
+
+    def evidence(self, loc: Tensor, tau: Tensor) -> Tensor:
+        """Return log p(y_j | loc, tau_j) = log Normal(y_j | X_j loc, I + X_j X_j' / tau_j): [J].
+
+        It is the density of the whitened rows; with noise variance s2, that of the n_j rows as
+        measured is smaller by n_j / 2 log s2.
+
+        Args:
+            loc: [J, d] or [d], prior mean.
+            tau: [J], prior precision.
+        """
+        loc, tau = loc.to(self.mean).expand_as(self.mean), tau.to(self.mean)
+        rows = self.federation.batch(torch.arange(len(self.mean)))
+        x = rows.x * rows.mask[..., None]
+        residual = rows.y * rows.mask - _times(x, loc)
+        eye = torch.eye(x.shape[1], dtype=x.dtype)
+        root = torch.linalg.cholesky(eye + x @ x.mT / tau[:, None, None])
+        white = torch.linalg.solve_triangular(root, residual[..., None], upper=False)
+        log_det = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
+        constant = rows.size * math.log(2 * math.pi)
+        density: Tensor = -0.5 * (constant + log_det + white.square().sum((1, 2)))
+        return density
+
+    def pooled(self, loc: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the posterior of one w shared by all clients, prior Normal(loc, precision^-1).
+
+        Args:
+            loc: [d], prior mean.
+            precision: [d, d], inverse of the prior covariance.
+
+        Returns:
+            Mean [d] and covariance [d, d].
+        """
+        loc, precision = loc.to(self.mean), precision.to(self.mean)
+        covariance = torch.linalg.inv(precision + self.precision.sum(0))
+        return (
+            covariance @ (precision @ loc + _times(self.precision, self.mean).sum(0)),
+            covariance,
+        )
+
+
+def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
+    """Build the task of given whitened rows, without test rows.
+
+    Args:
+        x: of each client, X_j [n_j, d].
+        y: of each client, y_j [n_j].
+
+    Raises:
+        ValueError: if there is no client, a client has no row, or lengths differ.
+    """
+    x, y = [v.double() for v in x], [v.double() for v in y]
+    if not x or [len(v) for v in x] != [len(v) for v in y]:
+        raise ValueError(
+            f"x has clients of {[len(v) for v in x]} rows and y of {[len(v) for v in y]}; expected "
+            "as many, and at least one client"
+        )
+    rows = [
+        torch.arange(end - len(v), end) for v, end in zip(x, accumulate(map(len, x)), strict=True)
+    ]
+    none = torch.empty(0, dtype=torch.long)
+    return ConjugateTask(
+        Federation(torch.cat(x), torch.cat(y), tuple(rows), tuple(none for _ in rows)),
+        torch.stack([v.T @ v for v in x]),
+        torch.stack([torch.linalg.pinv(v) @ r for v, r in zip(x, y, strict=True)]),
+    )
+
+
+def gaussian_means(
+    means: Tensor | Sequence[Sequence[float]], variances: Tensor | Sequence[float]
+) -> ConjugateTask:
+    """Build clients whose likelihood is Normal(w_j | b_j, v_j I).
+
+    A client has d rows: X_j = I / sqrt(v_j) and y_j = b_j / sqrt(v_j).
+
+    Args:
+        means: [J, d], the b_j.
+        variances: [J], the v_j.
+
+    Raises:
+        ValueError: if the shapes differ from these or a variance is not positive.
+    """
+    b = torch.as_tensor(means, dtype=torch.float64)
+    v = torch.as_tensor(variances, dtype=torch.float64)
+    if b.ndim != 2 or v.shape != b.shape[:1]:
+        raise ValueError(
+            f"means are {list(b.shape)} and variances {list(v.shape)}; expected [J, d] and [J]"
+        )
+    if not bool((v > 0).all()):
+        raise ValueError(f"variances go down to {float(v.min())}; expected positive numbers")
+    root = v.sqrt()
+    eye = torch.eye(b.shape[1], dtype=torch.float64)
+    return conjugate([eye / r for r in root], list(b / root[:, None]))
+
+
+def linear_regression(
+    clients: int,
+    d: int,
+    rows: int | Sequence[int],
+    noise: float = 1.0,
+    between: float = 1.0,
+    seed: int = 0,
+) -> ConjugateTask:
+    """Draw a random linear regression for every client, around a common one.
+
+    Covariates and the common weights are Normal(0, 1), w_j = common + between * Normal(0, I).
+
+    Args:
+        clients: J.
+        d: number of covariates.
+        rows: rows of every client, or one number for each.
+        noise: standard deviation of y given x, before rows are whitened.
+        between: standard deviation of the clients' weights.
+        seed: of all draws.
+
+    Raises:
+        ValueError: if a count or `noise` is not positive, `between` is negative, or `rows` does
+            not have one number per client.
+    """
+    sizes = [rows] * clients if isinstance(rows, int) else list(rows)
+    if clients < 1 or d < 1 or len(sizes) != clients or min(sizes) < 1:
+        raise ValueError(
+            f"clients is {clients}, d is {d}, rows is {rows}; expected at least 1 of each, and "
+            "one number of rows or as many as clients"
+        )
+    if not noise > 0 or not between >= 0:
+        raise ValueError(f"noise is {noise}, between is {between}; expected above 0, 0 or more")
+    rng = generator(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    weights = normal(d) + between * normal(clients, d)
+    x = [normal(n, d) for n in sizes]
+    y = [v @ w + noise * normal(len(v)) for v, w in zip(x, weights, strict=True)]
+    return conjugate([v / noise for v in x], [v / noise for v in y])
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Multiply matrices [J, a, b] by vectors [J, b]."""
+    return (matrix @ vector[..., None])[..., 0]

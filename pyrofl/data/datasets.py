@@ -1,0 +1,197 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pyrofl.data import natural_groups
+from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means, linear_regression
+from pyrofl.data.csv_files import draw_test_rows, load_csv
+from pyrofl.data.federation import Dataset
+from pyrofl.data.images import IMAGES, load_images, load_npz
+from pyrofl.data.joined import join, resized
+from pyrofl.partitions.specs import known
+from pyrofl.tensors import generator
+
+__all__ = [
+    "DATASETS",
+    "ConjugateTask",
+    "conjugate",
+    "gaussian_means",
+    "join",
+    "linear_regression",
+    "load",
+    "per_class",
+    "resized",
+]
+
+DATASETS: dict[str, str] = {
+    "digits": "handwritten digits, 1,347 + 450 rows of 8 x 8 pixels, 10 classes; comes along",
+    "eight_schools": "effects of coaching in eight schools (Rubin 1981); comes along",
+    "baseball": "hits of 18 batters in 45 at-bats, tested on the rest of 1970; comes along",
+    "rat_tumours": "rats with a tumour in 71 experiments (Tarone 1982); comes along",
+    "gaussian": "synthetic: clients with Gaussian likelihoods of different widths, exact posterior",
+    "linear": "synthetic: a linear regression per client around a common one",
+    **{name: f"{about}; downloaded" for name, about in IMAGES.items()},
+    "npz:PATH": "images in a file with arrays images (or jpeg, offsets), labels, is_test, classes",
+    "csv:PATH": "a table with a target, feature columns and perhaps a group column",
+    "NAME+NAME": "several of these (no csv) as domains of one: all rows, all classes",
+}
+
+# A plus sign within a path, as in npz:a+b.npz, is not followed by a whole name.
+_PLUS = re.compile(r"\+(?=npz:|[\w-]+(?:\+|$))")
+
+
+def load(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    target: str | None = None,
+    group: str | None = None,
+    features: Sequence[str] | None = None,
+    likelihood: str | None = None,
+    test_share: float | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Load a data set.
+
+    Args:
+        name: one of `DATASETS`, with a path for npz: and csv:.
+        data_dir: where downloaded files are kept; None: ~/.cache/pyrofl.
+        target: see `load_csv` and `load_npz`; only these have a choice.
+        group: the same.
+        features: see `load_csv`.
+        likelihood: see `load_csv`.
+        test_share: see `load_csv`.
+        seed: of synthetic data and of the test rows of a table.
+
+    Returns:
+        x float32 [N, *x], y int64 or float32 [N].
+
+    Raises:
+        ValueError: if the name is unknown, an argument does not go with it, or the files cannot be
+            had or used.
+    """
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; expected 0 or more")
+    kind, _, path = name.partition(":")
+    names = _PLUS.split(name)
+    if len(names) > 1 and kind != "csv":
+        chosen: dict[str, object] = {
+            "target": target,
+            "group": group,
+            "features": features,
+            "likelihood": likelihood,
+            "test_share": test_share,
+        }
+        _refuse(name, chosen)
+        return join([load(one, data_dir=data_dir, seed=seed) for one in names])
+    if kind in ("csv", "npz") and not path:
+        raise ValueError(f"data set {name!r} lacks its file; expected {kind}: and a path")
+    if kind == "csv":
+        return load_csv(
+            path,
+            target=target,
+            group=group,
+            features=features,
+            likelihood=likelihood,
+            test_share=0.2 if test_share is None else test_share,
+            seed=seed,
+        )
+    chosen = {"features": features, "likelihood": likelihood, "test_share": test_share}
+    if kind == "npz":
+        _refuse(name, chosen)
+        return load_npz(path, target=target, group=group)
+    known(name, DATASETS, "data set")
+    _refuse(name, chosen | {"target": target, "group": group})
+    return load_images(name, data_dir) if name in IMAGES else _MAKERS[name](seed)
+
+
+def per_class(dataset: Dataset, count: int) -> Dataset:
+    """Keep the first `count` training rows of each class, and all test rows.
+
+    Raises:
+        ValueError: if count is not positive or y is a number.
+    """
+    if count < 1 or not dataset.classes:
+        raise ValueError(
+            f"{count} rows per class of {dataset.name} with {len(dataset.classes)} classes; "
+            "expected at least 1 row and data with classes"
+        )
+    keep = dataset.is_test.clone()
+    for label in range(len(dataset.classes)):
+        rows = ((dataset.y == label) & ~dataset.is_test).nonzero().flatten()
+        keep[rows[:count]] = True
+    return replace(
+        dataset,
+        x=dataset.x[keep],
+        y=dataset.y[keep],
+        is_test=dataset.is_test[keep],
+        types=None if dataset.types is None else dataset.types[keep],
+        groups={column: codes[keep] for column, codes in dataset.groups.items()},
+    )
+
+
+def _digits(seed: int) -> Dataset:
+    """Return the digits; a quarter of each class is for testing, the same whatever the seed."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = load_digits(return_X_y=True)
+    _, test = train_test_split(range(len(labels)), test_size=0.25, random_state=0, stratify=labels)
+    is_test = torch.zeros(len(labels), dtype=torch.bool)
+    is_test[test] = True
+    x = torch.from_numpy(pixels).float() / 16
+    return Dataset("digits", x, torch.from_numpy(labels).long(), is_test, tuple("0123456789"))
+
+
+def _gaussian(seed: int) -> Dataset:
+    """Return ten clients in the plane, of variances 0.05 to 1; all rows are for training."""
+    centres = torch.randn(10, 2, generator=generator(seed))
+    return _table("gaussian", gaussian_means(centres, torch.linspace(0.05, 1.0, 10)))
+
+
+def _linear(seed: int) -> Dataset:
+    """Return 20 clients of 10 to 105 rows with 5 covariates; a fifth is for testing."""
+    task = linear_regression(20, 5, range(10, 110, 5), noise=0.5, between=0.5, seed=seed)
+    table = _table("linear", task)
+    codes = table.groups["client"].numpy()
+    return replace(table, is_test=draw_test_rows(codes, np.random.default_rng([seed, 3])))
+
+
+def _table(name: str, task: ConjugateTask) -> Dataset:
+    federation = task.federation
+    clients = torch.arange(len(federation.names)).repeat_interleave(federation.sizes)
+    return Dataset(
+        name,
+        federation.x.float(),
+        federation.y.float(),
+        torch.zeros(len(clients), dtype=torch.bool),
+        groups={"client": clients},
+        group_names={"client": federation.names},
+        likelihood="normal",
+    )
+
+
+def _refuse(name: str, chosen: Mapping[str, object]) -> None:
+    for argument, value in chosen.items():
+        if value is not None:
+            raise ValueError(
+                f"{argument} is {value!r}; expected none, as {name} has no choice of it"
+            )
+
+
+_MAKERS: dict[str, Callable[[int], Dataset]] = {
+    "digits": _digits,
+    "eight_schools": natural_groups.eight_schools,
+    "baseball": natural_groups.baseball,
+    "rat_tumours": natural_groups.rat_tumours,
+    "gaussian": _gaussian,
+    "linear": _linear,
+}

@@ -1,0 +1,201 @@
+"""Clients and their rows: data sets and federations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyrofl.data.batches import Batch, Who
+
+__all__ = ["Batch", "Dataset", "Federation", "Who", "check_table", "stack"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows before anybody is a client."""
+
+    name: str
+    x: Tensor  # [N, *x] float
+    y: Tensor  # [N] int64 class, or float response
+    is_test: Tensor  # [N] bool
+    classes: tuple[str, ...] = ()  # names of the classes; empty for a response that is a number
+    types: Tensor | None = None  # [N] int64, what partitions by label look at; None: y
+    groups: Mapping[str, Tensor] = field(default_factory=dict)  # column -> [N] int64 code
+    group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    likelihood: str = "categorical"  # the one that suits y
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who holds which rows of one table.
+
+    The last `held_out` clients never train: they stand for clients that join later.
+    """
+
+    x: Tensor  # [N, *x]
+    y: Tensor  # [N, ...]
+    train: tuple[Tensor, ...]  # of each client: int64 rows of x
+    test: tuple[Tensor, ...]  # the same, for testing
+    names: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    held_out: int = 0
+    pooled_test: Tensor | None = None  # the whole test set, which global models are tested on
+    unlabelled: Tensor | None = None  # [U, *x], rows that the server holds; nobody knows their y
+
+    def __post_init__(self) -> None:
+        """Check once what every later step relies on.
+
+        Raises:
+            ValueError: if a client has no training row, a row does not exist, the data hold NaN or
+                infinity, labels are not 0..K-1, the lists have different lengths, a name is no
+                text, empty or there twice, or the server's rows are not like the clients'.
+        """
+        object.__setattr__(self, "train", tuple(self.train))
+        object.__setattr__(self, "test", tuple(self.test))
+        object.__setattr__(self, "classes", tuple(self.classes))
+        names = tuple(self.names) or tuple(f"client {j}" for j in range(len(self.train)))
+        object.__setattr__(self, "names", names)
+        check_table(self.x, self.y, self.classes)
+        if self.unlabelled is not None:
+            _check_alike(self.unlabelled, self.x)
+        if not len(self.train) == len(self.test) == len(self.names):
+            raise ValueError(
+                f"train, test and names differ in length: {len(self.train)}, {len(self.test)}, "
+                f"{len(self.names)}; expected one entry per client"
+            )
+        if not len(self.train):
+            raise ValueError("train is empty; expected the rows of at least one client")
+        for j, name in enumerate(self.names):
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"names[{j}] is {name!r}; expected a text that is not empty")
+        if len(set(self.names)) != len(self.names):
+            raise ValueError("names of clients: expected no two alike")
+        if not 0 <= self.held_out < len(self.train):
+            raise ValueError(
+                f"held_out is {self.held_out}; expected 0 to {len(self.train) - 1}, so that at "
+                f"least one of {len(self.train)} clients trains"
+            )
+        for name, rows, test in zip(self.names, self.train, self.test, strict=True):
+            if not (torch.is_tensor(rows) and torch.is_tensor(test)):
+                raise ValueError(f"{name}: rows are {type(rows).__name__}; expected int64 tensors")
+            if len(rows.unique()) < len(rows):
+                raise ValueError(f"{name} holds a training row twice; expected distinct rows")
+            if not len(rows):
+                raise ValueError(f"{name} has no training row; expected at least one")
+            for part, index in (("train", rows), ("test", test)):
+                bad = index[(index < 0) | (index >= len(self.y))]
+                if len(bad):
+                    raise ValueError(
+                        f"{name}: {part} names row {int(bad[0])}; expected 0 to {len(self.y) - 1}"
+                    )
+
+    @property
+    def clients(self) -> int:
+        """Number of clients that take part in training."""
+        return len(self.train) - self.held_out
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Training rows of every client, held-out ones included: [J + held_out]."""
+        return torch.tensor([len(rows) for rows in self.train])
+
+    def who(self, ids: Tensor) -> Who:
+        """Return ids and sizes of some clients, on the data's device."""
+        return Who(ids.to(self.x.device), self.sizes[ids.cpu()].to(self.x.device, self.dtype))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the computation."""
+        return self.x.dtype if self.x.is_floating_point() else torch.get_default_dtype()
+
+    def gather(
+        self,
+        who: Who,
+        rows: Tensor,
+        mask: Tensor,
+        at: Tensor | None = None,
+        share: Tensor | None = None,
+    ) -> Batch:
+        """Return the batch of given rows [C, B]; where `mask` is False the row is padding.
+
+        `at` tells which of its client's rows a row is, see `Batch`. Who knows the `share` of the
+        rows already, [C, 1], saves counting them.
+        """
+        rows = rows.to(self.x.device)
+        x, y = (
+            v.index_select(0, rows.flatten()).unflatten(0, rows.shape) for v in (self.x, self.y)
+        )
+        batch = Batch(x, y, mask.to(self.x.device), who.size, who.ids, at)
+        if share is not None:
+            vars(batch)["_share"] = share  # as cached_property would
+        return batch
+
+    def batch(self, ids: Tensor, part: str = "train") -> Batch:
+        """Return all "train" or "test" rows of some clients, padded to the longest."""
+        table = self.train if part == "train" else self.test
+        return stack(self, [table[i] for i in ids.tolist()], self.who(ids))
+
+    def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> Federation:
+        """Return the same federation on a device and, if given, in a floating-point type."""
+
+        def move(value: Tensor) -> Tensor:
+            return value.to(device, dtype if value.is_floating_point() else None)
+
+        unlabelled = None if self.unlabelled is None else move(self.unlabelled)
+        return replace(self, x=move(self.x), y=move(self.y), unlabelled=unlabelled)
+
+
+def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
+    """Refuse data that cannot be trained on.
+
+    Raises:
+        ValueError: if x and y differ in length, x or y hold NaN or infinity, or a label is not one
+            of the classes; the message names the first row at fault.
+    """
+    if len(x) != len(y):
+        raise ValueError(f"x has {len(x)} rows and y has {len(y)}; expected as many")
+    _check_finite("x", x)
+    _check_finite("y", y)
+    if classes and len(y):
+        if y.is_floating_point():
+            raise ValueError(f"y is {y.dtype}; expected integer labels for {len(classes)} classes")
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= len(classes):
+            raise ValueError(
+                f"labels run from {low} to {high}; expected 0 to {len(classes) - 1}, "
+                f"as there are {len(classes)} classes"
+            )
+
+
+def _check_finite(name: str, value: Tensor) -> None:
+    if value.is_floating_point() and not bool(value.isfinite().all()):
+        bad = (~value.isfinite().reshape(len(value), -1).all(1)).nonzero()
+        raise ValueError(
+            f"{name} is NaN or infinite in {len(bad)} rows, first in row {int(bad[0])}; "
+            "expected finite numbers"
+        )
+
+
+def _check_alike(unlabelled: Tensor, x: Tensor) -> None:
+    shape, expected = list(unlabelled.shape), list(x.shape[1:])
+    if not len(unlabelled) or shape[1:] != expected or unlabelled.dtype != x.dtype:
+        raise ValueError(
+            f"unlabelled is {unlabelled.dtype} {shape}; expected {x.dtype} rows of shape "
+            f"{expected}, at least one"
+        )
+    _check_finite("unlabelled", unlabelled)
+
+
+def stack(data: Federation, rows: list[Tensor], who: Who) -> Batch:
+    """Pad lists of rows, one per client, to a batch; row 0 of the table fills the gaps."""
+    width = max([1, *(len(r) for r in rows)])
+    index = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for c, r in enumerate(rows):
+        index[c, : len(r)] = r
+        mask[c, : len(r)] = True
+    return data.gather(who, index, mask)

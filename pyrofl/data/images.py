@@ -1,0 +1,213 @@
+"""Image data sets: by name through torchvision, or from an .npz file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyrofl.data.csv_files import codes_of
+from pyrofl.data.federation import Dataset
+
+IMAGES: dict[str, str] = {
+    "mnist": "handwritten digits, 60,000 + 10,000 grey 28 x 28",
+    "fashion_mnist": "articles of clothing, 60,000 + 10,000 grey 28 x 28, 10 classes",
+    "emnist": "handwritten digits and letters, 697,932 + 116,323 grey 28 x 28, 62 classes",
+    "usps": "handwritten digits, 7,291 + 2,007 grey 16 x 16",
+    "svhn": "house numbers, 73,257 + 26,032 colour 32 x 32, 10 classes",
+    "cifar10": "50,000 + 10,000 colour 32 x 32, 10 classes",
+    "cifar100": "50,000 + 10,000 colour 32 x 32, 100 classes",
+    "cifar100-coarse": "the same, 20 superclasses to predict and 100 fine types to partition by",
+}
+
+CACHE = Path("~/.cache/pyrofl")
+
+# Channel means and deviations that pFedVEM's code normalises by.
+_SCALING = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5074, 0.4867, 0.4411), (0.2011, 0.1987, 0.2025)),
+}
+
+# Superclass of each of CIFAR-100's fine classes, which are in alphabetical order.
+_COARSE = (
+    *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11),
+    *(6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5),
+    *(5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17),
+    *(10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13),
+    *(16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
+)
+_COARSE_CLASSES = (
+    "aquatic_mammals fish flowers food_containers fruit_and_vegetables "
+    "household_electrical_devices household_furniture insects large_carnivores "
+    "large_man-made_outdoor_things large_natural_outdoor_scenes large_omnivores_and_herbivores "
+    "medium_mammals non-insect_invertebrates people reptiles small_mammals trees vehicles_1 "
+    "vehicles_2"
+)
+
+Bytes = NDArray[np.uint8]
+
+
+def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
+    """Read a data set of torchvision, downloading it where it is not there yet.
+
+    Args:
+        name: one of `IMAGES`.
+        data_dir: folder of torchvision's files; None: ~/.cache/pyrofl.
+
+    Returns:
+        x float32 [N, 1, H, W] or [N, 3, 32, 32] in [0, 1], for CIFAR with each channel less its
+        mean and divided by its deviation; training rows first.
+
+    Raises:
+        ValueError: if torchvision cannot be imported, or the files are neither there nor to be
+            downloaded.
+    """
+    if name == "cifar100-coarse":
+        fine = load_images("cifar100", data_dir)
+        coarse = torch.tensor(_COARSE)[fine.y]
+        classes = tuple(_COARSE_CLASSES.split())
+        return replace(fine, name=name, y=coarse, types=fine.y, classes=classes)
+    folder = Path(data_dir or CACHE).expanduser()
+    try:
+        from torchvision import datasets
+    except Exception as error:  # a torchvision that does not match torch fails in many ways
+        raise ValueError(f"{name} needs torchvision, which cannot be imported: {error}") from error
+    try:
+        parts = [_open(datasets, name, folder, train=train) for train in (True, False)]
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} can neither be read in {folder} nor downloaded "
+            f"to it ({' '.join(str(error).split())}); expected the files that torchvision keeps: "
+            "copy them there, or name their folder as data_dir"
+        ) from error
+    images = np.concatenate([_pixels(name, part) for part in parts])
+    labels = np.concatenate([np.asarray(_labels(part)) for part in parts])
+    is_test = np.arange(len(labels)) >= len(_labels(parts[0]))
+    return _dataset(
+        name, images, labels, is_test, tuple(getattr(parts[0], "classes", "0123456789"))
+    )
+
+
+def load_npz(path: str | Path, *, target: str | None = None, group: str | None = None) -> Dataset:
+    """Read images from an .npz file.
+
+    Its arrays are `images` (uint8 [N, H, W] or [N, H, W, 3]) or `jpeg` with `offsets` (all files
+    one after the other; image i is jpeg[offsets[i]:offsets[i + 1]]), `labels` [N], `is_test` bool
+    [N] and, if labels have names, `classes`.
+
+    Args:
+        path: the file. If it is called cifar10 or cifar100, x is scaled as by `load_images`.
+        target: T predicts `T_labels` with names `T_classes` instead (as "coarse" does for
+            CIFAR-100); partitions still go by `labels`.
+        group: name of an array [N] that says whose a row is.
+
+    Returns:
+        x float32 [N, C, H, W], as `load_images`.
+
+    Raises:
+        ValueError: if the file cannot be read, or an array is missing or has another length.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, EOFError, BadZipFile, ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read as .npz: {error}") from error
+    images = _array(arrays, "images", path) if "jpeg" not in arrays else _decode(arrays, path)
+    count = len(images)
+    fine = _array(arrays, "labels", path, count)
+    is_test = _array(arrays, "is_test", path, count).astype(np.bool_)
+    prefix = f"{target}_" if target else ""
+    labels = _array(arrays, f"{prefix}labels", path, count)
+    if labels.dtype.kind not in "iu" or not images.ndim:
+        raise ValueError(
+            f"{path}: labels are {labels.dtype}, images {images.shape}; expected whole "
+            "numbers, and [N, H, W] or [N, H, W, 3]"
+        )
+    default = np.arange(int(labels.max(initial=0)) + 1)
+    classes = tuple(str(name) for name in arrays.get(f"{prefix}classes", default))
+    dataset = _dataset(Path(path).stem, images, labels, is_test, classes)
+    if target:
+        dataset = replace(dataset, types=torch.from_numpy(fine.astype(np.int64)))
+    if group:
+        codes, names = codes_of([str(word) for word in _array(arrays, group, path, count)])
+        groups = {group: torch.from_numpy(codes)}
+        dataset = replace(dataset, groups=groups, group_names={group: names})
+    return dataset
+
+
+def _open(datasets: Any, name: str, folder: Path, *, train: bool) -> Any:
+    split = "train" if train else "test"
+    makers: Mapping[str, Callable[[], Any]] = {
+        "mnist": lambda: datasets.MNIST(folder, train, download=True),
+        "fashion_mnist": lambda: datasets.FashionMNIST(folder, train, download=True),
+        "emnist": lambda: datasets.EMNIST(folder, "byclass", train=train, download=True),
+        "usps": lambda: datasets.USPS(folder, train, download=True),
+        "svhn": lambda: datasets.SVHN(folder, split, download=True),
+        "cifar10": lambda: datasets.CIFAR10(folder, train, download=True),
+        "cifar100": lambda: datasets.CIFAR100(folder, train, download=True),
+    }
+    return makers[name]()
+
+
+def _pixels(name: str, part: Any) -> Bytes:
+    """Return uint8 [N, H, W] or [N, H, W, 3], upright."""
+    pixels = np.asarray(part.data)
+    if name == "emnist":  # its files hold every image mirrored along the diagonal
+        return pixels.transpose(0, 2, 1)
+    return pixels.transpose(0, 2, 3, 1) if name == "svhn" else pixels
+
+
+def _labels(part: Any) -> Any:
+    return part.labels if hasattr(part, "labels") else part.targets
+
+
+def _array(arrays: Mapping[str, Any], name: str, path: object, count: int | None = None) -> Any:
+    if name not in arrays:
+        raise ValueError(f"{path} has no array {name}; expected one, found {', '.join(arrays)}")
+    if count is not None and arrays[name].shape != (count,):
+        raise ValueError(
+            f"{path}: {name} has shape {list(arrays[name].shape)}; expected [{count}], one "
+            "value per image"
+        )
+    return arrays[name]
+
+
+def _decode(arrays: Mapping[str, Any], path: object) -> Bytes:
+    """Decode JPEG files laid end to end to RGB [N, H, W, 3]."""
+    from PIL import Image
+
+    ends = _array(arrays, "offsets", path).tolist()
+    content = arrays["jpeg"].tobytes()
+    return np.stack(
+        [np.asarray(Image.open(io.BytesIO(content[a:b])).convert("RGB")) for a, b in pairwise(ends)]
+    )
+
+
+def _dataset(
+    name: str,
+    images: Bytes,
+    labels: NDArray[Any],
+    is_test: NDArray[np.bool_],
+    classes: tuple[str, ...],
+) -> Dataset:
+    if images.dtype != np.uint8 or not images.ndim:
+        raise ValueError(
+            f"{name}: images are {images.dtype} {list(images.shape)}; expected uint8 [N, H, W] or "
+            "[N, H, W, 3]"
+        )
+    channels = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+    x: Tensor = torch.from_numpy(np.ascontiguousarray(channels)).float().div_(255)
+    if name in _SCALING:
+        mean, deviation = (torch.tensor(v)[:, None, None] for v in _SCALING[name])
+        x.sub_(mean).div_(deviation)
+    y = torch.from_numpy(labels.astype(np.int64))
+    return Dataset(name, x, y, torch.from_numpy(is_test), classes)

@@ -1,0 +1,242 @@
+"""Figures of partitions, learning curves, calibration and clients.
+
+Every function returns a matplotlib Figure of its own: no window opens, and pyplot's state is not
+touched.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyrofl.figures.style import (
+    COLOURS,
+    POPULATIONS,
+    Row,
+    about,
+    axis_label,
+    band,
+    bubbles,
+    canvas,
+    label_places,
+    legend_above,
+    mark_rounds,
+    mark_sizes,
+    mean_and_error,
+    series,
+    styles,
+    whole_numbers,
+)
+from pyrofl.files.run_folder import replacing
+from pyrofl.metrics import Bins
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# A share of 25 rows has a standard error of at most 0.5 / sqrt(25). Clients may test the same rows,
+# and then a bin of hundreds can be a handful of different ones: it must hold 2% of all as well.
+FEWEST, SMALLEST = 25, 0.02
+
+
+def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = ()) -> Figure:
+    """Draw who holds how many rows of which class.
+
+    Args:
+        counts: [clients, classes] numbers of rows.
+        names: of the clients; by default, and if they are many, their numbers.
+        classes: names of the classes, likewise.
+    """
+    from matplotlib.colors import PowerNorm
+
+    counts = np.asarray(counts)
+    clients, kinds = counts.shape
+    tall = float(np.clip(0.25 * kinds, 1.5, 6))
+    wide = float(np.clip(0.32 * clients, 3, 10))
+    figure = canvas(wide + 2, tall + 2.4)
+    bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, tall])
+    bars.bar(range(clients), counts.sum(1), width=0.9, color="#777777")
+    bars.set_ylabel("rows")
+    bars.yaxis.set_major_locator(whole_numbers(4))
+    bars.spines[["top", "right"]].set_visible(False)
+    image = heat.pcolormesh(
+        np.arange(clients + 1) - 0.5,
+        np.arange(kinds + 1) - 0.5,
+        counts.T,
+        cmap="Blues",
+        # The root shows the few rows of a class beside the many.
+        norm=PowerNorm(0.5, vmin=0, vmax=max(1, counts.max())),
+        edgecolors="white",
+        linewidth=0.5 if max(counts.shape) <= 40 else 0,
+    )
+    heat.invert_yaxis()
+    label_places(heat.xaxis, names, clients, "client", room=wide / clients)
+    label_places(heat.yaxis, classes, kinds, "class")
+    bar = figure.colorbar(image, ax=heat, label="rows of the class", pad=0.01, aspect=tall / 0.15)
+    bar.locator = whole_numbers(6)
+    return figure
+
+
+def curves(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
+    """Draw a metric against the round, with a band of one standard error over seeds.
+
+    Args:
+        rows: of metrics.csv, each with its "method" and "seed" as well. Every model and population
+            in them gets a panel, every method and adaptation a line.
+        metric: the one to draw.
+
+    Raises:
+        ValueError: if no row is about the metric.
+    """
+    panels: dict[tuple[str, str], dict[str, dict[int, list[float]]]] = {}
+    found = about(metric, rows)
+    for row in found:
+        lines = panels.setdefault((row["model"], row["population"]), {})
+        points = lines.setdefault(series(row["method"], row), defaultdict(list))
+        points[int(row["round"])].append(float(row["value"]))
+    style = styles(series(row["method"], row) for row in found)
+    columns = min(3, len(panels))
+    height = -(-len(panels) // columns)
+    figure = canvas(max(6, 3.6 * columns), 3.1 * height + 0.5)
+    grid = figure.subplots(height, columns, squeeze=False, sharey=True)
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    for axes, ((model, population), lines) in zip(grid.flat, panels.items(), strict=False):
+        axes.set_title(f"{model} model, {POPULATIONS.get(population, population)}", fontsize=10)
+        for name, points in lines.items():
+            band(axes, points, name, style[name])
+        mark_rounds(axes.xaxis)
+        axes.grid(alpha=0.3)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(axis_label(metric))
+    shown = list(grid.flat[: len(panels)])
+    note = "mean ± one standard error over seeds" if any(a.collections for a in shown) else ""
+    legend_above(figure, shown, style, note)
+    return figure
+
+
+def comparison(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
+    """Draw the final metric of every method: each seed, and the mean with its standard error.
+
+    Args:
+        rows: of compare.csv. Every method gets a lane, in the order of the rows; every model and
+            adaptation a colour.
+        metric: the one to draw.
+
+    Raises:
+        ValueError: if no row is about the metric.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in about(metric, rows):
+        values = found.setdefault(row["method"], defaultdict(list))
+        values[series(f"{row['model']} model", row)].append(float(row["value"]))
+    style = styles(name for values in found.values() for name in values)
+    seeds = max(len(value) for values in found.values() for value in values.values())
+    most = max(map(len, found.values()))
+    each = 0.26 if len(found) < 10 else 0.13  # inches for a mark; many methods stand closer
+    figure = canvas(6.4, 1.6 + each * len(found) * max(2, most))
+    axes = figure.subplots()
+    step = 0.8 / most
+    for lane, values in enumerate(found.values()):
+        for i, (name, value) in enumerate(values.items()):
+            height = lane + step * (i - (len(values) - 1) / 2)
+            mean, error = mean_and_error(value)
+            look = style[name] | {"linestyle": "none", "label": name}
+            axes.errorbar([mean], [height], xerr=[error] if error else None, capsize=3, **look)
+            if seeds > 1:
+                # Two seeds lie at the very ends of their bar, so they are drawn below it.
+                below = [height + 0.3 * step] * len(value)
+                axes.plot(value, below, ".", markersize=5, color=style[name]["color"], alpha=0.5)
+    axes.set_yticks(range(len(found)), list(found))
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    for edge in range(1, len(found)):
+        axes.axhline(edge - 0.5, color="#dddddd", linewidth=0.8)
+    axes.set_xlabel(axis_label(metric))
+    axes.grid(axis="x", alpha=0.3)
+    note = f"mean ± one standard error; dots: {seeds} seeds" if seeds > 1 else ""
+    legend_above(figure, [axes], style, note)
+    return figure
+
+
+def reliability(bins: Mapping[str, Bins]) -> Figure:
+    """Draw how often predictions are right against how sure they are, and how sure they are.
+
+    The area of a point grows with the rows of its bin. A line joins neighbouring bins that hold
+    enough rows; the others are hollow: there a line would show noise as a trend.
+
+    Args:
+        bins: name -> `pyrofl.metrics.calibration_bins` of one axis, [bins].
+    """
+    figure = canvas(5.7, 5.8)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    upper.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="calibrated")
+    notes = ["area: rows of the bin"]
+    for name, style in styles(bins).items():
+        rows, sure, right = (np.asarray(value.cpu()) for value in bins[name])
+        enough = rows >= max(FEWEST, SMALLEST * rows.sum())
+        if (rows[~enough] > 0).any():
+            notes[1:] = [f"hollow: under {FEWEST} rows or {SMALLEST:.0%} of them"]
+        bubbles(upper, sure, right, rows, enough, name, style)
+        line = {key: style[key] for key in ("color", "linestyle")}
+        edges = np.linspace(0, 1, len(rows) + 1)
+        lower.stairs(100 * rows / max(1, rows.sum()), edges, linewidth=1.5, **line)
+    upper.set(ylabel="rows of the bin that are right (share)", xlim=(0, 1), ylim=(-0.03, 1.03))
+    lower.set(xlabel="confidence (probability of the predicted class)", ylabel="rows (%)")
+    lower.set_ylim(0, None)
+    upper.grid(alpha=0.3)
+    legend_above(figure, [upper], note="; ".join(notes))
+    return figure
+
+
+def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
+    """Draw what pFedVEM learned about its clients: its confidence and their distance from it.
+
+    Args:
+        tau: [J], precision of each client.
+        deviation: [J], ||mu_j - w||^2 / d, mean squared distance of its head from the server's.
+        size: [J], training rows.
+    """
+    tau, deviation, size = (np.asarray(value, dtype=float) for value in (tau, deviation, size))
+    share = 100 * tau / tau.sum()
+    figure = canvas(11, 3.6)
+    weights, distances, sizes = figure.subplots(1, 3)
+    weights.hist(share, bins="rice", color=COLOURS[0], edgecolor="white")
+    weights.set(xlabel=r"weight at the server, $\tau_j \,/\, \Sigma\tau$ (%)", ylabel="clients")
+    distances.hist(deviation, bins="rice", color=COLOURS[2], edgecolor="white")
+    distances.set(xlabel=r"mean squared deviation, $\|\mu_j - w\|^2 \,/\, d$", ylabel="clients")
+    sizes.scatter(size, share, s=18, color=COLOURS[0], alpha=0.7)
+    sizes.set_ylabel("weight at the server (%)")
+    mark_sizes(sizes.xaxis, size)
+    for axes in (weights, distances):
+        axes.yaxis.set_major_locator(whole_numbers(6))
+    equal: dict[str, Any] = {"color": COLOURS[1], "linestyle": "--", "label": "equal weights"}
+    weights.axvline(100 / len(tau), **equal)
+    sizes.axhline(100 / len(tau), **equal)
+    legend_above(figure, [weights])
+    return figure
+
+
+def clients(size: Any, value: Any, metric: str) -> Figure:
+    """Draw a metric of every client, [J], against its number of training rows, [J]."""
+    size, value = np.asarray(size), np.asarray(value, dtype=float)
+    figure = canvas(5.4, 3.8)
+    axes = figure.subplots()
+    axes.scatter(size, value, s=22, color=COLOURS[0], alpha=0.7)
+    axes.axhline(
+        float(np.nanmean(value)), color=COLOURS[1], linestyle="--", label="mean of clients"
+    )
+    mark_sizes(axes.xaxis, size)
+    axes.set_ylabel(axis_label(metric))
+    axes.grid(alpha=0.3)
+    legend_above(figure, [axes])
+    return figure
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write a figure in the format of the path's ending; the file is whole or not there."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150)

@@ -1,0 +1,232 @@
+"""The networks of the papers as plain torch modules, made from an input shape by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pyrofl.nets import resnets
+
+Shape = tuple[int, ...]
+
+NETWORKS: Mapping[str, str] = {
+    "softmax": "one linear layer: softmax or linear regression",
+    "mlp": "mlp:200,100: fully connected, hidden layers of these widths (mlp alone: 100), ReLU",
+    "mean": "one number w that ignores x: intercept model, as in meta-analysis",
+    "linear": "x @ w without intercept: conjugate tasks",
+    "cnn-pfedvem": "pFedVEM on CIFAR-10: conv 16, 32, fully connected 120, 84",
+    "cnn-pfedvem-100": "pFedVEM on CIFAR-100: conv 32, 64, 128, 256, 100, averaged over the image",
+    "cnn-pfedmb": "pFedMB: conv 6, 16, fully connected 120, 84",
+    "cnn-metavd": "MetaVD: three conv of width h (64, or cnn-metavd:256), fully connected 4h, 2h",
+    "cnn-fedbe": "FedBE: conv 32, 64, 64, fully connected 64, Xavier start",
+    "cnn-fedbe-gn": "the same with GroupNorm after every conv",
+    "cnn-fedabml": "FedABML on CIFAR-10: conv 64, 64, fully connected 120, 64",
+    **{n: f"ResNet for CIFAR, {n[6:]} layers, GroupNorm for BatchNorm" for n in resnets.DEPTHS},
+}
+
+
+class Mean(nn.Module):
+    """One number for every row."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, 1]."""
+        return self.w.expand(len(x), 1)
+
+
+class Dot(nn.Module):
+    """The inner product of a row with one vector."""
+
+    def __init__(self, features: int) -> None:
+        """Start at zero."""
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, 1]."""
+        return (x.flatten(1) @ self.w)[:, None]
+
+
+class Chain(nn.Sequential):
+    """Layers by name, of which some have a rule of their own for a fresh start."""
+
+    def __init__(self, layers: Mapping[str, nn.Module], start: Callable[[nn.Sequential], None]):
+        """Take the layers in order, and the rule."""
+        super().__init__()
+        self.start = start
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def reset_parameters(self) -> None:
+        """Apply the rule, after every layer has drawn its torch default."""
+        self.start(self)
+
+
+def keep(chain: nn.Sequential) -> None:
+    """Leave torch's default."""
+
+
+def xavier_uniform(chain: nn.Sequential) -> None:
+    """Draw weights Xavier-uniform and set biases to zero (FedBE)."""
+    for name, value in chain.named_parameters():
+        if value.dim() > 1:  # GroupNorm keeps its ones
+            nn.init.xavier_uniform_(value)
+        elif name.endswith("bias"):
+            nn.init.zeros_(value)
+
+
+def xavier_normal(chain: nn.Sequential) -> None:
+    """Draw weights Xavier-normal except those of the Bayesian layer fc2 (MetaVD's code)."""
+    for name, value in chain.named_parameters():
+        if name.endswith("weight") and name != "fc2.weight":
+            nn.init.xavier_normal_(value)
+
+
+class Conv(NamedTuple):
+    """A convolution, its ReLU and, where there is one, its max-pooling of 2."""
+
+    channels: int
+    kernel: int
+    padding: int = 0
+    pool: Callable[[], nn.Module] | None = partial(nn.MaxPool2d, 2)
+
+
+class Cnn(NamedTuple):
+    """Convolutions, then hidden layers, then the head."""
+
+    convs: tuple[Conv, ...]
+    hidden: Shape = ()
+    slope: float = 0.0  # of the hidden layers' leaky ReLU
+    average: bool = False  # over the image, instead of flattening it
+    norm: bool = False  # GroupNorm after every convolution
+    start: Callable[[nn.Sequential], None] = keep
+
+
+def convnet(name: str, width: int) -> Cnn:
+    """Return the description of a paper's network; `width` is MetaVD's h."""
+    overlapping = partial(nn.MaxPool2d, 2, 2, 1)
+    fedbe = Cnn((Conv(32, 3), Conv(64, 3), Conv(64, 3, pool=None)), (64,), start=xavier_uniform)
+    return {
+        "cnn-pfedvem": Cnn((Conv(16, 5), Conv(32, 5)), (120, 84)),
+        "cnn-pfedvem-100": Cnn(
+            (*(Conv(c, 3, 1, overlapping) for c in (32, 64, 128, 256)), Conv(100, 3, pool=None)),
+            average=True,
+        ),
+        "cnn-pfedmb": Cnn((Conv(6, 5), Conv(16, 5)), (120, 84)),
+        "cnn-metavd": Cnn(
+            (Conv(width, 3, 1),) * 3, (4 * width, 2 * width), 0.1, start=xavier_normal
+        ),
+        "cnn-fedbe": fedbe,
+        "cnn-fedbe-gn": fedbe._replace(norm=True),
+        "cnn-fedabml": Cnn((Conv(64, 5), Conv(64, 5)), (120, 64)),
+    }[name]
+
+
+def images(cnn: Cnn, channels: int) -> dict[str, nn.Module]:
+    """Return the layers of a CNN that work on images, by name."""
+    layers: dict[str, nn.Module] = {}
+    for i, conv in enumerate(cnn.convs, 1):
+        layers[f"conv{i}"] = nn.Conv2d(channels, conv.channels, conv.kernel, padding=conv.padding)
+        if cnn.norm:
+            layers[f"norm{i}"] = resnets.norm(conv.channels)
+        layers[f"relu{i}"] = nn.ReLU()
+        if conv.pool:
+            layers[f"pool{i}"] = conv.pool()
+        channels = conv.channels
+    return layers | ({"average": nn.AdaptiveAvgPool2d(1)} if cnn.average else {})
+
+
+def dense(widths: Shape, outputs: int, slope: float = 0.0) -> dict[str, nn.Module]:
+    """Return fully connected layers fc1, fc2... from widths[0] on, and the head, by name."""
+    layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
+    for i, (before, after) in enumerate(pairwise(widths), 1):
+        layers[f"fc{i}"] = nn.Linear(before, after)
+        layers[f"act{i}"] = nn.LeakyReLU(slope) if slope else nn.ReLU()
+    return layers | {"head": nn.Linear(widths[-1], outputs)}
+
+
+def features(layers: Mapping[str, nn.Module], shape: Shape) -> int:
+    """Return how many numbers the layers make of one image; 0 if it is too small for them."""
+    chain = Chain(layers, keep).to("meta")
+    try:
+        return int(chain(torch.empty(1, *shape, device="meta")).numel())
+    except RuntimeError:
+        return 0
+
+
+def cnn_for(name: str, cnn: Cnn, shape: Shape, outputs: int) -> nn.Module:
+    """Build a CNN for images of one shape.
+
+    Raises:
+        ValueError: if the image is too small.
+    """
+    width = features(images(cnn, shape[0]), shape)
+    if not width:
+        side = next(n for n in range(1, 99) if features(images(cnn, 1), (1, n, n)))
+        raise ValueError(f"{name}: images are {shape[1]} x {shape[2]}; expected {side} or more")
+    return Chain(images(cnn, shape[0]) | dense((width, *cnn.hidden), outputs, cnn.slope), cnn.start)
+
+
+def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
+    """Build the network that a specification such as "mlp:100" names.
+
+    Args:
+        spec: a name of `NETWORKS`, for some followed by a colon and widths.
+        shape: of one row.
+        outputs: classes, or 1 for a response that is a number.
+
+    Raises:
+        ValueError: if the name is unknown (the message has the nearest one), widths are not
+            positive integers or not wanted, or the network does not suit the shape or outputs.
+    """
+    name, _, rest = spec.partition(":")
+    if name not in NETWORKS:
+        near = get_close_matches(name, NETWORKS, 1, cutoff=0.0)[0]
+        raise ValueError(f"network {name!r} is unknown; did you mean {near!r}?")
+    widths = widths_of(spec, rest)
+    if name in ("mean", "linear") and outputs != 1:
+        raise ValueError(f"network {name!r} has 1 output; {outputs} outputs are wanted")
+    with torch.random.fork_rng(devices=[]):
+        if name == "mean":
+            return Mean()
+        if name == "linear":
+            return Dot(prod(shape))
+        if name == "softmax" or name == "mlp":
+            hidden = () if name == "softmax" else widths or (100,)
+            return Chain(dense((prod(shape), *hidden), outputs), keep)
+        if len(shape) != 3:
+            raise ValueError(f"{name}: rows have shape {shape}; expected (channels, height, width)")
+        if name in resnets.DEPTHS:
+            return Chain(resnets.layers(resnets.DEPTHS[name], shape[0], outputs), resnets.he)
+        return cnn_for(name, convnet(name, *widths or (64,)), shape, outputs)
+
+
+def widths_of(spec: str, text: str) -> Shape:
+    """Read the widths after the colon of a specification.
+
+    >>> widths_of("mlp:200,100", "200,100")
+    (200, 100)
+
+    Raises:
+        ValueError: if they are not positive integers, or the network takes none or only one.
+    """
+    if not text and ":" not in spec:
+        return ()
+    if not all(part.isdecimal() and int(part) for part in text.split(",")):
+        raise ValueError(f"network {spec!r}: found widths {text!r}; expected positive integers")
+    widths = tuple(int(part) for part in text.split(","))
+    most = {"mlp": len(widths), "cnn-metavd": 1}.get(spec.partition(":")[0], 0)
+    if len(widths) > most:
+        raise ValueError(f"network {spec!r}: found {len(widths)} widths; expected {most or 'none'}")
+    return widths

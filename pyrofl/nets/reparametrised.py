@@ -1,0 +1,135 @@
+"""Local reparametrisation: draw what a layer puts out instead of its weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Size, Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.functional import linear
+
+from pyrofl.nets.network import Network
+from pyrofl.tensors import Tensors
+
+TINY = 1e-12  # keeps the slope of the root finite where all inputs of an output are zero
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+class Reparametrised:
+    """A network whose outputs are normal given normal weights of some layers, row by row.
+
+    With independent weights of mean theta and variance v, the output of a linear layer has mean
+    x theta + b and variance x^2 v. Drawing it costs one number per output, and every row draws its
+    own, so that gradients vary less (Kingma, Salimans and Welling, "Variational Dropout and the
+    Local Reparameterization Trick", NeurIPS 2015, eq. 6). The same holds for convolutions, where
+    outputs that share weights are drawn independently.
+
+    Attributes:
+        names: of the weights that are normal; all other parameters are points.
+    """
+
+    def __init__(self, net: Network, names: Iterable[str]) -> None:
+        """Prepare a network, which is not changed.
+
+        Args:
+            net: the network.
+            names: of the random weights.
+
+        Raises:
+            ValueError: if one of them is not the weight of a linear layer or a convolution.
+        """
+        self.names = tuple(names)
+        self.module = copy.deepcopy(net.module)
+        self._shapes: dict[Size, dict[str, Size]] = {}
+        for name in self.names:
+            path, _, leaf = name.rpartition(".")
+            layer = self.module.get_submodule(path)
+            if leaf != "weight" or not isinstance(layer, nn.Linear | Convolution):
+                raise ValueError(
+                    f"{name} belongs to {type(layer).__name__}; expected the weight of a linear "
+                    "layer or a convolution, whose outputs can be drawn; draw others themselves"
+                )
+            layer.register_buffer("variance", torch.zeros(()))
+            layer.register_buffer("noise", torch.zeros(()))
+            layer.register_forward_hook(disturb)
+
+    def noise_shapes(self, x: Tensor) -> dict[str, Size]:
+        """Return the shape of a row's noise at every random weight, for rows x [C, B, *x]."""
+        row = x.shape[2:]
+        if row not in self._shapes:
+            self._shapes[row] = self._outputs(x)
+        return self._shapes[row]
+
+    def _outputs(self, x: Tensor) -> dict[str, Size]:
+        found: dict[str, Size] = {}
+
+        def note(name: str) -> Any:
+            return lambda layer, inputs, output: found.update({name: output.shape[1:]})
+
+        layers = {n: self.module.get_submodule(n.rpartition(".")[0]) for n in self.names}
+        hooks = [layer.register_forward_hook(note(n)) for n, layer in layers.items()]
+        with torch.no_grad():
+            like = next(self.module.parameters())
+            row = torch.zeros(1, *x.shape[2:], dtype=x.dtype, device=like.device)
+            self.module(row.to(like.dtype) if x.is_floating_point() else row)
+        for hook in hooks:
+            hook.remove()
+        return found
+
+    def __call__(
+        self,
+        weights: Mapping[str, Tensor],
+        variance: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor],
+        x: Tensor,
+    ) -> Tensor:
+        """Run the network for C clients: [C, B, outputs], or with draws [K, C, B, outputs].
+
+        Args:
+            weights: means of the random weights, values of all other parameters, [C, 1, *p].
+            variance: of the random weights, [C, 1, *p].
+            noise: standard normal, of `noise_shapes`: [C, B, *out], or with draws [K, C, B, *out].
+            x: [C, B, *x].
+        """
+        own = {n: v.squeeze(1) for n, v in weights.items()}
+        own |= {_beside(n, "variance"): variance[n].squeeze(1) for n in self.names}
+        drawn = {_beside(n, "noise"): noise[n] for n in self.names}
+        axes = {n.dim() - len(self.noise_shapes(x)[m]) for m, n in noise.items()}
+        run = vmap(self._apply)
+        if 3 in axes:  # one run for all draws of what does not depend on them
+            run = vmap(run, (None, 0, None))
+        result: Tensor = run(own, drawn, x)
+        return result
+
+    def _apply(self, weights: Tensors, noise: Tensors, x: Tensor) -> Tensor:
+        given = weights | noise
+        like = next(iter(weights.values()))
+        fixed = {
+            n: b.to(like.device, like.dtype if b.is_floating_point() else None)
+            for n, b in self.module.named_buffers()
+            if n not in given
+        }
+        result: Tensor = functional_call(self.module, given | fixed, (x,))
+        return result
+
+
+def disturb(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """Add the noise of a layer's random weights to its output; a forward hook."""
+    squares, variance = inputs[0].square(), layer.get_buffer("variance")
+    if not variance.dim():  # as the module itself stands
+        return output
+    if isinstance(layer, Convolution):
+        spread: Tensor = layer._conv_forward(squares, variance, None)
+    else:
+        spread = linear(squares, variance)
+    return output + (spread + TINY).sqrt() * layer.get_buffer("noise")
+
+
+def _beside(name: str, leaf: str) -> str:
+    """Name another tensor of the same layer."""
+    path, dot, _ = name.rpartition(".")
+    return f"{path}{dot}{leaf}"

@@ -1,0 +1,250 @@
+"""Federations from data sets: who holds which rows, and who is tested on which."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyrofl.data import Dataset, Federation
+from pyrofl.partitions import by_label
+from pyrofl.partitions.allocation import Ints, Parts, collect, labels_global, same_shares, withhold
+from pyrofl.partitions.specs import PARTITIONS, RECIPES, Value, known, read
+
+__all__ = ["PARTITIONS", "TEST_POLICIES", "class_counts", "split"]
+
+TEST_POLICIES: dict[str, str] = {
+    "same_shares": "test rows of each class in proportion to the client's training rows of it",
+    "labels_global": "all test rows of the classes that the client trains on",
+    "independent": "the same partition drawn anew for the test rows",
+    "uniform": "test rows dealt at random",
+}
+
+
+def split(
+    dataset: Dataset,
+    partition: str,
+    clients: int | None = None,
+    *,
+    seed: int = 0,
+    test: str = "same_shares",
+    held_out: int = 0,
+    server: int | float | Dataset | Tensor | None = None,
+) -> Federation:
+    """Split a data set over clients.
+
+    Args:
+        dataset: its training rows are partitioned by `types`, or by class if it has none.
+        partition: one of `PARTITIONS` with its numbers, such as "dirichlet:0.3,min=10".
+        clients: how many train; None where the data set's groups decide.
+        seed: of the partition; the training rows do not depend on the test policy.
+        test: one of `TEST_POLICIES`. With natural groups "same_shares" means that test rows stay
+            in their group.
+        held_out: clients on top of `clients` (of the groups: the last ones) that never train.
+        server: rows that the server holds, without labels. A count, or a share below 1, of the
+            training rows is withheld from all clients, each class in proportion (FedBE: 10,000
+            of CIFAR-10). A data set gives its training rows, see `datasets.resized` where images
+            differ in shape; a tensor [U, *x] gives its own.
+
+    Raises:
+        ValueError: if a name is unknown, a number is missing or malformed, the data set lacks the
+            classes or groups that are asked for, the partition cannot be made, or the server's
+            rows are too many or of another shape.
+    """
+    known(test, TEST_POLICIES, "test policy")
+    name, options = read(partition)
+    if seed < 0 or held_out < 0:
+        raise ValueError(f"seed is {seed}, held_out is {held_out}; expected 0 or more")
+    train_rows, test_rows = _parts(dataset)
+    unlabelled = server.x[~server.is_test] if isinstance(server, Dataset) else server
+    if isinstance(unlabelled, int | float):
+        kept, withheld = _withhold(dataset, train_rows, unlabelled, seed)
+        train_rows, unlabelled = kept, dataset.x[torch.from_numpy(withheld)]
+    names: tuple[str, ...] = ()
+    if name == "groups":
+        column = _column(dataset, str(options["column"]))
+        names, train = _by_group(dataset, column, clients, train_rows, held_out)
+    elif clients is None or clients < 1:
+        raise ValueError(f"clients is {clients}; expected at least 1 for partition {partition}")
+    else:
+        rng = np.random.default_rng([seed, 0])
+        train = _draw(dataset, train_rows, name, clients + held_out, options, rng)
+    if name == "groups" and test == "same_shares":
+        codes = dataset.groups[column].numpy()[test_rows]
+        tests = [test_rows[codes == j] for j in range(len(names))]
+    elif test == "independent":
+        tests = _independent(dataset, test_rows, name, len(train), options, seed)
+    else:
+        tests = _test(dataset, train, test_rows, test, seed)
+    pooled = torch.from_numpy(test_rows)
+    return Federation(
+        x=dataset.x,
+        y=dataset.y,
+        train=tuple(torch.from_numpy(part) for part in train),
+        test=tuple(torch.from_numpy(part) for part in tests),
+        names=names,
+        classes=dataset.classes,
+        held_out=held_out,
+        pooled_test=pooled if len(pooled) else None,
+        unlabelled=unlabelled,
+    )
+
+
+def class_counts(federation: Federation, part: str = "train") -> Tensor:
+    """Count the "train" or "test" rows of each class: int64 [J + held_out, K].
+
+    Raises:
+        ValueError: if the federation has no classes.
+    """
+    if not federation.classes:
+        raise ValueError("the federation has no classes to count: its y is a number")
+    y, kinds = federation.y.cpu(), len(federation.classes)
+    table = federation.train if part == "train" else federation.test
+    return torch.stack([torch.bincount(y[rows], minlength=kinds) for rows in table])
+
+
+def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> tuple[Ints, Ints]:
+    """Divide the training rows into those for clients and those that the server keeps."""
+    share = server if isinstance(server, float) else server / len(rows)
+    count = round(share * len(rows)) if 0 < share < 1 else 0
+    if not 0 < count < len(rows):
+        raise ValueError(
+            f"server is {server}; expected a number of rows from 1 to {len(rows) - 1}, or a share "
+            f"of the {len(rows)} training rows above 0 and below 1"
+        )
+    kept, withheld = withhold(_types(dataset)[rows], count, np.random.default_rng([seed, 2]))
+    return rows[kept], rows[withheld]
+
+
+def _by_group(
+    dataset: Dataset, column: str, clients: int | None, rows: Ints, held_out: int
+) -> tuple[tuple[str, ...], Parts]:
+    """Give every group its training rows; return the names of the groups as well."""
+    codes = dataset.groups[column].numpy()
+    names = dataset.group_names.get(column) or tuple(
+        f"{column} {code}" for code in range(int(codes.max()) + 1)
+    )
+    if clients is not None and clients + held_out != len(names):
+        raise ValueError(
+            f"clients is {clients} with {held_out} held out; expected {len(names)} together, the "
+            f"number of groups in column {column}"
+        )
+    empty = np.flatnonzero(np.bincount(codes[rows], minlength=len(names)) == 0)
+    if len(empty):
+        taken = np.count_nonzero(~dataset.is_test.numpy()) - len(rows)
+        left = f", as the server took {taken}" if taken else ""
+        raise ValueError(
+            f"group {names[empty[0]]} has no training row{left}; expected at least one"
+        )
+    return names, [rows[part] for part in by_label.groups(codes[rows], len(names))]
+
+
+def _column(dataset: Dataset, column: str) -> str:
+    """Return the column of groups that is meant: the named one, or the only one."""
+    if not dataset.groups:
+        raise ValueError(f"{dataset.name} has no natural groups; expected a column of groups")
+    if column:
+        known(column, dataset.groups, f"column of groups in {dataset.name}:")
+        return column
+    if len(dataset.groups) > 1:
+        raise ValueError(
+            f"{dataset.name} has groups in columns {', '.join(dataset.groups)}; expected one of "
+            "them by name, as in groups:COLUMN"
+        )
+    return next(iter(dataset.groups))
+
+
+def _draw(
+    dataset: Dataset,
+    rows: Ints,
+    name: str,
+    clients: int,
+    options: dict[str, Value],
+    rng: np.random.Generator,
+) -> Parts:
+    """Partition some rows of the data set by a recipe."""
+    if name == "domains":
+        return _by_domain(dataset, rows, str(options["within"]), clients, rng)
+    if name != "iid" and not dataset.classes:
+        raise ValueError(f"{dataset.name} has no classes for {name}; expected iid or groups")
+    columns = [_types(dataset)[rows]]
+    if name == "drift":
+        if dataset.types is None:
+            raise ValueError(
+                f"{dataset.name} has no classes finer than its labels, which drift needs; expected "
+                "a data set with superclasses, such as cifar100-coarse"
+            )
+        columns.append(dataset.y.numpy()[rows])
+    parts = RECIPES[name].draw(*columns, clients=clients, rng=rng, **options)
+    return [rows[part] for part in parts]
+
+
+def _independent(
+    dataset: Dataset,
+    rows: Ints,
+    name: str,
+    clients: int,
+    options: dict[str, Value],
+    seed: int,
+) -> Parts:
+    """Partition the test rows by the same recipe, drawn anew."""
+    if name == "groups":
+        raise ValueError(
+            "test policy is independent; natural groups are not drawn, so expected "
+            "same_shares, labels_global or uniform"
+        )
+    if not len(rows):
+        return [rows] * clients
+    try:
+        return _draw(dataset, rows, name, clients, options, np.random.default_rng([seed, 1]))
+    except ValueError as error:
+        raise ValueError(f"test policy independent cannot be met: {error}") from error
+
+
+def _by_domain(
+    dataset: Dataset, rows: Ints, within: str, clients: int, rng: np.random.Generator
+) -> Parts:
+    """Deal the clients to the domains in turn, and partition each domain over its own."""
+    if "domain" not in dataset.groups:
+        raise ValueError(f"{dataset.name} has no domains; expected data sets joined by a plus sign")
+    every = dataset.groups["domain"].numpy()
+    domains = int(every.max()) + 1
+    if clients < domains:
+        raise ValueError(f"clients is {clients}; expected one for each of {domains} domains")
+    name, options = read(within)
+    parts: Parts = [rows] * clients
+    for d in range(domains):
+        mine, share = rows[every[rows] == d], len(parts[d::domains])
+        parts[d::domains] = _draw(dataset, mine, name, share, options, rng)
+    return parts
+
+
+def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, seed: int) -> Parts:
+    """Deal the test rows by a policy that needs no second partition."""
+    if not len(rows):
+        return [rows for _ in train]
+    types = _types(dataset)
+    mine = [types[part] for part in train]
+    rng = np.random.default_rng([seed, 1])
+    if policy == "uniform":
+        parts = collect(rng.permutation(np.arange(len(rows)) % len(train)), len(train))
+    elif policy == "labels_global":
+        if not dataset.classes:
+            raise ValueError(f"test policy is labels_global, but {dataset.name} has no classes")
+        parts = labels_global(mine, types[rows])
+    else:
+        parts = same_shares(mine, types[rows], rng)
+    return [rows[part] for part in parts]
+
+
+def _types(dataset: Dataset) -> Ints:
+    """Return what rows are told apart by: all are of one type if y is a number."""
+    if dataset.types is not None:
+        return dataset.types.numpy()
+    return dataset.y.numpy() if dataset.classes else np.zeros(len(dataset.y), dtype=np.int64)
+
+
+def _parts(dataset: Dataset) -> tuple[Ints, Ints]:
+    """Return the training rows and the test rows."""
+    is_test = dataset.is_test.numpy()
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)

@@ -1,0 +1,128 @@
+"""The other sides of the benchmarks do the same work, and the command says what it measured."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+import torch
+
+from pyrofl import nets
+from pyrofl.bench import floor, plain, scaling, svi
+from pyrofl.bench.cases import CASES, start
+from pyrofl.bench.federations import equal, images
+from pyrofl.bench.timing import alternate
+from pyrofl.cli.parser import main
+from pyrofl.data import Federation, datasets
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.models import fedavg
+from pyrofl.partitions import federations
+from pyrofl.tensors import generator, role
+
+
+@pytest.fixture(scope="module")
+def digits() -> Federation:
+    return federations.split(datasets.load("digits"), "slices:5", clients=8, test="labels_global")
+
+
+def test_hand_written_fedavg_is_ours(digits):
+    # All rows at once, so that no order of the rows differs.
+    net = nets.build("mlp:100", (64,), 10)
+    method = fedavg.build(net, epochs=3, batch=None, lr=0.1)
+    server = {f"w/{n}": v for n, v in net.init(generator(0)).items()}
+    *_, ours = federate(method, digits, 2, server=server)
+    by_hand = floor.fedavg(digits, start(digits), 3, 3, 10_000, 0.1, 0.9)
+    one_by_one = plain.fedavg(digits, net.fresh(generator(0)), epochs=3, batch=10_000, lr=0.1)
+    known = list(role("w", ours.server).values())
+    next(by_hand), next(one_by_one)
+    for others in (next(by_hand), next(one_by_one).parameters()):
+        for mine, other in zip(known, others, strict=True):
+            torch.testing.assert_close(mine, other.detach(), rtol=1e-4, atol=1e-5)
+
+
+def accuracy(models: list[plain.Personal], data: Federation) -> float:
+    scores = [
+        (model(data.x[rows]).argmax(1) == data.y[rows]).float().mean()
+        for model, rows in zip(models, data.test, strict=True)
+    ]
+    return float(torch.stack(scores).mean())
+
+
+def test_hand_written_pfedvem_learns(digits):
+    w1, b1, w2, b2 = start(digits)
+    base = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU())
+    base.load_state_dict({"0.weight": w1, "0.bias": b1})
+    rounds = plain.pfedvem(digits, base, [w2, b2], share=1.0, lr=0.01)
+    first = accuracy(next(rounds), digits)
+    for _ in range(4):
+        models = next(rounds)
+    assert accuracy(models, digits) > max(first, 0.85)
+
+    weights = start(digits)
+    by_hand = floor.pfedvem(digits, weights, chunk=3, share=1.0, lr=0.01)
+    for _ in range(5):
+        w1, b1, w2, b2 = next(by_hand)
+    assert digits.pooled_test is not None
+    rows = digits.pooled_test
+    outputs = (digits.x[rows].flatten(1) @ w1.T + b1).relu() @ w2.T + b2
+    assert (outputs.argmax(1) == digits.y[rows]).float().mean() > 0.7
+
+
+def test_pyro_svi_learns_on_every_client(digits):
+    rounds = svi.federated(digits, steps=20, lr=0.5, scale=0.05)
+    for _ in range(5):
+        weight = next(rounds)
+    rows = digits.pooled_test
+    assert rows is not None
+    right = ((digits.x[rows].flatten(1) @ weight.T).argmax(1) == digits.y[rows]).float().mean()
+    assert right > 0.7
+
+
+def test_federations_are_as_described():
+    assert images(None, flat=True, clients=20).clients == 20
+    assert images(None, flat=False, clients=20).x.shape[1:] == (1, 28, 28)
+    data = equal(30, 7)
+    assert data.sizes.tolist() == [7] * 30
+
+
+def test_sides_take_turns():
+    calls: list[str] = []
+    found = alternate("a", lambda: calls.append("o"), lambda: calls.append("x"), 3)
+    assert "".join(calls) == "oxoxoxox"
+    assert found.low <= found.ratio <= found.high
+    with pytest.raises(ValueError, match="turns is 0"):
+        alternate("a", list, list, 0)
+
+
+def test_growth_is_measured_against_its_base():
+    found = scaling.clients(1, (10, 20))
+    assert [row.case for row in found] == ["clients=10", "clients=20"]
+    assert (found[1].ratio, found[1].low) == (1.0, 1.0)
+
+
+def test_memory_is_measured_in_a_process_of_its_own():
+    (peak,) = scaling.memory(300, (100,), limit=0)
+    assert (peak.clients, peak.chunk) == (300, 100)
+    assert 0 < peak.mib < 2000
+    assert peak.state_mib == pytest.approx(300 * 4 * (79_510 + 1_010 + 1) / 2**20)
+
+
+def test_the_command_writes_what_it_prints(tmp_path, capsys):
+    out = tmp_path / "bench"
+    assert main(["bench", "--quick", "--case", "import", "--threads", "1", "--out", str(out)]) == 0
+    with open(out / "bench.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert list(row) == ["case", "ours_s", "other_s", "ratio", "low", "high"]
+    assert float(row["low"]) <= float(row["ratio"]) <= float(row["high"])
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"{float(row['ratio']):.4f}")
+    assert (out / "ratios.png").exists()
+
+
+def test_an_unknown_case_is_refused(tmp_path, capsys):
+    assert main(["bench", "--case", "fast", "--out", str(tmp_path / "b")]) == 2
+    assert "case is 'fast'; expected one of pfedvem-plain" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def test_every_case_says_what_it_compares():
+    assert all(case.text and (case.target is None or case.target > 0) for case in CASES.values())

@@ -1,0 +1,607 @@
+"""The command line, end to end on small data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+import toys
+import xarray
+
+from pyrofl.cli.methods import builds, methods, reaching
+from pyrofl.cli.parser import main
+from pyrofl.cli.settings import Epochs, arguments, parse, read_settings
+from pyrofl.cli.setup import Task, participation
+from pyrofl.cli.tables import compare_table
+from pyrofl.files.run_folder import CLIENTS, COMPARE, METRICS, read_csv
+from pyrofl.inference.fit import fit
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seeds
+from pyrofl.models import fedavg, fedprox, local
+from pyrofl.models.likelihoods import Likelihood
+from pyrofl.nets import Network
+from pyrofl.tensors import generator
+
+SMALL = ["--per-class", "12", "--clients", "4", "--net", "mlp:6", "--rounds", "2", "--quiet"]
+NETWORKS = """
+from torch import nn
+class Mixing(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(64, 5), nn.BatchNorm1d(5), nn.Linear(5, 10))
+good = lambda: nn.Sequential(nn.Linear(64, 10))
+narrow = nn.Linear(64, 3)
+broken = lambda: 1 / 0
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of pFedVEM with everything asked for."""
+    out = tmp_path_factory.mktemp("cli") / "run"
+    extra = ["--held-out", "2", "--set", "head_epochs=2", "base_epochs=1", "batch=none"]
+    extra += ["--posterior-draws", "7", "--every", "1", "--seed", "3", "--participation", "0.5"]
+    extra += ["--draws", "2"]
+    before = torch.get_num_threads(), torch.get_rng_state()
+    assert main(["run", "pfedvem", *SMALL, *extra, "--out", str(out)]) == 0
+    assert torch.get_num_threads() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    return out
+
+
+def test_list_names_everything(capsys):
+    assert main(["list"]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "pfedvem",
+        "teachers",
+        "coords=logvar|alpha",
+        "local",
+        "digits",
+        "dirichlet:A",
+        "mlp",
+        "same_shares",
+        "poisson",
+    ):
+        assert word in text
+    assert max(map(len, text.splitlines())) < 110
+
+
+def test_methods_are_found_by_their_build():
+    assert {"local", "fedavg", "fedprox", "pfedvem"} <= builds().keys()
+    assert not {"guides", "priors", "likelihoods"} & builds().keys()
+
+
+def test_run_writes_its_files(finished):
+    assert sorted(p.name for p in finished.iterdir()) == [
+        "clients.csv",
+        "figures",
+        "metrics.csv",
+        "posterior.nc",
+        "run.json",
+    ]
+    names = {p.stem for p in (finished / "figures").iterdir()}
+    assert names == {"partition", "curves", "clients", "reliability", "confidence"}
+
+
+def test_run_json_says_how_it_came_about(finished):
+    facts = json.loads((finished / "run.json").read_text())
+    assert facts["seed"] == 3
+    assert facts["seeds"] == dict.fromkeys(("split", "init", "participation", "noise"), 3)
+    assert facts["arguments"]["method"] == "pfedvem"
+    assert facts["arguments"]["partition"] == "slices:5"  # a default, filled in
+    assert facts["arguments"]["settings"] == ["head_epochs=2", "base_epochs=1", "batch=none"]
+    assert {"python", "torch", "pyro", "pyrofl"} <= facts["versions"].keys()
+    scalars = 64 * 6 + 6 + 6 * 10 + 10  # all parameters; tau comes on top
+    assert facts["message_scalars"] == scalars + 1
+    assert facts["bytes_down"] == [4 * scalars * 4] * 2  # all four clients train, 4 bytes each
+    assert facts["bytes_up"] == [2 * (scalars + 1) * 4] * 2  # half of them report
+    assert len(facts["seconds"]) == 2
+    assert min(facts["seconds"]) > 0
+    assert facts["rejected"] == [[], []]
+
+
+def test_run_metrics(finished):
+    rows = read_csv(finished / "metrics.csv")
+    assert tuple(rows[0]) == METRICS
+    assert {r["round"] for r in rows} == {"1", "2"}
+    asked = {(r["model"], r["population"]) for r in rows}
+    views = {(m, p) for m in ("personal", "global") for p in ("training", "held_out")}
+    assert asked == views | {("global", "pooled")}
+    assert all(0 <= float(r["value"]) <= 1 for r in rows if r["metric"] == "accuracy")
+
+
+def test_run_clients_agree_with_metrics(finished):
+    rows = read_csv(finished / "clients.csv")
+    assert tuple(rows[0]) == CLIENTS
+    taus = [r for r in rows if r["metric"] == "tau"]
+    assert len(taus) == 4
+    assert all(float(r["value"]) > 0 and r["model"] == "personal" for r in taus)
+    ours = [
+        float(r["value"])
+        for r in rows
+        if (r["model"], r["metric"]) == ("personal", "accuracy") and int(r["client"][7:]) < 4
+    ]
+    last = next(
+        float(r["value"])
+        for r in read_csv(finished / "metrics.csv")
+        if (r["round"], r["model"], r["population"], r["metric"])
+        == ("2", "personal", "training", "accuracy")
+    )
+    assert sum(ours) / len(ours) == pytest.approx(last, abs=1e-6)
+    assert sum(int(r["size"]) for r in rows if r["metric"] == "tau") < 120  # two are held out
+
+
+def test_run_posterior_has_named_axes(finished):
+    with xarray.open_dataset(finished / "posterior.nc", group="posterior") as posterior:
+        weight = posterior["head.weight"]
+        assert weight.dims == ("chain", "draw", "client", "head_out", "head_in")
+        assert weight.shape == (1, 7, 4, 10, 6)
+        assert list(posterior["client"].values) == [f"client {j}" for j in range(4)]
+        assert float(weight.std("draw").min()) > 0
+
+
+def test_same_seed_same_files(finished, tmp_path):
+    facts = json.loads((finished / "run.json").read_text())["arguments"]
+    words = ["run", "pfedvem", *SMALL, "--held-out", "2", "--seed", "3", "--participation", "0.5"]
+    words += ["--every", "1", "--draws", "2", "--posterior-draws", "0", "--set", *facts["settings"]]
+    assert main([*words, "--out", str(tmp_path / "again")]) == 0
+    for name in ("metrics.csv", "clients.csv"):
+        assert (tmp_path / "again" / name).read_text() == (finished / name).read_text()
+    assert not (tmp_path / "again" / "posterior.nc").exists()
+
+
+def test_overwrite_replaces_and_removes_what_is_stale(finished, tmp_path, capsys):
+    out = tmp_path / "twice"
+    words = ["run", "pfedvem", *SMALL, "--out", str(out), "--set", "head_epochs=1", "base_epochs=1"]
+    assert main(words) == 0
+    (out / "notes.txt").write_text("mine")
+    again = ["run", "local", *SMALL, "--out", str(out), "--posterior-draws", "0"]
+    assert main(again) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert main([*again, "--overwrite"]) == 0
+    assert {p.name for p in out.iterdir()} == {
+        "clients.csv",
+        "figures",
+        "metrics.csv",
+        "notes.txt",
+        "run.json",
+    }
+    assert not (out / "figures" / "confidence.png").exists()
+
+
+def test_compare(tmp_path, capsys):
+    out = tmp_path / "all"
+    words = ["compare", "local", "fedavg", *SMALL, "--seeds", "2", "--posterior-draws", "2"]
+    words += ["--set", "epochs=1", "fedavg.fine_tune=1", "--out", str(out)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split()[:4] == ["method", "model", "adapted", "accuracy"]
+    assert [line.split()[:3] for line in printed[1:]] == [
+        ["local", "personal", "none"],
+        ["fedavg", "global", "none"],
+        ["fedavg", "personal", "none"],
+        ["fedavg", "personal", "adapt"],
+    ]
+    assert "±" in printed[1]
+    rows = read_csv(out / "compare.csv")
+    assert tuple(rows[0]) == COMPARE
+    assert {(r["method"], r["seed"]) for r in rows} == {
+        (m, s) for m in ("local", "fedavg") for s in "01"
+    }
+    assert {"accuracy", "nll", "ece", "smallest_accuracy"} <= {r["metric"] for r in rows}
+    assert {p.name for p in (out / "figures").iterdir()} == {"curves.png", "comparison.png"}
+    for seed in "01":  # all methods have the same clients
+        sizes = [
+            {(r["client"], r["size"]) for r in read_csv(out / f"{m}-{seed}" / "clients.csv")}
+            for m in ("local", "fedavg")
+        ]
+        assert sizes[0] == sizes[1]
+    assert json.loads((out / "local-1" / "run.json").read_text())["arguments"]["seed"] == 1
+
+
+def test_compare_is_run_for_each_seed(tmp_path):
+    shared = [*SMALL, "--set", "epochs=1", "--posterior-draws", "0"]
+    main(["compare", "local", *shared, "--seeds", "1", "--seed", "5", "--out", str(tmp_path / "a")])
+    main(["run", "local", *shared, "--seed", "5", "--out", str(tmp_path / "b")])
+    one, two = tmp_path / "a" / "local-5", tmp_path / "b"
+    assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
+
+
+def test_compare_table_is_mean_and_standard_error():
+    rows = [("m", s, "personal", "none", "accuracy", v) for s, v in enumerate((0.5, 0.7, 0.9))]
+    assert "0.7000 ± 0.1155" in compare_table(rows)  # 0.2 / sqrt(3)
+
+
+@pytest.mark.parametrize(
+    ("data", "net", "draws"), [("eight_schools", "mean", "3"), ("linear", "linear", "1")]
+)
+def test_numbers_instead_of_classes(data, net, draws, tmp_path):
+    words = ["run", "pfedvem", "--data", data, "--rounds", "2", "--quiet", "--draws", draws]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    facts = json.loads((tmp_path / "run.json").read_text())["arguments"]
+    assert (facts["partition"], facts["net"]) == ("groups", net)
+    assert {r["metric"] for r in read_csv(tmp_path / "metrics.csv")} == {"rmse", "nll"}
+    names = {p.stem for p in (tmp_path / "figures").iterdir()}
+    assert names == {"curves", "clients", "confidence"}
+
+
+def test_csv_with_groups(tmp_path, capsys):
+    lines = [f"{'abc'[i % 3]},{'no' if i % 2 else 'yes'},{i},{i * i % 7}" for i in range(30)]
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["who,won,x,z", *lines]))
+    words = ["run", "fedavg", "--data", f"csv:{table}", "--target", "won", "--group", "who"]
+    words += ["--rounds", "1", "--quiet", "--features", "x,z", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    assert "global" in capsys.readouterr().out
+    clients = {r["client"] for r in read_csv(tmp_path / "out" / "clients.csv")}
+    assert clients == {"a", "b", "c"}
+
+
+def test_a_network_from_a_file(tmp_path):
+    (tmp_path / "nets.py").write_text(NETWORKS)
+    words = ["run", "local", *SMALL, "--net", f"{tmp_path / 'nets.py'}:good"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    with xarray.open_dataset(tmp_path / "out" / "posterior.nc", group="posterior") as posterior:
+        assert set(posterior) == {"0.weight", "0.bias"}
+
+
+def test_partition_draws_a_figure(tmp_path, capsys):
+    path = tmp_path / "deep" / "fig.png"
+    words = ["partition", "--partition", "dirichlet:0.3", "--clients", "10", "--out", str(path)]
+    assert main(words) == 0
+    assert path.read_bytes()[1:4] == b"PNG"
+    assert "10 clients" in capsys.readouterr().out
+    assert main(words) == 2
+    assert main([*words, "--overwrite"]) == 0
+
+
+BAD = {
+    "run pfedvm": "did you mean pfedvem?",
+    "run local --data digts": "did you mean digits?",
+    "run local --partition dirichlt:1": "did you mean dirichlet?",
+    "run local --net mpl:5": "did you mean 'mlp'?",
+    "run local --test same_share": "did you mean same_shares?",
+    "run local --partition iid --clients 5000": "clients is 5000",
+    "run local --clients 7": "multiple of 2",
+    "run local --partition slices:3": "divisor of the 10 classes",
+    "run local --partition labels": "lacks its number",
+    "run local --partition groups": "no natural groups",
+    "run local --data npz:bad.npz --partition iid --clients 2": "labels run from 0 to 7",
+    "run local --data csv:nan.csv --target y": "column x lacks 1 of 3 values",
+    "run local --data csv:nan.csv": "target is missing",
+    "run local --target y": "digits has no choice of it",
+    "run local --net nets.py:narrow": "outputs of shape (1, 3) for one row; expected (1, 10)",
+    "run local --net nets.py:Mixing": "layer '1' is BatchNorm1d: use GroupNorm",
+    "run local --net nets.py:broken": "cannot be made: division by zero",
+    "run local --net nets.py:absent": "expected a torch module",
+    "run local --net cnn-fedbe": "expected (channels, height, width)",
+    "run local --device quantum": "device 'quantum' cannot be used",
+    "run local --rounds 0": "--rounds: found '0'; expected a whole number of at least 1",
+    "run local --seed -1": "--seed: found '-1'",
+    "run local --held-out x": "--held-out: found 'x'",
+    "run local --participation most": "participation is 'most'",
+    "run local --participation 21": "count of participants is 21",
+    "run local --participation 1.5": "share of participants is 1.5",
+    "run local --participation bernoulli:0": "probability of reporting is 0.0",
+    "run local --set epoch=1": "did you mean epochs?",
+    "run local --set epochs": "expected name=value",
+    "run local --set epochs=1.5": "epochs of local is '1.5'; expected a whole number",
+    "run local --set lr=fast": "lr of local is 'fast'; expected a number",
+    "run local --set lr=nan": "expected a number",
+    "run local --set lr=-1": "lr is -1.0",
+    "run local --set batch=all": "expected a whole number or none",
+    "run local --set guide=delta": "unknown setting of local: 'guide'",
+    "run local --set fedavg.lr=1": "unknown method in setting 'fedavg.lr=1'",
+    "run pfedvem --set confidence=half": "one of full, uncertainty, deviation",
+    "run pfedvem --set own_base=maybe": "expected true or false",
+    "run local --out full": "full is not empty",
+    "run local --out nets.py": "nets.py is a file",
+    "run local --server-data 100000": "server is 100000",
+    "run local --server-data 1.5": "server is 1.5",
+    "run local --server-data digts": "did you mean digits?",
+    "run local --bogus": "unrecognized arguments: --bogus",
+    "compare local local": "expected no two alike",
+    "compare local fedavg --set lr_base=1": "unknown setting of local, fedavg",
+    "compare local --seeds 0": "--seeds: found '0'",
+    "compare": "required: METHOD",
+    "partition --data eight_schools --out f.png": "no classes",
+    "partition --out f.txt": "expected a file that ends in .png",
+    "partition": "required: --out",
+    "rnu": "invalid choice: 'rnu'",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_refused(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(NETWORKS)
+    Path("nan.csv").write_text("y,x\n1,2\n3,\n4,5\n")
+    Path("full").mkdir()
+    Path("full/file").write_text("")
+    write_npz(Path("bad.npz"))
+    before = sorted(Path(".").rglob("*"))
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pyrofl: error: ")
+    assert error.count("\n") == 1
+    assert BAD[words] in error
+    assert sorted(Path(".").rglob("*")) == before
+
+
+def write_npz(path: Path) -> None:
+    import numpy as np
+
+    np.savez(
+        path,
+        images=np.zeros((4, 8, 8), np.uint8),
+        labels=np.array([0, 1, 2, 7]),
+        is_test=np.zeros(4, bool),
+        classes=np.array(["a", "b", "c"]),
+    )
+
+
+def test_an_interrupt_is_one_line(tmp_path, monkeypatch, capsys):
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pyrofl.cli.commands.fit", stop)
+    assert main(["run", "local", *SMALL, "--out", str(tmp_path / "out")]) == 130
+    told = "after round 0 of 2: interrupted; there is no checkpoint to go on from"
+    assert capsys.readouterr().err == f"\npyrofl: error: {told}\n"
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_without_quiet_it_tells_what_it_does(tmp_path, capsys):
+    words = [w for w in SMALL if w != "--quiet"]
+    assert main(["run", "local", *words, "--set", "lr=1e30", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "local, seed 0: 4 clients, slices:5 of digits" in printed.err
+    assert "2/2" in printed.err
+    assert "rejected in" in printed.err  # such steps leave no finite number
+    assert printed.out.startswith("model")
+
+
+def test_module_runs():
+    command = [sys.executable, "-m", "pyrofl", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "pfedvem" in done.stdout
+
+
+def test_whoever_reads_may_stop():
+    command = [sys.executable, "-m", "pyrofl", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_settings_reach_the_methods_that_have_them():
+    found = read_settings(
+        ["lr=0.5", "fedprox.epochs=3", "mu=0"], {"local": local.build, "fedprox": fedprox.build}
+    )
+    assert found == {"local": {"lr": 0.5}, "fedprox": {"lr": 0.5, "epochs": 3, "mu": 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("3", int, 3),
+        ("3", float, 3.0),
+        ("none", int | None, None),
+        ("none", str | None, None),
+        ("2", int | None, 2),
+        ("head.*", str | None, "head.*"),
+        ("true", bool, True),
+        ("b", Literal["a", "b"], "b"),
+        ("2", Literal[1, 2], 2),
+        ("3", int | Epochs, 3),
+    ],
+)
+def test_settings_have_types(text, kind, value):
+    found = parse(text, kind, "it")
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_run_is_told_by_what_reaches_it():
+    words = ["lr=1", "mu=0", "local.epochs=2", "lr=0.5", "fedprox.epochs=3"]
+    assert reaching(words, "local") == ["epochs=2", "lr=0.5"]
+    assert reaching(words, "fedprox") == ["epochs=3", "lr=0.5", "mu=0"]
+
+
+def test_settings_reach_through_shared_arguments():
+    own = arguments(fedprox.build)
+    assert own["mu"] is float
+    assert {n: k for n, k in own.items() if n != "mu"} == arguments(fedavg.build)
+    assert {*arguments(local.build), "merge"} == arguments(fedavg.build).keys()
+
+
+def test_clients_may_have_budgets_of_their_own():
+    kind = arguments(fedavg.build)["epochs"]
+    epochs = parse("uneven:7", kind, "epochs")(torch.arange(200))
+    assert (int(epochs.min()), int(epochs.max())) == (1, 7)
+    with pytest.raises(ValueError, match=r"epochs is 'odd:7'; expected .*uneven:MOST"):
+        parse("odd:7", kind, "epochs")
+
+
+def scheduled(
+    net: Network,
+    *,
+    unlabelled: torch.Tensor | None = None,
+    likelihood: Likelihood,
+    lr: float = 0.1,
+    done: float | None = None,
+) -> Method:
+    """Build a method whose learning rate depends on the round, and that needs the server's rows."""
+    if unlabelled is None:
+        raise ValueError("unlabelled is missing (--server-data)")
+    return fedavg.build(net, likelihood=likelihood, lr=lr if done is None else lr * (1 - done))
+
+
+def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
+    monkeypatch.setattr("pyrofl.cli.methods.builds", lambda: {"scheduled": scheduled})
+    data = toys.blobs()
+    task = Task(0, 0, Seeds(), replace(data, unlabelled=data.x[:7]), toys.net(), "categorical")
+    made = methods(["scheduled"], ["lr=0.4"], task, 4)["scheduled"]
+    assert callable(made)
+    rates = [made(r).phases[0].moves[0].optim([torch.zeros(1, 1)]) for r in range(4)]
+    assert [r.param_groups[0]["lr"] for r in rates] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    with pytest.raises(ValueError, match="unknown setting of scheduled: 'done'"):
+        methods(["scheduled"], ["done=0.4"], task, 4)
+    bare = Task(0, 0, Seeds(), data, toys.net(), "categorical")
+    with pytest.raises(ValueError, match="scheduled: unlabelled is missing"):
+        methods(["scheduled"], [], bare, 4)
+
+
+def test_the_server_may_hold_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pyrofl.cli.methods.builds", lambda: {"scheduled": scheduled})
+    for k, words in enumerate((["20"], ["0.1"], ["digits"])):
+        out = ["--out", str(tmp_path / str(k)), "--posterior-draws", "0"]
+        assert main(["run", "scheduled", *SMALL, "--server-data", *words, *out]) == 0
+    assert main(["run", "scheduled", *SMALL, "--out", str(tmp_path / "no")]) == 2
+    assert "scheduled: unlabelled is missing (--server-data)" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("everyone", 20), ("10", 10), ("0.1", 2), ("1.0", 20), ("1", 1)]
+)
+def test_participation(text, count):
+    assert len(participation(text, 20)(generator(0), 20)) == count
+
+
+def test_bernoulli_participation_varies():
+    draw = participation("bernoulli:0.5", 20)
+    assert len({len(draw(generator(s), 20)) for s in range(20)}) > 3
+
+
+def test_who_holds_what_has_a_seed_of_its_own(tmp_path):
+    def sizes_and_scores(seed: int, split: int) -> tuple[list[str], list[str]]:
+        out = tmp_path / f"{seed}-{split}"
+        words = ["--seed", str(seed), "--split-seed", str(split), "--posterior-draws", "0"]
+        assert main(["run", "fedavg", *SMALL, *words, "--out", str(out)]) == 0
+        sizes = [row["size"] for row in read_csv(out / "clients.csv") if row["metric"] == "nll"]
+        assert json.loads((out / "run.json").read_text())["arguments"]["split_seed"] == split
+        return sizes, [row["value"] for row in read_csv(out / "metrics.csv")]
+
+    one, two, other = sizes_and_scores(0, 5), sizes_and_scores(1, 5), sizes_and_scores(0, 6)
+    assert one[0] == two[0] != other[0]
+    assert one[1] != two[1]
+
+
+def test_messages_are_folded_where_that_can_be_done(tmp_path, capsys):
+    asked = [*SMALL, "--fold-messages", "--posterior-draws", "0", "--set", "epochs=1"]
+    assert main(["run", "fedprox", *asked, "--out", str(tmp_path / "a")]) == 0
+    facts = json.loads((tmp_path / "a" / "run.json").read_text())
+    assert facts["arguments"]["fold_messages"] is True
+    assert facts["message_scalars"] == 64 * 6 + 6 + 6 * 10 + 10
+    assert facts["reported"] == [4, 4]
+    assert facts["bytes_up"] == [4 * 4 * facts["message_scalars"]] * 2
+    for words in (["run", "ifca"], ["compare", "fedprox", "ifca"]):
+        assert main([*words, *asked, "--out", str(tmp_path / "b")]) == 2
+        assert (
+            "--fold-messages with ifca: keep_messages is False and this" in capsys.readouterr().err
+        )
+        assert not (tmp_path / "b").exists()
+
+
+def test_every_purpose_has_a_seed_of_its_own(tmp_path, capsys):
+    def kept(name: str, *words: str) -> tuple[dict[str, object], str]:
+        out = tmp_path / name
+        words = ("--posterior-draws", "0", "--participation", "0.5", *words, "--out", str(out))
+        assert main(["run", "fedavg", *SMALL, *words]) == 0
+        rounds = [r for r in read_csv(out / "clients.csv") if r["metric"] == "rounds_trained"]
+        seeds = json.loads((out / "run.json").read_text())["seeds"]
+        trained = [r["value"] for r in rounds]
+        return {"seeds": seeds, "trained": trained}, (out / "metrics.csv").read_text()
+
+    plain = kept("plain", "--seed", "2")
+    apart = ("--split-seed", "2", "--init-seed", "2", "--participation-seed", "2")
+    assert kept("same", *apart, "--noise-seed", "2") == plain
+    other = kept("noise", "--seed", "2", "--noise-seed", "3")
+    known = {"split": 2, "init": 2, "participation": 2, "noise": 3}
+    assert other[0] == {"seeds": known, "trained": plain[0]["trained"]}
+    assert other[1] != plain[1]
+    assert kept("init", "--seed", "2", "--init-seed", "3")[1] not in (plain[1], other[1])
+    assert (
+        kept("who", "--seed", "2", "--participation-seed", "9")[0]["trained"]
+        != (plain[0]["trained"])
+    )
+    words = ["compare", "fedavg", *SMALL, *apart, "--noise-seed", "2", "--out", str(tmp_path / "c")]
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "runs would be equal; expected --seeds 1" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_equal_seeds_go_on_however_they_are_given(tmp_path, capsys):
+    words = ["run", "fedavg", *SMALL, "--posterior-draws", "0", "--out", str(tmp_path / "run")]
+    assert main([*words, "--checkpoint-every", "1"]) == 0
+    assert main([*words, "--resume", "--noise-seed", "0", "--split-seed", "0"]) == 0
+    for name in ("split", "init", "participation", "noise"):
+        assert main([*words, "--resume", f"--{name}-seed", "4"]) == 2
+        assert f"seed of {name} is 4 and was 0" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path, monkeypatch, capsys):
+    calls: list[int] = []
+
+    def failing(*args, **options):
+        calls.append(1)
+        if len(calls) != 2:  # local
+            raise ValueError("client 2: its personal model predicts nan for row 7 of the data")
+        return fit(*args, **options)
+
+    monkeypatch.setattr("pyrofl.cli.commands.fit", failing)
+    out = tmp_path / "all"
+    words = ["compare", "local", "fedavg", *SMALL, "--seeds", "1", "--posterior-draws", "0"]
+    assert main([*words, "--out", str(out)]) == 3
+    found = capsys.readouterr()
+    told = found.err.splitlines()[-1]
+    assert told.startswith("pyrofl: error: 1 of 2 runs failed: local-0 after round 0 of ")
+    assert "client 2: its personal model predicts nan for row 7 of the data; " in told
+    assert {line.split()[0] for line in found.out.splitlines()[1:]} == {"fedavg"}
+    assert {row["method"] for row in read_csv(out / "compare.csv")} == {"fedavg"}
+    assert (out / "fedavg-0" / "run.json").exists()
+    starts: list[bool] = []
+
+    def watched(*args, **options):
+        starts.append(options["start"] is not None)
+        return fit(*args, **options)
+
+    monkeypatch.setattr("pyrofl.cli.commands.fit", watched)
+    assert main([*words, "--out", str(out), "--resume", "--set", "local.lr=0.01"]) == 0
+    assert starts == [False, True]  # nothing that was set reaches fedavg
+    assert {row["method"] for row in read_csv(out / "compare.csv")} == {"local", "fedavg"}
+    monkeypatch.setattr("pyrofl.cli.commands.fit", failing)
+    assert main([*words, "--out", str(out), "--overwrite"]) == 3
+    assert not [p for p in out.rglob("*") if p.is_file()]  # what others left is not theirs
+    capsys.readouterr()
+    assert main(["compare", "local", *words[3:], "--out", str(tmp_path / "none")]) == 3
+    assert "1 of 1 runs failed" in capsys.readouterr().err
+    assert not (tmp_path / "none" / "compare.csv").exists()
+
+
+def test_who_failed_to_report_and_what_was_done_are_recorded(tmp_path):
+    words = ["run", "fedavg", *SMALL, "--posterior-draws", "0", "--fail", "0.5", "--partial", "0.1"]
+    assert main([*words, "--set", "epochs=9", "--out", str(tmp_path / "run")]) == 0
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    rows = read_csv(tmp_path / "run" / "clients.csv")
+    found = {
+        metric: {r["client"]: int(r["value"]) for r in rows if r["metric"] == metric}
+        for metric in ("rounds_trained", "rounds_reported", "rounds_silent", "gradient_steps")
+    }
+    silent = Counter(name for names in facts["silent"] for name in names)
+    assert silent.total() > 0
+    for name, rounds in found["rounds_trained"].items():
+        assert found["rounds_silent"][name] == silent[name]
+        assert found["rounds_reported"][name] == rounds - silent[name]
+    assert sum(found["gradient_steps"].values()) == sum(facts["steps"])
+    assert len(set(found["gradient_steps"].values())) > 1

@@ -1,0 +1,266 @@
+"""Figures show the numbers they were given, legibly, and leave pyplot alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from matplotlib._pylab_helpers import Gcf
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from pyrofl import figures
+from pyrofl.figures import style
+from pyrofl.metrics import Bins, calibration_bins
+
+RNG = np.random.default_rng(0)
+
+
+def overlaps(figure: Figure) -> list[str]:
+    """Return the labels of ticks that touch the next one, or leave the figure."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer, found = canvas.get_renderer(), []
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [t.label1 for t in axis.get_major_ticks() if t.label1.get_visible()]
+            labels = [label for label in labels if label.get_text()]
+            boxes = [label.get_window_extent(renderer) for label in labels]
+            found += [b.get_text() for a, b, c, d in _pairs(labels, boxes) if c.overlaps(d)]
+        box = axes.get_tightbbox(renderer)
+        if min(*box.min) < -1 or box.x1 > figure.bbox.x1 + 1 or box.y1 > figure.bbox.y1 + 1:
+            found.append(f"axes {axes.get_xlabel()}")
+    return found
+
+
+def _pairs(labels, boxes):
+    return zip(labels, labels[1:], boxes, boxes[1:], strict=False)
+
+
+@pytest.mark.parametrize("clients", [1, 10, 100])
+@pytest.mark.parametrize("classes", [1, 10, 100])
+def test_a_partition_shows_its_counts_and_can_be_read(clients, classes):
+    counts = RNG.poisson(3.0, (clients, classes))
+    names = [f"client {j}" for j in range(clients)]
+    figure = figures.partition(
+        torch.from_numpy(counts), names, [f"class {k}" for k in range(classes)]
+    )
+    bars, heat = figure.axes[:2]
+    assert [bar.get_height() for bar in bars.patches] == counts.sum(1).tolist()
+    np.testing.assert_array_equal(heat.collections[0].get_array().reshape(classes, -1), counts.T)
+    labels = [label.get_text() for label in heat.get_xticklabels()]
+    assert (labels == [str(j) for j in range(clients)]) is (clients <= 20)
+    assert overlaps(figure) == []
+
+
+def test_names_that_are_no_numbers_are_shown_whole():
+    heat = figures.partition([[1, 2], [3, 4]], ["hospital A", "client 7"], ["cat", "dog"]).axes[1]
+    assert [t.get_text() for t in heat.get_xticklabels()] == ["hospital A", "7"]
+    assert [t.get_text() for t in heat.get_yticklabels()] == ["cat", "dog"]
+
+
+def test_an_empty_class_is_lighter_than_one_row():
+    image = figures.partition([[0, 1, 100]]).axes[1].collections[0]
+    none, one, many = image.to_rgba(np.array([0, 1, 100]))[:, :3].sum(1)
+    assert none > one > many
+
+
+def table(seeds: int = 3) -> list[dict[str, object]]:
+    rows = []
+    for method, base in (("pfedvem", 0.8), ("fedavg", 0.6)):
+        for model, population in (("personal", "training"), ("global", "pooled")):
+            for seed in range(seeds):
+                for r in (0, 10, 20):
+                    row = {"method": method, "seed": seed, "round": r, "model": model}
+                    row |= {"population": population, "adapted": "none"}
+                    value = base + 0.01 * seed + 0.001 * r - 0.1 * (model == "global")
+                    rows.append(row | {"metric": "accuracy", "value": value})
+                    rows.append(row | {"metric": "nll", "value": 9.0})
+    return rows
+
+
+def test_curves_are_means_with_standard_errors():
+    figure = figures.curves(table())
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["personal model, clients that train", "global model, all test rows"]
+    line = figure.axes[1].lines[0]
+    assert line.get_label() == "pfedvem"
+    np.testing.assert_allclose(line.get_xdata(), [0, 10, 20])
+    np.testing.assert_allclose(line.get_ydata(), [0.71, 0.72, 0.73])
+    band = figure.axes[1].collections[0].get_paths()[0].vertices
+    error = 0.01 / math.sqrt(3)
+    assert band[:, 1].min() == pytest.approx(0.71 - error)
+    assert band[:, 1].max() == pytest.approx(0.73 + error)
+    assert figure.axes[0].get_ylabel() == "accuracy (share of rows)"
+    assert figure.legends[0].get_title().get_text() == "mean ± one standard error over seeds"
+    assert overlaps(figure) == []
+
+
+def test_one_seed_has_no_band():
+    figure = figures.curves(table(seeds=1))
+    assert not any(axes.collections for axes in figure.axes)
+    assert figure.legends[0].get_title().get_text() == ""
+
+
+def test_a_single_round_shows_its_standard_error():
+    rows = [row for row in table() if row["round"] == 20]
+    bar = figures.curves(rows).axes[0].collections[0].get_segments()[0]
+    np.testing.assert_allclose(bar[:, 0], 20)
+    assert bar[1, 1] - bar[0, 1] == pytest.approx(2 * 0.01 / math.sqrt(3))
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 12, 1000])
+def test_rounds_are_whole(last):
+    rows = [row | {"round": last if row["round"] else 1} for row in table()]
+    axes = figures.curves(rows).axes[0]
+    low, high = axes.get_xlim()
+    shown = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert shown
+    assert all(tick == round(tick) for tick in shown)
+
+
+def test_methods_keep_their_order_and_colour_whatever_models_they_have():
+    has = {"local": ["personal"], "fedavg": ["global"], "pfedvem": ["personal", "global"]}
+    rows = [
+        row | {"method": method}
+        for method, models in has.items()
+        for row in table()
+        if row["method"] == "fedavg" and row["model"] in models
+    ]
+    learning, final = figures.curves(rows), figures.comparison(rows)
+    order = ["local", "fedavg", "pfedvem"]
+    assert [t.get_text() for t in learning.legends[0].texts] == order
+    assert [t.get_text() for t in final.axes[0].get_yticklabels()] == order
+    colours = {(line.get_label(), line.get_color()) for a in learning.axes for line in a.lines}
+    assert len(colours) == len(order)
+    # Alone in its lane, a model is in the middle.
+    assert [c.lines[0].get_ydata()[0] for c in final.axes[0].containers[:2]] == [0, 1]
+
+
+def test_panels_beyond_three_go_below_and_adaptation_is_a_line():
+    rows = [row | {"population": p} for row in table(1) for p in ("training", "held_out")]
+    rows += [row | {"adapted": "adapt"} for row in rows if row["model"] == "personal"]
+    figure = figures.curves(rows)
+    assert len(figure.axes) == 4
+    assert [t.get_text() for t in figure.legends[0].texts] == [
+        "pfedvem", "fedavg", "pfedvem, adapted", "fedavg, adapted",
+    ]  # fmt: skip
+    assert overlaps(figure) == []
+
+
+def test_a_comparison_shows_every_seed_and_the_mean():
+    rows = [row for row in table() if row["round"] == 20]
+    figure = figures.comparison(rows)
+    axes = figure.axes[0]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["pfedvem", "fedavg"]
+    labels = [bar.get_label() for bar in axes.containers]
+    assert labels == ["personal model", "global model"] * 2
+    means = [bar.lines[0].get_xdata()[0] for bar in axes.containers]
+    np.testing.assert_allclose(means, [0.83, 0.73, 0.63, 0.53])
+    bars = np.array([bar.lines[2][0].get_segments()[0] for bar in axes.containers])[:, :, 0]
+    np.testing.assert_allclose(bars[:, 1] - bars[:, 0], 2 * 0.01 / math.sqrt(3))
+    dots = [line for line in axes.lines if line.get_marker() == "."]
+    np.testing.assert_allclose(dots[0].get_xdata(), [0.82, 0.83, 0.84])
+    # A model's points stay in the lane of their method.
+    assert [round(line.get_ydata()[0]) for line in dots] == [0, 0, 1, 1]
+    assert [round(bar.lines[0].get_ydata()[0]) for bar in axes.containers] == [0, 0, 1, 1]
+    title = figure.legends[0].get_title().get_text()
+    assert title == "mean ± one standard error; dots: 3 seeds"
+    assert overlaps(figure) == []
+
+
+def test_a_metric_that_nobody_measured_is_refused():
+    for draw in (figures.curves, figures.comparison):
+        with pytest.raises(ValueError, match="metric 'rmse'; found accuracy, nll"):
+            draw(table(), "rmse")
+        with pytest.raises(ValueError, match="found no rows"):
+            draw([])
+
+
+def test_reliability_shows_the_bins():
+    confidence = torch.tensor([0.3, 0.9, 0.92, 0.91])
+    bins = calibration_bins(confidence, torch.tensor([0, 1, 0, 1]), bins=10)
+    figure = figures.reliability({"fedavg": bins})
+    points = figure.axes[0].collections[0]
+    # 0.9 is the upper edge of its bin, so it is not with 0.91 and 0.92.
+    shown = np.ma.getdata(points.get_offsets())[[2, 8, 9]]
+    np.testing.assert_allclose(shown, [[0.3, 0.0], [0.9, 1.0], [0.915, 0.5]], rtol=1e-6)
+    stairs = figure.axes[1].patches[0].get_data()
+    np.testing.assert_allclose(stairs.values[[2, 8, 9]], [25, 25, 50])
+    assert overlaps(figure) == []
+
+
+def test_reliability_joins_only_bins_with_enough_rows():
+    rows = torch.tensor([30, 24, 40, 400, 0])
+    sure = torch.tensor([0.1, 0.3, 0.5, 0.7, math.nan])
+    right = torch.tensor([0.2, 1.0, 0.4, 0.8, math.nan])
+    figure = figures.reliability({"few": Bins(rows, sure, right)})
+    upper, points = figure.axes[0], figure.axes[0].collections[0]
+    joined = upper.lines[1].get_ydata()
+    np.testing.assert_allclose(joined, [0.2, math.nan, 0.4, 0.8, math.nan], rtol=1e-6)
+    hollow = [tuple(face[:3]) == (1, 1, 1) for face in points.get_facecolors()]
+    assert hollow[:4] == [False, True, False, False]
+    assert np.argsort(points.get_sizes()[:4]).tolist() == [1, 0, 2, 3]
+    assert "hollow: under 25 rows or 2%" in figure.legends[0].get_title().get_text()
+    # 30 rows of 10,000 are too few as well: clients may share them.
+    many = figures.reliability({"many": Bins(rows.where(rows != 400, 9906), sure, right)})
+    assert np.isfinite(many.axes[0].lines[1].get_ydata()).tolist() == [False] * 3 + [True, False]
+
+
+def test_reliability_keeps_its_legend_off_the_axes():
+    bins = calibration_bins(torch.tensor([0.05] * 30), torch.ones(30))
+    figure = figures.reliability({f"model {i}": bins for i in range(5)})
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    legend = figure.legends[0].get_window_extent(canvas.get_renderer())
+    assert not any(legend.overlaps(axes.get_window_extent()) for axes in figure.axes)
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.x1
+
+
+def test_reliability_without_rows_is_an_empty_figure():
+    bins = calibration_bins(torch.zeros(0), torch.zeros(0))
+    lower = figures.reliability({"nobody": bins}).axes[1]
+    assert not lower.patches[0].get_data().values.any()
+
+
+def test_confidence_shows_weights_that_sum_to_one():
+    tau = torch.tensor([1.0, 3.0, 4.0])
+    figure = figures.confidence(tau, torch.tensor([0.1, 0.2, 0.3]), torch.tensor([5, 50, 60]))
+    weights, deviation, sizes = figure.axes
+    points = sizes.collections[0].get_offsets()
+    np.testing.assert_allclose(points, [[5, 12.5], [50, 37.5], [60, 50]])
+    assert [sum(p.get_height() for p in a.patches) for a in (weights, deviation)] == [3, 3]
+    assert weights.lines[0].get_xdata()[0] == pytest.approx(100 / 3)
+    assert overlaps(figure) == []
+
+
+@pytest.mark.parametrize(("largest", "scale"), [(50, "linear"), (5000, "log")])
+def test_clients_are_points(largest, scale):
+    size, value = torch.tensor([5, 40, largest]), torch.tensor([0.5, math.nan, 0.7])
+    axes = figures.clients(size, value, "nll").axes[0]
+    np.testing.assert_allclose(
+        axes.collections[0].get_offsets()[[0, 2]], [[5, 0.5], [largest, 0.7]]
+    )
+    assert axes.lines[0].get_ydata()[0] == pytest.approx(0.6)
+    assert axes.get_xscale() == scale
+    assert axes.get_ylabel() == "negative log likelihood (nats per row)"
+    assert overlaps(axes.figure) == []
+
+
+def test_names_have_looks_of_their_own():
+    styles = style.styles(f"method {i}" for i in range(28))
+    looks = {(s["color"], s["linestyle"]) for s in styles.values()}
+    assert len(looks) == 28
+
+
+def test_figures_are_saved_whole_and_pyplot_knows_of_none(tmp_path):
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    path = tmp_path / "partition.png"
+    figures.save(figures.partition([[1, 2]]), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == [path]
+    assert Gcf.figs == {}
+    assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002

@@ -1,0 +1,160 @@
+"""A newcomer's posterior is its prior without rows, and the exact one with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import toys
+from checks import close
+from torch import Tensor
+
+import pyrofl
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.checks.newcomers import joining
+from pyrofl.inference.elbo import Program
+from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.method import Method, Phase, as_trained
+from pyrofl.models import pvi
+from pyrofl.tensors import Tensors, generator
+
+SIZES = [12, 4, 8, 20]
+ASKED = (0, 1, 2, 5, 20)
+
+
+def federation() -> Federation:
+    """Return three clients that train and one that joins later."""
+    g = generator(4)
+    means = 3 + 1.5 * torch.randn(4, generator=g, dtype=torch.float64)
+    y = torch.cat(
+        [m + torch.randn(n, generator=g).double() for m, n in zip(means, SIZES, strict=True)]
+    )
+    rows = torch.arange(len(y)).split(SIZES)
+    names = ("Ada", "Bea", "Cleo", "Dora")
+    return Federation(y.new_ones(len(y), 1), y, rows, [r[:0] for r in rows], names, held_out=1)
+
+
+def hierarchy(centred: bool) -> Program:
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+            if centred:
+                theta = pyro.sample("theta", dist.Normal(mu, 1.5))
+            else:
+                eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
+                theta = pyro.deterministic("theta", mu + 1.5 * eta)
+            with batch.rows():
+                pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
+
+    return model
+
+
+def exact(n: int) -> tuple[Tensor, Tensor]:
+    """Return mean and covariance of (mu, theta) of the newcomer, given n of its rows and others'.
+
+    Sufficient are the clients' means: normal around theta_j with variance 1 / n_j.
+    """
+    data = federation()
+    prior = torch.full((5, 5), 25.0).double()
+    prior[1:, 1:] += 2.25 * torch.eye(4)
+    parts = [*data.train[:3], data.train[3][:n]]
+    seen = [j for j, part in enumerate(parts) if len(part)]
+    means = torch.stack([data.y[parts[j]].mean() for j in seen])
+    at = [j + 1 for j in seen]
+    noise = torch.tensor([1 / len(parts[j]) for j in seen]).double().diag()
+    gain = prior[:, at] @ torch.linalg.inv(prior[at][:, at] + noise)
+    mean, covariance = gain @ means, prior - gain @ prior[at]
+    return mean[[0, 4]], covariance[[0, 4]][:, [0, 4]]
+
+
+def trained(centred: bool = True) -> tuple[Method, pyrofl.Round]:
+    data = federation()
+    method = pvi.hierarchical(hierarchy(centred), data, shared="mu", damping=1.0, draws=8, steps=6)
+    return method, toys.last(method, data, 1)
+
+
+@pytest.mark.parametrize("n", ASKED)
+@pytest.mark.parametrize("centred", [True, False])
+def test_it_is_the_exact_posterior_after_every_row(centred, n):
+    method, state = trained(centred)
+    # Its own factor counts, too: what it has found, and not only what the server holds.
+    method = replace(method, views={"personal": as_trained})
+    method, data, i = joining(method, federation(), "Dora", n)
+    who = data.who(torch.tensor([i]))
+    _, local = prepared(method, data, state, who, adapted="phases")
+    assert not isinstance(local, list)
+    to_theta = torch.eye(2) if centred else torch.tensor([[1.0, 0.0], [1.0, 1.5]])
+    to_theta = to_theta.double()
+    root = to_theta @ local["root"][0]
+    mean, covariance = exact(n)
+    close(to_theta @ local["mean"][0], mean, 1e-6)
+    close(root @ root.T, covariance, 1e-6)
+
+
+def test_with_the_server_fixed_its_mean_is_conjugate_given_the_population():
+    method, state = trained()
+    found = pyrofl.newcomer(method, federation(), state, "Dora", ASKED, 4000)
+    mu, variance = (v[0] for v in (exact(0)[0], exact(0)[1].diagonal()))
+    for n in ASKED:
+        y = federation().y[federation().train[3][:n]]
+        precision = n + 1 / 2.25
+        slope = (1 / 2.25) / precision  # of theta in mu
+        mean = (y.sum() + mu / 2.25) / precision
+        sd = (1 / precision + slope**2 * variance) ** 0.5
+        theta = found[n]["theta"]
+        assert theta.shape == (4000,)
+        assert abs(theta.mean() - mean) < 4 * sd / 4000**0.5
+        assert abs(theta.std() / sd - 1) < 4 / 8000**0.5
+        assert abs(found[n]["mu"].mean() - mu) < 4 * (variance / 4000) ** 0.5
+
+
+def test_it_narrows_from_row_to_row():
+    method, state = trained()
+    found = pyrofl.newcomer(method, federation(), state, "Dora", ASKED, 2000)
+    widths = [float(found[n]["theta"].std()) for n in ASKED]
+    assert widths == sorted(widths, reverse=True)
+    assert len(set(widths)) == len(ASKED)
+    assert list(found) == list(ASKED)
+
+
+def test_the_state_stays_and_other_arguments_pass():
+    method, state = trained()
+    before = {n: v.clone() for n, v in state.server.items()}
+    method = replace(method, adapt=method.phases)
+    one, two = (
+        pyrofl.newcomer(method, federation(), state, "Dora", (0, 3), 50, adapted=how)
+        for how in ("phases", "adapt")
+    )
+    for n in (0, 3):
+        toys.assert_same(one[n], two[n])
+    toys.assert_same(state.server, before)
+
+
+def test_no_row_is_seen_by_any_move_either():
+    seen = []
+
+    def look(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        seen.append(int(batch.mask.sum()))
+        return {"mean": local["mean"]}
+
+    method, state = trained()
+    method = replace(method, phases=(Phase((look,)),))
+    pyrofl.newcomer(method, federation(), state, "Dora", (0, 1, 4), 5)
+    assert seen == [0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("client", "sizes", "words"),
+    [
+        ("Ada", (1,), r"client is 'Ada'; expected a held-out one of \['Dora'\]"),
+        ("Dora", (1, 21), "size is 21; expected 0 to 20, Dora's rows"),
+        ("Dora", (-1,), "size is -1"),
+    ],
+)
+def test_who_cannot_join_is_named(client, sizes, words):
+    method, state = trained()
+    with pytest.raises(ValueError, match=words):
+        pyrofl.newcomer(method, federation(), state, client, sizes, 5)

@@ -1,0 +1,291 @@
+"""Every cell of the evaluation on constants, where FedAvg's weights can be worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pyro.distributions as dist
+import pytest
+import torch
+import toys
+from torch import Generator, Tensor
+
+from pyrofl.data import Federation, Who
+from pyrofl.inference.evaluation import predict as predicting
+from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate
+from pyrofl.inference.evaluation.predict import predict
+from pyrofl.inference.evaluation.uncertainty import uncertainty
+from pyrofl.inference.loop.rounds import federate, first
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.models import fedavg, guides, pfedvem
+from pyrofl.models.likelihoods import bernoulli, normal
+from pyrofl.nets import build
+from pyrofl.tensors import Tensors, role, spread_out, under
+
+# Training responses of three clients and one held out; test responses are one more.
+Y = (0.0, 2.0, 10.0, 4.0)
+TEST_ROWS = (1, 2, 1, 1)
+
+
+def constants() -> Federation:
+    y = [torch.full((2,), v) for v in Y]
+    tests = [torch.full((n,), v + 1) for n, v in zip(TEST_ROWS, Y, strict=True)]
+    parts = torch.arange(8 + sum(TEST_ROWS)).split([2, 2, 2, 2, *TEST_ROWS])
+    table = torch.cat([*y, *tests]).double()
+    return Federation(
+        torch.zeros(len(table), 1, dtype=torch.float64),
+        table,
+        parts[:4],
+        parts[4:],
+        held_out=1,
+        pooled_test=torch.arange(8, len(table)),
+    )
+
+
+@pytest.fixture
+def method() -> Method:
+    """FedAvg that goes half of the way to a client's response in every epoch."""
+    net = build("mean", (1,), 1)
+    return fedavg.build(
+        net, likelihood=normal(), lr=0.5, momentum=0.0, batch=None, epochs=2, fine_tune=1
+    )
+
+
+@pytest.fixture
+def state(method: Method) -> Round:
+    """One round from 0: the clients reach 3/4 of (0, 2, 10), the server their mean, 3."""
+    return next(federate(method, constants(), 1))
+
+
+def rmse(method: Method, state: Round, **what: str) -> list[float]:
+    return evaluate(method, constants(), state, **what).values["rmse"].tolist()  # type: ignore[arg-type]
+
+
+def test_every_cell_is_what_one_gets_by_hand(method: Method, state: Round):
+    assert float(state.server["w/w"]) == 3.0
+    assert rmse(method, state, model="global") == [2.0, 0.0, 8.0]
+    assert rmse(method, state, model="global", part="train") == [3.0, 1.0, 7.0]
+    assert rmse(method, state, model="global", population="held_out") == [2.0]
+    pooled = math.sqrt((2**2 + 2 * 0 + 8**2 + 2**2) / 5)
+    assert rmse(method, state, model="global", population="pooled") == pytest.approx([pooled])
+    # One epoch leaves half of the distance to the training response, two leave a quarter.
+    adapt = [abs(y + (3 - y) / 2 - (y + 1)) for y in Y]
+    phases = [abs(y + (3 - y) / 4 - (y + 1)) for y in Y]
+    assert rmse(method, state, adapted="adapt") == pytest.approx(adapt[:3])
+    assert rmse(method, state, adapted="phases") == pytest.approx(phases[:3])
+    assert rmse(method, state, adapted="adapt", population="held_out") == pytest.approx(adapt[3:])
+    # The global view stays what came down, however long the client trains.
+    assert rmse(method, state, model="global", adapted="phases") == [2.0, 0.0, 8.0]
+
+
+def test_scores_say_what_was_tested_and_weigh_as_asked(method: Method, state: Round):
+    scores = evaluate(method, constants(), state, model="global")
+    setting = (scores.model, scores.adapted, scores.population, scores.part, scores.draws)
+    assert setting == ("global", "none", "training", "test", None)
+    assert scores.rows.tolist() == [1, 2, 1]
+    assert scores.mean("rmse") == pytest.approx(10 / 3)
+    assert scores.mean("rmse", "row") == pytest.approx(10 / 4)
+    nll = 0.5 * torch.tensor([2.0, 0.0, 8.0]).double().square() + 0.5 * math.log(2 * math.pi)
+    torch.testing.assert_close(scores.values["nll"], nll)
+
+
+def test_the_smallest_clients_can_be_looked_at_alone():
+    values = {"rmse": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    ids = torch.tensor([0, 2, 3, 5])
+    scores = Scores("personal", "none", "training", "test", None, ids, torch.ones(4), values)
+    few = scores.smallest(0.5, torch.tensor([9, 0, 3, 7, 0, 2]))
+    assert few.ids.tolist() == [2, 5]
+    assert few.mean("rmse") == 3.0
+
+
+def test_testing_changes_nothing_and_does_not_depend_on_chunks():
+    data = toys.blobs(held_out=2)
+    method = pfedvem.build(toys.net(), lr_base=0.01, head_epochs=2, base_epochs=1)
+    state = toys.last(method, data, 2)
+    before = {n: v.clone() for n, v in (state.server | state.private).items()}
+    for what in (
+        {"draws": 3},
+        {"model": "global"},
+        {"adapted": "phases"},
+        {"population": "held_out", "adapted": "phases", "draws": 2},
+    ):
+        one = evaluate(method, data, state, chunk=1, **what)  # type: ignore[arg-type]
+        all_ = evaluate(method, data, state, chunk=99, **what)  # type: ignore[arg-type]
+        toys.assert_same(one.values, all_.values, rtol=1e-9, atol=1e-9)
+        assert torch.equal(one.ids, all_.ids)
+    toys.assert_same(before, state.server | state.private)
+
+
+def test_clients_without_test_rows_are_left_out_not_counted_as_zero():
+    data = toys.blobs()
+    none = torch.zeros(0, dtype=torch.long)
+    data = replace(data, test=(none, *data.test[1:6], none, *data.test[7:]))
+    method = fedavg.build(toys.net())
+    scores = evaluate(method, data, toys.last(method, data, 1), model="global")
+    assert scores.ids.tolist() == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert bool(scores.values["accuracy"].isfinite().all())
+    empty = replace(data, test=tuple(none for _ in data.test))
+    with pytest.raises(ValueError, match="no client of the training population has test rows"):
+        evaluate(method, empty, toys.last(method, data, 1), model="global")
+
+
+def test_an_ensemble_averages_probabilities():
+    data = toys.blobs()
+    method = fedavg.build(toys.net())
+    ids = torch.arange(3)
+    batch = data.batch(ids, "test")
+    members = [toys.stacked(method.init(torch.Generator().manual_seed(s), 3), 3) for s in (1, 2)]
+    one, two = (predict(method, {}, member, batch) for member in members)
+    both = predict(method, {}, members, batch)
+    torch.testing.assert_close(both.mean, (one.mean + two.mean) / 2, rtol=1e-6, atol=1e-8)
+    density = (one.log_density.exp() + two.log_density.exp()) / 2
+    torch.testing.assert_close(both.log_density, density.log(), rtol=1e-6, atol=1e-6)
+
+
+def test_draws_average_probabilities_not_logits():
+    """With one row and two classes the average over many draws is a one-dimensional integral."""
+    net = build("linear", (1,), 1)
+    rows = (torch.tensor([0]),), (torch.tensor([1]),)
+    data = Federation(torch.ones(2, 1).double(), torch.zeros(2).double(), *rows)
+    method = fedavg.build(net, likelihood=bernoulli, guide=guides.mean_field, scale=2.0)
+    local = {"w/w": torch.tensor([[1.0]]).double(), "spread/w": torch.tensor([[2.0]]).double()}
+    noise = [torch.Generator().manual_seed(0)]
+    found = predict(method, {}, local, data.batch(torch.tensor([0]), "test"), 40_000, noise)
+    sd = torch.nn.functional.softplus(torch.tensor(2.0)).item()
+    z = torch.linspace(-8, 8, 4001).double()
+    weight = torch.exp(-0.5 * z**2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
+    expected = float((torch.sigmoid(1 + sd * z) * weight).sum())
+    # sd of a sigmoid is below 1/2: four standard errors.
+    assert float(found.mean[0, 0, 1]) == pytest.approx(expected, abs=4 * 0.5 / math.sqrt(40_000))
+    assert abs(expected - torch.sigmoid(torch.tensor(1.0)).item()) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ({"model": "cluster"}, "no 'cluster' model; this method has global, personal"),
+        ({"model": "global", "adapted": "twice"}, "adapted is 'twice'"),
+        ({"population": "new"}, "population is 'new'"),
+        ({"chunk": 0}, "chunk is 0; expected None or at least 1"),
+        ({"part": "validation"}, "part is 'validation'"),
+        ({"population": "pooled", "part": "train"}, "'pooled' only unadapted and on test rows"),
+    ],
+)
+def test_unknown_settings_are_refused(
+    method: Method, state: Round, what: dict[str, object], message: str
+):
+    with pytest.raises(ValueError, match=message):
+        evaluate(method, constants(), state, **what)  # type: ignore[arg-type]
+
+
+def moments(method: Method, data: Federation, state: Round, ids: Tensor) -> tuple[Tensor, Tensor]:
+    mean = state.private["mu/head.bias"][ids]
+    sd = torch.nn.functional.softplus(state.private["pi/head.bias"][ids])
+    return mean, sd
+
+
+def test_posterior_draws_follow_the_guide_client_by_client():
+    data = toys.blobs()
+    method = pfedvem.build(toys.net(), lr_base=0.01)
+    state = toys.last(method, data, 2)
+    ids = torch.tensor([7, 2, 11])
+    count = 4000
+    draws = posterior(method, data, state, count, ids=ids)
+    assert draws["head.weight"].shape == (count, 3, 5, 6)
+    mean, sd = moments(method, data, state, ids)
+    error = (draws["head.bias"].mean(0) - mean) / (sd / math.sqrt(count))
+    assert float(error.abs().max()) < 4.5  # 15 numbers, seed fixed
+    spread = draws["head.bias"].std(0) / sd - 1
+    assert float(spread.abs().max()) < 4.5 / math.sqrt(2 * count)
+    toys.assert_same(draws, posterior(method, data, state, count, ids=ids, chunk=1), atol=1e-12)
+
+
+def test_a_point_posterior_repeats_its_point(blobs: Federation):
+    method = fedavg.build(toys.net(), fine_tune=1)
+    state = toys.last(method, blobs, 1)
+    draws = posterior(method, blobs, state, 3, model="personal")
+    for name, value in draws.items():
+        expected = state.server[f"w/{name}"].expand(3, 12, *value.shape[2:])
+        torch.testing.assert_close(value, expected)
+    with pytest.raises(ValueError, match="draws is 0; expected at least 1"):
+        posterior(method, blobs, state, 0)
+
+
+def test_what_is_deployed_is_tested_but_does_not_travel_in_training():
+    plain = fedavg.build(toys.net(), epochs=1)
+
+    def deploy(server: Tensors, who: Who) -> Tensors:
+        return spread_out(server, len(who.ids))
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        old = {n: v for n, v in server.items() if n.startswith("w/")}
+        return plain.merge(server, message, who, generator) | under("server/old", old)
+
+    def both(received: Tensors, local: Tensors) -> list[Tensors]:
+        return [received, received | under("w", role("server/old/w", received))]
+
+    method = replace(plain, merge=merge, deploy=deploy, views=plain.views | {"ensemble": both})
+    data = toys.blobs()
+    state = toys.last(method, data, 2)
+    before = toys.last(plain, data, 1)
+    after = toys.last(plain, data, 2)
+    assert torch.equal(state.down, after.down)
+    toys.assert_same(role("server/old", state.server), before.server)
+    one = evaluate(method, data, state, model="global").values
+    toys.assert_same(one, evaluate(plain, data, after, model="global").values)
+    ensemble = evaluate(method, data, state, model="ensemble").values
+    assert not torch.equal(ensemble["nll"], one["nll"])
+
+
+def test_calibration_gathers_the_rows_of_all_clients(method: Method, state: Round):
+    data = toys.blobs(held_out=4)
+    classifier = fedavg.build(toys.net())
+    trained = toys.last(classifier, data, 3)
+    what = {"model": "global", "population": "held_out"}
+    bins = calibration(classifier, data, trained, **what, chunk=3)
+    scores = evaluate(classifier, data, trained, **what)
+    assert int(bins.rows.sum()) == 4 * 4
+    right = (bins.accuracy * bins.rows).nansum() / bins.rows.sum()
+    assert float(right) == pytest.approx(scores.mean("accuracy"))
+    with pytest.raises(ValueError, match="the method predicts numbers"):
+        calibration(method, constants(), state)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 512])
+@pytest.mark.parametrize("model", ["personal", "global"])
+def test_a_prediction_that_is_no_number_is_named(blobs, monkeypatch, rows, model):
+    monkeypatch.setattr(predicting, "ROWS", rows)
+    method = fedavg.build(toys.net("softmax"), epochs=1, fine_tune=1)
+    trained = first(method, blobs, 0)
+    trained = replace(trained, server={n: 100 * v for n, v in trained.server.items()})
+    x, row = blobs.x.clone(), int(blobs.test[3][2])
+    x[row] = 1.7e308 * x[row].sign()  # its logits overflow, and nobody else's do
+    hopeless = replace(blobs, x=x)
+    told = rf"client 3: its {model} model predicts nan for row {row} of the data; expected finite"
+    for ask in (evaluate, calibration, uncertainty):
+        with pytest.raises(ValueError, match=told):
+            ask(method, hopeless, trained, model=model)
+    padded = replace(hopeless, test=(blobs.test[0], *(rows[:2] for rows in blobs.test[1:])))
+    assert math.isfinite(evaluate(method, padded, trained).mean("nll"))
+
+
+def test_a_density_of_zero_is_a_bad_score_and_no_error(method, state):
+    far = replace(constants(), y=torch.full_like(constants().y, 1e200))
+    scores = evaluate(method, far, state)
+    assert scores.mean("rmse") == pytest.approx(1e200)
+    assert scores.mean("nll") == pytest.approx(1e30)
+
+
+def test_a_family_without_a_mean_has_a_density(state):
+    def cauchy(outputs: Tensor, x: Tensor) -> dist.TorchDistribution:
+        return dist.Cauchy(outputs.squeeze(-1), 1.0)
+
+    scores = evaluate(
+        fedavg.build(build("mean", (1,), 1), likelihood=cauchy), constants(), state, model="global"
+    )
+    gap = torch.tensor([3.0 - (v + 1) for v in Y[:3]], dtype=torch.float64)
+    torch.testing.assert_close(scores.values["nll"], (math.pi * (1 + gap.square())).log())
+    assert "rmse" not in scores.values

@@ -1,0 +1,339 @@
+"""The first layer in the space of a client's rows: the same steps, and when they are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+import toys
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Size, nn
+
+from pyrofl.bench.cases import without_shortcuts as without
+from pyrofl.data import Federation
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.fast import row_space
+from pyrofl.inference.fast.row_space import RowProducts, first_layer, pays
+from pyrofl.inference.loop import plans
+from pyrofl.inference.loop.participation import bernoulli
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.optim import adam
+from pyrofl.models import fedavg, fedbabu, fedper, fedprox, guides, local, pfedvem
+from pyrofl.models.priors import fixed
+from pyrofl.nets import Network, build
+
+TAKEN = {"fedavg": fedavg, "fedper": fedper, "local": local, "pfedvem": pfedvem}
+
+
+def short(method: Method, asked: Method | None = None, rows: int = 1) -> bool:
+    """Say whether a phase of the method is cut short, as asked by another one."""
+    phases = [
+        (p.shortcut(asked or method, p, toys.blobs(), rows) if p.shortcut else (p,))
+        for p in method.phases
+    ]
+    return any(len(found) == 3 for found in phases)
+
+
+@pytest.fixture
+def always(monkeypatch) -> list[int]:
+    """Let it always pay; return the number of rows of each product."""
+    seen: list[int] = []
+    apply = RowProducts.apply
+
+    def counted(y, gram, coefficients, rows):
+        seen.append(gram.shape[-1])
+        return apply(y, gram, coefficients, rows)
+
+    monkeypatch.setattr(RowProducts, "apply", counted)
+    monkeypatch.setattr(row_space, "pays", lambda *_: True)
+    return seen
+
+
+@pytest.mark.parametrize(("chunk", "worth"), [(1, 2000), (5, 0), (None, 2000), (None, 0)])
+@pytest.mark.parametrize("name", TAKEN)
+def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
+    monkeypatch.setattr(plans, "WORTH", worth)  # 0: a group of full batches for every size
+    method, data = TAKEN[name].build(toys.net("mlp:7,6"), batch=4), toys.blobs()
+    who = bernoulli(0.5)
+    one, other = (
+        federate(m, data, 3, participation=who, chunk=chunk) for m in (method, without(method))
+    )
+    for short, long in zip(one, other, strict=True):
+        toys.assert_same_round(short, long, rtol=1e-8, atol=1e-10)
+    assert set(always) <= set(toys.SIZES)
+    assert 40 in always, "the longest client must have been trained in the space of its rows"
+
+
+@given(
+    momentum=st.sampled_from([0.0, 0.5, 0.9]),
+    epochs=st.integers(1, 4),
+    batch=st.integers(1, 50),
+    hidden=st.integers(1, 20),
+    bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_schedule_makes_the_same_steps(momentum, epochs, batch, hidden, bias, seed):
+    layers = [nn.Flatten(), nn.Linear(8, hidden, bias), nn.Tanh(), nn.Linear(hidden, 5)]
+    net, data = Network(nn.Sequential(*layers)), toys.blobs((3, 17, 1, 9))
+    method = fedavg.build(net, momentum=momentum, epochs=epochs, batch=batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_space, "pays", lambda *_: True)
+        one = next(federate(method, data, 1, seed=seed))
+    other = next(federate(without(method), data, 1, seed=seed))
+    toys.assert_same_round(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_the_weight_moves_along_the_rows_alone(always):
+    state = next(federate(fedavg.build(toys.net()), data := toys.blobs(), 1))
+    start = next(federate(fedavg.build(toys.net(), epochs=0), data, 1)).server["w/fc1.weight"]
+    moved = state.message["w/fc1.weight"] - start
+    assert always
+    for own, change in zip(data.train, moved, strict=True):
+        x = data.x[own]
+        along = change @ torch.linalg.pinv(x) @ x
+        torch.testing.assert_close(along, change, rtol=1e-8, atol=1e-10)
+        assert len(own) >= 8 or torch.linalg.matrix_rank(change) <= len(own)
+
+
+def test_rows_of_others_in_the_padding_do_no_harm(always):
+    data = toys.blobs((3, 20, 6), torch.float32)
+    x = data.x.clone()
+    x[0] = 3e38  # whose products overflow, also with other rows; padding shows row 0 of the table
+    method, hurt = fedavg.build(toys.net()), replace(data, x=x)
+    calm, harmed = (next(federate(method, d, 1)) for d in (data, hurt))
+    assert len(harmed.rejected) == 1
+    assert harmed.rejected[0].startswith("client 0: ")
+    for n, v in harmed.message.items():
+        torch.testing.assert_close(v, calm.message[n][1:])
+
+
+def test_fine_tuning_makes_the_same_steps(always):
+    method, data = fedavg.build(toys.net(), fine_tune=2, batch=4), toys.blobs(held_out=2)
+    state = next(federate(without(method), data, 1))
+    assert not always
+    plain = replace(method, adapt=tuple(replace(p, shortcut=None) for p in method.adapt))
+    for population in ("training", "held_out"):
+        short, long = (
+            evaluate(m, data, state, adapted="adapt", population=population)
+            for m in (method, plain)
+        )
+        assert always
+        always.clear()
+        toys.assert_same(dict(short.values), dict(long.values), rtol=1e-8, atol=1e-10)
+
+
+def test_clients_that_make_no_step_keep_the_weight(always):
+    method = fedavg.build(toys.net(), epochs=2)
+    idle = replace(method, phases=tuple(replace(p, epochs=0) for p in method.phases))
+    start, after = (next(federate(m, toys.blobs(), 1)) for m in (without(idle), idle))
+    toys.assert_same(after.message, start.message)
+    assert not always
+
+
+def optimised_by_adam(method: Method) -> Method:
+    (phase,) = method.phases
+    (step,) = phase.moves
+    assert isinstance(step, Step)
+    return replace(method, phases=(replace(phase, moves=(replace(step, optim=adam(0.1)),)),))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fedavg.build(toys.net(), prior=fixed()),
+        lambda: fedprox.build(toys.net()),
+        lambda: fedavg.build(toys.net(), guide=guides.mean_field),
+        lambda: fedavg.build(toys.net(), weight_decay=0.1),
+        lambda: fedavg.build(toys.net("softmax")),
+        lambda: fedbabu.build(toys.net()),
+        lambda: pfedvem.build(toys.net(), head="*", scale=0.1),
+        lambda: pfedvem.build(toys.net(), head="fc1.*"),
+        lambda: optimised_by_adam(fedavg.build(toys.net())),
+    ],
+    ids=["prior", "prox", "guide", "decay", "softmax", "babu", "bayes", "first", "adam"],
+)
+def test_where_the_steps_would_differ_none_is_cut_short(make: Callable[[], Method], always):
+    method = make()
+    assert not short(method)
+    state = next(federate(method, toys.blobs(), 1, chunk=4))
+    assert not always
+    assert not state.rejected
+
+
+def test_rows_that_are_no_vectors_or_of_16_bits_are_left_alone(always):
+    layers = [nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5)]
+    data = toys.blobs()
+    for net, rows in (
+        (Network(nn.Sequential(*layers)), replace(data, x=data.x.view(-1, 2, 4))),
+        (toys.net(), replace(data, x=data.x.bfloat16())),
+    ):
+        state = next(federate(fedavg.build(net), rows, 1))
+        assert not state.rejected
+    assert not always
+
+
+class Tripled(Network):
+    """Not what its layers are."""
+
+    def __call__(self, weights, x):
+        return 3 * super().__call__(weights, x)
+
+
+class Alike:
+    """What behaves like a network."""
+
+    def __init__(self, net: Network) -> None:
+        self.shapes, self.init, self.run = net.shapes, net.init, net
+
+    def __call__(self, weights, x):
+        return self.run(weights, x)
+
+
+def test_networks_that_compute_something_else_are_never_cut(always):
+    layers = toys.net().module
+    assert Tripled(layers).split("head.*") is None
+    assert Network(layers).split("head.*") is not None
+    states = [
+        next(federate(fedavg.build(net), toys.blobs(), 1))
+        for net in (Tripled(layers), Alike(Tripled(layers)), Alike(Network(layers)))
+    ]
+    assert not always
+    toys.assert_same_round(states[0], states[1])
+    heads, whole = pfedvem.build(Tripled(layers)), Tripled(layers)
+    whole.split = lambda names: None
+    found, expected = (next(federate(m, toys.blobs(), 1)) for m in (heads, pfedvem.build(whole)))
+    toys.assert_same(found.private, expected.private)
+    assert not torch.equal(states[0].server["w/fc1.weight"], states[2].server["w/fc1.weight"])
+
+
+def test_nothing_of_it_stays_or_travels(always):
+    method = fedavg.build(toys.net(), batch=4)
+    method = replace(method, upload=lambda received, local: dict(local))
+    for chunk in (None, 4):
+        state = next(federate(method, toys.blobs(), 1, chunk=chunk))
+        assert not state.rejected
+        assert state.message.keys() == state.server.keys()
+    assert always
+
+
+def test_private_state_stays_whatever_its_name(always):
+    method = fedavg.build(toys.net(), batch=4)
+
+    def join(received, who, generator):
+        return {"rows/own": who.ids[:, None].double()}
+
+    state = next(federate(replace(method, join=join), toys.blobs(), 1))
+    assert state.private.keys() == {"rows/own"}
+    assert state.private["rows/own"][:, 0].tolist() == list(range(12))
+    assert always
+
+
+def test_who_replaces_a_part_gets_what_is_asked_for(always):
+    method = fedavg.build(toys.net(), batch=4)
+    assert short(method)
+    (phase,) = method.phases
+
+    def model(*args):
+        method.model(*args)
+
+    def guide(*args):
+        method.guide(*args)
+
+    others = [replace(method, model=model), replace(method, guide=guide)]
+    moves = (*phase.moves, lambda received, local, batch: {})
+    others.append(replace(method, phases=(replace(phase, moves=moves),)))
+    plain = next(federate(without(method), toys.blobs(), 1))
+    for other in others:
+        assert not short(other)
+        toys.assert_same_round(next(federate(other, toys.blobs(), 1)), plain)
+    assert not always
+    # Another schedule is another phase of the same steps.
+    assert short(replace(method, phases=(replace(phase, epochs=1, batch=2),)))
+
+
+def test_a_client_that_joins_with_many_rows_is_counted():
+    asked: list[int] = []
+
+    def shortcut(method: Method, phase: Phase, data: Federation, rows: int) -> tuple[Phase, ...]:
+        asked.append(rows)
+        return (phase,)
+
+    data = toys.blobs(held_out=2)  # of 4 and 28 rows, and 3 to 40 in training
+    longer = toys.blobs((3, 5, 30), held_out=1)
+    for federation, expected in ((data, {40}), (longer, {5, 30})):
+        method = fedavg.build(toys.net(), fine_tune=1)
+        phases = tuple(replace(p, shortcut=shortcut) for p in method.phases)
+        method = replace(method, phases=phases, adapt=phases)
+        asked.clear()
+        run = list(federate(method, federation, 1, chunk=1))
+        evaluate(method, federation, run[-1], adapted="adapt", population="held_out")
+        assert set(asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "epochs", "batch", "gain"),
+    [  # times faster on two cores, 40 clients
+        (50, 784, 100, 1, 10, 1.5),
+        (50, 784, 100, 5, 10, 2.5),
+        (50, 784, 100, 5, 50, 1.8),
+        (50, 784, 100, 1, 50, 0.87),
+        (100, 784, 100, 1, 10, 1.3),
+        (200, 784, 100, 5, 10, 2.1),
+        (200, 784, 100, 1, 50, 0.70),
+        (250, 784, 100, 1, 10, 0.96),
+        (250, 784, 100, 1, 50, 0.64),
+        (250, 784, 200, 1, 10, 1.3),
+        (250, 784, 30, 1, 10, 0.67),
+        (400, 784, 100, 1, 10, 0.91),
+        (200, 3072, 100, 5, 32, 2.5),
+        (50, 170, 100, 1, 10, 0.94),
+    ],
+)
+def test_it_is_done_where_it_was_measured_to_pay(rows, inputs, outputs, epochs, batch, gain):
+    phase = Phase((Step("*", adam(0.1), elbo()),), epochs, batch)
+    assert pays(phase, Size((outputs, inputs)), rows) == (gain > 1)
+
+
+def test_it_pays_less_with_more_rows_and_more_with_more_epochs():
+    def at(rows: int, epochs: int) -> bool:
+        return pays(Phase((), epochs, 10), Size((100, 784)), rows)
+
+    for epochs in range(1, 30):
+        worth = [at(rows, epochs) for rows in range(1, 1000)]
+        assert worth == sorted(worth, reverse=True)
+        assert not any(worth[783:])
+    assert all(not few or more for few, more in pairwise(at(240, e) for e in range(1, 30)))
+    assert at(240, 5)
+    assert not at(240, 1)
+    assert not at(400, 20)  # though it would be faster: its X X' is larger than the layer
+    assert not pays(Phase((), lambda ids: ids, 10), Size((100, 784)), 1)
+    assert not pays(Phase((), 5, None), Size((100, 784)), 1)
+
+
+def test_only_a_plain_linear_first_layer_is_cut_off():
+    def of(*layers: nn.Module) -> row_space.FirstLayer | None:
+        return first_layer(Network(nn.Sequential(*layers)), "w")
+
+    plain = of(nn.Flatten(), nn.Linear(8, 4, bias=False), nn.ReLU(), nn.Linear(4, 3))
+    assert plain is not None
+    assert (plain.weight, plain.bias, len(plain.below), len(plain.after)) == (
+        "w/1.weight",
+        None,
+        1,
+        1,
+    )
+    assert of(nn.Linear(8, 3)) is None
+    assert of(nn.LayerNorm(8), nn.Linear(8, 3)) is None
+    assert first_layer(build("cnn-pfedvem", (3, 32, 32), 10), "w") is None
+    tied = nn.Linear(8, 8)
+    assert of(tied, nn.ReLU(), tied, nn.Linear(8, 3)) is None
+    hooked = nn.Linear(8, 4)
+    hooked.register_forward_hook(lambda module, args, out: 2 * out)
+    assert of(hooked, nn.Linear(4, 3)) is None

@@ -1,0 +1,86 @@
+"""Plans: every row once per epoch, in an order that is the client's own."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyrofl.inference.loop import plans
+from pyrofl.inference.loop.plans import buckets, plan
+from pyrofl.tensors import generator
+
+SIZES = st.lists(st.integers(1, 20), min_size=1, max_size=6)
+
+
+def rows_of(sizes: list[int]) -> list[torch.Tensor]:
+    return list(torch.randperm(sum(sizes), generator=generator(8)).split(sizes))
+
+
+@settings(deadline=None, max_examples=100)
+@given(SIZES, st.data(), st.sampled_from([None, 1, 3, 7, 50]))
+def test_every_row_once_per_epoch(sizes, data, batch):
+    rows = rows_of(sizes)
+    some = st.lists(st.integers(0, 3), min_size=len(sizes), max_size=len(sizes))
+    epochs = data.draw(some)
+    p = plan(rows, epochs, batch, [generator(1, c) for c in range(len(sizes))])
+    width = min(batch or max(sizes), max(sizes))
+    assert p.rows.shape == p.mask.shape == (int(p.steps.max()), len(sizes), width)
+    for c, (mine, many) in enumerate(zip(rows, epochs, strict=True)):
+        per_epoch = -(-len(mine) // width)
+        assert int(p.steps[c]) == many * per_epoch
+        assert not p.mask[p.steps[c] :, c].any()
+        for e in range(many):
+            steps = slice(e * per_epoch, (e + 1) * per_epoch)
+            taken = p.rows[steps, c][p.mask[steps, c]]
+            assert sorted(taken.tolist()) == sorted(mine.tolist())
+            # All minibatches but the last are full, none is empty, and padding comes last.
+            counts = p.mask[steps, c].sum(1)
+            assert (counts[:-1] == width).all()
+            assert counts[-1] >= 1
+            assert (p.mask[steps, c].int().diff(dim=1) <= 0).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(SIZES, st.sampled_from([None, 1, 3, 7]))
+def test_the_plan_of_a_client_is_its_own(sizes, batch):
+    rows = rows_of(sizes)
+    together = plan(rows, [2] * len(sizes), batch, [generator(1, c) for c in range(len(sizes))])
+    for c, mine in enumerate(rows):
+        alone = plan([mine], [2], batch, [generator(1, c)])
+        assert int(alone.steps[0]) == int(together.steps[c])
+        for t in range(int(alone.steps[0])):
+            ours = together.rows[t, c][together.mask[t, c]]
+            assert torch.equal(alone.rows[t, 0][alone.mask[t, 0]], ours)
+
+
+def test_epochs_are_shuffled_minibatches_only():
+    (mine,) = rows_of([20])
+    whole = plan([mine], [2], None, [generator(1)])
+    assert torch.equal(whole.rows[:, 0], torch.stack([mine, mine]))
+    p = plan([mine], [2], 20, [generator(1)])
+    assert not torch.equal(p.rows[0], p.rows[1])
+    assert not torch.equal(p.rows[0, 0], mine)
+    again = plan([mine], [2], 20, [generator(2)])
+    assert not torch.equal(p.rows, again.rows)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=40))
+def test_groups_hold_every_client_once_and_a_cut_spares_what_it_costs(sizes):
+    found = buckets(torch.tensor(sizes))
+    assert sorted(i for group in found for i in group.tolist()) == list(range(len(sizes)))
+    grouped = [[sizes[i] for i in group.tolist()] for group in found]
+    assert [size for group in grouped for size in group] == sorted(sizes, reverse=True)
+    padded = sum(len(group) * group[0] for group in grouped)
+    assert padded + plans.WORTH * (len(found) - 1) <= len(sizes) * max(sizes)
+    for group in grouped:  # nor is there a cut left that would
+        assert all(
+            (group[0] - size) * (len(group) - at) <= plans.WORTH for at, size in enumerate(group)
+        )
+
+
+def test_groups_of_some_sizes():
+    sizes = torch.tensor([5, 900, 5, 870, 5, 5, 5, 800])
+    assert [group.tolist() for group in buckets(sizes)] == [[1, 3, 7], [0, 2, 4, 5, 6]]
+    assert [group.tolist() for group in buckets(torch.full((3,), 10**6))] == [[0, 1, 2]]

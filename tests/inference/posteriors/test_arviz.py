@@ -1,0 +1,327 @@
+"""All that a run's programs say reaches ArviZ, by client and row, as joint draws."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import matplotlib as mpl
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import toys
+from pyro.infer.autoguide import AutoMultivariateNormal
+from torch import Tensor
+
+import pyrofl
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.elbo import Program
+from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.posteriors.arviz import GROUPS
+from pyrofl.inference.posteriors.export import import_arviz
+from pyrofl.models import fedavg, pfedvem
+from pyrofl.models.guides.automatic import from_pyro
+from pyrofl.tensors import Tensors, spread_out
+
+mpl.use("Agg")
+
+SIZES = (3, 1, 6)
+
+
+def schools(names: tuple[str, ...] = ("Ada", "Bea", "Cleo")) -> Federation:
+    rng = np.random.default_rng(3)
+    x = torch.from_numpy(rng.normal(size=(sum(SIZES), 1)))
+    y = 2 * x[:, 0] + torch.from_numpy(rng.normal(size=sum(SIZES)))
+    parts = torch.arange(sum(SIZES)).split(list(SIZES))
+    return Federation(x, y, parts, tuple(p[:0] for p in parts), names=names)
+
+
+def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Let slopes be mu + 2 eta_j, where all clients share mu."""
+    zero = batch.x.new_zeros(())
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(zero, 5.0))
+        eta = pyro.sample("eta", dist.Normal(zero, 1.0))
+        slope = pyro.deterministic("slope", mu + 2 * eta)
+        with batch.rows():
+            fitted = pyro.deterministic("fitted", slope * batch.x[..., 0])
+            pyro.sample("y", dist.Normal(fitted, 0.5), obs=batch.y)
+
+
+def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(received["loc"], 0.4))
+        pyro.sample("eta", dist.Normal(local["m"] - 0.5 * mu, 0.3))
+
+
+def method(guide: Program = guide, model: Program = model, shared: str = "mu") -> Method:
+    """Return what stands still at mu ~ Normal(1, 0.4^2), and says so."""
+    one = torch.tensor(1.0, dtype=torch.float64)
+    return Method(
+        init=lambda generator, clients: {"loc": one},
+        join=lambda received, who, generator: {"m": 0.1 * who.ids.to(received["loc"])},
+        model=model,
+        guide=guide,
+        phases=(Phase((lambda received, local, batch: {"m": local["m"]},)),),
+        merge=lambda server, message, who, generator: server,
+        statistics=lambda received, local, batch: {"m": local["m"]},
+        shared=shared,
+    )
+
+
+def run(seed: int = 0, data: Federation | None = None, **what: object) -> pyrofl.Run:
+    made = method(**what)  # type: ignore[arg-type]
+    return pyrofl.fit(made, data or schools(), 1, seed=seed, progress=False)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return pyrofl.to_arviz([run(0), run(1)], 400, groups="all")
+
+
+def test_every_group_has_named_axes_and_no_padding(whole):
+    assert {g for g in GROUPS if g in whole} == set(GROUPS)
+    samples, rows = ("chain", "draw"), ("chain", "draw", "row")
+    for group in ("posterior", "prior"):
+        found = {n: v.dims for n, v in whole[group].data_vars.items()}
+        assert found == {
+            "mu": samples,
+            "eta": (*samples, "client"),
+            "slope": (*samples, "client"),
+            "fitted": rows,
+        }
+    for group in ("posterior_predictive", "prior_predictive", "log_likelihood"):
+        assert whole[group]["y"].dims == rows
+    y = whole["observed_data"]["y"]
+    assert y.dims == ("row",)
+    assert (y.values == schools().y.numpy()).all()
+    assert y["row_client"].values.tolist() == ["Ada"] * 3 + ["Bea"] + ["Cleo"] * 6
+    constant = whole["constant_data"]
+    assert (constant["x"].values == schools().x.numpy()).all()
+    assert constant["size"].sel(client="Cleo") == 6
+    assert constant["table_row"].values.tolist() == list(range(10))
+
+
+def test_draws_of_several_sites_are_joint(whole):
+    posterior = whole["posterior"]
+    slope = posterior["mu"] + 2 * posterior["eta"]
+    np.testing.assert_allclose(slope, posterior["slope"], atol=1e-12)
+    mine = posterior["slope"].sel(client=posterior["row_client"])
+    np.testing.assert_allclose(
+        mine * schools().x[:, 0].numpy(), posterior["fitted"].transpose(*mine.dims), atol=1e-12
+    )
+    # The guide ties each client's own site to the one that they share: slope -0.5.
+    own = posterior["eta"] + 0.5 * posterior["mu"] - 0.1 * np.arange(3)
+    assert abs(float(own.std()) - 0.3) < 4 * 0.3 / math.sqrt(2 * 2400)
+    assert abs(float(posterior["mu"].mean()) - 1) < 4 * 0.4 / math.sqrt(800)
+
+
+def test_densities_are_those_of_the_programs(whole):
+    posterior, stats = whole["posterior"], whole["sample_stats"]
+    mu, eta = posterior["mu"], posterior["eta"]
+
+    def normal(value, loc, scale):
+        return -0.5 * ((value - loc) / scale) ** 2 - math.log(scale * math.sqrt(2 * math.pi))
+
+    y = schools().y.numpy()
+    log_lik = normal(y, posterior["fitted"], 0.5)
+    np.testing.assert_allclose(log_lik, whole["log_likelihood"]["y"], atol=1e-10)
+    # All clients hold mu, and it counts once.
+    log_p = normal(mu, 0, 5) + normal(eta, 0, 1).sum("client") + log_lik.sum("row")
+    log_q = normal(mu, 1, 0.4) + normal(eta + 0.5 * mu, 0.1 * np.arange(3), 0.3).sum("client")
+    np.testing.assert_allclose(log_p, stats["log_p"], atol=1e-9)
+    np.testing.assert_allclose(log_q, stats["log_q"], atol=1e-9)
+    assert stats["m"].dims == ("chain", "client")
+
+
+def test_predictive_draws_follow_the_model(whole):
+    for group, spread in (("posterior", 0.5), ("prior", 0.5)):
+        noise = whole[f"{group}_predictive"]["y"] - whole[group]["fitted"]
+        count = noise.size
+        assert abs(float(noise.mean())) < 4 * spread / math.sqrt(count)
+        assert abs(float(noise.std()) / spread - 1) < 4 / math.sqrt(2 * count)
+    assert abs(float(whole["prior"]["mu"].std()) / 5 - 1) < 4 / math.sqrt(2 * 800)
+    assert abs(float(whole["prior"]["eta"].std()) - 1) < 4 / math.sqrt(2 * 2400)
+    chains = whole["posterior_predictive"]["y"]
+    assert not np.array_equal(chains[0], chains[1])
+
+
+def test_without_sharing_each_client_has_its_own_densities():
+    found = run(shared="").to_arviz(20, groups="all")
+    stats, posterior = found["sample_stats"], found["posterior"]
+    assert posterior["mu"].dims == stats["log_p"].dims == ("chain", "draw", "client")
+    assert len(np.unique(posterior["mu"].values)) == 60
+    of_rows = found["log_likelihood"]["y"].groupby("row_client").sum()
+    own = stats["log_p"].rename(client="row_client") - of_rows
+    mu, eta = posterior["mu"], posterior["eta"]
+    prior = -0.5 * ((mu / 5) ** 2 + eta**2) - math.log(2 * math.pi * 5)
+    np.testing.assert_allclose(own.transpose(*own.dims), prior, atol=1e-9)
+
+
+def test_cheap_and_whole_exports_agree(whole):
+    cheap = pyrofl.to_arviz([run(0), run(1)], 400)
+    assert {g for g in GROUPS if g in cheap} == {"posterior", "sample_stats"}
+    for name in ("mu", "eta", "slope"):
+        assert cheap["posterior"][name].dims == whole["posterior"][name].dims
+        np.testing.assert_allclose(cheap["posterior"][name], whole["posterior"][name], atol=1e-12)
+    assert "fitted" not in cheap["posterior"]
+    drawn = run().posterior(400)
+    assert drawn["slope"].shape == (400, 3)
+    one = run().to_arviz(400, groups=("log_likelihood",), ids=torch.tensor([2]))
+    assert one["log_likelihood"]["y"].shape == (1, 400, 6)
+    assert (
+        one["log_likelihood"]["y"].values[0] == whole["log_likelihood"]["y"].values[0, :, 4:]
+    ).all()
+    assert "sample_stats" not in one  # shared sites depend on clients that are not there
+
+
+@pytest.mark.filterwarnings("ignore::matplotlib.MatplotlibDeprecationWarning")  # ArviZ's own,
+@pytest.mark.filterwarnings("ignore:The inplace keyword:DeprecationWarning")  # both of them
+def test_arviz_takes_it_as_it_is(whole):
+    az = import_arviz()
+    summary = az.summary(whole, var_names=["mu", "slope"], kind="stats")
+    assert list(summary.index) == ["mu", "slope[Ada]", "slope[Bea]", "slope[Cleo]"]
+    az.plot_forest(whole, var_names=["slope"], combined=True)
+    az.plot_trace(whole, var_names=["mu"])
+    (az.plot_ppc if hasattr(az, "plot_ppc") else az.plot_ppc_dist)(whole)
+    mpl.pyplot.close("all")
+    with pytest.warns(UserWarning, match="Estimated shape parameter"):
+        elpd = az.loo(whole, pointwise=True)
+    assert elpd.n_data_points == 10
+    assert elpd.pareto_k["row_client"].values[3] == "Bea"
+    with pytest.warns(UserWarning, match="Estimated shape parameter"):
+        table = az.compare({"one": whole, "other": run(2).to_arviz(400, groups="all")})
+    assert set(table.index) == {"one", "other"}
+
+
+def test_chains_must_be_alike():
+    other = run(1, schools(("Ada", "Bea", "Dora")))
+    with pytest.raises(ValueError, match="runs have clients Ada, Bea, Cleo and Ada, Bea, Dora"):
+        pyrofl.to_arviz([run(), other])
+    data = schools()
+    with pytest.raises(ValueError, match="Ada has other training rows in another run"):
+        pyrofl.to_arviz([run(), run(1, replace(data, y=data.y + 1))])
+    with pytest.raises(
+        ValueError, match=r"runs differ in posterior/mu \[5, 3\], posterior/mu \[5\]"
+    ):
+        pyrofl.to_arviz([run(), run(1, shared="")], 5)
+    with pytest.raises(ValueError, match=r"seeds of the runs are \[0, 0\]; expected all different"):
+        pyrofl.to_arviz([run(), run()])
+    with pytest.raises(ValueError, match="0 runs and groups"):
+        pyrofl.to_arviz([])
+    with pytest.raises(
+        ValueError, match="groups 'posterior'; expected at least one run, and 'all'"
+    ):
+        run().to_arviz(groups="posterior")
+
+
+def test_sites_that_are_not_one_for_all_are_refused():
+    with pytest.raises(ValueError, match="site 'eta' is declared as shared"):
+        run(shared="mu eta").to_arviz(5)
+
+
+def test_an_improper_prior_has_no_draws(blobs: Federation):
+    fitted = pyrofl.fit(fedavg.build(toys.net()), blobs, 1, progress=False)
+    found = fitted.to_arviz(2, groups="all")
+    assert {g for g in GROUPS if g not in found} == {"prior", "prior_predictive"}
+    with pytest.raises(ValueError, match="the prior has no draws: ImproperUniform"):
+        fitted.to_arviz(2, groups=["prior"])
+
+
+def test_the_loss_says_who_trained(blobs: Federation):
+    built = pfedvem.build(toys.net(), head_epochs=1, base_epochs=1)
+    fitted = pyrofl.fit(built, blobs, 3, trains=pyrofl.fixed(5), progress=False)
+    loss = fitted.to_arviz(2)["sample_stats"]["loss"]
+    assert loss.dims == ("chain", "round", "client", "step")
+    assert loss["step"].values.tolist() == ["mu/* pi/*", "base/*"]
+    assert loss.notnull().sum("client").values.tolist() == [[[5, 5]] * 3]
+    ids = fitted.state.trained
+    last = fitted.state.loss["base/*"].numpy()
+    np.testing.assert_array_equal(loss.sel(round=3, step="base/*").values[0, ids], last)
+    more = pyrofl.fit(built, blobs, 4, start=fitted.state, progress=False)
+    assert more.to_arviz(2)["sample_stats"]["round"].values.tolist() == [4]
+
+
+def test_rows_may_have_latent_sites_and_guides_may_read_rows():
+    def noisy(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            level = pyro.sample("level", dist.Normal(batch.x.new_zeros(()), 3.0))
+            with batch.rows():
+                true = pyro.sample("true", dist.Normal(level, 1.0))
+                pyro.sample("y", dist.Normal(true, 1.0), obs=batch.y)
+
+    def reads(received: Tensors, local: Tensors, batch: Batch) -> None:
+        mean = (batch.y * batch.mask).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
+        with batch.clients():
+            pyro.sample("level", dist.Normal(mean, 1e-9))
+            with batch.rows():
+                pyro.sample("true", dist.Normal(batch.y, 1e-9))
+
+    fitted = run(guide=reads, model=noisy, shared="")
+    found = fitted.to_arviz(7, groups="all")
+    assert found["posterior"]["true"].dims == ("chain", "draw", "row")
+    np.testing.assert_allclose(found["posterior"]["true"].values[0, 3], schools().y, atol=1e-7)
+    means = found["observed_data"]["y"].groupby("row_client").mean().values
+    np.testing.assert_allclose(found["posterior"]["level"].values[0, 3], means, atol=1e-7)
+    drawn = fitted.posterior(7)
+    assert set(drawn) == {"level"}
+    np.testing.assert_allclose(drawn["level"][3], means, atol=1e-7)
+
+
+def test_families_that_couple_clients_are_studied_one_by_one():
+    auto = from_pyro(AutoMultivariateNormal, schools(), model=model)
+    start: Tensors = spread_out(auto.start({}), 3)
+
+    def join(received: Tensors, who: pyrofl.Who, generator: torch.Generator) -> Tensors:
+        return {n: v[who.ids].to(torch.float64) for n, v in start.items()}
+
+    fitted = pyrofl.fit(
+        replace(method(guide=auto.program, shared=""), join=join, statistics=no_numbers, phases=()),
+        schools(),
+        0,
+        progress=False,
+    )
+    found = fitted.to_arviz(9, groups=["log_likelihood", "posterior"])
+    assert found["log_likelihood"]["y"].shape == (1, 9, 10)
+    with pytest.raises(ValueError, match="couples 3 clients; run with chunk=1"):
+        fitted.to_arviz(9)
+    assert fitted.to_arviz(9, chunk=1)["posterior"]["eta"].shape == (1, 9, 3)
+
+
+def no_numbers(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+    return {}
+
+
+def test_ensembles_and_no_draws_are_refused():
+    def twice(received: Tensors, local: Tensors) -> list[Tensors]:
+        return [local, local]
+
+    both = run()
+    both.method = replace(both.method, views={"ensemble": twice})
+    for groups in (["posterior"], ["log_likelihood"]):
+        with pytest.raises(ValueError, match="'ensemble' is an ensemble"):
+            both.to_arviz(2, groups=groups, model="ensemble")
+        with pytest.raises(ValueError, match="draws is 0; expected at least 1"):
+            run().to_arviz(0, groups=groups)
+
+
+def test_a_deterministic_site_has_axes_for_clients_and_rows():
+    def flat(received: Tensors, local: Tensors, batch: Batch) -> None:
+        model(received, local, batch)
+        pyro.deterministic("two", torch.tensor(2.0))
+
+    with pytest.raises(ValueError, match=r"site 'two' has shape \(\); expected 3 clients"):
+        run(model=flat).to_arviz(2)
+
+
+def test_a_factor_weighs_draws_and_is_no_data():
+    def weighed(received: Tensors, local: Tensors, batch: Batch) -> None:
+        model(received, local, batch)
+        pyro.factor("bonus", batch.x.new_full((len(batch), 1), 2.5))
+
+    plain, more = (run(model=m).to_arviz(4, groups="all") for m in (model, weighed))
+    assert list(more["log_likelihood"].data_vars) == list(more["observed_data"].data_vars) == ["y"]
+    gain: Tensor = more["sample_stats"]["log_p"] - plain["sample_stats"]["log_p"]
+    np.testing.assert_allclose(gain, 3 * 2.5, atol=1e-9)

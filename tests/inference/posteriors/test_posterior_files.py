@@ -1,0 +1,69 @@
+"""posterior.nc of every method looks the same whichever ArviZ wrote and opens it.
+
+The table is what both versions give: the suite runs with 0.23 on Python 3.11 and 1.x on 3.12, 3.13.
+"""
+
+from __future__ import annotations
+
+import pytest
+import toys
+from test_contract import EXTRA, METHODS, MODULES
+
+import pyrofl
+from pyrofl.cli.report import main_view
+from pyrofl.inference.posteriors import export
+
+NAMES = ("Ada", "Bea", "Cleo")
+SIZES = {"fc1_in": 8, "fc1_out": 6, "head_in": 6, "head_out": 5, "client": 3, "chain": 1, "draw": 2}
+NETWORK = {
+    "fc1.weight": ("fc1_out", "fc1_in"),
+    "fc1.bias": ("fc1_out",),
+    "head.weight": ("head_out", "head_in"),
+    "head.bias": ("head_out",),
+}
+HEAD = {n: axes for n, axes in NETWORK.items() if n.startswith("head")}
+# Latent sites and the axes of their own; in the rest all parameters are.
+SITES = {
+    "fedpop": HEAD,
+    "metavd": {"fc1.weight": NETWORK["fc1.weight"]},
+    "pfedmb": {"alpha": ("alpha_dim_0", "alpha_dim_1")},
+    "pfedvem": HEAD,
+}
+SHARED = {"pvi"}  # a posterior of all clients together has no client axis
+STATISTICS = {
+    "apfl": {"alpha"},
+    "metavd": {"dropout_rate", "sparsity"},
+    "pfedmb": {"alpha_entropy", "branches_kept"},
+    "pfedvem": {"tau", "deviation"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_file_of_a_method_has_these_axes(name, tmp_path):
+    data = toys.blobs((3, 5, 4))
+    data = pyrofl.Federation(data.x, data.y, data.train, data.test, NAMES)
+    net = toys.net()
+    run = pyrofl.fit(MODULES[name].build(net, **EXTRA.get(name, {})), data, 1, progress=False)
+    view, adapted = main_view(run)
+    dims = {n: net.dims(n) for n in net.shapes}
+    path = tmp_path / "posterior.nc"
+    export.save(run.to_arviz(2, dims, model=view, adapted=adapted), path)
+    found = export.import_arviz().from_netcdf(path)
+
+    lead = ("chain", "draw") if name in SHARED else ("chain", "draw", "client")
+    expected = {n: (*lead, *axes) for n, axes in SITES.get(name, NETWORK).items()}
+    posterior = found["posterior"]
+    assert {n: v.dims for n, v in posterior.data_vars.items()} == expected
+    for axis, size in posterior.sizes.items():
+        assert size == SIZES.get(axis, size)
+        assert posterior[axis].values.tolist() == (
+            list(NAMES) if axis == "client" else list(range(size))
+        )
+    stats = found["sample_stats"]
+    assert {n: v.dims for n, v in stats.data_vars.items()} == {
+        "loss": ("chain", "round", "client", "step"),
+        **{n: ("chain", "client") for n in STATISTICS.get(name, set())},
+    }
+    assert stats["client"].values.tolist() == list(NAMES)
+    assert stats["round"].values.tolist() == [1]
+    assert set(stats["step"].values.tolist()) == set(run.loss[0])

@@ -1,0 +1,328 @@
+"""Every method goes on from a file to the last bit; other files are refused in one clear line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import test_contract as contract
+import torch
+import toys
+
+from pyrofl.data import Federation
+from pyrofl.files import hashed as container
+from pyrofl.files.run_folder import versions
+from pyrofl.inference.checkpoints import Keeper, load, save
+from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.loop.participation import bernoulli
+from pyrofl.inference.loop.stragglers import Stragglers
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seeds
+from pyrofl.models import fedavg
+from pyrofl.tensors import size_in_bytes
+
+OPTIONS = {
+    "participation": bernoulli(0.5),
+    "stragglers": Stragglers(0.2, 0.4),
+    "every": 1,
+    "progress": False,
+}
+ABOUT = {"lr": 0.1, "settings": ["epochs=2"]}
+
+
+@cache
+def data() -> Federation:
+    return toys.blobs((3, 9, 7, 12), held_out=1)
+
+
+@cache
+def plain() -> Method:
+    return fedavg.build(toys.net(), epochs=1)
+
+
+def assert_same_run(a: Run, b: Run) -> None:
+    toys.assert_same_round(a.state, b.state)
+    assert a.method is b.method
+    for name in ("metrics", "down", "up", "rejected", "trained", "reported", "seed", "draws"):
+        assert getattr(a, name) == getattr(b, name), name
+    assert len(a.seconds) == len(b.seconds)
+    for x, y in zip(a.loss, b.loss, strict=True):
+        toys.assert_same(x, y)
+
+
+@contract.everywhere
+def test_every_method_goes_on_to_the_last_bit(name, tmp_path):
+    method, path = contract.built(name), tmp_path / "run.ckpt"
+    whole = fit(method, data(), 3, seed=4, **OPTIONS)
+    fit(method, data(), 1, seed=4, after=Keeper(path, 1), **OPTIONS)
+    for rounds in (2, 3):
+        start = load(path, method, data(), seed=4)
+        again = fit(method, data(), rounds, seed=4, start=start, after=Keeper(path, 1), **OPTIONS)
+    assert_same_run(again, whole)
+    last = load(path, method, data(), seed=4)
+    assert last.metrics == [row for row in again.metrics if row["round"] < 3]  # not tested yet
+    assert_same_run(fit(method, data(), 3, start=last, **OPTIONS), again)
+    toys.assert_same(again.posterior(2), whole.posterior(2))
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    path = tmp_path / "run.ckpt"
+    save(fit(plain(), data(), 2, progress=False), path, ABOUT)
+    return path
+
+
+def test_a_checkpoint_holds_every_field(file):
+    content = container.read(file, _about(file))
+    known = {f.name for f in fields(Run)} - {"method", "data", "state", "seed"}
+    assert content["records"].keys() == known
+    assert content["state"].keys() >= {"number", "server", "private", "seen", "message", "loss"}
+
+
+def _about(file: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads(torch.load(file, weights_only=True)["about"])
+    return found
+
+
+def test_it_weighs_little_more_than_the_state(file):
+    run = load(file, plain(), data(), ABOUT)
+    state = (run.state.server, run.state.private, run.state.message)
+    rows = sum(len(next(iter(part.values()), [])) * size_in_bytes(part) for part in state)
+    assert file.stat().st_size < rows + 50_000
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"lr": 0.2}, "now lr is 0.2 and was 0.1"),
+        ({"settings": ["epochs=3"]}, r"now settings is \['epochs=3'\] and was \['epochs=2'\]"),
+        ({"momentum": 0.9}, "now momentum is 0.9 and was None"),
+        ({"lr": 1, "batch": 3}, "now batch is 3 and was None, lr is 1 and was 0.1"),
+    ],
+)
+def test_another_setting_is_refused_by_name(file, changed, told):
+    with pytest.raises(ValueError, match=f"run.ckpt is of another run; {told}"):
+        load(file, plain(), data(), ABOUT | changed)
+
+
+def test_another_seed_other_data_and_another_version_are_refused(file, monkeypatch):
+    with pytest.raises(ValueError, match="now seed of init is 1 and was 0, seed of noise is 1 "):
+        load(file, plain(), data(), ABOUT, seed=1)
+    with pytest.raises(ValueError, match="now seed of participation is 2 and was 0"):
+        load(file, plain(), data(), ABOUT, seed=Seeds(participation=2))
+    assert load(file, plain(), data(), ABOUT, seed=Seeds()).state.number
+    x = data().x.clone()
+    x[0, 0] += 1e-9
+    names = tuple(reversed(data().names))
+    for other in (replace(data(), x=x), replace(data(), names=names), toys.blobs((3, 9, 7, 12))):
+        with pytest.raises(ValueError, match="now hash of the data is"):
+            load(file, plain(), other, ABOUT)
+    for name in ("python", "pyrofl", "torch", "pyro", "numpy"):
+        other = versions() | {name: "0.9", "arviz": "0.9"}
+        monkeypatch.setattr("pyrofl.inference.checkpoints.versions", lambda other=other: other)
+        with pytest.raises(ValueError, match=f"now version of {name} is '0.9' and was '[^,]*$"):
+            load(file, plain(), data(), ABOUT)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 19, 25, 90, 400, -1])
+def test_a_file_that_was_cut_off_is_refused(file, keep):
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ValueError, match="is cut off or of another kind: it ends with"):
+        load(file, plain(), data(), ABOUT)
+
+
+def test_a_single_bit_is_missed(file):
+    content = bytearray(file.read_bytes())
+    tail = len(content) - container.TAIL
+    for at in (*range(0, len(content), len(content) // 40), tail - 1, tail, tail + 63, tail + 64):
+        content[at] ^= 4
+        file.write_bytes(bytes(content))
+        told = r"is (damaged: its hash is \w{12}; expected .{12}$|cut off or of another kind)"
+        with pytest.raises(ValueError, match=told):
+            load(file, plain(), data(), ABOUT)
+        content[at] ^= 4
+    file.write_bytes(bytes(content))
+    assert load(file, plain(), data(), ABOUT).state.number == 2
+
+
+def test_files_of_others_are_refused(tmp_path):
+    path = tmp_path / "run.ckpt"
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        load(path, plain(), data())
+    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+        load(tmp_path, plain(), data())
+    torch.save({"a": 1}, path)
+    with pytest.raises(ValueError, match=r"it ends with .*; expected b'.npyrofl checkpoint 2"):
+        load(path, plain(), data())
+    path.write_bytes(b"0" * 99 + b"\npyrofl checkpoint 3\n")
+    with pytest.raises(ValueError, match=r"it ends with b'.npyrofl checkpoint 3"):
+        load(path, plain(), data())
+
+
+class Code:
+    ran = False
+
+    def __reduce__(self):
+        return setattr, (Code, "ran", True)
+
+
+def test_no_code_in_a_file_is_run(tmp_path):
+    path = tmp_path / "run.ckpt"
+    pickle.loads(pickle.dumps(Code()))
+    assert Code.ran
+    Code.ran = False
+    container.write(path, {}, {"state": Code()})
+    with pytest.raises(ValueError, match="cannot be read"):
+        container.read(path, {})
+    assert not Code.ran
+
+
+def test_rows_are_hashed_once_however_many_checkpoints_there_are(tmp_path, monkeypatch):
+    hashed, real = [], container.hashlib.sha256
+    monkeypatch.setattr(container.hashlib, "sha256", lambda: hashed.append(1) or real())
+    federation = toys.blobs((3, 5))
+    fit(plain(), federation, 3, after=Keeper(tmp_path / "a", 1), progress=False)
+    assert len(hashed) == 4  # the rows, and three files
+    assert container.fingerprint(toys.blobs((3, 5))) == container.fingerprint(federation)
+    assert len(hashed) == 5
+
+
+def test_what_was_read_outlives_the_file_and_is_not_the_file(file):
+    run = load(file, plain(), data(), ABOUT)
+    before, server = file.read_bytes(), run.state.server["w/fc1.weight"].clone()
+    run.state.server["w/fc1.weight"].zero_()
+    run.loss[0][next(iter(run.loss[0]))].zero_()
+    assert file.read_bytes() == before
+    again = load(file, plain(), data(), ABOUT)
+    file.unlink()
+    assert torch.equal(again.state.server["w/fc1.weight"], server)
+
+
+class Disk(io.BytesIO):
+    """A file on a disk that is full after so many bytes, or that somebody interrupts."""
+
+    def __init__(self, size: int, error: BaseException) -> None:
+        super().__init__()
+        self.size, self.error = size, error
+
+    def write(self, content):
+        if self.tell() + memoryview(content).nbytes > self.size:
+            raise self.error
+        return super().write(content)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("size", [0, 30, 46, 500, 2000, 2200])
+def test_what_goes_wrong_in_a_write_is_not_hidden(tmp_path, monkeypatch, error, size):
+    path, content = tmp_path / "a", {"a": torch.arange(100.0), "b": torch.ones(3)}
+    container.write(path, {}, content)
+    before = path.read_bytes()
+    assert len(before) > 2200
+
+    def full(name, mode):
+        Path(name).touch()
+        return Disk(size, error)
+
+    monkeypatch.setattr(container, "open", full, raising=False)
+    with pytest.raises(type(error)) as caught:
+        container.write(path, {}, content)
+    assert caught.value is error
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_the_old_file_stays_if_the_new_one_cannot_be_written(file, monkeypatch):
+    before = file.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pyrofl.files.run_folder.os.fsync", full)
+    run = load(file, plain(), data(), ABOUT)
+    with pytest.raises(OSError, match="No space left"):
+        fit(plain(), data(), 4, start=run, after=Keeper(file, 1, about=ABOUT), progress=False)
+    assert file.read_bytes() == before
+    assert [p.name for p in file.parent.iterdir()] == ["run.ckpt"]
+
+
+def test_checkpoints_are_written_when_asked_and_after_the_last_round(tmp_path):
+    path, held = tmp_path / "run.ckpt", []
+    keeper = Keeper(path, 2, 5)
+
+    def after(run: Run) -> None:
+        keeper(run)
+        held.append(keeper.written)
+
+    fit(plain(), data(), 5, after=after, progress=False)
+    assert held == [None, 2, 2, 4, 5]
+    keeper = Keeper(path)
+    fit(plain(), data(), 3, after=keeper, progress=False)
+    assert load(path, plain(), data()).state.number == 5
+    keeper.rescue()
+    assert load(path, plain(), data()).state.number == 3
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_what_stops_a_test_loses_no_round(tmp_path, monkeypatch):
+    # With one copy of what clients keep, the next round writes over that of the round before.
+    monkeypatch.setattr("pyrofl.inference.loop.client_state.COPIED", 0)
+    method, path, real = contract.built("pfedvem"), tmp_path / "run.ckpt", Run.test
+    whole = fit(method, data(), 5, **OPTIONS)
+
+    def stop(run: Run) -> object:
+        if run.state.number == 4:
+            raise Interrupted
+        return real(run)
+
+    keeper = Keeper(path)
+    monkeypatch.setattr(Run, "test", stop)
+    with pytest.raises(Interrupted):
+        fit(method, data(), 5, after=keeper, **OPTIONS)
+    monkeypatch.setattr(Run, "test", real)
+    keeper.rescue()
+    kept = load(path, method, data())
+    assert kept.state.number == 4
+    assert {row["round"] for row in kept.metrics} == {1, 2, 3}
+    assert_same_run(fit(method, data(), 5, start=kept, **OPTIONS), whole)
+
+
+def test_a_run_goes_on_with_its_own_seed_and_draws(tmp_path):
+    path, settings = tmp_path / "run.ckpt", {"every": 1, "progress": False}
+    whole = fit(plain(), data(), 2, seed=Seeds(noise=3), draws=2, **settings)
+    fit(plain(), data(), 1, seed=Seeds(noise=3), draws=2, after=Keeper(path, 1), **settings)
+    start = load(path, plain(), data(), seed=Seeds(noise=3))
+    assert start.draws == 2
+    assert_same_run(fit(plain(), data(), 2, start=start, **settings), whole)
+    again = fit(plain(), data(), 2, start=start, seed=Seeds(noise=3), draws=5, **settings)
+    assert (again.draws, again.seed) == (5, start.seed)
+    with pytest.raises(ValueError, match=r"seed is 0; expected .*noise=3.*, that of the start"):
+        fit(plain(), data(), 2, start=start, seed=0, **settings)
+
+
+def test_what_is_kept_does_not_change_afterwards(tmp_path):
+    keeper = Keeper(tmp_path / "run.ckpt")
+    fit(plain(), data(), 1, after=keeper, progress=False)
+    kept = keeper.last
+    fit(plain(), data(), 2, start=kept, progress=False)
+    assert kept is not None
+    assert len(kept.seconds) == len(kept.loss) == 1
+    assert kept.state.number == 1
+
+
+def test_a_scheduled_method_goes_on_at_its_place(tmp_path):
+    def at(number: int) -> Method:
+        return fedavg.build(toys.net(), epochs=1, decay=True, done=number / 4)
+
+    path = tmp_path / "run.ckpt"
+    fit(at, data(), 2, after=Keeper(path, 1), progress=False)
+    again = fit(at, data(), 4, start=load(path, at, data()), progress=False)
+    toys.assert_same_round(again.state, fit(at, data(), 4, progress=False).state)

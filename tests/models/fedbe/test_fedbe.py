@@ -1,0 +1,294 @@
+"""FedBE: its limits, its variants, and what its server does step by step."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+import toys
+from checks import close
+from toys import last
+
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.loop.participation import fixed
+from pyrofl.inference.loop.rounds import advance, federate, first
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Stream, stream
+from pyrofl.models import fedavg, fedavgm, fedbe, fedprox, guides, likelihoods, priors, scaffold
+from pyrofl.models.fedbe import ensembles
+from pyrofl.models.fedbe.distillation import predictions
+from pyrofl.nets import build
+from pyrofl.tensors import Tensors, generator, role
+
+NET = build("mlp:5", (4,), 3)
+X = torch.randn(40, 4, generator=generator(1), dtype=torch.float64)
+QUICK = {"distil_epochs": 2, "distil_batch": 16, "cycle": 2, "distil_lr": 0.05, "batch": 2}
+
+
+def made(**options: object) -> Method:
+    return fedbe.build(NET, unlabelled=X, **{**QUICK, **options})  # type: ignore[arg-type]
+
+
+def student(server: Tensors) -> Tensors:
+    return role("w", server)
+
+
+def held(server: Tensors) -> Tensors:
+    return role("server/teacher/w", server)
+
+
+BASES = {
+    "fedavg": fedavg.build(NET, batch=2),
+    "fedprox": fedprox.build(NET, mu=1e-3, batch=2),
+    "fedavgm": fedavgm.build(NET, server_lr=0.1, batch=2),
+    "scaffold": scaffold.build(NET, batch=2),
+}
+
+
+@pytest.mark.parametrize("on", BASES)
+def test_without_distillation_it_is_the_method_below(tiny, on):
+    for one, other in zip(
+        federate(made(on=on, distil="none"), tiny, 3), federate(BASES[on], tiny, 3), strict=True
+    ):
+        for n, value in other.server.items():
+            close(one.server[n], value)
+
+
+@pytest.mark.parametrize("distil", ["swa", "sgd"])
+def test_the_average_teaches_itself_nothing(tiny, distil):
+    options = {"sharpen": False, "samples": 0, "distil": distil}
+    alone = made(teachers="A", **options)
+    for one, other in zip(
+        federate(alone, tiny, 3), federate(BASES["fedavg"], tiny, 3), strict=True
+    ):
+        for n, value in other.server.items():
+            close(one.server[n], value, 1e-10)
+    sharp = last(made(teachers="A"), tiny, 1)
+    assert not torch.allclose(student(sharp.server)["head.bias"], other.server["w/head.bias"])
+
+
+def test_one_client_is_all_the_teachers(tiny):
+    state = last(made(samples=4), tiny, 1, participation=fixed(1))
+    for n, value in held(state.server).items():
+        assert len(value) == 1 + 1 + 4
+        close(value, state.message[f"w/{n}"].expand_as(value), 1e-15)
+
+
+@pytest.mark.parametrize("teachers", ["S", "A", "C", "SA", "AC", "SC", "SAC"])
+def test_teachers_are_what_the_letters_say(tiny, teachers):
+    state = last(made(teachers=teachers, samples=4), tiny, 1)
+    size = torch.tensor([3, 5, 4], dtype=torch.float64) / 12
+    for n, value in held(state.server).items():
+        sent = state.message[f"w/{n}"]
+        average = torch.tensordot(size, sent, 1)[None]
+        parts = {"A": average, "C": sent}
+        expected = [parts[letter] for letter in "AC" if letter in teachers]
+        known = sum(len(part) for part in expected)
+        assert len(value) == known + 4 * ("S" in teachers)
+        close(value[:known], torch.cat([*expected, value[:0]]))
+        if "S" in teachers:
+            deviation = torch.tensordot(size, (sent - average).square(), 1).sqrt()
+            assert bool(((value[known:] - average).abs() <= 6 * deviation + 1e-15).all())
+
+
+@pytest.mark.parametrize("posterior", ["gaussian", "dirichlet"])
+def test_the_posterior_is_the_one_asked_for(tiny, posterior):
+    state = last(made(teachers="S", posterior=posterior, samples=6), tiny, 1)
+    sent, drawn = (
+        torch.cat([v.flatten(1) for v in part.values()], 1)
+        for part in (role("w", state.message), held(state.server))
+    )
+    # Mixtures lie in the plane of the three clients, normal draws do not.
+    distance = torch.linalg.lstsq(sent.T, drawn.T).solution
+    inside = torch.allclose(sent.T @ distance, drawn.T, atol=1e-9)
+    assert inside == (posterior == "dirichlet")
+
+
+def test_the_ensemble_averages_the_teachers_predictions(tiny):
+    method = made(samples=3)
+    state = last(method, tiny, 2)
+    _, local = prepared(method, tiny, state, tiny.who(torch.arange(3)), model="ensemble")
+    assert len(local) == 1 + 3 + 3
+    for m, member in enumerate(local):
+        for n, value in held(state.server).items():
+            close(role("w", member)[n], value[m].expand(3, *value[m].shape))
+    found = evaluate(method, tiny, state, model="ensemble")
+    for j in range(3):
+        probs = predictions(NET, held(state.server), tiny.x[tiny.test[j]]).mean(0)
+        true = probs.gather(1, tiny.y[tiny.test[j]][:, None])
+        close(found.values["nll"][j], -true.log().mean().to(found.values["nll"]), 1e-9)
+
+
+def test_teachers_do_not_travel_while_clients_train(tiny):
+    method = made()
+    state = last(method, tiny, 2)
+    for tensors in (method.download(state.server, state.who), state.message):
+        assert set(tensors) == {f"w/{n}" for n in NET.shapes}
+    assert set(method.views) == {"global", "ensemble"}
+
+
+def test_before_the_first_round_the_ensemble_is_the_start(tiny):
+    method = made()
+    begun = first(method, tiny, 0)
+    one, other = (evaluate(method, tiny, begun, model=m).values for m in ("ensemble", "global"))
+    assert torch.equal(one["nll"], other["nll"])
+
+
+def test_linear_predictors_agree_with_their_mean(quadratic):
+    data = quadratic.federation
+    method = fedbe.build(
+        build("linear", (2,), 1), teachers="C", distil="none", likelihood=likelihoods.normal()
+    )
+    state = last(method, data, 1)
+    kinds = {m: evaluate(method, data, state, model=m, part="train") for m in method.views}
+    # Both clients have two rows, so that FedAvg's model is the mean of the teachers.
+    close(kinds["ensemble"].values["rmse"], kinds["global"].values["rmse"], 1e-6)
+
+
+def test_one_ensemble_never_shows_a_client_an_average(tiny):
+    method = made(teachers="C", distil="none", epochs=8)
+    state = last(method, tiny, 1)
+    plain = fedavg.build(NET, batch=2, epochs=8)
+    for j in range(3):
+        (alone,) = federate(plain, tiny, 1, participation=lambda g, c, j=j: torch.tensor([j]))
+        for n, value in alone.message.items():
+            close(held(state.server)[n.removeprefix("w/")][j], value[0])
+
+
+def test_vanilla_distillation_has_the_clients_as_teachers_and_the_last_iterate(tiny):
+    method = made(teachers="C", distil="sgd")
+    state = last(method, tiny, 1)
+    plain = last(BASES["fedavg"], tiny, 1)
+    target = predictions(NET, role("w", plain.message), X).mean(0).square()
+    target /= target.sum(1, keepdim=True)
+    w = {n: v.clone().requires_grad_() for n, v in student(plain.server).items()}
+    optimiser = torch.optim.SGD(w.values(), 0.05, 0.9)
+    rng = stream(0, Stream.MERGE, 0)
+    for _ in range(2):
+        for rows in torch.randperm(40, generator=rng).split(16):
+            optimiser.zero_grad()
+            log_prob = NET.apply(w, X[rows]).log_softmax(1)
+            (-(target[rows] * log_prob).sum() / len(rows)).backward()
+            optimiser.step()
+    for n, value in w.items():
+        close(student(state.server)[n], value.detach())
+
+
+def test_momentum_of_the_server_starts_the_student(tiny):
+    # A student that makes no step is the momentum model itself.
+    method = made(on="fedavgm", distil_epochs=0)
+    for one, other in zip(
+        federate(method, tiny, 3), federate(BASES["fedavgm"], tiny, 3), strict=True
+    ):
+        for n, value in other.server.items():
+            close(one.server[n], value)
+
+
+@pytest.mark.parametrize(
+    ("teachers", "distil", "posterior", "on"),
+    [
+        *product(("A", "C", "SAC"), ("swa", "sgd", "none"), ("gaussian",), ("fedavg",)),
+        *product(("S",), ("swa", "none"), ("dirichlet",), ("fedprox", "fedavgm", "scaffold")),
+        *product(("SAC",), ("sgd",), ("gaussian",), ("fedprox", "fedavgm", "scaffold")),
+    ],
+)
+def test_every_variant_keeps_the_contract(teachers, distil, posterior, on):
+    data = toys.blobs((3, 6, 2, 5))
+    method = fedbe.build(
+        toys.net(),
+        unlabelled=data.x[-16:],
+        teachers=teachers,
+        distil=distil,
+        posterior=posterior,
+        on=on,
+        samples=3,
+        epochs=1,
+        **QUICK,
+    )
+    begun, second = federate(method, data, 2, participation=fixed(3))
+    # The last bit again, taken up again; one by one up to rounding; a NaN client for nobody.
+    (again,) = federate(method, data, 2, participation=fixed(3), start=begun)
+    toys.assert_same_round(again, second)
+    *_, alone = federate(method, data, 2, participation=fixed(3), chunk=1)
+    toys.assert_same_round(alone, second, rtol=1e-8, atol=1e-9)
+    ids = torch.arange(4)
+    spoilt = advance(toys.poisoned(method, 1), data, begun, ids, ids)
+    clean = advance(method, data, begun, ids, torch.tensor([0, 2, 3]))
+    toys.assert_same(spoilt.server, clean.server)
+    for view in method.views:
+        found = evaluate(method, data, second, model=view).values["nll"]
+        assert bool(found.isfinite().all())
+
+
+def test_a_guide_with_spread_is_taught_by_its_means(tiny):
+    method = made(guide=guides.mean_field, draws=2)
+    state = last(method, tiny, 1)
+    assert set(held(state.server)) == set(NET.shapes)
+    plain = fedavg.build(NET, guide=guides.mean_field, draws=2, batch=2)
+    other = last(plain, tiny, 1)
+    for n, value in role("spread", other.server).items():
+        close(state.server[f"spread/{n}"], value)
+
+
+def test_ones_own_method_can_be_distilled(tiny):
+    own = fedavg.build(NET, prior=priors.fixed(), batch=2)
+    method = ensembles.distilled(own, NET, X, distil_epochs=1, samples=2)
+    state = last(method, tiny, 1)
+    assert len(held(state.server)["head.bias"]) == 6
+    plain = last(own, tiny, 1)
+    assert not torch.equal(plain.server["w/head.bias"], state.server["w/head.bias"])
+    assert torch.equal(plain.message["w/head.bias"], state.message["w/head.bias"])
+
+
+def test_the_rate_of_the_clients_falls_with_the_rounds(tiny):
+    for done, lr in ((None, 0.01), (0.2, 0.01), (0.3, 0.001), (0.9, 0.0001)):
+        one = last(made(done=done, decay=True), tiny, 1)
+        other = last(fedavg.build(NET, lr=lr, batch=2), tiny, 1)
+        for n, value in other.message.items():
+            close(one.message[n], value)
+
+
+def test_the_unlabelled_rows_may_be_of_another_type(tiny):
+    one, other = (last(fedbe.build(NET, unlabelled=x, **QUICK), tiny, 1) for x in (X, X.float()))
+    for n, value in one.server.items():
+        close(other.server[n], value, 1e-5)
+
+
+def test_two_rounds_give_the_numbers_they_gave_before(tiny):
+    net = build("mlp:3", (4,), 3)
+    state = last(fedbe.build(net, unlabelled=X, epochs=2, **{**QUICK, "lr": 0.1}), tiny, 2)
+    # The start is drawn in single precision, which vector units round differently.
+    close(state.server["w/head.bias"], [-0.0242180, -0.2214043, -0.0413846], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unlabelled": None}, r"unlabelled is missing; expected rows \[U, \*x\]"),
+        ({"unlabelled": X[:0]}, "unlabelled is missing"),
+        ({"unlabelled": X[:, :3]}, r"unlabelled has shape \(40, 3\); expected rows that the netw"),
+        ({"on": "local"}, "on is 'local'; expected one of fedavg, fedprox, fedavgm, scaffold"),
+        ({"posterior": "flat"}, "posterior is 'flat'; expected one of gaussian, dirichlet"),
+        ({"distil": "adam"}, "distil is 'adam'; expected one of swa, sgd, none"),
+        ({"teachers": "X"}, "teachers is 'X' with 10 samples"),
+        ({"teachers": ""}, "teachers is ''"),
+        ({"teachers": "SS"}, "teachers is 'SS'"),
+        ({"teachers": "S", "samples": 0}, "teachers is 'S' with 0 samples"),
+        ({"samples": -1}, "with -1 samples"),
+        ({"std_scale": -0.1}, "std_scale is -0.1"),
+        ({"posterior": "dirichlet", "alpha": 0.0}, "alpha is 0"),
+        ({"distil_epochs": -1}, "distil_epochs is -1"),
+        ({"distil_batch": 0}, "distil_batch 0"),
+        ({"cycle": 0}, "cycle 0"),
+        ({"distil_lr": -1.0}, "lr is -1"),
+        ({"distil_lr_end": -1.0}, "distil_lr_end -1"),
+        ({"distil_momentum": 1.0}, "momentum 1"),
+        ({"done": 1.5, "decay": True}, "done is 1.5"),
+        ({"likelihood": likelihoods.normal()}, "likelihood is Normal"),
+    ],
+)
+def test_settings_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        fedbe.build(NET, **({"unlabelled": X} | options))

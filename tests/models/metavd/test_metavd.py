@@ -1,0 +1,520 @@
+"""MetaVD: what the server learns, its limits, its variants, its heads and its pruning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import toys
+from checks import close
+from toys import last
+
+from pyrofl.data import Who
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.loop.participation import bernoulli
+from pyrofl.inference.loop.rounds import federate, first
+from pyrofl.inference.loop.state import Round, meet
+from pyrofl.inference.method import Method
+from pyrofl.inference.optim import sgd
+from pyrofl.models import fedavg, guides, metavd
+from pyrofl.models.guides.dropout import TINY
+from pyrofl.models.metavd import hypernetwork
+from pyrofl.nets import build as network
+from pyrofl.tensors import Tensors, generator, role, under
+
+SIZES = (3, 11, 7, 5)
+WHO = Who(torch.arange(3), torch.tensor([2.0, 5.0, 3.0], dtype=torch.float64))
+G = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+PLAIN = {"server_lr": 1.0, "momentum": 0.0}
+LOUD = {"prune": 0.5, "scale": 0.3}
+FIRST = {"fc2.weight": torch.full((5, 6), -8.5, dtype=torch.float64)}
+SOURCE = hypernetwork.hypernetwork(FIRST, [10], None, 8.5, (sgd(1.0), sgd(1.0)))  # of `small`
+
+
+def net(spec: str = "mlp:6,5") -> Any:
+    return toys.net(spec)
+
+
+def small(**options: Any) -> Method:
+    usual = {"width": 10, "depth": 1, "batch": 4, "epochs": 1, "lr": 0.02, "hyper_lr": 0.9}
+    return metavd.build(net(), **(usual | options))
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def server_of(method: Method, clients: int = 4) -> Tensors:
+    return first(method, toys.blobs(SIZES[:clients]), 0).server
+
+
+def message_of(method: Method, server: Tensors, who: Who = WHO, noise: float = 0.1) -> Tensors:
+    """Return what clients would send that moved a little."""
+    received = method.download(server, who)
+    return {n: v + noise * random(*v.shape, seed=i) for i, (n, v) in enumerate(received.items())}
+
+
+# What the server learns
+
+
+def linear_hypernetwork() -> tuple[hypernetwork.Source, Tensors, Tensors]:
+    """Return s = A e with one-hot embeddings and A = I + something, and what clients found."""
+    start = {"w": torch.zeros(4, dtype=torch.float64)}
+    source = hypernetwork.hypernetwork(start, [], 3, 1e9, (sgd(1.0), sgd(1.0)))
+    server = {
+        "server/psi/weight0": random(4, 3),
+        "server/psi/bias0": torch.zeros(4, dtype=torch.float64),
+        "server/embedding": random(3, 3, seed=1),
+    }
+    return source, server, {"w": random(3, 4, seed=2)}
+
+
+def test_pseudo_gradients_of_a_linear_hypernetwork():
+    source, server, found = linear_hypernetwork()
+    a, e = server["server/psi/weight0"], server["server/embedding"]
+    sent = source.read(server, WHO.ids)["w"]
+    close(sent, e @ a.T)
+    slope = source.slope(server, WHO, found)
+    gap = G[:, None] * (sent - found["w"])
+    close(slope["server/psi/weight0"], gap.T @ e)
+    close(slope["server/embedding"], gap @ a)
+
+
+@pytest.mark.parametrize("name", ["server/psi/weight0", "server/embedding"])
+def test_one_step_moves_a_table_to_what_clients_found(name):
+    # One-hot embeddings and A = I: s_m -> (1 - g_m) s_server + g_m s_local.
+    eye = torch.eye(3, dtype=torch.float64)
+    source = hypernetwork.hypernetwork(
+        {"w": torch.zeros(3, dtype=torch.float64)}, [], 3, 1e9, (sgd(1.0), sgd(1.0))
+    )
+    server = {
+        "server/psi/weight0": eye,
+        "server/psi/bias0": eye.new_zeros(3),
+        "server/embedding": eye,
+    }
+    found = {"w": random(3, 3)}
+    moved = hypernetwork.learn(server, source.slope(server, WHO, found), {name: sgd(1.0)}, clip=1e9)
+    close(
+        source.read(server | moved, WHO.ids)["w"],
+        (1 - G[:, None]) * eye + G[:, None] * found["w"],
+        1e-8,
+    )
+
+
+def test_outputs_beyond_the_bound_teach_nothing():
+    source, server, found = linear_hypernetwork()
+    bounded = hypernetwork.hypernetwork(
+        {"w": torch.zeros(4).double()}, [], 3, 1e-3, (sgd(1.0), sgd(1.0))
+    )
+    assert float(source.read(server, WHO.ids)["w"].abs().min()) > 1e-3
+    assert all(bool((v == 0).all()) for v in bounded.slope(server, WHO, found).values())
+
+
+def test_spreads_that_did_not_change_leave_decay_alone():
+    method = small()
+    server = server_of(method)
+    moved = method.merge(server, method.download(server, WHO), WHO, generator(0))
+    for n, value in server.items():
+        decay = 1 if n.startswith("loc/") else 1 - 0.9 * 5e-4
+        close(moved[n], decay * value, 1e-12 if n.startswith("server") else 1e-9)
+
+
+def test_absent_clients_decay_and_coast():
+    method = small()
+    server = server_of(method)
+    one = method.merge(server, message_of(method, server), WHO, generator(0))
+    absent = server["server/embedding"][3]
+    close(one["server/embedding"][3], (1 - 0.9 * 5e-4) * absent)
+    two = method.merge(one, message_of(method, one), WHO, generator(0))
+    step = 0.3 * 5e-4 * absent + 5e-4 * one["server/embedding"][3]
+    close(two["server/embedding"][3], one["server/embedding"][3] - 0.9 * step)
+
+
+@pytest.mark.parametrize("precision", ["variance", "alpha"])
+def test_the_server_averages_the_layer_by_precision_and_the_rest_by_size(precision):
+    method = small(precision=precision, on="fedavg")
+    server = server_of(method)
+    message = message_of(method, server)
+    moved = method.merge(server, message, WHO, generator(0))
+    for n, v in role("loc", message).items():
+        mean = torch.einsum("c,c...->...", G, v)
+        if n == "fc2.weight":
+            g, s = G[:, None, None], message["spread/fc2.weight"].clamp(-8.5, 8.5)
+            weight = g / (s.exp() / ((v**2).clamp(min=TINY) if precision == "alpha" else 1) + 1e-10)
+            assert not torch.allclose(mean, (weight * v).sum(0) / weight.sum(0), rtol=1e-3)
+            mean = (weight * v).sum(0) / weight.sum(0)
+        close(moved[f"loc/{n}"], mean, 1e-12)
+
+
+def test_momentum_and_the_joint_norm_of_all_gradients():
+    method = small()
+    server = server_of(method)
+    message = message_of(method, server)
+    who = Who(WHO.ids, torch.ones(3).double())
+    message["loc/head.bias"] += 1e3
+    slope = SOURCE.slope(server, who, role("spread", message))
+    one = method.merge(server, message, who, generator(0))
+    bias = server["loc/head.bias"] - message["loc/head.bias"].mean(0)
+    velocity = (server["loc/head.bias"] - one["loc/head.bias"]) / 0.9
+    shrunk = velocity / bias
+    assert float(velocity.norm()) == pytest.approx(100, abs=0.1)  # the rest is short
+    close(shrunk, shrunk.mean().expand(5))
+    for n in ("server/psi/bias1", "server/embedding"):
+        close(one[n], server[n] - 0.9 * (shrunk[0] * slope[n] + 5e-4 * server[n]))
+    again = method.merge(one, method.download(one, who), who, generator(0))
+    close(again["loc/head.bias"], one["loc/head.bias"] - 0.9 * 0.9 * velocity)
+
+
+def test_a_vd_spread_is_averaged_and_an_ensembles_is_kept():
+    vd, ensemble = (small(dropout=d) for d in ("vd", "ensemble"))
+    server = server_of(vd)
+    message = message_of(vd, server)
+    moved = vd.merge(server, message, WHO, generator(0))
+    # The server holds the change since the start, so that weight decay leads back there.
+    assert not server["server/spread/fc2.weight"].any()
+    change = 0.9 * (torch.einsum("c,c...->...", G, message["spread/fc2.weight"]) + 8.5)
+    close(moved["server/spread/fc2.weight"], change, 1e-6)
+    later = vd.merge(moved, vd.download(moved, WHO), WHO, generator(0))
+    coasted = change + 0.6 * change - 0.9 * 5e-4 * change
+    close(later["server/spread/fc2.weight"], coasted, 1e-6)
+
+    server = server_of(ensemble)
+    message = message_of(ensemble, server)
+    moved = ensemble.merge(server, message, WHO, generator(0))
+    rows = moved["server/spread/fc2.weight"]
+    assert torch.equal(rows[:3], message["spread/fc2.weight"])
+    assert torch.equal(rows[3], server["server/spread/fc2.weight"][3])
+    received = ensemble.download(moved, Who(torch.tensor([1, 9]), torch.ones(2)))
+    close(received["spread/fc2.weight"][0], rows[1])
+    close(received["spread/fc2.weight"][1], rows.mean(0))
+
+
+# Sizes
+
+
+def test_the_hypernetwork_has_the_papers_size():
+    method = metavd.build(network("cnn-metavd", (3, 32, 32), 10))
+    server = method.init(generator(0), 100)
+    counts = {
+        "theta": sum(v.numel() for v in role("loc", server).values()),
+        "e": server["server/embedding"].numel(),
+        "psi": sum(v.numel() for v in role("server/psi", server).values()),
+    }
+    assert counts == {"theta": 372_234, "e": 2_600, "psi": 5_400 + 2 * 40_200 + 6_586_368}
+    received = method.download(server, Who(torch.tensor([3]), torch.ones(1)))
+    assert sum(v.numel() for v in received.values()) == 405_002
+    raw = received["spread/fc2.weight"] + 8.5
+    assert 0.4 < float((raw < 0).float().mean()) < 0.6  # in the dead zone of the clamp
+    assert float(raw.std()) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [("mlp:6,5", "fc2.weight"), ("mlp:6", "fc1.weight"), ("softmax", "head.weight")],
+)
+def test_the_layer_before_the_output_is_random(spec, name):
+    assert metavd.layer_before_output(net(spec)) == name
+
+
+# Limits
+
+
+def assert_alike(a: Method, b: Method, role_a: str, role_b: str, atol: float = 0.0) -> None:
+    """Compare three rounds of two methods on the parameters of the network."""
+    data = toys.blobs(SIZES)
+    start = generator(0)
+    theta = {n: v.double() for n, v in net().init(start).items()}
+    pair = []
+    for method, prefix in ((a, role_a), (b, role_b)):
+        server = server_of(method) | under(prefix, theta)
+        pair.append(role(prefix, last(method, data, 3, server=server).server))
+    toys.assert_same(pair[0], pair[1], atol=atol)
+
+
+@pytest.mark.parametrize("on", ["fedavg", "reptile"])
+def test_without_noise_it_is_fedavg(on):
+    plain = fedavg.build(net(), batch=4, epochs=1, lr=0.02, momentum=0.0)
+    options = {"on": on, "clip": 1e9, **(PLAIN if on == "reptile" else {})}
+    assert_alike(small(dropout="none", **options), plain, "loc", "w", 1e-14)
+    assert_alike(small(guide=guides.delta, **options), plain, "loc", "w", 1e-14)
+
+
+@pytest.mark.parametrize("sampling", ["activations", "weights"])
+def test_the_noise_of_a_guide_that_has_almost_none_vanishes(sampling):
+    faint = {"guide": guides.mean_field, "scale": 1e-9, "beta": 0.0, "sampling": sampling}
+    for on in ("fedavg", "reptile", "maml", "perfedavg"):
+        assert_alike(small(on=on, **faint), small(on=on, dropout="none"), "loc", "loc", 1e-7)
+
+
+def test_reptile_moves_by_its_rate_with_momentum():
+    method = small(dropout="none", server_lr=0.7)
+    data = toys.blobs(SIZES)
+    states = [first(method, data, 0), *federate(method, data, 3)]
+    velocity: Any = 0
+    for before, after in pairwise(states):
+        mean = torch.einsum("c,c...->...", after.who.size / 26, after.message["loc/fc1.weight"])
+        velocity = 0.9 * velocity + before.server["loc/fc1.weight"] - mean
+        close(after.server["loc/fc1.weight"], before.server["loc/fc1.weight"] - 0.7 * velocity)
+
+
+def test_maml_takes_both_steps():
+    # One batch of three thirds and no noise: theta - client_lr times the gradient through the step.
+    net_, data = net(), toys.blobs((6, 6))
+    for on in ("maml", "perfedavg"):
+        method = small(on=on, dropout="none", batch=None, lr=0.05, client_lr=0.2, clip=1e9)
+        state = last(method, data, 1)
+        start = {n: v.double() for n, v in role("loc", first(method, data, 0).server).items()}
+        x, y = data.x[data.train[0]], data.y[data.train[0]]
+
+        def loss(w: Tensors, at: Any, x: Any = x, y: Any = y) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(net_.apply(w, x[at]), y[at])
+
+        leaves = {n: v.requires_grad_() for n, v in start.items()}
+        values = list(leaves.values())
+        inner = torch.autograd.grad(
+            loss(leaves, slice(0, None, 3)), values, create_graph=on == "maml"
+        )
+        near = {n: v - 0.05 * g for (n, v), g in zip(leaves.items(), inner, strict=True)}
+        if on == "maml":
+            rest = [1, 4, 2, 5]
+            slope = torch.autograd.grad(loss(near, rest), values)
+        else:
+            near = {n: v.detach().requires_grad_() for n, v in near.items()}
+            g = torch.autograd.grad(loss(near, slice(1, None, 3)), list(near.values()))
+            at = torch.autograd.grad(loss(leaves, slice(2, None, 3)), values, create_graph=True)
+            product = sum((a * b).sum() for a, b in zip(at, g, strict=True))
+            curved = torch.autograd.grad(product, values)
+            slope = [a - 0.05 * h for a, h in zip(g, curved, strict=True)]
+        for (n, v), s in zip(leaves.items(), slope, strict=True):
+            close(state.message[f"loc/{n}"][0], (v - 0.2 * s).detach(), 1e-10)
+
+
+def test_spreads_learn_in_the_outer_step_but_not_before_a_test():
+    for on, moves in (("reptile", True), ("maml", False), ("perfedavg", False)):
+        method = small(on=on, scale=0.3)
+        assert [("spread" in step.names) for step in method.adapt[0].moves] == [moves]
+        state = last(method, toys.blobs(SIZES), 1)
+        received = method.download(first(method, toys.blobs(SIZES), 0).server, state.who)
+        assert bool((state.message["spread/fc2.weight"] != received["spread/fc2.weight"]).any())
+    assert small(on="fedavg").adapt == ()
+
+
+# Variants
+
+
+VARIANTS = [
+    {"on": on, "dropout": dropout, "coords": coords, "sampling": sampling}
+    for on, dropout, coords, sampling in (
+        ("fedavg", "meta", "logvar", "activations"),
+        ("fedavg", "vd", "alpha", "weights"),
+        ("fedavg", "ensemble", "alpha", "activations"),
+        ("reptile", "meta", "alpha", "activations"),
+        ("reptile", "meta", "logvar", "weights"),
+        ("reptile", "vd", "logvar", "activations"),
+        ("reptile", "ensemble", "logvar", "weights"),
+        ("maml", "meta", "logvar", "weights"),
+        ("maml", "meta", "logvar", "activations"),
+        ("maml", "vd", "logvar", "weights"),
+        ("maml", "ensemble", "logvar", "weights"),
+        ("perfedavg", "meta", "alpha", "activations"),
+        ("perfedavg", "vd", "logvar", "activations"),
+        ("perfedavg", "ensemble", "logvar", "activations"),
+    )
+]
+VARIANTS += [{"on": on, "dropout": "none"} for on in ("fedavg", "reptile", "maml", "perfedavg")]
+VARIANTS += [
+    {"precision": "alpha", "logit_average": True},
+    {"precision": "alpha", "coords": "alpha", "beta": None},
+    {"guide": guides.mean_field, "scale": 0.1},
+    {"bayesian": "fc*.weight", "done": 0.01},
+    {"bayesian": "*", "sampling": "weights"},
+    {"prune": 0.5, "scale": 0.3},
+    {"prune": 0.5, "coords": "alpha", "scale": 0.9, "dropout": "ensemble"},
+    {"prune": "snip", "dropout": "none"},
+    {"prune": "snip", "head": "code"},
+]
+
+
+def label(options: dict[str, Any]) -> str:
+    return "-".join(str(getattr(v, "__name__", v)) for v in options.values())
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=label)
+def test_every_variant_keeps_the_contract(options):
+    method, data = small(**options), toys.blobs(SIZES, held_out=1)
+    some = {"participation": bernoulli(0.7)}
+    together = list(federate(method, data, 2, chunk=3, **some))
+    one_by_one = list(federate(method, data, 2, chunk=1, **some))
+    for a, b in zip(together, one_by_one, strict=True):
+        toys.assert_same_round(a, b, rtol=1e-7, atol=1e-7)
+    begun = together[0]
+    begun = Round(begun.number, begun.server, begun.private, begun.seen)
+    again = last(method, data, 2, start=begun, chunk=3, **some)
+    toys.assert_same_round(again, together[-1])
+    adapted = "adapt" if method.adapt else "none"
+    for population in ("training", "held_out"):
+        for draws in (None, 3):
+            scores = evaluate(
+                method, data, again, population=population, adapted=adapted, draws=draws
+            )
+            assert bool(scores.values["nll"].isfinite().all())
+
+
+# Heads
+
+
+def test_held_out_clients_have_the_mean_embedding():
+    method, data = small(), toys.blobs(SIZES, held_out=1)
+    state = last(method, data, 1)
+    table = state.server["server/embedding"]
+    held = method.download(state.server, toys.who(data, 3))
+    grown = state.server | {"server/embedding": torch.cat([table, table.mean(0)[None]])}
+    close(held["spread/fc2.weight"], method.download(grown, toys.who(data, 3))["spread/fc2.weight"])
+
+
+def test_the_authors_head_starts_again_from_one_spread():
+    method, data = small(head="code"), toys.blobs(SIZES, held_out=1)
+    state = last(method, data, 2)
+    who = toys.who(data, 0, 3)
+    received, _ = meet(method.deployed, data, state, who, 0)
+    close(received["spread/fc2.weight"], torch.full((2, 5, 6), -8.5))
+    own, _ = meet(method, data, state, who, 0)
+    assert bool((own["spread/fc2.weight"] != -8.5).any())
+    for n in role("loc", own):
+        assert torch.equal(own[f"loc/{n}"], received[f"loc/{n}"])
+    assert small().deploy is None
+
+
+def test_personal_and_global_models():
+    method, data = small(), toys.blobs(SIZES)
+    state = last(method, data, 2)
+    received, _ = meet(method, data, state, toys.who(data, 0, 1), 0)
+    local = {n: v + 1 for n, v in received.items()}
+    assert method.views["personal"](received, local) is local
+    common = method.views["global"](received, local)
+    close(common["spread/fc2.weight"], torch.full((2, 5, 6), -8.5))
+    assert torch.equal(common["loc/fc1.bias"], received["loc/fc1.bias"])
+
+
+def test_embeddings_of_unseen_clients_follow_the_pseudo_gradient():
+    method, data = small(), toys.blobs((*SIZES, 20), held_out=2)
+    state = last(method, data, 2)
+    one = metavd.embed(method, data, state, steps=1, lr=0.5)
+    table = state.server["server/embedding"]
+    assert torch.equal(one.server["server/embedding"][:3], table)
+    mean = table.mean(0)
+    grown = {n: v for n, v in state.server.items() if "optim" not in n}
+    grown["server/embedding"] = torch.cat([table, mean.expand(2, -1)])
+    for i in (3, 4):
+        who = toys.who(data, i)
+        alone = replace(data, held_out=0)
+        trained = next(
+            federate(
+                method,
+                alone,
+                state.number + 1,
+                start=Round(state.number, grown, {}, torch.zeros(5).bool()),
+                participation=lambda *_, i=i: torch.tensor([i]),
+            )
+        )
+        slope = SOURCE.slope(grown, who, role("spread", trained.message))["server/embedding"][i]
+        close(one.server["server/embedding"][i], mean - 0.5 * slope, 1e-10)
+    far = metavd.embed(method, data, state, steps=30)
+    assert float((far.server["server/embedding"][3] - mean).abs().max()) > 1e-3
+    assert bool(evaluate(method, data, far, population="held_out").values["nll"].isfinite().all())
+    with pytest.raises(ValueError, match="holds 5 embeddings; expected 3"):
+        metavd.embed(method, data, far)
+    with pytest.raises(ValueError, match="holds 0 embeddings"):
+        metavd.embed(small(dropout="vd"), data, last(small(dropout="vd"), data, 1))
+
+
+# Pruning
+
+
+def test_dropped_weights_are_zero_both_ways_and_cost_a_bit():
+    data = toys.blobs(SIZES)
+    method, dense = small(**LOUD), small(scale=0.3)
+    state = last(method, data, 3)
+    theta, s = (state.message[f"{part}/fc2.weight"] for part in ("loc", "spread"))
+    dropped = theta == 0
+    assert 0.2 < float(dropped.float().mean()) < 0.95
+    assert bool((s[dropped] == 0).all())
+    assert not bool((s.exp() > theta**2)[~dropped].any())  # p > 1/2
+    sent = 8 * (theta[0].numel() - dropped.flatten(1).sum(1)) + 4  # 30 bits take 4 bytes
+    rest = sum(v[0].numel() * 8 for n, v in state.message.items() if "fc2.weight" not in n)
+    assert state.up.tolist() == (2 * sent.clamp(max=240) + rest).tolist()
+    assert int(state.up.max()) < int(last(dense, data, 3).up.min())
+    received = method.download(state.server, state.who)
+    zero = received["loc/fc2.weight"] == 0
+    after = next(federate(method, data, 4, start=state))
+    assert bool((after.message["loc/fc2.weight"][zero] == 0).all())
+    found = method.statistics(received, received, data.batch(torch.arange(4)))
+    close(found["sparsity"], zero.flatten(1).double().mean(1))
+    assert bool((found["dropout_rate"] > 0).all())
+
+
+def test_spreads_of_dropped_weights_teach_nothing():
+    method = small(**LOUD, coords="logvar")
+    server = server_of(method)
+    sent = method.download(server, WHO)
+    assert bool((sent["loc/fc2.weight"] == 0).any())
+    moved = method.merge(server, sent, WHO, generator(0))
+    for n in (n for n in server if n.startswith("server/")):
+        close(moved[n], (1 - 0.9 * 5e-4) * server[n])
+
+
+def test_pruning_waits_for_its_share_of_the_rounds():
+    early, late = (small(**LOUD, done=done) for done in (0.149, 0.15))
+    server = server_of(early)
+    assert not bool((early.download(server, WHO)["loc/fc2.weight"] == 0).any())
+    assert bool((late.download(server, WHO)["loc/fc2.weight"] == 0).any())
+
+
+def test_snip_fixes_its_mask_after_round_one():
+    method = small(dropout="none", prune="snip", sparsity=0.6)
+    data = toys.blobs(SIZES)
+    states = list(federate(method, data, 3))
+    start = first(method, data, 0).server["loc/fc2.weight"]
+    mean = torch.einsum("c,c...->...", states[0].who.size / 26, states[0].message["loc/fc2.weight"])
+    sensitivity = (start * (start - mean)).abs().flatten()
+    keep = torch.zeros(30).bool()
+    keep[sensitivity.argsort(descending=True)[:12]] = True
+    for state in states:
+        assert torch.equal(state.server["loc/fc2.weight"].flatten() != 0, keep)
+    assert bool((states[-1].message["loc/fc2.weight"].flatten(1)[:, ~keep] == 0).all())
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on": "scaffold"}, "on is 'scaffold'; expected one of fedavg, reptile"),
+        ({"dropout": "hyper"}, "dropout is 'hyper'; expected one of meta"),
+        ({"coords": "log"}, "coords is 'log'"),
+        ({"sampling": "outputs"}, "sampling is 'outputs'"),
+        ({"precision": "g"}, "precision is 'g'"),
+        ({"head": "own"}, "head is 'own'"),
+        ({"beta": -1.0}, "beta is -1"),
+        ({"width": 0}, "width 0"),
+        ({"depth": -1}, "depth -1"),
+        ({"embedding": -2}, "embedding -2"),
+        ({"prune": 1.5}, "prune is 1.5"),
+        ({"prune": 0.9, "dropout": "none"}, "prune is 0.9"),
+        ({"sparsity": 1.0}, "sparsity is 1.0"),
+        ({"bayesian": "tail.*"}, "no parameter matches 'tail"),
+        ({"bayesian": "fc2.bias"}, "fc2.bias belongs to Linear"),
+        ({"scale": 0.0}, "scale of the guide is 0"),
+        ({"draws": 0}, "draws is 0"),
+        ({"clip": 0.0}, "norm is 0"),
+        ({"momentum": 1.0}, "momentum 1.0"),
+        ({"batch": 0}, "batch is 0"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        small(**options)

@@ -1,0 +1,97 @@
+"""Sites of any support as one vector without constraints, and what stands for their prior."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import toys
+from checks import close
+from pyro import poutine
+
+from pyrofl.data import Batch
+from pyrofl.models.pvi.unconstrained import layouts
+from pyrofl.tensors import Tensors
+
+BATCH = toys.blobs().batch(torch.tensor([0]))
+
+
+def program(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Have a site of every kind."""
+    with batch.clients():
+        pyro.sample("mu", dist.Normal(1.0, 5.0))
+        tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+        pyro.sample("flat", dist.ImproperUniform(dist.constraints.real, (), (2,)))
+        pyro.sample("rate", dist.ImproperUniform(dist.constraints.positive, (), ()))
+        pyro.sample("share", dist.Dirichlet(torch.ones(3)))
+        pyro.sample("theta", dist.Normal(0.0, tau))
+
+
+def test_sites_are_parted_and_their_priors_replaced():
+    shared, own = layouts(program, BATCH, "mu tau flat rate", 10.0)
+    assert shared.names == "mu tau flat rate"
+    assert own.names == "share theta"
+    assert (shared.size, own.size) == (5, 3)
+    mu, tau, flat, rate = shared.sites
+    assert (mu.exact, float(mu.mean), float(mu.sd)) == (True, 1.0, 5.0)
+    # log of a half-Cauchy: median log 5, central 68% between tan(pi/2 * 0.159) and its inverse.
+    assert not tau.exact
+    assert float(tau.mean) == pytest.approx(math.log(5), abs=0.25)
+    assert float(tau.sd) == pytest.approx(1.37, abs=0.2)
+    assert (flat.mean.tolist(), flat.sd.tolist()) == ([0.0, 0.0], [10.0, 10.0])
+    assert (float(rate.mean), float(rate.sd)) == (0.0, 1.0)
+    assert not own.sites[1].exact
+
+
+def test_values_become_sites_with_their_jacobians():
+    _, own = layouts(program, BATCH, "mu", 10.0)
+    u = torch.randn(4, 3, 1, own.size, generator=torch.Generator().manual_seed(0)).double()
+    trace = poutine.trace(own.sample).get_trace(u, torch.full((4, 3, 1), 0.75).double(), 1.0)
+    share = trace.nodes["share"]["value"]
+    close(share.sum(-1), torch.ones(4, 3, 1))
+    close(trace.nodes["tau"]["value"], u[..., 0].exp())
+    # The first site carries the density of all.
+    close(trace.nodes["tau"]["fn"].log_density, 0.75 - u[..., 0])
+    assert trace.nodes["flat"]["fn"].log_density.abs().max() == 0
+    assert trace.nodes["share"]["fn"].log_density.shape == (4, 3, 1)
+    values = {n: trace.nodes[n]["value"][0, 0, 0] for n in own.names.split()}
+    close(own.joined(values), u[0, 0, 0], 1e-6)
+
+
+def test_nothing_global_is_touched():
+    before = torch.get_rng_state()
+    first = layouts(program, BATCH, "tau", 10.0)[0].prior()
+    assert torch.equal(torch.get_rng_state(), before)
+    again = layouts(program, BATCH, "tau", 10.0)[0].prior()
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def outside(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Sample before the plate."""
+    pyro.sample("mu", dist.Normal(0.0, 1.0))
+
+
+def by_row(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Sample for each row."""
+    with batch.clients(), batch.rows():
+        pyro.sample("mu", dist.Normal(0.0, 1.0))
+
+
+def discrete(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Sample a count."""
+    with batch.clients():
+        pyro.sample("mu", dist.Poisson(1.0))
+
+
+@pytest.mark.parametrize("bad", [outside, by_row, discrete])
+def test_sites_that_have_no_place_are_refused(bad):
+    with pytest.raises(ValueError, match=r"'mu' is a .* expected a continuous one inside"):
+        layouts(bad, BATCH, "mu", 10.0)
+
+
+def test_something_must_be_shared():
+    with pytest.raises(ValueError, match="shared is 'nu'; expected patterns of some of mu, tau"):
+        layouts(program, BATCH, "nu", 10.0)

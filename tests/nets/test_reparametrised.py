@@ -1,0 +1,132 @@
+"""Local reparametrisation against draws of the weights and against its formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checks import close
+from torch import Tensor, nn
+
+from pyrofl.nets import Network, build
+from pyrofl.nets.reparametrised import Reparametrised
+from pyrofl.tensors import Tensors, generator
+
+
+def setting(net: Network, names: list[str], shape: tuple[int, ...]) -> tuple[Tensors, ...]:
+    """Return means and variances of two clients, and their three rows."""
+    rng = generator(1)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    weights = {n: 0.5 * draw(2, 1, *s) for n, s in net.shapes.items()}
+    variance = {n: 0.1 * draw(2, 1, *net.shapes[n]).square() for n in names}
+    return weights, variance, {"x": draw(2, 3, *shape)}
+
+
+def test_a_linear_layer_has_the_mean_and_variance_of_its_weights():
+    net = Network(nn.Sequential(nn.Linear(4, 3)))
+    weights, variance, rows = setting(net, ["0.weight"], (4,))
+    x, noisy = rows["x"], Reparametrised(net, ["0.weight"])
+    one, none = torch.ones(2, 3, 3).double(), torch.zeros(2, 3, 3).double()
+    mean = torch.einsum("cbi,coi->cbo", x, weights["0.weight"][:, 0]) + weights["0.bias"]
+    spread = torch.einsum("cbi,coi->cbo", x.square(), variance["0.weight"][:, 0])
+    close(noisy(weights, variance, {"0.weight": none}, x), mean)
+    close(noisy(weights, variance, {"0.weight": one}, x), mean + spread.sqrt(), 1e-11)
+
+
+CASES = {
+    "linear": (build("mlp:5,4", (6,), 3), ["fc2.weight"], (6,)),
+    "convolution": (build("cnn-metavd:2", (1, 8, 8), 3), ["conv2.weight"], (1, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_draws_of_activations_agree_with_draws_of_weights_in_every_row(case):
+    net, names, shape = CASES[case]
+    weights, variance, rows = setting(net, names, shape)
+    x, draws, rng = rows["x"], 400, generator(2)
+    noisy, name = Reparametrised(net, names), names[0]
+    # Look at the random layer itself, so that mean and variance have closed forms to meet.
+    hook_at = net.module.get_submodule(name.rpartition(".")[0])
+    seen: list[Tensor] = []
+    handle = hook_at.register_forward_hook(lambda layer, inputs, output: seen.append(output))
+    for c in range(2):
+        own = {n: v[c, 0] for n, v in weights.items()}
+        for _ in range(draws):
+            eps = torch.randn(net.shapes[name], generator=rng, dtype=torch.float64)
+            net.apply(own | {name: own[name] + variance[name][c, 0].sqrt() * eps}, x[c])
+    handle.remove()
+    by_weights = torch.stack(seen).unflatten(0, (2, draws)).transpose(0, 1)
+
+    seen.clear()
+    layer = noisy.module.get_submodule(name.rpartition(".")[0])
+    shape_ = noisy.noise_shapes(x)[name]
+    layer.register_forward_hook(lambda layer, inputs, output: seen.append(output))
+    for c in range(2):
+        own = {n: v[c, 0] for n, v in weights.items()}
+        spread = {name.replace("weight", "variance"): variance[name][c, 0]}
+        for _ in range(draws):
+            eps = torch.randn(3, *shape_, generator=rng, dtype=torch.float64)
+            noisy._apply(own | spread, {name.replace("weight", "noise"): eps}, x[c])
+    by_activations = torch.stack(seen).unflatten(0, (2, draws)).transpose(0, 1)
+    assert by_weights.shape == by_activations.shape
+    for statistic, error in ((torch.mean, 1.0), (torch.var, 2**0.5)):
+        a, b = (statistic(v, 0) for v in (by_weights, by_activations))
+        scale = by_weights.std(0) if error == 1 else by_weights.var(0)
+        far = (a - b).abs() / (error * scale * (2 / draws) ** 0.5 + 1e-12)
+        assert float(far.quantile(0.99)) < 3.5
+        # Absolute normals have mean 0.8 and standard deviation 0.6; rows share the weights' draws.
+        assert float(far.mean()) < 0.8 + 4 * 0.6 / (far.numel() / x.shape[1]) ** 0.5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_clients_and_draws_run_side_by_side(case):
+    net, names, shape = CASES[case]
+    weights, variance, rows = setting(net, names, shape)
+    noisy, x, rng = Reparametrised(net, names), rows["x"], generator(3)
+    size = noisy.noise_shapes(x)[names[0]]
+    eps = torch.randn(5, 2, 3, *size, generator=rng, dtype=torch.float64)
+    together = noisy(weights, variance, {names[0]: eps}, x)
+    assert together.shape == (5, 2, 3, 3)
+    for k in range(5):
+        close(noisy(weights, variance, {names[0]: eps[k]}, x), together[k])
+    one = [
+        noisy(
+            *({n: v[c : c + 1] for n, v in part.items()} for part in (weights, variance)),
+            {names[0]: eps[:, c : c + 1]},
+            x[c : c + 1],
+        )
+        for c in range(2)
+    ]
+    close(torch.cat(one, 1), together)
+    close(noisy(weights, variance, {names[0]: 0 * eps[0]}, x), net(weights, x))
+
+
+def test_all_inputs_zero_have_a_finite_slope():
+    net = Network(nn.Sequential(nn.Linear(2, 2)))
+    weights, variance, rows = setting(net, ["0.weight"], (2,))
+    spread = variance["0.weight"].requires_grad_()
+    noise = {"0.weight": torch.ones(2, 3, 2).double()}
+    out = Reparametrised(net, ["0.weight"])(
+        weights, {"0.weight": spread}, noise, torch.zeros_like(rows["x"])
+    )
+    (slope,) = torch.autograd.grad(out.sum(), spread)
+    assert bool((slope == 0).all())
+
+
+@pytest.mark.parametrize("name", ["norm.weight", "fc.bias"])
+def test_only_weights_of_linear_layers_and_convolutions_can_be_drawn_so(name):
+    chain = nn.Sequential()
+    chain.add_module("fc", nn.Linear(3, 4))
+    chain.add_module("norm", nn.GroupNorm(2, 4))
+    with pytest.raises(ValueError, match=f"{name} belongs to"):
+        Reparametrised(Network(chain), [name])
+
+
+def test_the_network_itself_is_not_changed():
+    net = build("mlp:5", (4,), 3)
+    before = set(dict(net.module.named_buffers()))
+    Reparametrised(net, ["fc1.weight"])
+    assert set(dict(net.module.named_buffers())) == before
+    assert not any(m._forward_hooks for m in net.module.modules())
