@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import Any
 
 import pyrofl.models
+from pyrofl.arguments import known
 from pyrofl.cli.settings import DONE, Build, accepted, arguments, read_settings
 from pyrofl.cli.setup import Task
 from pyrofl.inference.loop.inbox import folding
 from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.method import Method
 from pyrofl.models.likelihoods import named
-from pyrofl.partitions.specs import known
 
 Scheduled = Method | Callable[[int], Method]
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
+from pyrofl.arguments import known
 from pyrofl.models.shared.schedules import uneven
-from pyrofl.partitions.specs import known
 
 Build = Callable[..., Any]
 Epochs = Callable[[Tensor], Tensor]

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyrofl.arguments import known
 from pyrofl.data.federation import Dataset
 from pyrofl.partitions.allocation import Ints
-from pyrofl.partitions.specs import known
 
 LIKELIHOODS: dict[str, str] = {
     "categorical": "classes",

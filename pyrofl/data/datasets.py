@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pyrofl.arguments import known
 from pyrofl.data import natural_groups
 from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means, linear_regression
 from pyrofl.data.csv_files import draw_test_rows, load_csv
 from pyrofl.data.federation import Dataset
 from pyrofl.data.images import IMAGES, load_images, load_npz
 from pyrofl.data.joined import join, resized
-from pyrofl.partitions.specs import known
 from pyrofl.tensors import generator
 
 __all__ = [

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import known
 from pyrofl.data import Dataset, Federation
 from pyrofl.partitions import by_label
 from pyrofl.partitions.allocation import Ints, Parts, collect, labels_global, same_shares, withhold
-from pyrofl.partitions.specs import PARTITIONS, RECIPES, Value, known, read
+from pyrofl.partitions.specs import PARTITIONS, RECIPES, Value, read
 
 __all__ = ["PARTITIONS", "TEST_POLICIES", "class_counts", "split"]
 

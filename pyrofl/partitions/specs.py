@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import NamedTuple
 
+from pyrofl.arguments import known
 from pyrofl.partitions import by_label
 from pyrofl.partitions.allocation import Parts
 
@@ -119,18 +119,6 @@ def read(partition: str) -> tuple[str, dict[str, Value]]:
         else:
             raise ValueError(f"partition {partition!r} has {word!r}; expected {recipe.about}")
     return name, options
-
-
-def known(name: str, names: Mapping[str, object], what: str) -> None:
-    """Refuse a name that is not among `names`.
-
-    Raises:
-        ValueError: if it is not; the message has the nearest one, or else all of them.
-    """
-    if name not in names:
-        near = get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}"
-        raise ValueError(f"unknown {what} {name!r}; {hint}")
 
 
 def _number(word: str, kind: type[int] | type[float], partition: str) -> int | float:

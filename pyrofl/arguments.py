@@ -1,0 +1,145 @@
+"""What arguments may be, declared once where they stand in a signature, and checked there.
+
+    @checked
+    def build(net: Network, *, lr: Positive = 0.01, epochs: Count = 5, order: Order = "exact"):
+
+refuses lr = 0, epochs = 2.5 and an order that its Literal does not have, in one line that names the
+argument, the value and what was expected. `help(build)` shows the same words.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache, wraps
+from math import inf
+from numbers import Integral, Real
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both included unless they are said to be open."""
+
+    low: float = -inf
+    high: float = inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        """Say whether a number lies inside; NaN does not."""
+        above = value > self.low if self.open_low else value >= self.low
+        return above and (value < self.high if self.open_high else value <= self.high)
+
+    def __str__(self) -> str:
+        """Tell the range, as it ends a sentence that begins with "expected a number"."""
+        if self.high == inf:
+            return f"{'above' if self.open_low else 'of at least'} {self.low:g}"
+        low = f"above {self.low:g}" if self.open_low else f"from {self.low:g}"
+        return f"{low} to {'below ' if self.open_high else ''}{self.high:g}"
+
+
+Positive = Annotated[float, Range(0, open_low=True)]
+NotNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+PositiveShare = Annotated[float, Range(0, 1, open_low=True)]
+ShareBelowOne = Annotated[float, Range(0, 1, open_high=True)]
+Count = Annotated[int, Range(1)]
+CountOrNone = Annotated[int, Range(0)]  # none of them, too
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function refuse arguments outside of what its signature declares.
+
+    Raises:
+        ValueError: from the function that is returned, in one line.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = signature.bind(*args, **kwargs).arguments
+        refuse_bad(bound, _hints(cast("Hashable", function)))
+        return function(*args, **kwargs)
+
+    return call
+
+
+def check_fields(record: Any) -> None:
+    """Refuse fields of a dataclass outside of what their annotations declare; for __post_init__.
+
+    Raises:
+        ValueError: in one line.
+    """
+    refuse_bad(vars(record), _hints(cast("Hashable", type(record))))
+
+
+@cache
+def _hints(of: Hashable) -> dict[str, Any]:
+    return get_type_hints(of, include_extras=True)
+
+
+def refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Refuse the first value that its annotation does not allow.
+
+    Raises:
+        ValueError: naming the argument, its value and what was expected.
+    """
+    for name, value in values.items():
+        if name in hints and (expected := _unlike(value, hints[name])):
+            raise ValueError(f"{name} is {value!r}; expected {expected}")
+
+
+def _unlike(value: Any, hint: Any) -> str:
+    """Say what was expected where a value does not suit an annotation; "" if it may."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    ranges = [k for k in kinds if get_origin(k) is Annotated]
+    words = [w for k in kinds if get_origin(k) is Literal for w in get_args(k)]
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if isinstance(value, str) and (words or ranges) and str not in kinds:
+        fits = value in words
+    elif ranges and (number or isinstance(value, bool)):
+        fits = number and any(_inside(value, k) for k in ranges)
+    else:
+        return ""
+    told = [f"one of {', '.join(map(str, words))}"] if words else []
+    return "" if fits else " or ".join([*map(_told, ranges), *told])
+
+
+def _inside(value: Any, kind: Any) -> bool:
+    base, bounds = get_args(kind)[:2]
+    return value in bounds and (base is not int or isinstance(value, Integral))
+
+
+def _told(kind: Any) -> str:
+    base, bounds = get_args(kind)[:2]
+    return f"a {'whole ' if base is int else ''}number {bounds}"
+
+
+def known(name: str, names: Mapping[str, object], what: str) -> None:
+    """Refuse a name that is not among `names`.
+
+    Raises:
+        ValueError: if it is not; the message has the nearest one, or else all of them.
+    """
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}"
+        raise ValueError(f"unknown {what} {name!r}; {hint}")

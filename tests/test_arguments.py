@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, nan
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from pyrofl.arguments import (
+    Count,
+    CountOrNone,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Share,
+    ShareBelowOne,
+    check_fields,
+    checked,
+    known,
+)
+
+
+@checked
+def build(
+    net: str,
+    *,
+    lr: Positive = 0.01,
+    decay: NotNegative = 0.0,
+    momentum: ShareBelowOne = 0.9,
+    part: PositiveShare = 1.0,
+    share: Share | None = None,
+    epochs: Count | Callable[[int], int] = 5,
+    spare: CountOrNone = 0,
+    order: Literal["exact", "first"] = "exact",
+    prune: Share | Literal["snip"] | None = None,
+    merge: str | Callable[[], None] = "mean",
+) -> dict[str, object]:
+    """Build a thing."""
+    return {"lr": lr, "epochs": epochs}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("lr", 0, "lr is 0; expected a number above 0"),
+        ("lr", nan, "lr is nan; expected a number above 0"),
+        ("lr", "0.1", "lr is '0.1'; expected a number above 0"),
+        ("lr", True, "lr is True; expected a number above 0"),
+        ("decay", -1e-9, "decay is -1e-09; expected a number of at least 0"),
+        ("momentum", 1, "momentum is 1; expected a number from 0 to below 1"),
+        ("part", 0.0, "part is 0.0; expected a number above 0 to 1"),
+        ("share", 1.5, "share is 1.5; expected a number from 0 to 1"),
+        ("epochs", 2.5, "epochs is 2.5; expected a whole number of at least 1"),
+        ("epochs", 0, "epochs is 0; expected a whole number of at least 1"),
+        ("spare", -1, "spare is -1; expected a whole number of at least 0"),
+        ("order", "second", "order is 'second'; expected one of exact, first"),
+        ("prune", "snap", "prune is 'snap'; expected a number from 0 to 1 or one of snip"),
+        ("prune", 2, "prune is 2; expected a number from 0 to 1 or one of snip"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_in_one_line(name, value, expected):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        build("net", **{name: value})
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"lr": 1, "decay": inf, "momentum": 0, "part": 1, "share": None, "epochs": np.int64(3)},
+        {"lr": np.float32(0.5), "epochs": lambda ids: ids, "prune": "snip", "merge": print},
+        {"prune": None, "order": "first", "merge": "anything"},
+    ],
+)
+def test_what_is_in_range_goes_through(given):
+    assert build("net", **given)["lr"] == given.get("lr", 0.01)
+
+
+def test_the_signature_stays_and_help_shows_the_words():
+    assert "lr: 'Positive' = 0.01" in str(inspect.signature(build))
+    assert build.__doc__ == "Build a thing."
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lrr'"):
+        build("net", lrr=1)
+
+
+def test_fields_of_records_are_checked():
+    @dataclass
+    class Step:
+        repeat: Count = 1
+        fail: Share = 0.0
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+
+    assert Step(3).repeat == 3
+    with pytest.raises(ValueError, match=r"^fail is 2; expected a number from 0 to 1$"):
+        Step(fail=2)
+
+
+def test_a_misspelt_name_gets_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown method .fedavgg.; did you mean fedavg\?"):
+        known("fedavgg", {"fedavg": 1}, "method")
+    with pytest.raises(ValueError, match="unknown method 'x'; expected one of fedavg, local"):
+        known("x", {"fedavg": 1, "local": 2}, "method")
