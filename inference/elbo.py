@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -14,24 +15,58 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import kl_divergence
 
+from pyrofl.arguments import Count, checked
 from pyrofl.data import Batch
 from pyrofl.inference.loop.recording import recorded
+from pyrofl.inference.programs import Program
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors
 
-Program = Callable[[Tensors, Tensors, Batch], object]
-"""A Pyro model or guide: (received, local, batch), both dicts with tensors [C, 1, *p]."""
 
-Loss = Callable[[Program, Program, Tensors, Tensors, Batch], Tensor]
-"""(model, guide, received, local, batch) -> one value per client, [C]."""
+@dataclass(frozen=True)
+class Elbo:
+    """The negative ELBO of every client; see `elbo`. A value, so that it can be looked into."""
+
+    draws: int | None
+    kl: float | Callable[[Tensors, Tensors, Batch], Tensor]
+    mean: bool
+    analytic: bool
+
+    def __call__(
+        self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return one value per client, [C]."""
+        q, p = traces(model, guide, received, local, batch, self.draws)
+        clients, drawn, kl = len(batch), bool(self.draws), self.kl
+        weight = kl(received, local, batch)[:, None] if callable(kl) else kl
+        costs = [-weighed(site, log_prob(name, site)) for name, site in observed(p)]
+        scores = []
+        for name, site in latent(q):
+            reparametrised = site["fn"].has_rsample
+            if reparametrised and not callable(kl) and kl == 0:
+                continue
+            log_q, log_ratio = log_densities(site, p.nodes.get(name), self.analytic)
+            costs.append(weight * log_ratio)
+            if not reparametrised:
+                scores.append(log_q)
+        value: Tensor = reduce(torch.add, (per_draw(cost, clients, drawn) for cost in added(costs)))
+        everything = value.detach().unsqueeze(-1) if scores else value
+        for score in scores:  # REINFORCE: a gradient, but no value
+            # A row's draw is to blame for that row alone, and for what its client pays as a whole.
+            blame = reduce(torch.add, costs).detach() if score.shape[-1] > 1 else everything
+            signal = per_draw(blame * score, clients, drawn)
+            value = value + signal - signal.detach()
+        total = value.mean(0) if len(value) > 1 else value[0]
+        return total / batch.size if self.mean else total
 
 
+@checked
 def elbo(
-    draws: int | None = None,
+    draws: Count | None = None,
     kl: float | Callable[[Tensors, Tensors, Batch], Tensor] = 1.0,
     mean: bool = False,
     analytic: bool = True,
-) -> Loss:
+) -> Elbo:
     """Make the negative ELBO of every client: sum of -log p(y | w) over its rows + kl * KL.
 
     Args:
@@ -44,41 +79,8 @@ def elbo(
 
     Returns:
         A loss; it raises ValueError if guide and model differ in their latent sites.
-
-    Raises:
-        ValueError: if draws is less than 1.
     """
-    if draws is not None and draws < 1:
-        raise ValueError(f"draws is {draws}; expected at least 1, or None")
-
-    def loss(
-        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
-    ) -> Tensor:
-        q, p = traces(model, guide, received, local, batch, draws)
-        clients = len(batch)
-        weight = kl(received, local, batch)[:, None] if callable(kl) else kl
-        costs = [-weighed(site, log_prob(name, site)) for name, site in observed(p)]
-        scores = []
-        for name, site in latent(q):
-            reparametrised = site["fn"].has_rsample
-            if reparametrised and not callable(kl) and kl == 0:
-                continue
-            log_q, log_ratio = log_densities(site, p.nodes.get(name), analytic)
-            costs.append(weight * log_ratio)
-            if not reparametrised:
-                scores.append(log_q)
-        sums = (per_draw(cost, clients, bool(draws)) for cost in added(costs))
-        value: Tensor = reduce(torch.add, sums)
-        everything = value.detach().unsqueeze(-1) if scores else value
-        for score in scores:  # REINFORCE: a gradient, but no value
-            # A row's draw is to blame for that row alone, and for what its client pays as a whole.
-            blame = reduce(torch.add, costs).detach() if score.shape[-1] > 1 else everything
-            signal = per_draw(blame * score, clients, bool(draws))
-            value = value + signal - signal.detach()
-        total = value.mean(0) if len(value) > 1 else value[0]
-        return total / batch.size if mean else total
-
-    return loss
+    return Elbo(draws, kl, mean, analytic)
 
 
 def traces(

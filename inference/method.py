@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Federation, Who
-from pyrofl.inference.elbo import Loss, Program, elbo
-from pyrofl.inference.loop.messages import Rules
-from pyrofl.tensors import Tensors, dense, spread_out
+from pyrofl.arguments import Count, CountOrNone, check_fields
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.facts import PER_CLIENT, SHARED, Facts, Rule, WireCost, marked, of_kind
+from pyrofl.inference.optim import Optim
+from pyrofl.inference.programs import Loss, Program, refuse_replaced
+from pyrofl.inference.servers.pooled import Merge, Pooled
+from pyrofl.tensors import Tensors, dense, pick, spread_out
 
 Move = Callable[[Tensors, Tensors, Batch], Tensors]
 """A closed form: (received, local, batch), tensors [C, *p] -> the names that change."""
-
-Optim = Callable[[list[Tensor]], torch.optim.Optimizer]
-"""Makes an optimiser from torch.optim that works element by element, for stacked clients."""
-
-Fold = Callable[[Tensors, Who], tuple[Tensors, Who]]
-"""(message [C, ...], who) -> one message [1, ...] that stands for them, and its size."""
-
-View = Callable[[Tensors, Tensors], Tensors | list[Tensors]]
-"""(received, local) -> what the programs are to read as local; a list is an ensemble."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +34,11 @@ class Step:
     names: str
     optim: Optim
     loss: Loss = field(default_factory=elbo)
-    repeat: int = 1
+    repeat: Count = 1
 
     def __post_init__(self) -> None:
-        """Check the count.
-
-        Raises:
-            ValueError: if repeat is less than 1.
-        """
-        if self.repeat < 1:
-            raise ValueError(f"repeat of step {self.names!r} is {self.repeat}; expected at least 1")
+        """Check the count."""
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -60,25 +49,15 @@ class Phase:
         moves: gradient steps and closed forms.
         epochs: passes over the rows: a number, or ids [C] -> numbers [C].
         batch: rows of a minibatch; None takes all rows at once.
-        shortcut: (method, this phase, data, rows of the longest client) -> phases that do the same,
-            up to rounding, if others than this one take less time.
     """
 
     moves: tuple[Step | Move, ...]
-    epochs: int | Callable[[Tensor], Tensor] = 1
-    batch: int | None = None
-    shortcut: Callable[[Method, Phase, Federation, int], tuple[Phase, ...]] | None = None
+    epochs: CountOrNone | Callable[[Tensor], Tensor] = 1
+    batch: Count | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: if epochs is a negative number or batch is less than 1.
-        """
-        if not callable(self.epochs) and self.epochs < 0:
-            raise ValueError(f"epochs is {self.epochs}; expected at least 0")
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch is {self.batch}; expected at least 1 row, or None for all")
+        """Check the numbers."""
+        check_fields(self)
 
 
 def send_all(server: Tensors, who: Who) -> Tensors:
@@ -113,6 +92,24 @@ def as_received(received: Tensors, local: Tensors) -> Tensors:
 
 
 @dataclass(frozen=True)
+class View:
+    """A model that can be tested.
+
+    Attributes:
+        read: (received, local) -> what the programs are to read as local; a list is an ensemble.
+        download: (server, who) -> received for prediction, where that is more than clients
+            receive to train, such as an ensemble.
+    """
+
+    read: Callable[[Tensors, Tensors], Tensors | list[Tensors]]
+    download: Callable[[Tensors, Who], Tensors] | None = None
+
+    def __call__(self, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
+        """Return what the programs are to read as local."""
+        return self.read(received, local)
+
+
+@dataclass(frozen=True)
 class Method:
     """A federated method; each function runs at the place named.
 
@@ -121,60 +118,113 @@ class Method:
         model: client: prior given the server, times likelihood.
         guide: client: q(w_j; local).
         phases: client: local optimisation.
-        merge: server: (server, message, who, generator) -> the next state. It never sees data.
-        fold: server: several messages -> one that stands for them, so that nobody need hold them
-            all: merge(fold(a), fold(b)) is merge(a, b) up to rounding. None if there is no such
-            message, as of a median. Whoever replaces `merge` replaces `fold`.
+        merge: server: `Pooled` where the next state depends on weighted means of the messages
+            alone, or else (server, message, who, generator) -> the next state. It never sees data.
         download: server: (server, who) -> received [C, ...], what goes down the wire.
         join: client: (received, who, generator) -> private state of a client first seen now. All
             clients and `init` hold equal generators, so that a common start need not travel.
         upload: client: (received, local) -> message [C, ...], what goes up the wire.
         adapt: client: what the paper runs before testing, such as fine-tuning.
-        deploy: server: (server, who) -> received for prediction, where it is more than `download`:
-            an ensemble that nobody needs while training.
-        views: the models that can be tested: "personal", "global", "ensemble".
+        views: the models that can be tested, "personal", "global", "ensemble": a `View`, or its
+            `read` alone.
         statistics: what the paper reports about clients besides scores: a closed form
             (received, local, batch) -> name: [C].
-        shared: patterns of the sites that are one for all clients though each has a copy, such as a
-            population's mean; with the auxiliary sites of their guide. Their guide reads nothing of
-            the client's own, so draws of them agree once the noise does.
-        tables: patterns of what the server holds of every client that trains, [J, *p]; the rows
-            that `init` gives are dealt in the order of the clients' names.
-        weigh: bytes [C] that tensors [C, ...] cost on the wire; `sparse` if zeros stay at home.
+        facts: patterns of names -> what holds for them: rules that messages must obey, sites that
+            all clients share, tables with a row for every client, costs on the wire; see `facts`.
         all_train: every client trains every round, and participation says who reports.
-        rules: what must hold for a message besides being finite: patterns of its names -> rule,
-            such as `POSITIVE` for variances and precisions. A client that breaks one is rejected.
 
     While a client trains, local = private | received (received wins); afterwards its private state
     is the names that `join` made, cut from local. Names under "rows/" that phases make are what
     they know of its rows: these are gone when it has trained.
+
+    What is replaced by `dataclasses.replace` takes effect everywhere, or is refused.
+
+    Raises:
+        ValueError: if model or guide is another one than some function was built for.
     """
 
     init: Callable[[Generator, int], Tensors]
     model: Program
     guide: Program
     phases: tuple[Phase, ...]
-    merge: Callable[[Tensors, Tensors, Who, Generator], Tensors]
-    fold: Fold | None = None
+    merge: Merge
     download: Callable[[Tensors, Who], Tensors] = send_all
     join: Callable[[Tensors, Who, Generator], Tensors] = keep_nothing
     upload: Callable[[Tensors, Tensors], Tensors] = return_received
     adapt: tuple[Phase, ...] = ()
-    views: Mapping[str, View] = field(default_factory=lambda: {"personal": as_trained})
-    deploy: Callable[[Tensors, Who], Tensors] | None = None
+    views: Mapping[str, Callable[[Tensors, Tensors], Tensors | list[Tensors]]] = field(
+        default_factory=lambda: {"personal": as_trained}
+    )
     statistics: Move = no_statistics
-    shared: str = ""
-    tables: str = ""
-    weigh: Callable[[Tensors], Tensor] = dense
+    facts: Facts = field(default_factory=dict)
     all_train: bool = False
-    rules: Rules = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse programs that part of the method would not hear of."""
+        parts: dict[str, object] = {
+            n: getattr(self, n)
+            for n in ("init", "merge", "download", "join", "upload", "statistics", "model")
+        }
+        parts |= {f"the view {n!r}": view for n, view in self.views.items()}
+        for kind in ("phases", "adapt"):
+            for i, phase in enumerate(getattr(self, kind)):
+                for move in phase.moves:
+                    function = move.loss if isinstance(move, Step) else move
+                    what = move.names if isinstance(move, Step) else _name(move)
+                    parts[f"{kind}[{i}] ({what})"] = function
+        refuse_replaced(parts, {"model": self.model, "guide": self.guide})
 
     @property
     def main_view(self) -> str:
         """The model that the method is about: the personal one, or else its first."""
         return "personal" if "personal" in self.views else next(iter(self.views))
 
+    def deployed(self, view: str) -> Method:
+        """Return the method as it is tested: clients receive what they need to predict."""
+        download = getattr(self.views[view], "download", None)
+        return self if download is None else replace(self, download=download)
+
     @property
-    def deployed(self) -> Method:
-        """The method as it is tested: clients receive what they need to predict."""
-        return self if self.deploy is None else replace(self, download=self.deploy, deploy=None)
+    def shared(self) -> str:
+        """Patterns of the sites that are one for all clients though each has a copy."""
+        return marked(self.facts, SHARED)
+
+    @property
+    def per_client(self) -> str:
+        """Patterns of what the server holds of every client that trains, [J, *p]."""
+        return marked(self.facts, PER_CLIENT)
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """Patterns of names -> what must hold for a message besides being finite."""
+        return of_kind(self.facts, Rule)
+
+    def weigh(self, tensors: Tensors) -> Tensor:
+        """Return the bytes [C] that tensors [C, ...] cost on the wire."""
+        total = dense(tensors)
+        for names, cost in of_kind(self.facts, WireCost).items():
+            for name, value in pick(tensors, names).items():
+                total = total - dense({name: value}) + cost.bytes(name, tensors)
+        return total
+
+    def __repr__(self) -> str:
+        """Tell what it is in a few lines."""
+        lines = (
+            f"Method of model {_name(self.model)} and guide {_name(self.guide)}",
+            f"  clients  {'; '.join(map(_told, self.phases)) or 'do not train'}",
+            f"  server   {self.merge if isinstance(self.merge, Pooled) else _name(self.merge)}",
+            f"  views    {', '.join(self.views)}{'; adapted before a test' * bool(self.adapt)}",
+            f"  rounds   {'all clients train' if self.all_train else 'who reports trains'}",
+        )
+        return "\n".join(lines)
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__name__", type(function).__name__).strip("_")
+
+
+def _told(phase: Phase) -> str:
+    """Say what a phase moves, and how often."""
+    moved = [m.names if isinstance(m, Step) else _name(m) for m in phase.moves]
+    epochs = "epochs by client" if callable(phase.epochs) else f"{phase.epochs}"
+    return f"{', '.join(moved)} ({epochs} x {phase.batch or 'all'} rows)"

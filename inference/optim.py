@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-Make = Callable[[list[Tensor]], Optimizer]
+from pyrofl.arguments import NotNegative, Positive, ShareBelowOne, checked
+
+Optim = Callable[[list[Tensor]], Optimizer]
+"""Makes an optimiser from torch.optim that works element by element, for stacked clients."""
 
 
-def sgd(lr: float, momentum: float = 0.0, clip: float | None = None, **options: Any) -> Make:
+@dataclass(frozen=True)
+class Sgd:
+    """Makes plain SGD; see `sgd`. A value, so that what trains may see how it steps."""
+
+    lr: float
+    momentum: float
+    options: Mapping[str, Any]
+
+    def __call__(self, params: list[Tensor]) -> Optimizer:
+        """Make the optimiser of some tensors."""
+        return torch.optim.SGD(params, **self.options, lr=self.lr, momentum=self.momentum)
+
+
+@checked
+def sgd(
+    lr: NotNegative, momentum: ShareBelowOne = 0.0, clip: Positive | None = None, **options: Any
+) -> Optim:
     """Make plain SGD, as the papers use it.
 
     Args:
@@ -20,40 +40,21 @@ def sgd(lr: float, momentum: float = 0.0, clip: float | None = None, **options: 
         momentum: heavy-ball momentum.
         clip: largest norm of a client's whole gradient; a longer one is scaled down.
         options: further arguments of `torch.optim.SGD`, which is the fused one if they permit.
-
-    Raises:
-        ValueError: if lr or momentum is negative, or clip is not positive.
     """
-    if lr < 0 or not 0 <= momentum < 1:
-        raise ValueError(f"lr is {lr}, momentum {momentum}; expected lr >= 0, 0 <= momentum < 1")
-
-    chosen = {"fused": not (options.get("foreach") or options.get("differentiable"))} | options
-
-    def make(params: list[Tensor]) -> Optimizer:
-        return torch.optim.SGD(params, **chosen, lr=lr, momentum=momentum)
-
+    fused = not (options.get("foreach") or options.get("differentiable"))
+    make = Sgd(lr, momentum, {"fused": fused} | options)
     return make if clip is None else clipped(make, clip)
 
 
-def adam(lr: float, **options: Any) -> Make:
-    """Make Adam; `options` are further arguments of `torch.optim.Adam`.
-
-    Raises:
-        ValueError: if lr is negative.
-    """
-    if lr < 0:
-        raise ValueError(f"lr is {lr}; expected lr >= 0")
+@checked
+def adam(lr: NotNegative, **options: Any) -> Optim:
+    """Make Adam; `options` are further arguments of `torch.optim.Adam`."""
     return lambda params: torch.optim.Adam(params, lr=lr, **options)
 
 
-def clipped(make: Make, norm: float) -> Make:
-    """Scale down the gradient of every client whose norm over all its parameters is too long.
-
-    Raises:
-        ValueError: if norm is not positive.
-    """
-    if not norm > 0:
-        raise ValueError(f"norm is {norm}; expected a positive number")
+@checked
+def clipped(make: Optim, norm: Positive) -> Optim:
+    """Scale down the gradient of every client whose norm over all its parameters is too long."""
 
     def clip(optimiser: Optimizer, *_: Any) -> None:
         moving = [p for g in optimiser.param_groups for p in g["params"] if p.grad is not None]

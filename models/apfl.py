@@ -6,15 +6,20 @@ Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020.
     p(y | x, w, v_j)      = Categorical(logits=net(x; alpha_j v_j + (1 - alpha_j) w))
     q(w, v_j)             = Delta
 
-    client   w_j     -= lr grad L_j(w_j)                                              as FedAvg
-             v_j     -= lr alpha_j grad L_j(alpha_j v_j + (1 - alpha_j) w_j)
+    client   once, on all rows, with w_j = w as received:
              alpha_j -= lr_alpha <v_j - w_j, grad L_j(alpha_j v_j + (1 - alpha_j) w_j)>
+             clipped to [0, 1]; then on every minibatch in turn:
+             w_j     -= lr grad L_j(w_j)                                              as FedAvg
+             v_j     -= lr grad L_j(alpha_j v_j + (1 - alpha_j) w_j)
     server   w        = sum_j n_j w_j / sum_j n_j
 
-alpha_j = 0 is FedAvg and alpha_j = 1 is Local.
+alpha_j = 0 is FedAvg and alpha_j = 1 is Local. alpha_j must judge the w that is tested: beside w_j,
+which has just been trained on the client's rows, v_j would seem of no use.
 
-Departures from the paper: on every minibatch w_j, v_j and alpha_j move in turn, each reading what
-the others are by then; the server weighs clients by size, as FedAvg does.
+Departures from the paper: grad is the gradient at the mixture, without the factor alpha_j of the
+derivative by v_j: with it v_j would stand still at alpha_j = 0, and alpha_j stay there. alpha_j
+moves first; in the authors' code after the first minibatch, on its rows. On every minibatch v_j
+reads the w_j that has just moved. The server weighs clients by size, as FedAvg does.
 """
 
 from __future__ import annotations
@@ -25,22 +30,22 @@ from typing import Unpack
 import torch
 from torch import Generator
 
+from pyrofl.arguments import NotNegative, Share, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.method import Method, Step, as_received
+from pyrofl.inference.method import Method, Phase, Step, as_received
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.priors import Prior, flat
 from pyrofl.models.shared.personal_copies import only_step, seen_by, start_own
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors, like
+from pyrofl.tensors import Tensors, like, role
 
 
+@checked
 def build(
     net: Network,
     *,
-    alpha: float = 0.5,
-    lr_alpha: float = 0.01,
-    prior: Prior = flat,
+    alpha: Share = 0.5,
+    lr_alpha: NotNegative = 0.03,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build APFL.
@@ -48,42 +53,42 @@ def build(
     Args:
         net: the network; all its parameters are shared, and personal a second time.
         alpha: share of a client's own model before round one.
-        lr_alpha: learning rate of the shares; 0 keeps them.
-        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
+        lr_alpha: learning rate of the shares, which take one step a round; 0 keeps them.
         training: of both models, as in `fedavg.build`, but lr is 0.03 unless given; `fine_tune`
-            epochs are on v_j and alpha_j.
-
-    Raises:
-        ValueError: if a number is out of its range.
+            epochs are on v_j, after a step of alpha_j.
     """
-    if not 0 <= alpha <= 1 or not lr_alpha >= 0:
-        raise ValueError(f"alpha is {alpha}, lr_alpha {lr_alpha}; expected 0 to 1, and >= 0")
     settings: fedavg.Training = {"lr": 0.03, **training}
-    base = fedavg.build(net, prior=prior, **settings)
+    base = fedavg.build(net, **settings)
     train, step = only_step(base)
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Start v_j at w, and mix by alpha."""
         return start_own(received, who, generator) | {"alpha": torch.full_like(who.size, alpha)}
 
     def mixed(received: Tensors, local: Tensors) -> Tensors:
+        """Read alpha_j v_j + (1 - alpha_j) w_j."""
         return local | {
             n: torch.lerp(local[n], local[f"own/{n}"], like(local["alpha"], local[n]))
             for n in received
         }
 
     def clamp(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Keep alpha_j from 0 to 1."""
         return {"alpha": local["alpha"].clamp(0, 1)}
 
-    loss = seen_by(mixed, step.loss)
-    mine = (
-        replace(step, names="own/*", loss=loss),
-        *((Step("alpha", sgd(lr_alpha), loss), clamp) if lr_alpha else ()),
-    )
+    def at_mixture(received: Tensors, local: Tensors) -> Tensors:
+        """Read the mixture, whose gradient goes to v_j in full, whatever alpha_j is."""
+        now, own = mixed(received, local), role("own", local)
+        return now | {n: now[n].detach() + (own[n] - own[n].detach()) for n in received}
+
+    weigh = Phase((Step("alpha", sgd(lr_alpha), seen_by(mixed, step.loss)), clamp))
+    mine = replace(step, names="own/*", loss=seen_by(at_mixture, step.loss))
+    before = (weigh,) if lr_alpha else ()
     return replace(
         base,
         join=join,
-        phases=(replace(train, moves=(step, *mine)),),
-        adapt=tuple(replace(phase, moves=mine) for phase in base.adapt),
+        phases=(*before, replace(train, moves=(step, mine))),
+        adapt=tuple(p for phase in base.adapt for p in (*before, replace(phase, moves=(mine,)))),
         views={"personal": mixed, "global": as_received},
         statistics=lambda received, local, data: {"alpha": local["alpha"]},
     )

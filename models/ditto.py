@@ -25,6 +25,7 @@ from typing import Unpack
 
 import pyro.distributions as dist
 
+from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.inference.method import Method, as_received
 from pyrofl.models import fedavg
 from pyrofl.models.priors import Family, proximal
@@ -32,13 +33,14 @@ from pyrofl.models.shared.personal_copies import only_step, own, run_on, seen_by
 from pyrofl.nets import Network
 
 
+@checked
 def build(
     net: Network,
     *,
-    strength: float = 1.0,
+    strength: NotNegative = 1.0,
     prior: Family = dist.Normal,
-    own_epochs: int | None = None,
-    **training: Unpack[fedavg.Training],
+    own_epochs: Count | None = None,
+    **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
     """Build Ditto.
 
@@ -49,14 +51,11 @@ def build(
         prior: location-scale family that is centred at the received model.
         own_epochs: local epochs on v_j; default as many as on w_j.
         training: of both models, as in `fedavg.build`; `fine_tune` epochs are on v_j.
-
-    Raises:
-        ValueError: if a number is out of its range.
     """
     common = fedavg.build(net, **training)
     near = fedavg.build(net, prior=proximal(strength, prior), **training)
     train, step = only_step(common)
-    send = replace(step, loss=run_on(common, step.loss))
+    send = replace(step, loss=run_on(common, step.loss, near))
     keep = replace(step, names="own/*", loss=seen_by(own, step.loss))
     epochs = train.epochs if own_epochs is None else own_epochs
     return replace(

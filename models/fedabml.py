@@ -33,34 +33,36 @@ has R = 5, tunes lambda and has eta = 0.1 on its grid.
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import pyro.distributions as dist
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Generator, Size, Tensor
 
+from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.elbo import Program, elbo
+from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.servers.averages import standing_for
+from pyrofl.inference.programs import Likelihood, Program, Supervised, built_for
+from pyrofl.inference.servers.pooled import Merge, Pooled, evenly
 from pyrofl.inference.servers.robust import Combine, combining
 from pyrofl.models import guides
-from pyrofl.models.fedavg import supervised
-from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import Family, as_event
-from pyrofl.models.priors.common import Average, gradient, pooled, step_to
 from pyrofl.models.shared.meta_gradients import descended
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, under
 
 MetaGradient = Literal["kl", "unrolled"]
 Posterior = Literal["log_mean_field", "mean_field", "delta"]
+Average = Literal["mnu", "std", "moments"]
 
 FLOOR = 1e-4  # smallest standard deviation of the prior
 
 
+@checked
 def build(
     net: Network,
     *,
@@ -70,16 +72,16 @@ def build(
     meta_grad: MetaGradient = "kl",
     natural: bool = True,
     average: Average = "mnu",
-    scale: float = 0.05,
-    kl: float = 0.1,
-    draws: int = 5,
-    steps: int = 5,
-    epochs: int = 3,
-    batch: int | None = 50,
-    lr: float = 0.1,
-    lr_prior: float | None = None,
-    fine_tune: int = 5,
-    tune_steps: int = 1,
+    scale: Positive = 0.05,
+    kl: NotNegative = 0.1,
+    draws: Count = 5,
+    steps: Count = 5,
+    epochs: CountOrNone = 3,
+    batch: Count | None = 50,
+    lr: NotNegative = 0.1,
+    lr_prior: NotNegative | None = None,
+    fine_tune: CountOrNone = 5,
+    tune_steps: Count = 1,
     merge: str | Combine = "mean",
 ) -> Method:
     """Build FedABML.
@@ -113,24 +115,20 @@ def build(
             "moments" rules that leave out the largest make standard deviations too small.
 
     Raises:
-        ValueError: if a number is out of its range or an option is unknown.
+        ValueError: if steps are natural and lr_prior is more than the whole way.
     """
-    words = {"meta_grad": (meta_grad, MetaGradient), "average": (average, Average)}
-    for name, (value, kind) in (words | {"guide": (guide, Posterior)}).items():
-        if not callable(value) and value not in get_args(kind):
-            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(get_args(kind))}")
     family: guides.Family = getattr(guides, guide) if isinstance(guide, str) else guide
     natural = natural and meta_grad == "kl"
     rate = (0.5 if natural else lr) if lr_prior is None else lr_prior
-    if not scale > 0 or not kl >= 0 or not 0 <= rate <= (1 if natural else math.inf):
-        expected = "scale > 0, kl >= 0, lr_prior >= 0 and, if natural, <= 1"
-        raise ValueError(f"scale is {scale}, kl {kl}, lr_prior {rate}; expected {expected}")
+    if natural and rate > 1:
+        raise ValueError(f"lr_prior is {rate}; expected 0 to 1, a share of the way, if natural")
     q = family(net.shapes, scale=scale, loc="mu", spread="pi")
-    combine = combining(merge)
+    power = 2 if average == "moments" else 1
     loss = elbo(draws if q.random else None, kl=kl, mean=True)
     descend = descended(loss, q.names, lr, steps)
 
     def theta(loc: Tensors, log_scale: Tensors) -> Tensors:
+        """Name the prior's tensors, its standard deviations above the floor."""
         bounded = {n: v.clamp(min=math.log(FLOOR)) for n, v in log_scale.items()}
         return under("loc", loc) | (under("log_scale", bounded) if q.random else {})
 
@@ -140,6 +138,7 @@ def build(
         return torch.full_like(local[f"loc/{name}"], math.log(scale))
 
     def init(generator: Generator, clients: int) -> Tensors:
+        """Start at the network's own draw."""
         centre = net.init(generator)
         return theta(centre, {n: torch.full_like(v, math.log(scale)) for n, v in centre.items()})
 
@@ -151,11 +150,14 @@ def build(
     def centred(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
     ) -> TorchDistribution:
+        """Centre p(w_i | theta) at m, no narrower than steps of eta can take."""
         sd, least = log_scale(local, name).exp(), (lr * kl / data.size).sqrt()
         sd = sd.maximum(least.reshape(-1, *(1 for _ in sd.shape[1:])))
         return as_event(prior(local[f"loc/{name}"], sd), len(shape))
 
+    @built_for(guide=q)
     def follow(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Step on theta (line 9)."""
         mean, variance = q.moments(received, local, data)
         loc, width = {}, {}
         for n, m in role("loc", local).items():
@@ -170,21 +172,66 @@ def build(
         return theta(loc, width)
 
     def bound(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Keep standard deviations above the floor."""
         return theta(role("loc", local), role("log_scale", local))
 
-    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return server | pooled(server, message, who.each, average, combine)
+    def spreads(server: Tensors, message: Tensors) -> Tensors:
+        """Return what is averaged: of moments, those about the server's m, whose digits count."""
+        width = {n: (power * v).exp() for n, v in role("log_scale", message).items()}
+        if average == "moments":
+            old = role("loc", server)
+            width = {n: v + (message[f"loc/{n}"] - old[n]).square() for n, v in width.items()}
+        return under("loc", role("loc", message)) | under("log_scale", width)
 
-    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
-        return standing_for(who, pooled({}, message, who.each, average, combine))
+    def prior_of(server: Tensors, found: Tensors) -> Tensors:
+        """Go back from what was averaged to m and nu."""
+        loc, width = role("loc", found), role("log_scale", found)
+        if average == "moments":
+            old = role("loc", server)
+            width = {n: v - (loc[n] - old[n]).square() for n, v in width.items()}
+        return under("loc", loc) | under(
+            "log_scale", {n: v.log() / power for n, v in width.items()}
+        )
 
+    def robust_moments(
+        server: Tensors, message: Tensors, who: Who, generator: Generator
+    ) -> Tensors:
+        """Average moments about the new m, in two steps: a median of those about the old is less.
+
+        So it needs all messages.
+        """
+        combine, even = combining(merge), torch.ones_like(who.size)
+        loc = combine(role("loc", message), even, role("loc", server))
+        about = under("loc", loc)
+        wide = role("log_scale", spreads(about, message))
+        old = role("log_scale", spreads(server, server))
+        return server | prior_of(about, about | under("log_scale", combine(wide, even, old)))
+
+    pooled: Merge = Pooled({"*": evenly}, how=merge)
+    if average == "moments" and merge != "mean":
+        pooled = robust_moments
+    elif average != "mnu":
+        pooled = Pooled(
+            {"loc/*": evenly, "log_scale/*": evenly},
+            then=lambda server, found: server | prior_of(server, found),
+            how=merge,
+            of=spreads,
+        )
+
+    @built_for(guide=q)
     def ahead(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
+        """Return the loss after k steps from theta."""
         reached = descend(model, guide, received, local | posterior(local), data)
         return loss(model, guide, received, reached, data)
 
-    begin = Phase((lambda received, local, data: posterior(local),))
+    @built_for(guide=q)
+    def start(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Start phi at theta."""
+        return posterior(local)
+
+    begin = Phase((start,))
     phases: tuple[Phase, ...]
     if meta_grad == "kl":
         infer = Step(q.names, sgd(lr), loss, steps)
@@ -194,14 +241,50 @@ def build(
     tune = Phase((Step(q.names, sgd(lr), loss, tune_steps),), fine_tune, batch)
     return Method(
         init=init,
-        model=supervised(net, likelihood, centred),
-        guide=q.program,
+        model=Supervised(net, likelihood, centred),
+        guide=q,
         phases=phases,
-        merge=update,
-        fold=fold if merge == "mean" else None,
+        merge=pooled,
         adapt=(begin, tune) if fine_tune else (),
         views={
             "personal": lambda _, local: posterior(local) | local,
             "global": lambda received, local: local | received | posterior(received),
         },
     )
+
+
+def gradient(m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return dKL[q || p]/dm and dKL[q || p]/dnu of a normal prior (line 9), all [C, *p].
+
+    Args:
+        m: prior mean.
+        nu: logarithm of the prior's standard deviation.
+        mean: posterior mean.
+        variance: posterior variance.
+    """
+    s2, gap = (2 * nu).exp(), mean - m
+    return -gap / s2, 1 - (variance + gap.square()) / s2
+
+
+def step_to(
+    m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor, share: float
+) -> tuple[Tensor, Tensor]:
+    """Let first and second moments of the prior go a share of the way to the posterior's.
+
+    This is a natural gradient step on KL[q || p] in the mean parameters of the normal (Amari,
+    "Natural Gradient Works Efficiently in Learning", 1998): a variance stays positive at any
+    share, and a share of 1 ends at the posterior.
+
+    Args:
+        m: prior mean.
+        nu: logarithm of the prior's standard deviation.
+        mean: posterior mean.
+        variance: posterior variance.
+        share: of the way, 0 to 1.
+
+    Returns:
+        New m and nu.
+    """
+    gap = mean - m
+    s2 = (1 - share) * (2 * nu).exp() + share * (variance + (1 - share) * gap.square())
+    return m + share * gap, s2.log() / 2

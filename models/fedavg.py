@@ -18,42 +18,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TypedDict
 
-import pyro
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Who
-from pyrofl.inference.elbo import Program, elbo
-from pyrofl.inference.fast.row_space import with_few_rows
+from pyrofl.arguments import Count, CountOrNone, NotNegative, Share, ShareBelowOne, checked
+from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import Method, Phase, Step, as_received, as_trained
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.servers.averages import by_size
-from pyrofl.inference.servers.robust import Combine, combining
+from pyrofl.inference.programs import Likelihood, Prior, Supervised, flat
+from pyrofl.inference.servers.pooled import Pooled, by_size
+from pyrofl.inference.servers.robust import Combine
 from pyrofl.models import guides
-from pyrofl.models.likelihoods import Likelihood, categorical
-from pyrofl.models.priors import Prior, flat
+from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.schedules import decayed
-from pyrofl.nets import Forward, Network
+from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
 
-class LocalTraining(TypedDict, total=False):
-    """What a method whose clients train as in FedAvg hands on to `build`, which explains it."""
+class Descent(TypedDict, total=False):
+    """How clients train, as `build` explains it."""
 
     likelihood: Likelihood
     guide: guides.Family
     scale: float
-    draws: int
-    epochs: int | Callable[[Tensor], Tensor]
-    batch: int | None
-    lr: float
-    momentum: float
-    weight_decay: float
+    draws: Count
+    epochs: CountOrNone | Callable[[Tensor], Tensor]
+    batch: Count | None
+    lr: NotNegative
+    momentum: ShareBelowOne
+    weight_decay: NotNegative
     decay: bool
-    done: float | None
-    fine_tune: int
+    done: Share | None
+    fine_tune: CountOrNone
+
+
+class LocalTraining(Descent, total=False):
+    """What a method whose clients train as in FedAvg hands on, where there is nothing to merge."""
+
+    prior: Prior
 
 
 class Training(LocalTraining, total=False):
@@ -62,6 +65,13 @@ class Training(LocalTraining, total=False):
     merge: str | Combine
 
 
+class CentredTraining(Descent, total=False):
+    """The same for a method that centres the prior at what the server sends."""
+
+    merge: str | Combine
+
+
+@checked
 def build(
     net: Network,
     *,
@@ -69,15 +79,15 @@ def build(
     prior: Prior = flat,
     guide: guides.Family = guides.delta,
     scale: float = 0.05,
-    draws: int = 5,
-    epochs: int | Callable[[Tensor], Tensor] = 5,
-    batch: int | None = 10,
-    lr: float = 0.01,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
+    draws: Count = 5,
+    epochs: CountOrNone | Callable[[Tensor], Tensor] = 5,
+    batch: Count | None = 10,
+    lr: NotNegative = 0.01,
+    momentum: ShareBelowOne = 0.9,
+    weight_decay: NotNegative = 0.0,
     decay: bool = False,
-    done: float | None = None,
-    fine_tune: int = 0,
+    done: Share | None = None,
+    fine_tune: CountOrNone = 0,
     merge: str | Combine = "mean",
 ) -> Method:
     """Build FedAvg.
@@ -99,57 +109,22 @@ def build(
         fine_tune: local epochs before testing; 0 tests the global model alone.
         merge: how the server makes one model of the clients': "mean" is the paper's, "median",
             "trimmed:0.1", "krum:2" and "clip:1.0" bear bad messages, see `combining`.
-
-    Raises:
-        ValueError: if a number is out of its range.
     """
     q = guide(net.shapes, scale=scale, loc="w", spread="spread")
-    combine = combining(merge)
 
     def init(generator: Generator, clients: int) -> Tensors:
+        """Start at the network's own draw."""
         return q.start(net.init(generator))
-
-    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return server | combine(message, who.size, server)
 
     optim = sgd(decayed(lr, done if decay else None), momentum, weight_decay=weight_decay)
     step = Step(q.names, optim, elbo(draws if q.random else None, mean=True))
-    train, program = Phase((step,), epochs, batch), partial(supervised, net, likelihood, prior)
-    model = program()
-    if prior is flat and guide is guides.delta and not weight_decay:
-        train = with_few_rows(train, net, "w", net.shapes, program, model, q.program)
+    train = Phase((step,), epochs, batch)
     return Method(
         init=init,
-        model=model,
-        guide=q.program,
+        model=Supervised(net, likelihood, prior),
+        guide=q,
         phases=(train,),
-        merge=update,
-        fold=by_size if merge == "mean" else None,
+        merge=Pooled({"*": by_size}, how=merge),
         adapt=(replace(train, epochs=fine_tune),) if fine_tune else (),
         views={"global": as_received} | ({"personal": as_trained} if fine_tune else {}),
     )
-
-
-def supervised(
-    net: Network, likelihood: Likelihood, prior: Prior, forward: Forward | None = None
-) -> Program:
-    """Return the model in which all parameters of the network are latent, one set per client.
-
-    Args:
-        net: the network.
-        likelihood: of a row, given its outputs.
-        prior: on its parameters.
-        forward: runs instead of the network.
-    """
-    run = forward or net
-
-    def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        with data.clients():
-            w = {
-                n: pyro.sample(n, prior(n, shape, received, local, data))
-                for n, shape in net.shapes.items()
-            }
-            with data.rows():
-                pyro.sample("y", likelihood(run(w, data.x), data.x), obs=data.y)
-
-    return model

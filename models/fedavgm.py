@@ -39,8 +39,5 @@ def build(
         server_lr: learning rate of the server on the clients' mean change.
         server_momentum: beta; what the server remembers lies under "server/optim".
         training: of the clients, as of `fedavg.build`.
-
-    Raises:
-        ValueError: if a number is out of its range.
     """
     return stepped(fedavg.build(net, **training), sgd(server_lr, server_momentum))

@@ -21,23 +21,23 @@ Departures from the paper: defaults of the training are FedAvg's here.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, Unpack, get_args
+from typing import Literal, Unpack
 
+from pyrofl.arguments import checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.priors import Prior, flat
-from pyrofl.models.shared.base_and_head import fitting_head, keep, only, two_parts
+from pyrofl.models.shared.base_and_head import keep, only, two_parts
 from pyrofl.nets import Network
 
 Tune = Literal["head", "base", "all"]
 
 
+@checked
 def build(
     net: Network,
     *,
     head: str | None = None,
     tune: Tune = "all",
-    prior: Prior = flat,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build FedBABU.
@@ -46,21 +46,15 @@ def build(
         net: the network.
         head: patterns of the names that are not trained; default the network's head.
         tune: what trains before a test.
-        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
         training: as in `fedavg.build`, but `fine_tune` is 5 unless given.
 
     Raises:
-        ValueError: if `head` matches no parameter or all, `tune` is unknown, or a number is out of
-            its range.
+        ValueError: if `head` matches no parameter or all.
     """
-    if tune not in get_args(Tune):
-        raise ValueError(f"tune is {tune!r}; expected one of {', '.join(get_args(Tune))}")
     mine, rest = two_parts(net, head)
     settings: fedavg.Training = {"fine_tune": 5, **training}
-    method = keep(fedavg.build(net, prior=prior, **settings), mine)
+    method = keep(fedavg.build(net, **settings), mine)
     (train,) = method.phases
     chosen = {"head": mine, "base": rest, "all": "*"}[tune]
     adapt = tuple(only(phase, chosen) for phase in method.adapt)
-    if tune == "head":
-        adapt = fitting_head(adapt, method, net, mine, prior, settings)
     return replace(method, phases=(only(train, rest),), adapt=adapt)

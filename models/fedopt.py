@@ -26,17 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from pyrofl.data import Who
-from pyrofl.inference.method import Method, Optim
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.servers.averages import descend
+from pyrofl.arguments import NotNegative, Positive, ShareBelowOne, checked
+from pyrofl.inference.method import Method
+from pyrofl.inference.optim import Optim, sgd
+from pyrofl.inference.servers.optimisers import descend
+from pyrofl.inference.servers.pooled import followed
 from pyrofl.models import fedavg
-from pyrofl.models.priors import Prior, flat
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -44,15 +44,15 @@ Rule = Literal["adam", "yogi", "adagrad"]
 Optimiser = Literal["adam", "yogi", "adagrad", "sgd"]
 
 
+@checked
 def build(
     net: Network,
     *,
     optimiser: Optimiser = "adam",
-    server_lr: float = 0.03,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    tau: float = 1e-3,
-    prior: Prior = flat,
+    server_lr: NotNegative = 0.03,
+    beta1: ShareBelowOne = 0.9,
+    beta2: ShareBelowOne = 0.99,
+    tau: Positive = 1e-3,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build FedAdam, FedYogi, FedAdagrad or FedAvgM.
@@ -64,21 +64,13 @@ def build(
         beta1: momentum; the paper has 0 for adagrad.
         beta2: how slowly adam and yogi forget the squares.
         tau: how adaptive: parameters whose changes are smaller than this are treated alike.
-        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
         training: of the clients, as of `fedavg.build`.
-
-    Raises:
-        ValueError: if the optimiser is unknown or a number is out of its range.
     """
-    if optimiser not in get_args(Optimiser):
-        known = ", ".join(get_args(Optimiser))
-        raise ValueError(f"optimiser is {optimiser!r}; expected one of {known}")
-    make = (
-        sgd(server_lr, beta1)
-        if optimiser == "sgd"
-        else adaptive(optimiser, server_lr, beta1, beta2, tau)
-    )
-    return stepped(fedavg.build(net, prior=prior, **training), make)
+    if optimiser == "sgd":
+        make = sgd(server_lr, beta1)
+    else:
+        make = adaptive(optimiser, server_lr, beta1, beta2, tau)
+    return stepped(fedavg.build(net, **training), make)
 
 
 def stepped(method: Method, make: Optim) -> Method:
@@ -90,26 +82,20 @@ def stepped(method: Method, make: Optim) -> Method:
         make: the optimiser; what it remembers lies under "server/optim".
     """
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        merged = method.merge(server, message, who, generator)
+    def step(server: Tensors, merged: Tensors) -> Tensors:
+        """Go along old - merged."""
         public = [n for n in merged if not n.startswith("server/")]
         return merged | descend(make, server, {n: server[n] - merged[n] for n in public})
 
-    return replace(method, merge=merge)
+    return replace(method, merge=followed(method.merge, step))
 
 
-def adaptive(rule: Rule, lr: float, beta1: float, beta2: float, tau: float) -> Optim:
-    """Make the paper's optimiser, see above.
-
-    Raises:
-        ValueError: if a number is out of its range.
-    """
-    if not lr >= 0 or not 0 <= beta1 < 1 or not 0 <= beta2 < 1 or not tau > 0:
-        raise ValueError(
-            f"server_lr is {lr}, beta1 {beta1}, beta2 {beta2}, tau {tau}; expected >= 0, two "
-            "numbers from 0 to below 1, and a positive one"
-        )
-    return lambda params: Adaptive(params, rule, lr, beta1, beta2, tau)
+@checked
+def adaptive(
+    rule: Rule, server_lr: NotNegative, beta1: ShareBelowOne, beta2: ShareBelowOne, tau: Positive
+) -> Optim:
+    """Make the paper's optimiser, see above."""
+    return lambda params: Adaptive(params, rule, server_lr, beta1, beta2, tau)
 
 
 class Adaptive(torch.optim.Optimizer):

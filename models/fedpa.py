@@ -28,25 +28,25 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import Count, NotNegative, ShareBelowOne, checked
 from pyrofl.data import Batch
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.fedopt import stepped
-from pyrofl.models.priors import Prior, flat
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, under
 
 
+@checked
 def build(
     net: Network,
     *,
-    samples: int = 3,
-    rho: float = 0.1,
-    server_lr: float = 0.5,
-    server_momentum: float = 0.9,
-    prior: Prior = flat,
+    samples: Count = 3,
+    rho: NotNegative = 0.1,
+    server_lr: NotNegative = 0.5,
+    server_momentum: ShareBelowOne = 0.9,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build FedPA.
@@ -57,15 +57,9 @@ def build(
         rho: how much the covariance of the samples counts; 0 leaves it out, as one sample does.
         server_lr: learning rate of the server along the mean of delta_j.
         server_momentum: of the server.
-        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
         training: of the clients, as in `fedavg.build`; its `epochs` are the burn-in.
-
-    Raises:
-        ValueError: if a number is out of its range.
     """
-    if samples < 1 or rho < 0:
-        raise ValueError(f"samples is {samples}, rho {rho}; expected at least 1, and >= 0")
-    base = fedavg.build(net, prior=prior, **training)
+    base = fedavg.build(net, **training)
     burn_in, step = only_step(base)
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:

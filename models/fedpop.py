@@ -32,17 +32,20 @@ from __future__ import annotations
 import pyro
 import pyro.distributions as dist
 import torch
-from torch import Generator, Tensor
+from pyro.distributions import TorchDistribution
+from torch import Generator, Size, Tensor
 
+from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, ShareBelowOne, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.elbo import Loss, Program, elbo
-from pyrofl.inference.loop.messages import NOT_NEGATIVE, POSITIVE
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.facts import NOT_NEGATIVE, POSITIVE
 from pyrofl.inference.method import Method, Move, Phase, Step, as_trained
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.servers.averages import average, standing_for
+from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised, built_for
+from pyrofl.inference.servers import Pooled, by_size, evenly
 from pyrofl.inference.servers.robust import Combine, combining
 from pyrofl.models import guides
-from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import Family, as_event
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, like, pick, role, under
@@ -50,6 +53,7 @@ from pyrofl.tensors import Tensors, like, pick, role, under
 FLOOR = 1e-8  # smallest variance of the population, and of a client's draws
 
 
+@checked
 def build(
     net: Network,
     *,
@@ -57,15 +61,15 @@ def build(
     likelihood: Likelihood = categorical,
     prior: Family = dist.Normal,
     guide: guides.Family = guides.mean_field,
-    scale: float = 0.2,
-    temperature: float = 1.0,
-    memory: float = 0.8,
-    burn_in: int = 2,
-    epochs: int = 5,
-    batch: int | None = 10,
-    lr_head: float = 0.1,
-    lr_base: float = 0.01,
-    momentum: float = 0.9,
+    scale: Positive = 0.2,
+    temperature: NotNegative = 1.0,
+    memory: ShareBelowOne = 0.8,
+    burn_in: CountOrNone = 2,
+    epochs: Count = 5,
+    batch: Count | None = 10,
+    lr_head: Positive = 0.1,
+    lr_base: NotNegative = 0.01,
+    momentum: ShareBelowOne = 0.9,
     merge: str | Combine = "mean",
 ) -> Method:
     """Build FedPop.
@@ -93,95 +97,99 @@ def build(
             that leave out the largest make s too narrow, the median of normal ones by a third.
 
     Raises:
-        ValueError: if no parameter matches `head`, or a number is out of its range.
+        ValueError: if no parameter matches `head`.
     """
-    if not scale > 0 or temperature < 0 or not lr_head > 0 or epochs < 1 or not 0 <= memory < 1:
-        raise ValueError(
-            f"scale is {scale}, temperature {temperature}, lr_head {lr_head}, epochs {epochs}, "
-            f"memory {memory}; expected > 0, >= 0, > 0, >= 1, and 0 to below 1"
-        )
     shapes = net.matching(net.head if head is None else head)
     rest = [n for n in net.shapes if n not in shapes]
-    combine = combining(merge)
     point = guides.delta(shapes, loc="z")
     q = guide(shapes, loc="mu", spread="pi")
 
     def init(generator: Generator, clients: int) -> Tensors:
+        """Start at the network's own draw."""
         start = net.init(generator)
         loc = {n: start[n] for n in shapes}
         base = under("base", {n: start[n] for n in rest})
         return base | population(loc, {n: torch.full_like(v, scale**2) for n, v in loc.items()})
 
     def population(loc: Tensors, variance: Tensors) -> Tensors:
+        """Name the population's tensors."""
         width = {n: v.clamp(min=FLOOR).log() / 2 for n, v in variance.items()}
         return under("loc", loc) | under("log_scale", width)
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Start the chain at m."""
         centre = role("loc", received)
         spread = {n: v.exp() for n, v in role("log_scale", received).items()}
         none = under("sum", {n: torch.zeros_like(v) for n, v in centre.items()})
         none |= under("squares", role("sum", none)) | {"draws": torch.zeros_like(who.size)}
         return point.start(centre) | q.start(centre, spread) | none
 
-    def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        least = (lr_head / data.size).sqrt()[:, None]
-        with data.clients():
-            z = {}
-            for n, shape in shapes.items():
-                width = received[f"log_scale/{n}"].exp()
-                fn = prior(received[f"loc/{n}"], width.maximum(like(least, width)))
-                z[n] = pyro.sample(n, as_event(fn, len(shape)))
-            with data.rows():
-                outputs = net(role("base", local) | z, data.x)
-                pyro.sample("y", likelihood(outputs, data.x), obs=data.y)
+    def of_population(
+        name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
+    ) -> TorchDistribution:
+        """State p(z_j | beta), no narrower than the chain's steps can take."""
+        width = received[f"log_scale/{name}"].exp()
+        least = like((lr_head / data.size).sqrt()[:, None], width)
+        return as_event(prior(received[f"loc/{name}"], width.maximum(least)), len(shape))
 
     def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Let draws of earlier rounds count less."""
         return {n: memory * v for n, v in pick(local, "sum/* squares/* draws").items()}
 
     def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Count a draw."""
         z = role("z", local)
         new = under("sum", z) | under("squares", {n: v.square() for n, v in z.items()})
         return {n: local[n] + v for n, v in new.items()} | {"draws": local["draws"] + 1}
 
+    @built_for(guide=q)
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Make moments of the draws, and q of them."""
         mean = {n: v / like(local["draws"], v) for n, v in role("sum", local).items()}
         square = {n: v / like(local["draws"], v) for n, v in role("squares", local).items()}
         width = {n: (square[n] - v.square()).clamp(min=FLOOR).sqrt() for n, v in mean.items()}
         return under("mean", mean) | under("square", square) | q.start(mean, width)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
+        """Send base_j and the moments of z_j."""
         return pick(local, "base/* mean/* square/*")
 
-    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        each, old = who.each, role("loc", server)
+    def by_server_names(server: Tensors, message: Tensors) -> Tensors:
+        """Let means stand for m, and squares for s^2."""
+        square, log_scale = role("square", message), role("log_scale", message)
+        old = under("log_scale", {n: (2 * v).exp() for n, v in log_scale.items()})
+        loc = under("loc", role("mean", message)) | under("log_scale", square)
+        return pick(message, "base/*") | loc | old
+
+    def update(server: Tensors, pooled: Tensors) -> Tensors:
+        """Make the M-step."""
+        loc, square = role("loc", pooled), role("log_scale", pooled)
+        variance = {n: square[n] - v.square() for n, v in loc.items()}
+        return server | pick(pooled, "base/*") | population(loc, variance)
+
+    def robust(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Merge squared distances of draws from the new m, for which all messages are needed."""
+        combine, even = combining(merge), torch.ones_like(who.size)
         base = combine(role("base", message), who.size, role("base", server))
-        loc = combine(role("mean", message), each, old)
-        return server | under("base", base) | population(loc, apart(server, message, loc, each))
-
-    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
-        heads = average(pick(message, "mean/* square/*"), who.each)
-        return standing_for(who, heads | average(pick(message, "base/*"), who.size))
-
-    def apart(server: Tensors, message: Tensors, loc: Tensors, each: Tensor) -> Tensors:
-        """Return the mean squared distance of the draws from m, robust if the merge is."""
         mean, square = role("mean", message), role("square", message)
+        loc = combine(mean, even, role("loc", server))
+        apart = {n: square[n] - (2 * mean[n] - v) * v for n, v in loc.items()}
         old = {n: (2 * v).exp() for n, v in role("log_scale", server).items()}
-        if merge == "mean":
-            return {n: v - loc[n].square() for n, v in combine(square, each, old).items()}
-        return combine({n: square[n] - (2 * mean[n] - v) * v for n, v in loc.items()}, each, old)
+        return server | under("base", base) | population(loc, combine(apart, even, old))
 
     def common(received: Tensors, local: Tensors) -> Tensors:
+        """Read the population."""
         width = {n: v.exp() for n, v in role("log_scale", received).items()}
         return local | received | q.start(role("loc", received), width)
 
-    chain = langevin("z", lr_head, at(point.program, elbo(mean=True)), temperature)
-    move_base = Step("base/*", sgd(lr_base, momentum), at(point.program, elbo(kl=0.0, mean=True)))
+    chain = langevin("z", lr_head, at(point, elbo(mean=True)), temperature)
+    move_base = Step("base/*", sgd(lr_base, momentum), at(point, elbo(kl=0.0, mean=True)))
+    weights = {"base/*": by_size, "loc/* log_scale/*": evenly}
     return Method(
         init=init,
         join=join,
-        rules={"square/*": POSITIVE if q.random and temperature else NOT_NEGATIVE},
-        model=model,
-        guide=q.program,
+        model=Supervised(net, likelihood, of_population, points="base"),
+        guide=q,
         phases=(
             Phase(chain, burn_in, batch),
             Phase((forget,)),
@@ -189,9 +197,9 @@ def build(
             Phase((settle,)),
         ),
         upload=upload,
-        merge=update,
-        fold=fold if merge == "mean" else None,
+        merge=Pooled(weights, update, of=by_server_names) if merge == "mean" else robust,
         views={"personal": as_trained, "global": common},
+        facts={"square/*": POSITIVE if q.random and temperature else NOT_NEGATIVE},
     )
 
 

@@ -31,7 +31,7 @@ def build(
     *,
     mu: float = 0.1,
     prior: Family = dist.Normal,
-    **training: Unpack[fedavg.Training],
+    **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
     """Build FedProx.
 
@@ -40,8 +40,5 @@ def build(
         mu: strength of the proximal term, per datum: the prior's variance is 1 / (mu n_j).
         prior: location-scale family that is centred at the received model.
         training: as in `fedavg.build`.
-
-    Raises:
-        ValueError: if a number is out of its range.
     """
     return fedavg.build(net, prior=proximal(mu, prior), **training)

@@ -23,19 +23,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
+from pyrofl.arguments import CountOrNone, checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.priors import Prior, flat
-from pyrofl.models.shared.base_and_head import fitting_head, keep, only, two_parts
+from pyrofl.models.shared.base_and_head import keep, only, two_parts
 from pyrofl.nets import Network
 
 
+@checked
 def build(
     net: Network,
     *,
     head: str | None = None,
-    head_epochs: int = 10,
-    prior: Prior = flat,
+    head_epochs: CountOrNone = 10,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build FedRep.
@@ -44,20 +44,17 @@ def build(
         net: the network.
         head: patterns of the names that are personal; default the network's head.
         head_epochs: local epochs on the head, before those on the base.
-        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
         training: as in `fedavg.build`; `epochs` are those on the base, `fine_tune` those on the
             head before a test.
 
     Raises:
-        ValueError: if `head` matches no parameter or all, or a number is out of its range.
+        ValueError: if `head` matches no parameter or all.
     """
     mine, rest = two_parts(net, head)
-    method = keep(fedavg.build(net, prior=prior, **training), mine)
+    method = keep(fedavg.build(net, **training), mine)
     (train,) = method.phases
-    first = fitting_head((only(train, mine, head_epochs),), method, net, mine, prior, training)
-    before_test = tuple(only(phase, mine) for phase in method.adapt)
     return replace(
         method,
-        phases=(*first, only(train, rest)),
-        adapt=fitting_head(before_test, method, net, mine, prior, training),
+        phases=(only(train, mine, head_epochs), only(train, rest)),
+        adapt=tuple(only(phase, mine) for phase in method.adapt),
     )

@@ -25,22 +25,25 @@ from typing import Unpack
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.functional import one_hot
 
+from pyrofl.arguments import Count, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.loop.messages import Rule
+from pyrofl.inference.facts import Rule
 from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.programs import built_for
+from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.models import fedavg
-from pyrofl.models.priors import Prior, flat
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, under
 
 
+@checked
 def build(
     net: Network,
     *,
-    clusters: int = 2,
-    prior: Prior = flat,
+    clusters: Count = 2,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build IFCA.
@@ -48,31 +51,30 @@ def build(
     Args:
         net: the network; every cluster has all its parameters.
         clusters: K.
-        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
         training: as in `fedavg.build`, but lr is 0.05 unless given; `merge` is among the clients
             of a cluster, and `fine_tune` epochs are on a client's own copy.
-
-    Raises:
-        ValueError: if a number is out of its range.
     """
-    if clusters < 1:
-        raise ValueError(f"clusters is {clusters}; expected at least 1")
     settings: fedavg.Training = {"lr": 0.05, **training}
-    base = fedavg.build(net, prior=prior, **settings)
+    base = fedavg.build(net, **settings)
     _, step = only_step(base)
 
     def init(generator: Generator, clients: int) -> Tensors:
+        """Start every cluster at a draw of its own."""
         starts = [base.init(generator, clients) for _ in range(clusters)]
         return under("cluster", {n: torch.stack([s[n] for s in starts]) for n in starts[0]})
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Start in cluster 0, until `choose`."""
         return {"cluster": torch.zeros_like(who.ids, dtype=torch.int32)}
 
     def model_of(received: Tensors, cluster: Tensor) -> Tensors:
+        """Return w_{z_j}."""
         client = torch.arange(len(cluster), device=cluster.device)
         return {n: v[client, cluster.long()] for n, v in role("cluster", received).items()}
 
+    @built_for(model=base.model, guide=base.guide)
     def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Set z_j to the model of the least loss, and begin there."""
         with torch.no_grad():
             losses = [
                 step.loss(base.model, base.guide, {}, model_of(received, each), data)
@@ -81,23 +83,25 @@ def build(
         nearest = torch.stack(losses).argmin(0)
         return {"cluster": nearest.int()} | model_of(received, nearest)
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        new = {n: v.clone() for n, v in server.items()}
-        models = {n: v for n, v in message.items() if n != "cluster"}
-        for k in message["cluster"].unique().tolist():
-            mine = message["cluster"] == k
-            old = {n: v[k] for n, v in role("cluster", server).items()}
-            members = Who(who.ids[mine], who.size[mine])
-            moved = base.merge(old, {n: v[mine] for n, v in models.items()}, members, generator)
-            for n, v in moved.items():
-                new[f"cluster/{n}"][k] = v
-        return new
-
     def personal(received: Tensors, local: Tensors) -> Tensors:
+        """Read the cluster's model, or what fine-tuning made of it."""
         return model_of(received, local["cluster"]) | local
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
+        """Send z_j and w_j."""
         return {n: local[n] for n in ("cluster", *role("cluster", received))}
+
+    def of_clusters(server: Tensors, message: Tensors) -> Tensors:
+        """Put w_j in the place of every cluster's model; all but z_j's count nothing."""
+        return {
+            f"cluster/{n}": v.unsqueeze(1).expand(-1, clusters, *v.shape[1:])
+            for n, v in message.items()
+            if f"cluster/{n}" in server
+        }
+
+    def by_choice(message: Tensors, who: Who) -> Tensor:
+        """Let a client count by size in its cluster."""
+        return who.size[:, None] * one_hot(message["cluster"].long(), clusters).to(who.size)
 
     begin = Phase((choose,))
     return replace(
@@ -106,9 +110,8 @@ def build(
         join=join,
         phases=(begin, *base.phases),
         upload=upload,
-        rules={"cluster": Rule(f"0 to {clusters - 1}", lambda k: (k >= 0) & (k < clusters))},
-        merge=merge,
-        fold=None,
+        facts={"cluster": Rule(f"0 to {clusters - 1}", lambda k: (k >= 0) & (k < clusters))},
+        merge=Pooled({"cluster/*": by_choice}, of=of_clusters, how=settings.get("merge", "mean")),
         adapt=(begin, *base.adapt),
         views={"personal": personal},
     )

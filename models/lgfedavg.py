@@ -22,7 +22,6 @@ from typing import Unpack
 
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.priors import Prior, flat
 from pyrofl.models.shared.base_and_head import head_and_base, keep
 from pyrofl.nets import Network
 
@@ -31,7 +30,6 @@ def build(
     net: Network,
     *,
     head: str | None = None,
-    prior: Prior = flat,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build LG-FedAvg.
@@ -39,10 +37,9 @@ def build(
     Args:
         net: the network.
         head: patterns of the names that are shared; default the network's head.
-        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
         training: as in `fedavg.build`; `fine_tune` trains both parts.
 
     Raises:
-        ValueError: if no parameter matches `head`, or a number is out of its range.
+        ValueError: if no parameter matches `head`.
     """
-    return keep(fedavg.build(net, prior=prior, **training), head_and_base(net, head)[1])
+    return keep(fedavg.build(net, **training), head_and_base(net, head)[1])

@@ -6,7 +6,7 @@ with batch shape [..., C, B].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyro.distributions as dist
@@ -15,9 +15,9 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution
 
-FEW = 16  # classes below which torch is slow along the last axis, by up to 9 times: measured
+from pyrofl.inference.programs import Likelihood
 
-Likelihood = Callable[[Tensor, Tensor], TorchDistribution]
+FEW = 16  # classes below which torch is slow along the last axis, by up to 9 times: measured
 
 
 class Categorical(dist.Categorical):

@@ -18,22 +18,20 @@ from typing import Unpack
 
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.priors import Prior, flat
 from pyrofl.models.shared.base_and_head import keep
 from pyrofl.nets import Network
 
 
-def build(net: Network, *, prior: Prior = flat, **training: Unpack[fedavg.LocalTraining]) -> Method:
+def build(net: Network, **training: Unpack[fedavg.LocalTraining]) -> Method:
     """Build training without federation; every client trains in every round.
 
     Args:
         net: the network; all its parameters are private.
-        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
         training: as in `fedavg.build`, without `merge`.
 
     Raises:
-        ValueError: if a number is out of its range, or there is a `merge`.
+        ValueError: if there is a `merge`.
     """
     if "merge" in training:
         raise ValueError(f"merge is {dict(training)['merge']!r}; expected none, as nothing travels")
-    return replace(keep(fedavg.build(net, prior=prior, **training), "*"), all_train=True)
+    return replace(keep(fedavg.build(net, **training), "*"), all_train=True)

@@ -27,22 +27,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
+from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.inference.method import Method, Phase, as_received, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.priors import Prior, flat
 from pyrofl.models.shared.meta_gradients import Order, maml
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 
 
+@checked
 def build(
     net: Network,
     *,
     order: Order = "hessian_free",
-    inner_lr: float = 0.05,
-    adapt_steps: int = 1,
-    prior: Prior = flat,
+    inner_lr: NotNegative = 0.05,
+    adapt_steps: Count = 1,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build Per-FedAvg.
@@ -53,20 +53,12 @@ def build(
         inner_lr: alpha, learning rate of the inner step and of those before testing. It must be
             below the inverse of the loss's curvature, or exact products with H point uphill.
         adapt_steps: on all of a client's rows before its model is tested.
-        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
         training: of the outer step, as in `fedavg.build`. `batch` is the size of each of the three
             parts; unless given lr is 0.3 and momentum 0. `fine_tune` epochs at the outer rate
             follow the steps before testing.
-
-    Raises:
-        ValueError: if the order is unknown or a number is out of its range.
     """
-    if adapt_steps < 1 or not inner_lr >= 0:
-        raise ValueError(
-            f"adapt_steps is {adapt_steps}, inner_lr {inner_lr}; expected at least 1, and >= 0"
-        )
     settings: fedavg.Training = {"lr": 0.3, "momentum": 0.0, **training}
-    base = fedavg.build(net, prior=prior, **settings)
+    base = fedavg.build(net, **settings)
     train, step = only_step(base)
     ahead = replace(step, loss=maml(step.loss, step.names, inner_lr, order=order))
     inner = replace(step, optim=sgd(inner_lr), repeat=adapt_steps)

@@ -30,36 +30,39 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Who
-from pyrofl.inference.elbo import Program, elbo
+from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, checked
+from pyrofl.data import Batch
+from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import Method, Phase, Step, as_received, return_received
 from pyrofl.inference.optim import adam
-from pyrofl.inference.servers.averages import blend, by_number
-from pyrofl.inference.servers.robust import Combine, combining
+from pyrofl.inference.programs import Likelihood, Program, built_for
+from pyrofl.inference.servers import Pooled, blend, evenly
+from pyrofl.inference.servers.robust import Combine
 from pyrofl.models import guides
-from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import Family, as_event
 from pyrofl.models.shared.personal_copies import own, seen_by, start_own, without_rows
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
 
+@checked
 def build(
     net: Network,
     *,
     likelihood: Likelihood = categorical,
     prior: Family = dist.Normal,
     guide: guides.Family = guides.mean_field,
-    scale: float = 0.05,
-    kl: float = 0.1,
-    draws: int = 2,
-    steps: int = 5,
-    epochs: int = 5,
-    batch: int | None = 50,
-    lr: float = 0.01,
-    noise: float = 1.0,
-    beta: float = 1.0,
-    fine_tune: int = 0,
+    scale: Positive = 0.05,
+    kl: Positive = 0.1,
+    draws: Count = 2,
+    steps: Count = 5,
+    epochs: CountOrNone = 5,
+    batch: Count | None = 50,
+    lr: NotNegative = 0.01,
+    noise: Positive = 1.0,
+    beta: Positive = 1.0,
+    fine_tune: CountOrNone = 0,
     merge: str | Combine = "mean",
 ) -> Method:
     """Build pFedBayes; every client trains in every round, as in the authors' code.
@@ -83,21 +86,16 @@ def build(
         fine_tune: epochs of both steps before testing.
         merge: how the server makes one v of the clients', as in `fedavg.build`; all of them
             weigh the same.
-
-    Raises:
-        ValueError: if a number is out of its range.
     """
-    if not all(value > 0 for value in (beta, kl, scale, noise)):
-        raise ValueError(
-            f"beta is {beta}, kl {kl}, scale {scale}, noise {noise}; expected positive numbers"
-        )
     q = guide(net.shapes, scale=scale, loc="w", spread="spread")
-    combine = combining(merge)
 
     def init(generator: Generator, clients: int) -> Tensors:
+        """Start v at the network's own draw."""
         return q.start(net.init(generator))
 
+    @built_for(guide=q)
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
+        """State p(w_j | v_j) and p(y | x, w_j)."""
         mean, variance = q.moments(received, received, data)
         width = {
             n: v.sqrt() if q.random else torch.full_like(v, scale) for n, v in variance.items()
@@ -110,15 +108,18 @@ def build(
             with data.rows():
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
-    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return blend(server, combine(message, who.each, server), 1 - beta)
+    def update(server: Tensors, pooled: Tensors) -> Tensors:
+        """Go beta of the way to the mean."""
+        return server | blend(server, pooled, 1 - beta)
 
     samples = draws if q.random else None
     follow = seen_by(own, without_rows(elbo(kl=kl, mean=True)), return_received)
 
+    @built_for(guide=q)
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
+        """Let the likelihood see draws of little noise."""
         mean, variance = q.moments(received, own(received, local), data)
         drawn = local | q.start(mean, {n: noise * v.sqrt() for n, v in variance.items()})
         fit = elbo(samples, kl=0.0, mean=True)(model, guide, received, drawn, data)
@@ -131,10 +132,9 @@ def build(
         init=init,
         join=start_own,
         model=model,
-        guide=q.program,
+        guide=q,
         phases=(Phase(moves, epochs, batch),),
-        merge=update,
-        fold=by_number if merge == "mean" else None,
+        merge=Pooled({"*": evenly}, update, merge),
         adapt=(Phase(moves, fine_tune, batch),) if fine_tune else (),
         views={"personal": own, "global": as_received},
         all_train=True,

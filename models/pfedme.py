@@ -25,16 +25,15 @@ from dataclasses import replace
 from typing import Unpack
 
 import pyro.distributions as dist
-from torch import Generator
 
-from pyrofl.data import Who
+from pyrofl.arguments import Count, NotNegative, Positive, checked
 from pyrofl.inference.method import Method, Step, as_received, return_received
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.servers.averages import blend, by_number
+from pyrofl.inference.servers.averages import blend
+from pyrofl.inference.servers.pooled import Pooled, evenly
 from pyrofl.models import fedavg
 from pyrofl.models.priors import Family, proximal
 from pyrofl.models.shared.personal_copies import (
-    evenly,
     only_step,
     own,
     seen_by,
@@ -42,18 +41,18 @@ from pyrofl.models.shared.personal_copies import (
     without_rows,
 )
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors
 
 
+@checked
 def build(
     net: Network,
     *,
-    strength: float = 5.0,
+    strength: Positive = 5.0,
     prior: Family = dist.Normal,
-    steps: int = 5,
-    lr_centre: float = 0.2,
-    beta: float = 1.0,
-    **training: Unpack[fedavg.Training],
+    steps: Count = 5,
+    lr_centre: NotNegative = 0.2,
+    beta: Positive = 1.0,
+    **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
     """Build pFedMe; every client trains in every round, as in the paper, and some report.
 
@@ -67,16 +66,8 @@ def build(
         beta: how far the server goes to the mean; beyond 1 it overshoots, as the paper tries.
         training: of theta_j, as in `fedavg.build`, but unless given lr is 0.05 and batch 50;
             `fine_tune` epochs are of both steps.
-
-    Raises:
-        ValueError: if a number is out of its range.
     """
-    if not beta > 0 or not strength > 0 or not lr_centre >= 0:
-        raise ValueError(
-            f"beta is {beta}, strength {strength}, lr_centre {lr_centre}; expected two positive "
-            "numbers, and one >= 0"
-        )
-    settings: fedavg.Training = {"lr": 0.05, "batch": 50, **training}
+    settings: fedavg.CentredTraining = {"lr": 0.05, "batch": 50, **training}
     base = fedavg.build(net, prior=proximal(strength, prior), **settings)
     train, step = only_step(base)
     loss = seen_by(own, step.loss, centre=return_received)
@@ -85,15 +76,15 @@ def build(
         Step(step.names, sgd(lr_centre), without_rows(loss)),
     )
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return blend(server, base.merge(server, message, evenly(who), generator), 1 - beta)
-
     return replace(
         base,
         join=start_own,
         phases=(replace(train, moves=moves),),
-        merge=merge,
-        fold=by_number if base.fold else None,
+        merge=Pooled(
+            {"*": evenly},
+            then=lambda server, pooled: server | blend(server, pooled, 1 - beta),
+            how=training.get("merge", "mean"),
+        ),
         adapt=tuple(replace(phase, moves=moves) for phase in base.adapt),
         views={"personal": own, "global": as_received},
         all_train=True,

@@ -24,26 +24,26 @@ which at the defaults only the ablation "deviation" and guides without variance 
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
-import pyro
 import pyro.distributions as dist
 import torch
-from torch import Generator, Tensor
+from pyro.distributions import TorchDistribution
+from torch import Generator, Size, Tensor
 
+from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, ShareBelowOne, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.elbo import Program, elbo
-from pyrofl.inference.fast.row_space import with_few_rows
-from pyrofl.inference.loop.messages import NOT_NEGATIVE, POSITIVE
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.facts import NOT_NEGATIVE, POSITIVE
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.servers.averages import average, blend, standing_for
+from pyrofl.inference.programs import Likelihood, Supervised, built_for
+from pyrofl.inference.servers import Pooled, blend, by, by_size
 from pyrofl.inference.servers.robust import Combine, combining
 from pyrofl.models import guides
-from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import Family, around
-from pyrofl.models.shared.base_and_head import on_frozen_base
-from pyrofl.nets import Forward, Network
+from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, pick, role, total, under
 
 Confidence = Literal["full", "uncertainty", "deviation"]
@@ -68,6 +68,7 @@ def precision(
     return (d / spread[confidence]).clamp(max=CEILING)
 
 
+@checked
 def build(
     net: Network,
     *,
@@ -77,17 +78,17 @@ def build(
     guide: guides.Family = guides.mean_field,
     confidence: Confidence = "full",
     fresh_tau: bool = False,
-    m_step_iters: int = 1,
-    beta: float = 0.0,
+    m_step_iters: Count = 1,
+    beta: ShareBelowOne = 0.0,
     own_base: bool = True,
-    scale: float = 1.0,
-    draws: int = 5,
-    head_epochs: int = 10,
-    base_epochs: int = 5,
-    batch: int | None = 10,
-    lr_head: float = 1e-3,
-    lr_base: float = 1e-3,
-    momentum: float = 0.9,
+    scale: Positive = 1.0,
+    draws: Count = 5,
+    head_epochs: CountOrNone = 10,
+    base_epochs: CountOrNone = 5,
+    batch: Count | None = 10,
+    lr_head: NotNegative = 1e-3,
+    lr_base: NotNegative = 1e-3,
+    momentum: ShareBelowOne = 0.9,
     merge: str | Combine = "mean",
 ) -> Method:
     """Build pFedVEM; the defaults are the authors' for CIFAR-10.
@@ -120,115 +121,109 @@ def build(
             each on its own. "median" does without confidences, of which a bad client may claim any.
 
     Raises:
-        ValueError: if no parameter of `net` matches `head`, or a number is out of its range.
+        ValueError: if no parameter of `net` matches `head`.
     """
-    if not 0 <= beta < 1 or m_step_iters < 1 or not scale > 0:
-        raise ValueError(
-            f"beta is {beta}, m_step_iters {m_step_iters}, scale {scale}; expected "
-            "0 <= beta < 1, at least 1, and a positive number"
-        )
-    if confidence not in get_args(Confidence):
-        raise ValueError(f"confidence is {confidence!r}; expected one of {get_args(Confidence)}")
     head = net.head if head is None else head
     shapes = net.matching(head)
     rest = [n for n in net.shapes if n not in shapes]
-    combine = combining(merge)
     d = sum(shape.numel() for shape in shapes.values())
     strongest = 1 / lr_head if lr_head else CEILING
     q = guide(shapes, scale=scale, loc="mu", spread="pi")
     point = guide(shapes, scale=1e-6, loc="mu", spread="pi")  # the server's head has no spread
 
     def init(generator: Generator, clients: int) -> Tensors:
+        """Start the base as the network does, the common head at random."""
         start = net.init(generator)
         centre = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
         return under("base", {n: start[n] for n in rest}) | under("loc", centre)
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Start q(w_j) at the common head."""
         own = under("own", role("base", received)) if own_base else {}
         tau = torch.full_like(who.size, scale**-2)
         return q.start(role("loc", received)) | own | {"tau": tau}
 
-    def program(run: Forward) -> Program:
-        def model(received: Tensors, local: Tensors, data: Batch) -> None:
-            width = local["tau"].rsqrt()
-            with data.clients():
-                w = {n: pyro.sample(n, around(prior, received[f"loc/{n}"], width)) for n in shapes}
-                with data.rows():
-                    outputs = run(role("base", local) | w, data.x)
-                    pyro.sample("y", likelihood(outputs, data.x), obs=data.y)
-
-        return model
+    def centred(
+        name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
+    ) -> TorchDistribution:
+        """State p(w_j | w, tau_j)."""
+        return around(prior, received[f"loc/{name}"], local["tau"].rsqrt())
 
     def spreads(received: Tensors, local: Tensors, data: Batch) -> tuple[Tensors, Tensor, Tensor]:
+        """Return mu_j, the sum of variances and ||mu_j - w||^2."""
         mean, variance = q.moments(received, local, data)
         gap = {n: mean[n] - received[f"loc/{n}"] for n in shapes}
         return mean, total(variance), total({n: v.square() for n, v in gap.items()})
 
+    @built_for(guide=q)
     def set_confidence(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Set tau_j by eq. 8, before the head moves."""
         _, variance, deviation = spreads(received, local, data)
         tau = precision(variance, deviation, d, confidence)
         # Without any spread, as of a mean that has not moved yet, eq. 8 knows nothing.
         return {"tau": torch.where(tau < CEILING, tau.clamp(max=strongest), local["tau"])}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Make what is sent and what is kept of the trained client."""
         mean, variance, _ = spreads(received, local, data)
-        changed = under("mean", mean)
-        if own_base:
-            changed |= under("own", role("base", local))
-        if fresh_tau:
-            changed |= set_confidence(received, local, data)
-        if m_step_iters > 1:
-            changed["variance"] = variance
-        return changed
+        own = under("own", role("base", local)) if own_base else {}
+        tau = set_confidence(received, local, data) if fresh_tau else {}
+        spread = {"variance": variance} if m_step_iters > 1 else {}
+        return under("mean", mean) | own | tau | spread
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
+        """Send the head's mean, the base and the confidence."""
         return pick(local, "mean/* base/* tau variance")
 
-    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
-        mean = average(pick(message, "mean/*"), message["tau"])
-        base = average(pick(message, "base/*"), who.size)
-        return standing_for(who, mean | base | {"tau": message["tau"].sum()})
+    def by_server_names(server: Tensors, message: Tensors) -> Tensors:
+        """Let mu_j stand for w."""
+        return under("loc", role("mean", message)) | pick(message, "base/*")
 
-    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        mean, tau, old = role("mean", message), message["tau"], role("loc", server)
-        centre = combine(mean, tau, old)
-        for _ in range(m_step_iters - 1):
+    def update(server: Tensors, pooled: Tensors) -> Tensors:
+        """Go to the mean of heads by confidence (eq. 9) and of bases by size."""
+        return server | blend(server, pooled, beta)
+
+    def alternate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Take eqs. 9 and 8 in turn, which needs all messages: confidences follow the mean."""
+        combine, mean, tau = combining(merge), role("mean", message), message["tau"]
+        for _ in range(m_step_iters):
+            centre = combine(mean, tau, role("loc", server))
             deviation = total({n: (mean[n] - centre[n]).square() for n in shapes})
             tau = precision(message["variance"], deviation, d, confidence)
-            centre = combine(mean, tau, old)
         base = combine(role("base", message), who.size, role("base", server))
-        return server | blend(server, under("loc", centre) | under("base", base), beta)
+        return update(server, under("loc", centre) | under("base", base))
 
     def personal(received: Tensors, local: Tensors) -> Tensors:
+        """Read the client's head and base."""
         return local | under("base", role("own", local))
 
     def common(received: Tensors, local: Tensors) -> Tensors:
+        """Read the server's head and base."""
         return local | received | point.start(role("loc", received))
 
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Tell tau_j and the mean squared distance from w."""
         return {"tau": local["tau"], "deviation": spreads(received, local, data)[2] / d}
 
-    samples, model = draws if q.random else None, program(net)
-    head_step = Step(q.names, sgd(lr_head, momentum), elbo(samples))
-    base_step = Step("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
-    train_base = Phase((base_step,), base_epochs, batch)
-    train_base = with_few_rows(train_base, net, "base", rest, program, model, q.program)
+    samples = draws if q.random else None
+    move_head = Step(q.names, sgd(lr_head, momentum), elbo(samples))
+    move_base = Step("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
+    weights = {"loc/*": by("tau"), "base/*": by_size}
     return Method(
         init=init,
         join=join,
-        rules={"tau": POSITIVE, "variance": POSITIVE if q.random else NOT_NEGATIVE},
-        model=model,
-        guide=q.program,
+        model=Supervised(net, likelihood, centred, points="base"),
+        guide=q,
         phases=(
             Phase((set_confidence,)),
-            *on_frozen_base(Phase((head_step,), head_epochs), net, head, "base", program, model),
-            *((train_base,) if rest else ()),
+            Phase((move_head,), head_epochs),
+            *((Phase((move_base,), base_epochs, batch),) if rest else ()),
             Phase((settle,)),
         ),
         upload=upload,
-        merge=update,
-        fold=fold if merge == "mean" and m_step_iters == 1 else None,
+        merge=alternate if m_step_iters > 1 else Pooled(weights, update, merge, by_server_names),
         views={"personal": personal, "global": common},
         statistics=statistics,
+        facts={"tau": POSITIVE, "variance": POSITIVE if q.random else NOT_NEGATIVE},
         all_train=True,
     )

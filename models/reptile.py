@@ -41,9 +41,6 @@ def build(
         server_momentum: of the server's steps.
         training: of the clients, as in `fedavg.build`, but unless given lr is 0.03 and there is
             one epoch of fine_tune.
-
-    Raises:
-        ValueError: if a number is out of its range.
     """
     settings: fedavg.Training = {"lr": 0.03, "fine_tune": 1, **training}
     return fedavgm.build(net, server_lr=server_lr, server_momentum=server_momentum, **settings)

@@ -24,17 +24,19 @@ a mean of the client's gradients. A client without a step keeps its c_j.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, Unpack, get_args
+from typing import Literal, Unpack
 
 import torch
 from torch import Generator, Tensor
 
+from pyrofl.arguments import NotNegative, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.elbo import Loss, Program
-from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.servers.averages import blend, by_number
-from pyrofl.inference.servers.robust import combining
+from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.programs import Loss, Program, built_for
+from pyrofl.inference.servers.averages import blend
+from pyrofl.inference.servers.pooled import Pooled, Total, evenly
 from pyrofl.models import fedavg
+from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.models.shared.schedules import decayed
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, like, role, under
@@ -42,11 +44,12 @@ from pyrofl.tensors import Tensors, like, role, under
 Option = Literal["I", "II"]
 
 
+@checked
 def build(
     net: Network,
     *,
     option: Option = "II",
-    server_lr: float = 1.0,
+    server_lr: NotNegative = 1.0,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build SCAFFOLD.
@@ -59,38 +62,38 @@ def build(
         training: of the clients, as of `fedavg.build`, but momentum is 0 unless given.
 
     Raises:
-        ValueError: if the option is unknown or a number is out of its range.
+        ValueError: if lr is 0, by which eq. 4 divides.
     """
-    if option not in get_args(Option):
-        raise ValueError(f"option is {option!r}; expected one of {', '.join(get_args(Option))}")
     settings: fedavg.Training = {"lr": 0.01, "momentum": 0.0, **training}
     done = settings.get("done") if settings.get("decay") else None
     lr, momentum = decayed(settings["lr"], done), settings["momentum"]
-    if not lr > 0 or server_lr < 0:
-        raise ValueError(f"lr is {lr}, server_lr {server_lr}; expected above 0, and 0 or more")
+    if not lr > 0:
+        raise ValueError(f"lr is {lr}; expected a number above 0, by which eq. 4 divides")
     base = fedavg.build(net, **settings)
-    combine = combining(settings.get("merge", "mean"))
-    (train,) = base.phases
-    (step,) = train.moves
-    assert isinstance(step, Step)
+    train, step = only_step(base)
     names = list(base.init(torch.Generator(), 1))
 
     def init(generator: Generator, clients: int) -> Tensors:
+        """Start with all c at zero."""
         start = base.init(generator, clients)
         zero = {n: torch.zeros_like(v) for n, v in start.items()}
         return start | under("control", zero) | {"server/clients": torch.tensor(clients)}
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Start with c_j at zero."""
         zero = {n: torch.zeros_like(v) for n, v in role("control", received).items()}
         return base.join(received, who, generator) | under("own", zero)
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Begin to count steps."""
         return {"steps": torch.zeros_like(data.size)}
 
     def count(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Count a step."""
         return {"steps": local["steps"] + 1}
 
     def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Make c_j+ by eq. 4."""
         if option == "I":
             new = gradient(base.model, base.guide, step.loss, names, received, local, data)
         else:
@@ -107,17 +110,20 @@ def build(
         return under("own", new) | under("change", change)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
+        """Send w_j and the change of c_j."""
         return {n: local[n] for n in names} | under("change", role("change", local))
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        each = who.each
-        mean = combine({n: message[n] for n in names}, each, server)
-        share = float(each.sum()) / int(server["server/clients"])
-        control, none = role("control", server), dict.fromkeys(names, torch.zeros(()).to(each))
-        change = combine(role("change", message), each, none)
-        control = {n: v + share * change[n] for n, v in control.items()}
-        return server | blend(server, mean, 1 - server_lr) | under("control", control)
+    def update(server: Tensors, pooled: Tensors) -> Tensors:
+        """Step to the mean model, and let c follow the mean of all c_j (eq. 5)."""
+        clients = int(server["server/clients"])
+        control = {
+            n: v + pooled[f"change/{n}"] / clients for n, v in role("control", server).items()
+        }
+        moved = blend(server, {n: pooled[n] for n in names}, 1 - server_lr)
+        return server | moved | under("control", control)
 
+    if option == "I":
+        renew = built_for(model=base.model, guide=base.guide)(renew)
     corrected = replace(step, loss=without_drift(step.loss, names))
     return replace(
         base,
@@ -125,8 +131,11 @@ def build(
         join=join,
         phases=(Phase((begin,)), replace(train, moves=(corrected, count)), Phase((renew,))),
         upload=upload,
-        merge=merge,
-        fold=by_number if base.fold else None,
+        merge=Pooled(
+            {"change/*": Total(evenly), "*": evenly},
+            then=update,
+            how=settings.get("merge", "mean"),
+        ),
     )
 
 

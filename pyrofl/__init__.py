@@ -25,7 +25,8 @@ from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.seeds import Seeds
-from pyrofl.inference.servers.averages import average, descend, weighted_mean
+from pyrofl.inference.servers.averages import average, weighted_mean
+from pyrofl.inference.servers.optimisers import descend
 from pyrofl.models.shared.meta_gradients import descended, maml
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors

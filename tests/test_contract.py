@@ -183,7 +183,7 @@ def test_permuting_clients_permutes_results(name):
     *_, b = federate(method, permuted, 2, stragglers=stragglers)
     close = {"rtol": 1e-8, "atol": 1e-9}
     # A table, or with an axis in front what an optimiser remembers of it.
-    at = {n: int(len(v) == 1) for n, v in a.server.items() if matches(n, method.tables)}
+    at = {n: int(len(v) == 1) for n, v in a.server.items() if matches(n, method.per_client)}
     server = {n: v.index_select(at[n], order) if n in at else v for n, v in a.server.items()}
     toys.assert_same(b.server, server, **close)
     for part in ("private", "loss"):

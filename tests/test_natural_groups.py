@@ -17,7 +17,7 @@ import torch
 import pyrofl
 from pyrofl import reference
 from pyrofl.data import Federation, datasets
-from pyrofl.inference.elbo import Program
+from pyrofl.inference.programs import Program
 from pyrofl.models import pvi
 from pyrofl.partitions import federations
 

@@ -15,14 +15,14 @@ from torch.distributions import transform_to
 from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Federation, Who
-from pyrofl.inference.elbo import Program, elbo
+from pyrofl.inference.elbo import elbo
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
-from pyrofl.inference.method import Method, Optim, Phase, Step
-from pyrofl.inference.optim import sgd
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.optim import Optim, sgd
+from pyrofl.inference.programs import Program, Supervised
 from pyrofl.inference.servers.averages import average
 from pyrofl.models import guides
-from pyrofl.models.fedavg import supervised
 from pyrofl.models.guides import correlated
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.models.likelihoods import categorical
@@ -163,7 +163,7 @@ Family = Callable[[Federation], tuple[Program, guides.Guide]]
 
 def _networks(guide: guides.Family) -> Family:
     def make(data: Federation) -> tuple[Program, guides.Guide]:
-        model = supervised(net(), categorical, fixed(dist.Normal, 0.1, 0.7))
+        model = Supervised(net(), categorical, fixed(dist.Normal, 0.1, 0.7))
         return model, guide(net().shapes, scale=0.1)
 
     return make
@@ -225,7 +225,7 @@ def trained(
     step = Step(guide.names, optim or sgd(0.02, 0.9), elbo(draws, mean=True))
     phases = (Phase((step,), epochs, batch), Phase((keep,)))
     assert shapes
-    return Method(init, model, guide.program, phases, merge, join=join)
+    return Method(init, model, guide, phases, merge, join=join)
 
 
 def poisoned(method: Method, *ids: int) -> Method:

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.loop.messages import CannotMerge, merged
 from pyrofl.inference.loop.state import Round
-from pyrofl.inference.method import Method, Move, Phase, Step
+from pyrofl.inference.method import Method, Move, Phase, Step, View
 from pyrofl.tensors import Tensors, cut, join_up, under
 
 
@@ -79,9 +79,15 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
         order = torch.cat([at for at, _ in found.values()]).argsort()
         return cut(join_up(part for _, part in found.values()), order)
 
-    def download(server: Tensors, who: Who) -> Tensors:
+    def download(
+        server: Tensors, who: Who, one: Callable[[Tensors, Who], Tensors] = method.download
+    ) -> Tensors:
         each = _parted(server)
-        return joined(of_copies(who, lambda r, at, mine: method.download(each[r], mine)))
+        return joined(of_copies(who, lambda r, at, mine: one(each[r], mine)))
+
+    def of_view(view: Any) -> Callable[[Tensors, Who], Tensors] | None:
+        own = getattr(view, "download", None)
+        return None if own is None else lambda server, who: download(server, who, own)
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
         def one(r: int, at: Tensor, mine: Who) -> Tensors:
@@ -120,8 +126,7 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
         download=download,
         join=join,
         merge=merge,
-        fold=None,
-        deploy=None,
+        views={n: View(view, of_view(view)) for n, view in method.views.items()},
     )
 
 

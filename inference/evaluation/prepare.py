@@ -38,8 +38,7 @@ def ready(
     chunk: int | None = None,
 ) -> Iterator[Ready]:
     """Yield clients, some at a time and the largest first, as `evaluate` tests them."""
-    method = method.deployed
-    for some in chunks(method, data, state, ids, chunk, seed):
+    for some in chunks(_deployed(method, model), data, state, ids, chunk, seed):
         who = data.who(some)
         received, local = prepared(
             method, data, state, who, model=model, adapted=adapted, seed=seed
@@ -47,6 +46,11 @@ def ready(
         names = [data.names[i] for i in some.tolist()]
         noise = [stream(seed, Stream.TEST, state.number, name) for name in names]
         yield Ready(some, received, local, noise)
+
+
+def _deployed(method: Method, model: str | None) -> Method:
+    view = model or method.main_view
+    return method.deployed(view) if view in method.views else method
 
 
 def prepared(
@@ -76,7 +80,7 @@ def prepared(
         raise ValueError(f"adapted is {adapted!r}; expected one of {', '.join(known)}")
     if adapted == "adapt" and not method.adapt:
         raise ValueError("adapted is 'adapt'; this method runs nothing before its test")
-    received, private = meet(method.deployed, data, state, who, seed)
+    received, private = meet(method.deployed(view), data, state, who, seed)
     local = private | received
     if known[adapted]:
         with torch.enable_grad():

@@ -13,19 +13,21 @@ once, when the client has trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Size, Tensor
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import Loss, Program
+from pyrofl.inference.elbo import Elbo
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.nets import Forward, Network, stacked
+from pyrofl.inference.optim import Optim, Sgd
+from pyrofl.inference.programs import Loss, Program, Supervised, flat
+from pyrofl.nets import Network, stacked
 from pyrofl.nets.products import LARGE
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, matches
 
 # Local tensors: X X' [C, n, n], X W_0' [C, n, out], W_0 [C, out, in].
 GRAM, OUTPUTS, START = "rows/gram", "rows/outputs", "rows/start"
@@ -33,41 +35,41 @@ TRAFFIC = 30  # rows whose two products take as long as a step's reading and wri
 
 
 def with_few_rows(
-    phase: Phase,
-    net: Network,
-    where: str,
-    names: Collection[str],
-    program: Callable[[Forward], Program],
-    whole: Program,
-    guide: Program,
-) -> Phase:
-    """Let a phase train the first layer in the space of rows, for clients with few of them.
+    method: Method, phase: Phase, local: Tensors, data: Federation, longest: int
+) -> tuple[Phase, ...] | None:
+    """Rewrite a phase that trains the first layer, for clients with few rows.
 
-    Args:
-        phase: of one step on minibatches, by SGD without weight decay, on a loss that depends on
-            the layer by nothing but the network's outputs.
-        net: the network.
-        where: role of parameters that are points, one set for each client, and that the step moves,
-            and
-        names: those parameters.
-        program: how the network runs -> the model.
-        whole: the model that runs the whole network, and
-        guide: its guide. Where others take their places, or the phase gets other moves, as after
-            `replace(method, model=...)`, it trains as it would without.
+    It has one step on minibatches, by SGD without weight decay, on an ELBO that depends on the
+    layer by nothing but the network's outputs.
+
+    Returns:
+        A phase that computes what no step changes, one that trains and one that makes the weight;
+        None where that is not the same, or takes longer.
     """
-    layer = first_layer(net, where)
-    if layer is None or layer.name not in names:
-        return phase
-    (step,) = cast("tuple[Step]", phase.moves)
-    moves = (replace(step, loss=layer.on_rows(step, program)),)
+    model = method.model
+    if not isinstance(model, Supervised) or model.forward is not None or len(phase.moves) != 1:
+        return None
+    (step,) = phase.moves
+    if not isinstance(step, Step) or not isinstance(step.loss, Elbo) or not plain(step.optim):
+        return None
+    layer, homes = first_layer(model.net), model.homes(method.guide, local)
+    weight = homes.get(layer.name, "") if layer else ""
+    if layer is None or not matches(weight, step.names):
+        return None
+    if model.prior is not flat and not (model.points and weight.startswith(f"{model.points}/")):
+        return None  # the prior depends on the weight itself
+    if not layer.takes(data.x) or not pays(phase, model.net.shapes[layer.name], longest):
+        return None
+    rows = InRows(layer, weight)
+    moves = (replace(step, loss=rows.loss(step.loss)),)
+    return Phase((rows.begin,)), replace(phase, moves=moves), Phase((rows.end,))
 
-    def shortcut(method: Method, asked: Phase, data: Federation, longest: int) -> tuple[Phase, ...]:
-        known = (method.model, method.guide, asked.moves) == (whole, guide, phase.moves)
-        if known and layer.takes(data.x) and pays(asked, net.shapes[layer.name], longest):
-            return Phase((layer.begin,)), replace(asked, moves=moves), Phase((layer.end,))
-        return (asked,)
 
-    return replace(phase, shortcut=shortcut)
+def plain(optim: Optim) -> bool:
+    """Say whether an optimiser adds up gradients with factors of its own, and nothing else."""
+    return isinstance(optim, Sgd) and not any(
+        on for name, on in optim.options.items() if name not in ("fused", "foreach")
+    )
 
 
 def pays(phase: Phase, shape: Size, rows: int) -> bool:
@@ -89,7 +91,8 @@ def pays(phase: Phase, shape: Size, rows: int) -> bool:
     return saved > 2 + rows / out and max(2 * LARGE, rows**2) <= out * wide
 
 
-def first_layer(net: Network, where: str) -> FirstLayer | None:
+@lru_cache(maxsize=64)
+def first_layer(net: Network) -> FirstLayer | None:
     """Cut a sequential network around its first layer, if that is a plain linear one."""
     if type(net) is not Network:  # which may compute something else
         return None
@@ -105,35 +108,36 @@ def first_layer(net: Network, where: str) -> FirstLayer | None:
         return None
     own = {leaf: name for name, (leaf, _) in first.names.items()}
     below, after = base.parts[:at], base.parts[at + 1 :]
-    return FirstLayer(where, own["weight"], own.get("bias"), below, after, above)
+    return FirstLayer(own["weight"], own.get("bias"), below, after, above)
 
 
 class FirstLayer(NamedTuple):
-    """A network cut around a linear layer, in the space of rows between `begin` and `end`.
+    """A network cut around a linear layer."""
 
-    The local tensor of its weight holds C [C, n, out] then, by clients.
-    """
-
-    where: str  # role of the parameters
     name: str  # of the weight
     bias: str | None
     below: list[stacked.Part]  # have no parameters, as
     after: list[stacked.Part]
     above: Network
 
-    @property
-    def weight(self) -> str:
-        """Name of the local tensor."""
-        return f"{self.where}/{self.name}"
-
     def takes(self, x: Tensor) -> bool:
         """Say whether rows [N, *x] reach the layer as vectors, whose products fit their type."""
         row = stacked.run(self.below, {}, x[None, :1])
         return row.dim() == 3 and row.dtype in (torch.float32, torch.float64)
 
+
+class InRows(NamedTuple):
+    """A client in the space of its rows, between `begin` and `end`.
+
+    The local tensor of the layer's weight holds C [C, n, out] then, by clients.
+    """
+
+    layer: FirstLayer
+    weight: str  # its local tensor
+
     def begin(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Compute what no step changes; all coefficients are 0."""
-        rows, old = stacked.run(self.below, {}, batch.x), local[self.weight]
+        rows, old = stacked.run(self.layer.below, {}, batch.x), local[self.weight]
         gram = torch.bmm(rows, rows.mT).masked_fill_(~batch.mask[:, None], 0)
         outputs = rows @ (old.mT if old.stride(0) else old[0].T)
         none = rows.new_zeros(*rows.shape[:2], old.shape[1])
@@ -141,14 +145,15 @@ class FirstLayer(NamedTuple):
 
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Make the weight."""
-        rows, moved = stacked.run(self.below, {}, batch.x), batch.of(local[self.weight])
+        rows, moved = stacked.run(self.layer.below, {}, batch.x), batch.of(local[self.weight])
         forgotten = {n: rows.new_zeros(len(rows), 0) for n in (GRAM, OUTPUTS, START)}
         return forgotten | {self.weight: torch.baddbmm(local[START], moved.mT, rows)}
 
-    def on_rows(self, step: Step, program: Callable[[Forward], Program]) -> Loss:
-        """Return the loss of a step, by the coefficients."""
+    def loss(self, loss: Loss) -> Loss:
+        """Return a loss by the coefficients."""
+        layer = self.layer
 
-        def loss(
+        def by_coefficients(
             model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
         ) -> Tensor:
             at = cast("Tensor", batch.at)  # as it is a minibatch
@@ -160,13 +165,14 @@ class FirstLayer(NamedTuple):
             )
 
             def run(w: Tensors, _: Tensor) -> Tensor:
-                y = outputs if self.bias is None else outputs + w[self.bias]
-                y = RowProducts.apply(y, gram, w[self.name].squeeze(1), rows)
-                return self.above(w, stacked.run(self.after, {}, y))
+                y = outputs if layer.bias is None else outputs + w[layer.bias]
+                y = RowProducts.apply(y, gram, w[layer.name].squeeze(1), rows)
+                return layer.above(w, stacked.run(layer.after, {}, y))
 
-            return step.loss(program(run), guide, received, local, batch)
+            short = replace(cast("Supervised", model), forward=run)
+            return loss(short, guide, received, local, batch)
 
-        return loss
+        return by_coefficients
 
 
 class RowProducts(torch.autograd.Function):

@@ -3,44 +3,54 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from pyrofl.data import Who
 from pyrofl.inference.loop.messages import CannotMerge, Form
-from pyrofl.inference.method import Fold, Method
-from pyrofl.tensors import Tensors, cut, join_up
+from pyrofl.inference.method import Method
+from pyrofl.inference.servers.pooled import Pooled, Weighed
+from pyrofl.tensors import Tensors, cut
 
 
 class Kept:
     """Holds every message until the merge, in a table for each form.
 
     Args:
+        method: merges them.
+        server: its state.
         asked: ids of those whose message may come, sorted.
     """
 
-    def __init__(self, asked: Tensor) -> None:
+    def __init__(self, method: Method, server: Tensors, asked: Tensor) -> None:
         """Begin."""
-        self.asked = asked
-        self.tables: dict[Form, Tensors] = {}
+        self.method, self.server, self.asked = method, server, asked
+        self.by_form: dict[Form, Tensors] = {}
         self.message: Tensors = {}
 
     def take(self, form: Form, who: Who, sent: Tensors) -> None:
         """Take the messages [C, ...] of some clients, all of one form."""
-        table = self.tables.setdefault(form, {})
+        held = self.by_form.setdefault(form, {})
         if len(who.ids) == len(self.asked):  # all at once: one copy, of these clients alone
-            table |= {n: v.index_select(0, who.ids.argsort()) for n, v in sent.items()}
+            held |= {n: v.index_select(0, who.ids.argsort()) for n, v in sent.items()}
             return
         for name, value in sent.items():
-            if name not in table:
-                table[name] = value.new_empty(len(self.asked), *value.shape[1:])
-            table[name][torch.searchsorted(self.asked, who.ids.cpu())] = value
+            if name not in held:
+                held[name] = value.new_empty(len(self.asked), *value.shape[1:])
+            held[name][torch.searchsorted(self.asked, who.ids.cpu())] = value
 
-    def close(self, form: Form, who: Who) -> tuple[Tensors, Who]:
-        """Return what the server merges, and whose it is; `who` were heard, in this form."""
-        self.message = self.tables.get(form, {})
+    def close(self, form: Form, who: Who) -> None:
+        """Leave what is to be merged; `who` were heard, in this form."""
+        self.message = self.by_form.get(form, {})
         if len(who.ids) < len(self.asked):
             self.message = cut(self.message, torch.searchsorted(self.asked, who.ids.cpu()))
-        return self.message, who
+
+    def merged(self, who: Who, source: Generator) -> Tensors:
+        """Return the server's next state.
+
+        Raises:
+            CannotMerge: if the method's merge says so.
+        """
+        return self.method.merge(self.server, self.message, who, source)
 
     def left(self) -> Tensors:
         """Return what remains of the messages after the round: [M, ...], or [0, ...]."""
@@ -48,65 +58,63 @@ class Kept:
 
 
 class Folded:
-    """Folds what comes into one message for each form: no more than a chunk's are in memory.
+    """Folds what comes into one for each form: no more than a chunk's messages are in memory.
 
     Args:
-        fold: of the method.
+        merge: of the method.
+        server: its state.
     """
 
-    def __init__(self, fold: Fold) -> None:
+    def __init__(self, merge: Pooled, server: Tensors) -> None:
         """Begin."""
-        self.fold = fold
-        self.running: dict[Form, tuple[Tensors, Who]] = {}
+        self.merge, self.server = merge, server
+        self.by_form: dict[Form, Weighed] = {}
         self.failed: dict[Form, Exception] = {}
+        self.form: Form = ()
         self.message: Tensors = {}
 
     def take(self, form: Form, who: Who, sent: Tensors) -> None:
         """Take the messages [C, ...] of some clients, all of one form."""
+        self.message = self.message or {n: v[:0].clone() for n, v in sent.items()}
+        if not len(who.ids):
+            return
         try:
-            self.running[form] = self._folded(form, who, sent)
+            more = self.merge.fold(self.merge.weigh(self.server, sent, who))
+            known = [self.by_form[form]] if form in self.by_form else []
+            self.by_form[form] = self.merge.fold(*known, more) if known else more
         except (CannotMerge, KeyError) as error:  # which matters if they are those to be merged
             self.failed[form] = error
 
-    def _folded(self, form: Form, who: Who, sent: Tensors) -> tuple[Tensors, Who]:
-        nobody = Who(who.ids[:0], who.size[:0], who.each[:0])
-        before, senders = self.running.get(form, (cut(sent, slice(0)), nobody))
-        if not len(who.ids):
-            return before, senders
-        message, sender = self.fold(sent, who)
-        if not len(senders.ids):
-            return message, sender
-        pairs = (senders.ids, sender.ids), (senders.size, sender.size), (senders.each, sender.each)
-        both = Who(*map(torch.cat, pairs))
-        return self.fold(join_up([before, message]), both)
+    def close(self, form: Form, who: Who) -> None:
+        """Leave what is to be merged, in this form."""
+        self.form = form
 
-    def close(self, form: Form, who: Who) -> tuple[Tensors, Who]:
-        """Return what the server merges, and whose it is; `who` were heard, in this form.
+    def merged(self, who: Who, source: Generator) -> Tensors:
+        """Return the server's next state.
 
         Raises:
-            CannotMerge: if they could not be folded.
+            CannotMerge: if messages could not be folded, or the method's merge says so.
         """
-        if form in self.failed:
-            raise self.failed[form]
-        self.message, sender = self.running.get(form, ({}, who))
-        return self.message, sender
+        if self.form in self.failed:
+            raise self.failed[self.form]
+        return self.merge.close(self.server, self.by_form[self.form])
 
     def left(self) -> Tensors:
         """Return what messages look like, without any."""
-        return {n: v[:0].clone() for n, v in self.message.items()}
+        return self.message
 
 
-def folding(method: Method, keep_messages: bool) -> Fold | None:
-    """Return how messages are folded, if they are not to be kept.
+def inbox(method: Method, server: Tensors, asked: Tensor, keep_messages: bool) -> Kept | Folded:
+    """Return what takes the messages of a round.
 
     Raises:
-        ValueError: if the method's merge needs all of them.
+        ValueError: if they are not to be kept and the method's merge needs all of them.
     """
     if keep_messages:
-        return None
-    if method.fold is None:
+        return Kept(method, server, asked)
+    if not isinstance(method.merge, Pooled) or method.merge.how != "mean":
         raise ValueError(
             "keep_messages is False and this method's merge needs all messages at once; expected "
-            "a merge that is a weighted mean of them, with its `fold`, or keep_messages=True"
+            "a merge that is Pooled by weighted means, or keep_messages=True"
         )
-    return method.fold
+    return Folded(method.merge, server)

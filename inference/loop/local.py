@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.batches import share
+from pyrofl.inference.fast import rewritten
 from pyrofl.inference.loop.padding import Axes, joined, narrowed
 from pyrofl.inference.loop.plans import Plan, buckets, plan
 from pyrofl.inference.loop.steps import Feed, PhaseRun
@@ -56,11 +57,7 @@ def train(
     # take the same way whoever is beside them.
     longest = int(torch.cat([data.sizes[: data.clients], data.sizes[who.ids.cpu()]]).max())
     asked = method.phases if phases is None else phases
-    fastest = [
-        short
-        for phase in asked
-        for short in (phase.shortcut(method, phase, data, longest) if phase.shortcut else (phase,))
-    ]
+    fastest = [fast for phase in asked for fast in rewritten(method, phase, local, data, longest)]
     # Full batches are padded to the longest client of a group; nothing depends on who is in it.
     everyone, alike = [torch.arange(len(ids))], buckets(data.sizes[who.ids.cpu()])
     with pyro.validation_enabled(False):

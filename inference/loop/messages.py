@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pyrofl.data import Who
+from pyrofl.inference.facts import FINITE, POSITIVE, Rule
 from pyrofl.tensors import Tensors, pick
 
 OnBadMessage = Literal["reject", "raise"]
@@ -26,28 +27,8 @@ class CannotMerge(ValueError):
     """
 
 
-class Rule(NamedTuple):
-    """What entries of a message must be.
-
-    Attributes:
-        text: ends the sentence "found ...; expected".
-        holds: value [C, *p] -> bool [C, ...], over all or the leading axes.
-    """
-
-    text: str
-    holds: Callable[[Tensor], Tensor]
-
-
 Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 """Names, shapes [*p] and types of a message's tensors, in the order of their names."""
-
-Rules = Mapping[str, Rule]
-"""Patterns of names, separated by spaces -> what must hold for them."""
-
-FINITE = Rule("a finite number", torch.isfinite)
-POSITIVE = Rule("> 0", lambda value: value > 0)
-NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
-SHARE = Rule("0 to 1", lambda value: (value >= 0) & (value <= 1 + 1e-6))  # but for rounding
 
 
 def inspect(
@@ -55,7 +36,7 @@ def inspect(
     private: Tensors,
     who: Who,
     names: Sequence[str],
-    rules: Rules | None = None,
+    rules: Mapping[str, Rule] | None = None,
 ) -> list[str]:
     """Return the first thing that is wrong with each client's message or private state, or "".
 
@@ -64,7 +45,7 @@ def inspect(
         private: what they would keep, [C, *p]; it must be finite.
         who: the C clients; a size must be positive.
         names: of all clients, by id.
-        rules: what else must hold for a message.
+        rules: patterns of names, separated by spaces -> what else must hold for a message.
 
     >>> who = Who(torch.tensor([1]), torch.ones(1))
     >>> inspect({"tau": torch.tensor([-0.1])}, {}, who, ("a", "b"), {"tau": POSITIVE})
@@ -90,7 +71,7 @@ def inspect(
 
 
 def _duties(
-    message: Tensors, private: Tensors, who: Who, rules: Rules
+    message: Tensors, private: Tensors, who: Who, rules: Mapping[str, Rule]
 ) -> Iterator[tuple[str, Tensor, Rule]]:
     """Yield what must hold for which tensor, a message before what stays at home."""
     yield "its size", who.size, FINITE

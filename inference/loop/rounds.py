@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.loop.client_state import Keeper
-from pyrofl.inference.loop.inbox import Folded, Kept, folding
+from pyrofl.inference.loop.inbox import inbox
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.messages import (
     BadMessage,
@@ -69,8 +69,8 @@ def federate(
         on_bad_message: "reject" goes on without the client, "raise" stops the run.
         state_memory: bytes of all clients' private state that may be in memory; what is larger is
             mapped from a temporary file. None sets no bound.
-        keep_messages: False folds messages into one as they come, by `method.fold`: a chunk's are
-            all that are in memory, and those of a Round are [0, ...].
+        keep_messages: False folds messages into one as they come, where the merge is `Pooled`: a
+            chunk's are all that are in memory, and those of a Round are [0, ...].
 
     Raises:
         ValueError: if rounds, chunk or a seed is negative, a draw does not fit the clients, or
@@ -93,7 +93,7 @@ def federate(
             "server state besides"
         )
     if (begun := start.number if start else 0) < rounds:
-        folding(at(begun), keep_messages)
+        inbox(at(begun), {}, torch.zeros(0), keep_messages)
     step = partial(
         advance, seed=seed, chunk=chunk, memory=state_memory, keep_messages=keep_messages
     )
@@ -122,7 +122,9 @@ def federate(
 def first(method: Method, data: Federation, seed: Seed, server: Tensors | None = None) -> Round:
     """Return the state before round one."""
     if server is None:
-        server = by_name(method.init(stream(seed, Stream.START), data.clients), method.tables, data)
+        server = by_name(
+            method.init(stream(seed, Stream.START), data.clients), method.per_client, data
+        )
     return Round(0, to_data(server, data), {}, torch.zeros(data.clients, dtype=torch.bool))
 
 
@@ -143,26 +145,24 @@ def advance(
     A client whose message, private state or loss is bad neither reports nor keeps it, see `inspect`
     and `agreed`. If nobody reports, or the merge is not finite, the server keeps its state.
     """
-    fold = folding(method, keep_messages)
     reporters = reporters[torch.isin(reporters, ids)].sort().values
-    inbox = Kept(reporters) if fold is None else Folded(fold)
+    letters = inbox(method, state.server, reporters, keep_messages)
     parts: list[_Part] = []
     with Keeper(state.private, data.clients, memory) as keeper:
         for some in chunks(method, data, state, ids, chunk, seed):
             part, mine, sent = _train_chunk(method, data, state, some, reporters, seed)
             keeper.write(part.kept, mine)
-            inbox.take(part.form, data.who(part.heard), sent)
+            letters.take(part.form, data.who(part.heard), sent)
             parts.append(part)
         form = agreed([(part.form, len(part.kept)) for part in parts], form_of(state.message))
         parts = [_believed(part, form, keeper, data) for part in parts]
         heard = torch.cat([part.heard for part in parts])
         who, server, bad = data.who(heard.sort().values), state.server, list[str]()
+        letters.close(form, who)
         try:
-            message, sender = inbox.close(form, who)
             if len(heard):
                 with torch.no_grad(), pyro.validation_enabled(False):
-                    source = stream(seed, Stream.MERGE, state.number)
-                    new = method.merge(server, message, sender, source)
+                    new = letters.merged(who, stream(seed, Stream.MERGE, state.number))
                 server, bad = merged(server, to_data(new, data))
         except CannotMerge as error:
             bad = [f"the server: {error}"]
@@ -176,7 +176,7 @@ def advance(
             private=keeper.close(),
             seen=seen,
             who=who,
-            message=inbox.left(),
+            message=letters.left(),
             trained=ids.sort().values,
             rejected=(*(reason for part in parts for reason in part.rejected), *bad),
             loss=role("loss", each),

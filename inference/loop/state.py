@@ -65,11 +65,11 @@ def to_data(tensors: Tensors, data: Federation) -> Tensors:
     }
 
 
-def by_name(server: Tensors, tables: str, data: Federation) -> Tensors:
-    """Deal the rows of tables of clients [J, *p] by the clients' names instead of their places."""
+def by_name(server: Tensors, per_client: str, data: Federation) -> Tensors:
+    """Deal rows that the server has for every client [J, *p] by their names, not their places."""
     order = sorted(range(data.clients), key=data.names.__getitem__)
     place = torch.tensor(order).argsort()
-    return {n: v[place] if matches(n, tables) else v for n, v in server.items()}
+    return {n: v[place] if matches(n, per_client) else v for n, v in server.items()}
 
 
 def meet(

@@ -18,11 +18,12 @@ from pyro.distributions.util import scale_and_mask
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import Program, latent, log_densities, observed, per_draw, traces
+from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces
 from pyrofl.inference.evaluation.prepare import ready
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import JointNoise, Values, named, of_rows
+from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, matches, seeded
 

@@ -13,14 +13,16 @@ from pyro import poutine
 from torch import Generator
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import Program, latent, with_rows
+from pyrofl.inference.elbo import latent, with_rows
 from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.facts import SHARED
 from pyrofl.inference.loop.noise import Message
 from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.groups import PLACES, Groups, Table
 from pyrofl.inference.posteriors.pointwise import given
+from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, matches, seeded
 
@@ -180,7 +182,7 @@ def joined(
     joint = Joint(method.model, received, view, batch)
     with alone(data, seed):
         common = " ".join(n for n, site in joint.sites().items() if not site.own)
-    return joint, replace(method, shared=f"{once} {common}".strip()), state
+    return joint, replace(method, facts={**method.facts, f"{once} {common}".strip(): SHARED}), state
 
 
 def _bare(model: Program, shared: str = "") -> Method:
@@ -191,7 +193,7 @@ def _bare(model: Program, shared: str = "") -> Method:
         guide=model,
         phases=(),
         merge=lambda server, message, who, generator: server,
-        shared=shared,
+        facts={shared: SHARED},
     )
 
 

@@ -26,11 +26,12 @@ from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 
 from pyrofl.data import Federation
-from pyrofl.inference.elbo import Program, latent
+from pyrofl.inference.elbo import latent
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import OF_PRIOR, chained, of_prior
 from pyrofl.inference.posteriors.groups import Table, Variable
+from pyrofl.inference.programs import Program
 from pyrofl.inference.reference.comparison import cost
 from pyrofl.inference.reference.joint import Dims, Joint, alone, joined
 from pyrofl.inference.seeds import Stream, stream

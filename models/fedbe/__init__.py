@@ -36,10 +36,11 @@ of distillation, as here; the paper says so for v-Distillation alone.
 
 from __future__ import annotations
 
-from typing import Literal, Unpack, cast, get_args
+from typing import Literal, Unpack, cast
 
 from torch import Tensor
 
+from pyrofl.arguments import NotNegative, ShareBelowOne, checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedavgm, fedprox, scaffold
 from pyrofl.models.fedbe.ensembles import Teaching, distilled
@@ -53,13 +54,14 @@ class Settings(Teaching, fedavg.Training, total=False):
     """The server's settings and the clients'."""
 
 
+@checked
 def build(
     net: Network,
     *,
     unlabelled: Tensor | None = None,
     on: Base = "fedavg",
-    mu: float = 1e-3,
-    server_momentum: float = 0.9,
+    mu: NotNegative = 1e-3,
+    server_momentum: ShareBelowOne = 0.9,
     **settings: Unpack[Settings],
 ) -> Method:
     """Build FedBE.
@@ -74,14 +76,14 @@ def build(
             where `decay` is the paper's schedule of their learning rate.
 
     Raises:
-        ValueError: if `on` is not one of these, or as `distilled` and `fedavg.build`.
+        ValueError: as `distilled` and `fedavg.build`, or if there is a prior beside FedProx's.
     """
-    if on not in get_args(Base):
-        raise ValueError(f"on is {on!r}; expected one of {', '.join(get_args(Base))}")
     teaching = {n: v for n, v in settings.items() if n in Teaching.__annotations__}
     training = cast("fedavg.Training", {n: v for n, v in settings.items() if n not in teaching})
     if on == "fedprox":
-        method = fedprox.build(net, mu=mu, **training)
+        if "prior" in training:
+            raise ValueError("prior is given with on='fedprox'; expected mu, as that is its prior")
+        method = fedprox.build(net, mu=mu, **cast("fedavg.CentredTraining", training))
     elif on == "fedavgm":
         lr = 1 - server_momentum
         method = fedavgm.build(net, server_lr=lr, server_momentum=server_momentum, **training)

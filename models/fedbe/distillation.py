@@ -16,7 +16,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from pyrofl.inference.loop.plans import plan
 from pyrofl.inference.optim import sgd
-from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.inference.programs import Likelihood
+from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 

@@ -6,23 +6,25 @@ algorithm 1 for any method whose clients send whole networks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, TypedDict, get_args
+from typing import Literal, TypedDict
 
-import torch
 from torch import Generator, Tensor
 
+from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, ShareBelowOne, checked
 from pyrofl.data import Who
-from pyrofl.inference.method import Method
-from pyrofl.inference.optim import sgd
+from pyrofl.inference.method import Method, View
+from pyrofl.inference.programs import Likelihood, built_for
 from pyrofl.inference.servers.averages import average
 from pyrofl.models.fedbe import distillation
 from pyrofl.models.fedbe.posteriors import Posterior, dirichlet, gaussian, sample
-from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, join_up, role, spread_out, under
 
 Family = Literal["gaussian", "dirichlet"]
+Fit = Callable[[Tensors, Tensor], Posterior]
 Distil = Literal["swa", "sgd", "none"]
 
 TEAMS = ("S", "A", "C", "SA", "AC", "SC", "SAC")
@@ -33,7 +35,7 @@ HELD = "server/teacher"  # role of the last teachers, [M', *p]
 class Teaching(TypedDict, total=False):
     """What FedBE hands on to `distilled`, which explains it."""
 
-    posterior: Family
+    posterior: Family | Fit
     std_scale: float
     alpha: float
     samples: int
@@ -49,6 +51,7 @@ class Teaching(TypedDict, total=False):
     augment: distillation.Augment
 
 
+@checked
 def distilled(
     method: Method,
     net: Network,
@@ -56,19 +59,19 @@ def distilled(
     *,
     likelihood: Likelihood = categorical,
     of: str = "w",
-    posterior: Family = "gaussian",
-    std_scale: float = 1.0,
-    alpha: float = 0.5,
-    samples: int = 10,
+    posterior: Family | Fit = "gaussian",
+    std_scale: NotNegative = 1.0,
+    alpha: Positive = 0.5,
+    samples: CountOrNone = 10,
     teachers: str = "SAC",
     distil: Distil = "swa",
     sharpen: bool = True,
-    distil_epochs: int = 20,
-    distil_batch: int = 128,
-    distil_lr: float = 1e-3,
-    distil_lr_end: float = 4e-4,
-    distil_momentum: float = 0.9,
-    cycle: int = 25,
+    distil_epochs: CountOrNone = 20,
+    distil_batch: Count = 128,
+    distil_lr: NotNegative = 1e-3,
+    distil_lr_end: NotNegative = 4e-4,
+    distil_momentum: ShareBelowOne = 0.9,
+    cycle: Count = 25,
     augment: distillation.Augment = distillation.as_it_is,
 ) -> Method:
     """Let the server of a method go on from its merged model by distillation.
@@ -79,7 +82,8 @@ def distilled(
         unlabelled: [U, *x], the server's rows; only distil="none" does without.
         likelihood: of a row, given the network's outputs; with finitely many answers.
         of: the role of the network's parameters.
-        posterior: p(w | D), from which the samples are drawn.
+        posterior: p(w | D), from which the samples are drawn; or a function of one's own, from
+            the clients' models [C, *p] and sizes [C] to a Pyro program that samples one model.
         std_scale: of the gaussian: multiplies its standard deviation (the authors' code: 0.1).
         alpha: of the dirichlet.
         samples: M, drawn in every round.
@@ -99,27 +103,20 @@ def distilled(
         ValueError: if a setting is out of its range, the unlabelled rows are missing or do not fit
             the network, or the likelihood has infinitely many answers.
     """
-    for name, value, known in (("posterior", posterior, Family), ("distil", distil, Distil)):
-        if value not in get_args(known):
-            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(get_args(known))}")
     if sorted(teachers) not in (sorted(t) for t in TEAMS) or samples < (teachers == "S"):
         raise ValueError(
             f"teachers is {teachers!r} with {samples} samples; expected some of the letters S, A "
             "and C, each once, and no negative number of samples nor an empty ensemble"
         )
-    if distil_epochs < 0 or distil_batch < 1 or cycle < 1 or distil_lr_end < 0:
-        raise ValueError(
-            f"distil_epochs is {distil_epochs}, distil_batch {distil_batch}, cycle {cycle}, "
-            f"distil_lr_end {distil_lr_end}; expected >= 0, >= 1, >= 1 and >= 0"
-        )
-    sgd(distil_lr, distil_momentum)  # refuses what it cannot take
 
     def fitted(models: Tensors, size: Tensor) -> Posterior:
+        """Return p(w | D), from which the samples are drawn."""
+        if callable(posterior):
+            return posterior(models, size)
         if posterior == "gaussian":
             return gaussian(models, size, std_scale)
         return dirichlet(models, size, alpha)
 
-    fitted({}, torch.ones(1))  # likewise
     rows = None if distil == "none" else _fitting(net, unlabelled, likelihood)
 
     def team(models: Tensors, size: Tensor, rng: Generator) -> Tensors:
@@ -135,6 +132,7 @@ def distilled(
         return join_up(found)
 
     def student(start: Tensors, ensemble: Tensors, rng: Generator) -> Tensors:
+        """Return what the ensemble has taught (algorithm 1)."""
         assert rows is not None
         like = next(iter(start.values()))
         x = rows.to(like.device, like.dtype if rows.is_floating_point() else None)
@@ -156,7 +154,9 @@ def distilled(
             augment=augment,
         )
 
+    @built_for(**({} if rows is None else {"model": method.model}))
     def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Distil the ensemble, for which all messages are needed, as teachers."""
         merged = method.merge(server, message, who, generator)
         models = {n: role(of, message)[n] for n in net.shapes}
         ensemble = team(models, who.size, generator)
@@ -165,12 +165,13 @@ def distilled(
             merged = merged | under(of, student(start, ensemble, generator))
         return merged | under(f"{HELD}/{of}", ensemble)
 
-    def deploy(server: Tensors, who: Who) -> Tensors:
+    def with_teachers(server: Tensors, who: Who) -> Tensors:
+        """Send the last teachers too."""
         held = under("teacher", role(HELD, server))
-        return method.deployed.download(server, who) | spread_out(held, len(who.ids))
+        return method.download(server, who) | spread_out(held, len(who.ids))
 
-    views = {**method.views, "ensemble": members}
-    return replace(method, merge=merge, fold=None, deploy=deploy, views=views)
+    ensemble = View(members, with_teachers)
+    return replace(method, merge=merge, views={**method.views, "ensemble": ensemble})
 
 
 def members(received: Tensors, local: Tensors) -> list[Tensors]:

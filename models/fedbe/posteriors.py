@@ -17,6 +17,7 @@ from pyro import poutine
 from pyro.poutine.util import site_is_subsample
 from torch import Generator, Tensor
 
+from pyrofl.arguments import NotNegative, Positive, checked
 from pyrofl.inference.posteriors.export import inference_data
 from pyrofl.inference.servers.averages import average, weighted_mean
 from pyrofl.nets import Network
@@ -26,7 +27,8 @@ Posterior = Callable[[], Tensors]
 """A Pyro program that samples one global model: name -> [*p]."""
 
 
-def gaussian(models: Tensors, size: Tensor, std_scale: float = 1.0) -> Posterior:
+@checked
+def gaussian(models: Tensors, size: Tensor, std_scale: NotNegative = 1.0) -> Posterior:
     """Fit independent normals to the clients' models: p(w) = Normal(mu, Sigma_diag), eq. 5.
 
         mu = sum_i n_i w_i / n        Sigma_diag = sum_i n_i (w_i - mu)^2 / n
@@ -38,12 +40,7 @@ def gaussian(models: Tensors, size: Tensor, std_scale: float = 1.0) -> Posterior
         models: [C, *p], the clients' parameters.
         size: [C], their training rows.
         std_scale: multiplies the standard deviation: 1 is the paper's, the authors' code has 0.1.
-
-    Raises:
-        ValueError: if std_scale is negative.
     """
-    if std_scale < 0:
-        raise ValueError(f"std_scale is {std_scale}; expected 0 or more")
     size = size.cpu()
     mean = average({n: v.cpu() for n, v in models.items()}, size)
     scale = {}
@@ -59,7 +56,8 @@ def gaussian(models: Tensors, size: Tensor, std_scale: float = 1.0) -> Posterior
     return program
 
 
-def dirichlet(models: Tensors, size: Tensor, alpha: float = 0.5) -> Posterior:
+@checked
+def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior:
     """Mix the clients' models by random shares (eq. 7).
 
         gamma ~ Dirichlet(alpha, ..., alpha)    w = sum_i gamma_i n_i w_i / sum_i gamma_i n_i
@@ -71,12 +69,7 @@ def dirichlet(models: Tensors, size: Tensor, alpha: float = 0.5) -> Posterior:
         models: [C, *p], the clients' parameters.
         size: [C], their training rows.
         alpha: towards 0 a draw is one of the clients, towards infinity their average.
-
-    Raises:
-        ValueError: if alpha is not positive.
     """
-    if not alpha > 0:
-        raise ValueError(f"alpha is {alpha}; expected a positive number")
     rows = size.cpu().double()
 
     def program() -> Tensors:

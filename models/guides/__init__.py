@@ -1,9 +1,9 @@
 """Guides: families of posteriors over a client's parameters, under the client plate."""
 
+from pyrofl.inference.programs import Guide
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.models.guides.basic import (
     Family,
-    Guide,
     delta,
     inverse_softplus,
     log_mean_field,

@@ -17,9 +17,9 @@ from torch.distributions import transform_to
 from torch.func import functional_call
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import Program, latent, with_rows
+from pyrofl.inference.elbo import latent, with_rows
 from pyrofl.inference.loop.noise import GuideMean
-from pyrofl.models.guides.basic import Guide
+from pyrofl.inference.programs import Guide, Program
 from pyrofl.tensors import Tensors, role, seeded, spread_out, under
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import pyro
 import pyro.distributions as dist
@@ -13,32 +12,8 @@ from torch import Size
 from torch.distributions.transforms import ExpTransform, SoftplusTransform, Transform
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import Program
+from pyrofl.inference.programs import Guide
 from pyrofl.tensors import Tensors, under
-
-Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
-"""(received, local, batch), tensors [C, *p] -> mean and variance of every site, [C, *p]."""
-
-
-@dataclass(frozen=True)
-class Guide:
-    """A family of posteriors q(w; local).
-
-    Attributes:
-        program: the Pyro guide.
-        start: values [*p] or [C, *p] that the sites are centred at -> local parameters. The
-            families of this module also take standard deviations, as second argument.
-        moments: mean and variance of every site, for closed forms.
-        names: patterns of its local parameters.
-        random: whether it has any spread; a guide without needs no Monte Carlo draws.
-    """
-
-    program: Program
-    start: Callable[..., Tensors]
-    moments: Moments
-    names: str
-    random: bool = True
-
 
 Family = Callable[..., Guide]
 """(shapes, scale=, loc=, spread=) -> Guide; such as `mean_field` and `delta`."""
@@ -68,7 +43,7 @@ def delta(
         mean = {n: local[f"{loc}/{n}"] for n in shapes}
         return mean, {n: torch.zeros_like(v) for n, v in mean.items()}
 
-    return Guide(program, start, moments, f"{loc}/*", random=False)
+    return Guide(program, start, moments, f"{loc}/*", random=False, points=loc)
 
 
 def mean_field(

@@ -17,7 +17,8 @@ from torch import Size, Tensor
 from torch.quasirandom import SobolEngine
 
 from pyrofl.data import Batch
-from pyrofl.models.guides.basic import Family, Guide
+from pyrofl.inference.programs import Guide
+from pyrofl.models.guides.basic import Family
 from pyrofl.tensors import Tensors, under
 
 LARGEST = 2_000  # parameters of a client that a full covariance is made for

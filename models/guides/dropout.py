@@ -22,7 +22,7 @@ from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
-from pyrofl.models.guides.basic import Guide
+from pyrofl.inference.programs import Guide
 from pyrofl.tensors import Tensors, under
 
 Coordinates = Literal["logvar", "alpha"]

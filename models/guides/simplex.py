@@ -10,7 +10,7 @@ import torch
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
-from pyrofl.models.guides.basic import Guide
+from pyrofl.inference.programs import Guide
 from pyrofl.tensors import Tensors, under
 
 

@@ -31,25 +31,43 @@ within forty rounds most dropout rates pass 0.9. Networks start by their layers'
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Generator
 
+from pyrofl.arguments import (
+    Count,
+    CountOrNone,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Share,
+    ShareBelowOne,
+    checked,
+)
 from pyrofl.data import Batch, Who
-from pyrofl.inference.method import Method, Phase, Step, as_trained
+from pyrofl.inference.facts import PER_CLIENT, SPARSE
+from pyrofl.inference.method import Method, Phase, Step, View, as_trained
 from pyrofl.inference.optim import sgd
+from pyrofl.inference.programs import Likelihood, Prior, built_for
 from pyrofl.inference.servers.robust import Combine, combining
 from pyrofl.models import guides
-from pyrofl.models.guides.dropout import BOUND, FAMILIES, TINY, Coordinates, log_variance, product
-from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models.guides.dropout import (
+    BOUND,
+    FAMILIES,
+    TINY,
+    Coordinates,
+    log_variance,
+    product,
+)
+from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import hypernetwork, pruning
-from pyrofl.models.metavd.programs import Programs, Sampling, objective
+from pyrofl.models.metavd.programs import DropoutModel, Sampling, objective
 from pyrofl.models.metavd.unseen import embed
 from pyrofl.models.shared.meta_gradients import Order, maml
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors, dense, pick, role, sparse, spread_out, under
+from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
 __all__ = ["build", "embed", "layer_before_output"]
 
@@ -57,18 +75,11 @@ Base = Literal["fedavg", "reptile", "maml", "perfedavg"]
 Dropout = Literal["meta", "vd", "ensemble", "none"]
 Precision = Literal["variance", "alpha"]
 Head = Literal["personal", "code"]
-CHOICES: dict[str, Any] = {
-    "on": Base,
-    "dropout": Dropout,
-    "coords": Coordinates,
-    "sampling": Sampling,
-    "precision": Precision,
-    "head": Head,
-}
 
 LONGEST = 100.0  # norm of all the server's pseudo-gradients together
 
 
+@checked
 def build(
     net: Network,
     *,
@@ -76,30 +87,31 @@ def build(
     dropout: Dropout = "meta",
     bayesian: str | None = None,
     likelihood: Likelihood = categorical,
+    prior: Prior | None = None,
     guide: guides.Family = log_variance,
     coords: Coordinates = "logvar",
-    scale: float | None = None,
+    scale: Positive | None = None,
     sampling: Sampling = "activations",
     precision: Precision = "variance",
     head: Head = "personal",
-    draws: int = 3,
+    draws: Count = 3,
     logit_average: bool = False,
-    beta: float | None = 10.0,
-    epochs: int = 5,
-    batch: int | None = 64,
-    lr: float = 0.07,
-    client_lr: float = 0.1,
-    clip: float = 5.0,
-    server_lr: float = 0.9,
-    hyper_lr: float = 0.09,
-    momentum: float = 0.9,
-    embedding: int | None = None,
-    width: int = 200,
-    depth: int = 3,
-    prune: float | Literal["snip"] | None = None,
-    prune_from: float = 0.15,
-    sparsity: float = 0.7,
-    done: float | None = None,
+    beta: NotNegative | None = 10.0,
+    epochs: CountOrNone = 5,
+    batch: Count | None = 64,
+    lr: NotNegative = 0.07,
+    client_lr: NotNegative = 0.1,
+    clip: Positive = 5.0,
+    server_lr: NotNegative = 0.9,
+    hyper_lr: NotNegative = 0.09,
+    momentum: ShareBelowOne = 0.9,
+    embedding: Count | None = None,
+    width: Count = 200,
+    depth: CountOrNone = 3,
+    prune: PositiveShare | Literal["snip"] | None = None,
+    prune_from: Share = 0.15,
+    sparsity: ShareBelowOne = 0.7,
+    done: Share | None = None,
     merge: str | Combine = "mean",
 ) -> Method:
     """Build X+MetaVD, one of its ablations, or X alone; defaults are the authors' but lr, hyper_lr.
@@ -112,6 +124,7 @@ def build(
             "none" X alone.
         bayesian: patterns of the random weights. Default: the weight before the output layer's.
         likelihood: of a row, given the network's outputs.
+        prior: on the random weights; default the hierarchical one, whose gamma fits best.
         guide: family of q(w_m), where it is not that of `coords`. The delta guide leaves X alone.
         coords: "logvar" trains s = log(alpha theta^2), "alpha" s = log alpha, with `log_alpha` for
             the guide. Of another guide: "alpha" if its variance follows theta.
@@ -145,19 +158,10 @@ def build(
             the hypernetwork learns is not robust, but its steps are bounded.
 
     Raises:
-        ValueError: if a choice is unknown, a number is out of its range, no parameter matches
-            `bayesian`, or its layer's outputs cannot be drawn.
+        ValueError: if no parameter matches `bayesian`, its layer's outputs cannot be drawn, or
+            there is no dropout rate to prune by; in a round, if the divergence from `prior` has no
+            closed form and sampling is "activations".
     """
-    chosen = {"on": on, "dropout": dropout, "coords": coords, "sampling": sampling}
-    for name, value in (chosen | {"precision": precision, "head": head}).items():
-        if value not in get_args(CHOICES[name]):
-            known = ", ".join(get_args(CHOICES[name]))
-            raise ValueError(f"{name} is {value!r}; expected one of {known}")
-    if (beta is not None and not beta >= 0) or min(width, depth + 1, embedding or 1) < 1:
-        raise ValueError(
-            f"beta is {beta}, width {width}, depth {depth}, embedding {embedding}; expected at "
-            "least 0, 1, 0 and 1"
-        )
     shapes = net.matching(layer_before_output(net) if bayesian is None else bayesian)
     family = FAMILIES[coords] if guide is log_variance else guide
     family = guides.delta if dropout == "none" else family
@@ -170,25 +174,30 @@ def build(
         )
     adapts, meta = on != "fedavg", on in ("maml", "perfedavg")
     optims = {"loc/*": sgd(server_lr, momentum) if adapts else sgd(1.0), **source.optims}
-    limit = pruning.limit(prune, sparsity, q.random, started=done is None or done >= prune_from)
+    limit = pruning.limit(prune, q.random, started=done is None or done >= prune_from)
 
     def moments(tensors: Tensors) -> tuple[Tensors, Tensors]:
         none = torch.zeros(len(next(iter(tensors.values()))), 0)
         return q.moments({}, tensors, Batch(none, none, none.bool(), none.sum(1), none.sum(1)))
 
     def init(generator: Generator, clients: int) -> Tensors:
+        """Start at the network's own draw."""
         return under("loc", net.init(generator)) | source.start(generator, clients)
 
     def download(server: Tensors, who: Who) -> Tensors:
+        """Send theta and the client's own spreads."""
         common = spread_out(pick(server, "loc/*"), len(who.ids))
         tensors = common | under("spread", source.read(server, who.ids))
         return tensors if limit is None else pruning.drop(tensors, moments, limit)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
+        """Send theta_m and s_m."""
         message = {n: local[n] for n in received}
         return message if limit is None else pruning.drop(message, moments, limit)
 
+    @built_for(guide=q)
     def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Step on theta, psi and e_m; the hypernetwork learns from every message apart."""
         if limit is not None:
             message = pruning.fill(message, source.read(server, who.ids))
         mean = combine(role("loc", message), who.size, role("loc", server))
@@ -205,15 +214,22 @@ def build(
         return server | moved | source.store(server, who, role("spread", message))
 
     def begun(received: Tensors) -> Tensors:
+        """Return what is received, with the spreads of the start."""
         like = next(iter(received.values()))
         spread = {n: v.to(like) for n, v in first.items()}
         return received | under("spread", spread_out(spread, len(like)))
 
+    def for_prediction(server: Tensors, who: Who) -> Tensors:
+        """Send the spreads of the start, as the authors' code tests."""
+        return begun(download(server, who))
+
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Tell dropout rates and sparsity."""
         return pruning.report(local, moments, limit, shapes)
 
-    programs = Programs(net, q, shapes, likelihood, coords, prune is not None)
-    loss = objective(replace(programs, pool_logits=logit_average), sampling, draws, beta, done)
+    model = DropoutModel(net, q, shapes, likelihood, prior, coords, prune is not None)
+    loss = objective(model, sampling, draws, logit_average, beta, done)
+    deploy = for_prediction if head == "code" else None
     inner, outer, both = sgd(lr, clip=clip), sgd(client_lr, clip=clip), "loc/* spread/*"
     step = test = Step(both, inner, loss)
     if meta:
@@ -222,18 +238,19 @@ def build(
         test = Step("loc/*", inner, loss)
     return Method(
         init=init,
-        model=programs.model,
-        guide=q.program,
+        model=model,
+        guide=q,
         phases=(Phase((step,), epochs, 3 * batch if meta and batch else batch),),
         merge=update,
         download=download,
         upload=upload,
         adapt=(Phase((test,)),) if adapts else (),
-        views={"personal": as_trained, "global": lambda received, _: begun(received)},
-        deploy=(lambda server, who: begun(download(server, who))) if head == "code" else None,
+        views={
+            "personal": View(as_trained, deploy),
+            "global": View(lambda received, _: begun(received), deploy),
+        },
         statistics=statistics,
-        tables=source.tables,
-        weigh=dense if prune is None else sparse,
+        facts={source.per_client: PER_CLIENT} | ({} if prune is None else {"*": SPARSE}),
     )
 
 

@@ -16,9 +16,8 @@ from torch.nn.functional import leaky_relu, linear
 from torch.nn.utils import get_total_norm
 
 from pyrofl.data import Who
-from pyrofl.inference.method import Optim
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.servers.averages import descend
+from pyrofl.inference.optim import Optim, sgd
+from pyrofl.inference.servers.optimisers import descend
 from pyrofl.inference.servers.robust import Combine, mean
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
@@ -44,7 +43,7 @@ class Source:
             found the spreads [C, *p].
         store: (server, who, found) -> what the server holds anew without a gradient step.
         optims: the optimisers of what `slope` is about, by patterns of its names.
-        tables: patterns of what the server holds of every client, one row for each.
+        per_client: patterns of what the server holds of every client, one row for each.
     """
 
     start: Callable[[Generator, int], Tensors]
@@ -52,7 +51,7 @@ class Source:
     slope: Callable[[Tensors, Who, Tensors], Tensors] = no_tensors
     store: Callable[[Tensors, Who, Tensors], Tensors] = no_tensors
     optims: Mapping[str, Optim] = field(default_factory=dict)
-    tables: str = ""
+    per_client: str = ""
 
 
 def hypernetwork(
@@ -105,7 +104,7 @@ def hypernetwork(
             return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
     moved = {f"{PSI}/*": optims[0], TABLE: optims[1]}
-    return Source(start, read, slope, optims=moved, tables=f"{TABLE} *{TABLE}:*")
+    return Source(start, read, slope, optims=moved, per_client=f"{TABLE} *{TABLE}:*")
 
 
 def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
@@ -150,7 +149,7 @@ def rows(first: Tensors) -> Source:
     def store(server: Tensors, who: Who, found: Tensors) -> Tensors:
         return {n: server[n].index_copy(0, who.ids, v) for n, v in under(OWN, found).items()}
 
-    return Source(start, read, store=store, tables=f"{OWN}/*")
+    return Source(start, read, store=store, per_client=f"{OWN}/*")
 
 
 NONE = Source(start=no_tensors, read=no_tensors)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import Loss, Program, elbo
-from pyrofl.models.guides import Guide
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.programs import Guide, Likelihood, Loss, Prior, Program, built_for, flat
 from pyrofl.models.guides.dropout import Coordinates, hierarchical, normal
-from pyrofl.models.likelihoods import Likelihood
-from pyrofl.models.priors import flat
 from pyrofl.nets import Network
 from pyrofl.nets.reparametrised import Reparametrised
 from pyrofl.tensors import Tensors, role, under
@@ -27,8 +26,8 @@ Sampling = Literal["activations", "weights"]
 
 
 @dataclass(frozen=True)
-class Programs:
-    """Models and guides of a network with a dropout posterior over some of its weights.
+class DropoutModel:
+    """The model of a network with a dropout posterior over some of its weights.
 
     The client's "loc/..." holds all parameters; those of `q` are random, the rest points.
 
@@ -38,6 +37,7 @@ class Programs:
             flat, and the network is trained as it is.
         shapes: of the random weights.
         likelihood: of a row.
+        prior: on the random weights; None is the hierarchical one, which follows q.
         coordinates: of q.
         pruned: whether weights that come down as zero are dropped: without value, noise or slope.
         pool_logits: average the network's outputs over draws before the likelihood sees them.
@@ -47,26 +47,36 @@ class Programs:
     q: Guide
     shapes: Mapping[str, Size]
     likelihood: Likelihood
+    prior: Prior | None = None
     coordinates: Coordinates = "logvar"
     pruned: bool = False
     pool_logits: bool = False
 
-    def model(self, received: Tensors, local: Tensors, data: Batch) -> None:
+    def __call__(self, received: Tensors, local: Tensors, data: Batch) -> None:
         """Draw the weights from their prior, then the rows."""
-        mean, variance = self.q.moments(received, local, data)
+        moments = self.q.moments(received, local, data) if self.q.random else None
         with data.clients():
             w = {
-                n: pyro.sample(
-                    n,
-                    hierarchical(mean[n], variance[n], len(shape), self.coordinates)
-                    if self.q.random
-                    else flat(n, shape, received, local, data),
-                )
-                for n, shape in self.shapes.items()
+                n: pyro.sample(n, self._prior(n, moments, received, local, data))
+                for n in self.shapes
             }
             with data.rows():
                 weights = role("loc", local) | self._kept(received, w)
                 self._observe(self.net(weights, data.x), data)
+
+    def _prior(
+        self,
+        name: str,
+        moments: tuple[Tensors, Tensors] | None,
+        received: Tensors,
+        local: Tensors,
+        data: Batch,
+    ) -> TorchDistribution:
+        """Return the prior of a weight; the hierarchical one follows the moments of q."""
+        if self.prior is None and moments is not None:
+            mean, variance = (v[name] for v in moments)
+            return hierarchical(mean, variance, len(self.shapes[name]), self.coordinates)
+        return (self.prior or flat)(name, self.shapes[name], received, local, data)
 
     def by_activations(self) -> tuple[Program, Program]:
         """Return model and guide that draw the outputs of layers instead of their weights.
@@ -75,7 +85,7 @@ class Programs:
         noise, the same in both programs, stands for what is left of them.
 
         Raises:
-            ValueError: as `Reparametrised`.
+            ValueError: as `Reparametrised`; in a step, if the divergence has no closed form.
         """
         noisy = Reparametrised(self.net, self.shapes)
 
@@ -88,6 +98,7 @@ class Programs:
             }
 
         def model(received: Tensors, local: Tensors, data: Batch) -> None:
+            """Draw outputs."""
             _, variance = self.q.moments(received, local, data)
             with data.clients():
                 for n, shape in self.shapes.items():
@@ -99,14 +110,23 @@ class Programs:
                     self._observe(outputs, data)
 
         def guide(received: Tensors, local: Tensors, data: Batch) -> None:
+            """Pay the divergence."""
             theta = {n: local[f"loc/{n}"] for n in self.shapes}
-            # The divergence has no slope in theta; so none of it is left to rounding.
-            fixed = under("loc", {n: v.detach() for n, v in theta.items()})
-            mean, variance = self.q.moments(received, local | fixed, data)
+            if self.prior is None:
+                # The divergence has no slope in theta; so none of it is left to rounding.
+                local = local | under("loc", {n: v.detach() for n, v in theta.items()})
+            moments = self.q.moments(received, local, data)
+            mean, variance = moments
             with data.clients():
                 for n, shape in self.shapes.items():
-                    moments = mean[n], variance[n], len(shape)
-                    paid = kl_divergence(normal(*moments), hierarchical(*moments, self.coordinates))
+                    prior = self._prior(n, moments, received, local, data)
+                    try:
+                        paid = kl_divergence(normal(mean[n], variance[n], len(shape)), prior)
+                    except NotImplementedError as error:
+                        raise ValueError(
+                            f"prior of {n} is {type(prior).__name__}, from which the divergence "
+                            "has no closed form; expected sampling='weights'"
+                        ) from error
                     pyro.sample(n, dist.Delta(theta[n], log_density=paid, event_dim=len(shape)))
                 with data.rows():
                     noise(data)
@@ -125,37 +145,38 @@ class Programs:
 
 
 def objective(
-    programs: Programs,
+    model: DropoutModel,
     sampling: Sampling,
     draws: int,
+    pool_logits: bool,
     beta: float | None = None,
     done: float | None = None,
 ) -> Loss:
     """Return the loss per row: mean of -log p(y | w) + beta times the mean KL per weight.
 
     Args:
-        programs: the posterior and its network.
+        model: the network with its posterior.
         sampling: draw the outputs of random layers for each row, or their weights for all rows.
         draws: Monte Carlo samples, if there is anything random.
+        pool_logits: average the network's outputs over draws instead of losses.
         beta: None is exact Bayes, the number of weights by the client's number of rows.
         done: share of the rounds that are over, for `warm_up`.
     """
-    weights = sum(shape.numel() for shape in programs.shapes.values())
+    weights = sum(shape.numel() for shape in model.shapes.values())
 
     def share(received: Tensors, local: Tensors, batch: Batch) -> Tensor:
         exact = torch.ones_like(batch.size)
         return warm_up(done) * (exact if beta is None else beta / weights * batch.size)
 
-    random = programs.q.random
+    random, trained = model.q.random, replace(model, pool_logits=pool_logits)
     loss = elbo(draws if random else None, kl=share, mean=True)
-    if random and sampling == "activations":
-        pair = programs.by_activations()
-    else:
-        pair = programs.model, programs.q.program
+    if not random or (sampling == "weights" and not pool_logits):
+        return loss
+    pair = trained.by_activations() if sampling == "activations" else (trained, model.q)
 
-    def of_pair(
-        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
-    ) -> Tensor:
+    @built_for(model=model, guide=model.q)
+    def of_pair(_: Program, __: Program, received: Tensors, local: Tensors, batch: Batch) -> Tensor:
+        """Train with other programs of the same posterior."""
         return loss(*pair, received, local, batch)
 
     return of_pair

@@ -16,22 +16,17 @@ Moments = Callable[[Tensors], tuple[Tensors, Tensors]]
 """Tensors [C, *p] under "loc/" and "spread/" -> mean and variance of the random weights."""
 
 
-def limit(
-    prune: float | str | None, sparsity: float, random: bool, *, started: bool
-) -> float | None:
+def limit(prune: float | str | None, random: bool, *, started: bool) -> float | None:
     """Return the largest dropout rate that is kept now; None keeps all.
 
     Args:
         prune: that rate, or "snip", or None.
-        sparsity: share that SNIP drops.
         random: whether there are dropout rates.
         started: whether it is time.
 
     Raises:
         ValueError: if a number is out of its range, or there is nothing to prune by.
     """
-    if not 0 <= sparsity < 1:
-        raise ValueError(f"sparsity is {sparsity}; expected 0 <= sparsity < 1")
     if prune is None or prune == "snip":
         return None
     if isinstance(prune, str) or not 0 < prune < 1 or not random:

@@ -24,23 +24,25 @@ they are still trained.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal
 
 import pyro
 import pyro.distributions as dist
 import torch
 from torch import Generator, Size, Tensor
 
+from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, ShareBelowOne, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.loop.messages import SHARE
+from pyrofl.inference.facts import SHARE, WireCost
 from pyrofl.inference.method import Method, Phase, Step, as_trained, send_all
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.servers.averages import average, standing_for
-from pyrofl.inference.servers.robust import Combine, combining, mean
+from pyrofl.inference.programs import Likelihood, Prior, built_for
+from pyrofl.inference.servers.pooled import Pooled, Weight, by_size
+from pyrofl.inference.servers.robust import Combine
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
-from pyrofl.models.likelihoods import Likelihood, categorical
+from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pfedmb.branches import layers, merged, refuse_twins, weighty
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, dense, pick, role, under
@@ -53,28 +55,28 @@ FAMILIES: Mapping[str, guides.Family] = {
     "dirichlet": simplex.dirichlet,
 }
 
-UNUSED = 1e-12  # a branch that clients weigh less than this, in rows, stays as it was
 
-
+@checked
 def build(
     net: Network,
     *,
-    branches: int = 5,
+    branches: Count = 5,
     branched: str | None = None,
     shared: bool = False,
     likelihood: Likelihood = categorical,
-    concentration: float = 1.0,
+    prior: Prior | None = None,
+    concentration: Positive = 1.0,
     guide: Posterior | guides.Family = "softmax",
     scale: float = 0.2,
-    draws: int = 5,
-    kl: float = 1.0,
+    draws: Count = 5,
+    kl: NotNegative = 1.0,
     weighted: bool = True,
     drop: float = 0.0,
-    epochs: int = 5,
-    batch: int | None = 64,
-    lr: float = 0.3,
-    lr_alpha: float = 1.0,
-    momentum: float = 0.0,
+    epochs: CountOrNone = 5,
+    batch: Count | None = 64,
+    lr: NotNegative = 0.3,
+    lr_alpha: NotNegative = 1.0,
+    momentum: ShareBelowOne = 0.0,
     merge: str | Combine = "mean",
 ) -> Method:
     """Build pFedMB; epochs and batch are the paper's, which tuned branches and learning rates.
@@ -86,7 +88,8 @@ def build(
             Default: layers with a weight of two axes or more, which leaves out normalisation.
         shared: mix all layers by the same weights, as in the paper's pairs of clients.
         likelihood: of a row, given the network's outputs.
-        concentration: of the Dirichlet prior on alpha; 1 is flat.
+        prior: on "alpha" [L, B], on the simplex of its last axis; default a Dirichlet.
+        concentration: of that Dirichlet; 1 is flat.
         guide: family of q(alpha), by name or as a function. "softmax" and "projection" are points,
             the latter (or `guides.delta`) alpha itself, put back on the simplex after each step.
         scale: of q(alpha) at the start, if it is a Dirichlet; see `pyrofl.models.guides.simplex`.
@@ -104,27 +107,19 @@ def build(
             of a layer on its own, among the clients that give it any weight.
 
     Raises:
-        ValueError: if no parameter matches `branched`, a number is out of its range, or arguments
-            contradict each other; and in a round, if two branches of a layer are equal.
+        ValueError: if no parameter matches `branched`, or arguments contradict each other; and in
+            a round, if two branches of a layer are equal.
     """
-    if branches < 1 or not concentration > 0 or not kl >= 0:
-        raise ValueError(
-            f"branches is {branches}, concentration {concentration}, kl {kl}; expected at least 1, "
-            "a positive number and >= 0"
-        )
     if drop and not (0 < drop < 1 / branches and weighted):
         raise ValueError(
             f"drop is {drop} with weighted={weighted}; expected 0 to 1/branches = {1 / branches:g},"
             " and 0 if branches are not weighted"
         )
-    if isinstance(guide, str) and guide not in FAMILIES:
-        raise ValueError(f"guide is {guide!r}; expected one of {get_args(Posterior)}, or a family")
-    combine = combining(merge)
     family = FAMILIES[guide] if isinstance(guide, str) else guide
-    if family is guides.delta and concentration != 1:
+    if family is guides.delta and (prior or concentration != 1):
         raise ValueError(
-            f"concentration is {concentration} for projected points; expected 1, as the density "
-            "of any other is 0 or infinite on the faces of the simplex"
+            f"concentration is {concentration}, prior {prior} for projected points; expected 1 and "
+            "none, as the density of any other is 0 or infinite on the faces of the simplex"
         )
     layer = layers(net.matching(branched or weighty(net.shapes)), shared)
     rest = [n for n in net.shapes if n not in layer]
@@ -132,26 +127,35 @@ def build(
     q = family({"alpha": shape}, scale=scale, loc="point", spread="a")
 
     def evenly(like: Tensor) -> Tensors:
+        """Start q at equal weights."""
         return q.start({"alpha": like.new_full((len(like), *shape), 1 / branches)})
 
     def init(generator: Generator, clients: int) -> Tensors:
+        """Start every branch at a draw of its own."""
         starts = [net.init(generator) for _ in range(branches)]
         stacked = {n: torch.stack([start[n] for start in starts]) for n in layer}
         refuse_twins(stacked, layer)
         return under("branch", stacked) | under("w", {n: starts[0][n] for n in rest})
 
     def download(server: Tensors, who: Who) -> Tensors:
+        """Send all branches."""
         # Here too, because every state comes by, wherever it is from, before anybody trains on it.
         refuse_twins(role("branch", server), layer)
         return send_all(server, who)
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Start at equal weights."""
         return evenly(who.size)
 
+    def even(name: str, size: Size, received: Tensors, local: Tensors, data: Batch) -> Any:
+        """State the Dirichlet prior."""
+        return dist.Dirichlet(data.size.new_full(size, concentration)).to_event(1)
+
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        flat = dist.Dirichlet(data.size.new_full(shape, concentration)).to_event(1)
+        """State p(alpha^i) and p(y | x, alpha^i)."""
         with data.clients():
-            w = merged(net, local, pyro.sample("alpha", flat))
+            known = (prior or even)("alpha", shape, received, local, data)
+            w = merged(net, local, pyro.sample("alpha", known))
             with data.rows():
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
@@ -159,10 +163,13 @@ def build(
         """Project alpha, where it is a parameter itself."""
         return {n: simplex.project(v) for n, v in pick(local, "point/*").items()}
 
+    @built_for(guide=q)
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Make the weights that are sent."""
         return {"alpha": simplex.trimmed(q.moments(received, local, data)[0]["alpha"], drop)}
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
+        """Send weights and the branches that have any."""
         message = pick(local, "alpha branch/* w/*")
         if not weighted:
             return {n: v for n, v in message.items() if n != "alpha"}
@@ -173,34 +180,29 @@ def build(
         }
         return message | under("branch", branch)
 
-    def mixed(old: Tensors, message: Tensors, who: Who) -> Tensors:
-        new: Tensors = {}
-        for at in range(shape[0]):
-            before = {n: old[n] for n in (f"branch/{n}" for n in layer if layer[n] == at)}
+    def of_layer(at: int) -> tuple[str, Weight]:
+        """Return the names of a layer's branches, and how each counts (eq. 5, or eq. 6)."""
+
+        def weight(message: Tensors, who: Who) -> Tensor:
             share = message["alpha"][:, at] if weighted else who.size.new_ones(1, branches)
-            new |= aggregate(before, message, who.size[:, None] * share, combine)
-        return new
+            return who.size[:, None] * share
 
-    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
-        new = mixed({n: v[0] for n, v in message.items()}, message, who)
-        return standing_for(who, new | average(pick(message, "alpha w/*"), who.size))
+        return " ".join(f"branch/{n}" for n in layer if layer[n] == at), weight
 
-    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        alike = combine(pick(message, "w/*"), who.size, server)
-        return server | mixed(server, message, who) | alike
-
-    def weigh(tensors: Tensors) -> Tensor:
-        total = dense(tensors)
+    def unsent(name: str, tensors: Tensors) -> Tensor:
+        """Return the bytes of branches, without those that stay at home."""
+        value, total = tensors[name], dense({name: tensors[name]})
         if "alpha" in tensors:
-            for n, value in role("branch", tensors).items():
-                at_home = (tensors["alpha"][:, layer[n]] == 0).sum(1).cpu()
-                total -= at_home * value.shape[2:].numel() * value.element_size()
+            at_home = (tensors["alpha"][:, layer[name.removeprefix("branch/")]] == 0).sum(1).cpu()
+            total = total - at_home * value.shape[2:].numel() * value.element_size()
         return total
 
     def common(received: Tensors, local: Tensors) -> Tensors:
+        """Mix evenly."""
         return local | received | evenly(next(iter(received.values())))
 
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Tell the entropy of the weights, and how many branches are sent."""
         alpha = q.moments(received, local, data)[0]["alpha"]
         kept = simplex.trimmed(alpha, drop) > 0
         return {
@@ -210,7 +212,7 @@ def build(
 
     samples = draws if q.random else None
     # A flat prior says nothing about a point, but its gradient is not defined on the faces.
-    prior_counts = q.random or concentration != 1
+    prior_counts = q.random or concentration != 1 or prior is not None
     mix = Step(q.names, sgd(lr_alpha, momentum), elbo(samples, kl * prior_counts, mean=True))
     learn = Step("branch/* w/*", sgd(lr, momentum), elbo(samples, 0.0, mean=True))
     mixing = (Phase((mix, stay), epochs, batch),) if branches > 1 else ()
@@ -220,32 +222,12 @@ def build(
         download=download,
         join=join,
         model=model,
-        guide=q.program,
+        guide=q,
         phases=(*both, Phase((settle,))),
         upload=upload,
-        merge=update,
-        fold=fold if merge == "mean" else None,
+        merge=Pooled({**dict(map(of_layer, range(shape[0]))), "w/*": by_size}, how=merge),
         adapt=both,
         views={"personal": as_trained, "global": common},
         statistics=statistics,
-        weigh=weigh,
-        rules={"alpha": SHARE},
+        facts={"alpha": SHARE, "branch/*": WireCost(unsent)},
     )
-
-
-def aggregate(old: Tensors, message: Tensors, weight: Tensor, combine: Combine = mean) -> Tensors:
-    """Average a layer's branches over clients (eq. 5); one that nobody uses stays as it was.
-
-    Args:
-        old: [B, *p], the names of the layer.
-        message: [C, B, *p] by these names, and others.
-        weight: [C, B], rows times alpha.
-        combine: instead of the mean.
-    """
-    found = []
-    for b in range(weight.shape[1]):
-        before = {n: v[b] for n, v in old.items()}
-        sent = {n: message[n][:, b] for n in old}
-        used = weight[:, b].sum() >= UNUSED
-        found.append(combine(sent, weight[:, b], before) if used else before)
-    return {n: torch.stack([one[n] for one in found]) for n in old}

@@ -10,14 +10,14 @@ learns from all clients.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import TorchDistribution, constraints
+from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.programs import Prior, flat
 from pyrofl.models.priors.horseshoe import Horseshoe
 from pyrofl.tensors import Tensors, matches
 
@@ -36,21 +36,6 @@ __all__ = [
 ]
 
 Family = Callable[[Tensor, Tensor], TorchDistribution]
-
-Prior = Callable[[str, Size, Tensors, Tensors, Batch], TorchDistribution]
-"""(name, shape, received, local, batch) -> distribution with event shape `shape`."""
-
-
-def flat(
-    name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
-) -> TorchDistribution:
-    """Say nothing about the parameter: with a delta guide, maximum likelihood."""
-    return _improper(len(batch), shape)
-
-
-@lru_cache
-def _improper(clients: int, shape: Size) -> TorchDistribution:
-    return dist.ImproperUniform(constraints.real, (clients, 1), shape)
 
 
 def fixed(family: Family = dist.Normal, loc: float = 0.0, scale: float = 1.0) -> Prior:

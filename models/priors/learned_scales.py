@@ -24,12 +24,15 @@ import torch
 from pyro.distributions import TorchDistribution
 from torch import Generator, Size
 
+from pyrofl.arguments import Positive, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.loop.messages import NOT_NEGATIVE
+from pyrofl.inference.facts import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.servers.averages import average, by_number
+from pyrofl.inference.programs import Prior, built_for
+from pyrofl.inference.servers.averages import average
+from pyrofl.inference.servers.pooled import Merge, Pooled, evenly
 from pyrofl.models.guides.automatic import site_moments
-from pyrofl.models.priors.families import Family, Prior, around
+from pyrofl.models.priors.families import Family, around
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
 OURS = "prior/*"
@@ -49,13 +52,14 @@ def learned(family: Family = dist.Normal, loc: float = 0.0) -> Prior:
     return prior
 
 
+@checked
 def learning(
     method: Method,
     names: Iterable[str],
     *,
     family: Family = dist.Normal,
     loc: float = 0.0,
-    scale: float = 1.0,
+    scale: Positive = 1.0,
 ) -> Method:
     """Let a method learn the scales of its `learned` prior.
 
@@ -73,56 +77,69 @@ def learning(
         The method, with a number per name that goes down and another that goes up.
 
     Raises:
-        ValueError: if scale is not positive, or the family has no variance.
+        ValueError: if the family has no variance.
     """
     known = tuple(names)
     one, variance = torch.ones((), dtype=torch.float64), math.inf
     with suppress(NotImplementedError):
         variance = float(family(0 * one, one).variance)
-    if not scale > 0 or not math.isfinite(variance):
-        raise ValueError(
-            f"scale is {scale}, the family's variance {variance}; expected a positive and a finite "
-            "number"
-        )
+    if not math.isfinite(variance):
+        raise ValueError(f"the family's variance is {variance}; expected a finite number")
 
     def rest(tensors: Tensors) -> Tensors:
+        """Leave out what is ours."""
         return {n: v for n, v in tensors.items() if not n.startswith(("prior/", "second/"))}
 
     def init(generator: Generator, clients: int) -> Tensors:
+        """Start at `scale`."""
         scales = {n: torch.tensor(scale, dtype=torch.float64) for n in known}
         return method.init(generator, clients) | under("prior", scales)
 
     def download(server: Tensors, who: Who) -> Tensors:
+        """Send the scales too."""
         scales = spread_out(pick(server, OURS), len(who.ids))
         return method.download(rest(server), who) | scales
 
+    @built_for(guide=method.guide)
     def measure(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Make m_j."""
         mean, spread = site_moments(method.guide, received, local, batch)
         second = {n: (mean[n] - loc).square() + spread[n] for n in known}
         return under("second", {n: v.reshape(len(v), -1).mean(1) for n, v in second.items()})
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
+        """Send m_j too."""
         return method.upload(rest(received), rest(local)) | pick(local, "second/*")
 
+    def scales(second: Tensors) -> Tensors:
+        """Set s by the mean of the clients' second moments."""
+        found = {n: (v / variance).sqrt().clamp(min=SMALLEST) for n, v in second.items()}
+        return under("prior", found)
+
+    own = method.merge
+
     def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        second = average(role("second", message), who.each)
-        scales = {n: (v / variance).sqrt().clamp(min=SMALLEST) for n, v in second.items()}
-        own = method.merge(rest(server), rest(message), who, generator)
-        return own | under("prior", scales)
+        """Do so beside a merge that needs all messages."""
+        second = average(role("second", message), torch.ones_like(who.size))
+        return own(rest(server), rest(message), who, generator) | scales(second)
 
-    def fold(message: Tensors, who: Who) -> tuple[Tensors, Who]:
-        assert method.fold is not None
-        own, sender = method.fold(rest(message), who)
-        second, _ = by_number(pick(message, "second/*"), who)
-        return own | second, sender
-
+    both: Merge = merge
+    if isinstance(own, Pooled) and own.how == "mean":
+        both = Pooled(
+            {"second/*": evenly, **own.weights},
+            of=lambda server, message: (
+                own.of(rest(server), rest(message)) | pick(message, "second/*")
+            ),
+            then=lambda server, pooled: (
+                own.then(rest(server), rest(pooled)) | scales(role("second", pooled))
+            ),
+        )
     return replace(
         method,
         init=init,
         download=download,
         phases=(*method.phases, Phase((measure,))),
         upload=upload,
-        rules={**method.rules, "second/*": NOT_NEGATIVE},
-        merge=merge,
-        fold=fold if method.fold else None,
+        facts={**method.facts, "second/*": NOT_NEGATIVE},
+        merge=both,
     )

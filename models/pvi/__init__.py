@@ -43,12 +43,11 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import Program
 from pyrofl.inference.method import Method
+from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised
 from pyrofl.models import guides
-from pyrofl.models.fedavg import supervised
-from pyrofl.models.likelihoods import Likelihood, categorical
-from pyrofl.models.priors import Prior, fixed
+from pyrofl.models.likelihoods import categorical
+from pyrofl.models.priors import fixed
 from pyrofl.models.pvi.core import Covariance, Partitioned
 from pyrofl.models.pvi.unconstrained import layouts
 from pyrofl.nets import Network
@@ -109,7 +108,7 @@ def build(
         centre = sites[0].joined(net.init(generator))
         return centre, torch.full_like(centre, scale)
 
-    program = supervised(net, likelihood, prior)
+    program = Supervised(net, likelihood, prior)
     samples = draws if guide is guides.mean_field else None
     core = Partitioned(program, *sites, covariance, samples, start)
     return core.method(damping, epochs, batch, lr)

@@ -14,9 +14,10 @@ from pyro.poutine.messenger import Messenger
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
-from pyrofl.inference.elbo import Program, elbo
-from pyrofl.inference.loop.messages import Rule
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.facts import PER_CLIENT, SHARED, Rule
+from pyrofl.inference.method import Method, Phase, Step, View
+from pyrofl.inference.programs import Program, built_for
 from pyrofl.models.pvi.factors import PARAMETERS, Factors
 from pyrofl.models.pvi.gaussians import Normals, balanced, inverse, log_det, stacked, times
 from pyrofl.models.pvi.natural_gradient import natural
@@ -172,7 +173,7 @@ class Partitioned:
         d = self.ours.size
         return root[..., :d, :d] if self.full else root[..., :d]
 
-    def loss(
+    def free_energy(
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
         """Return the free energy [C] of the client's target."""
@@ -209,22 +210,27 @@ class Partitioned:
             within = torch.block_diag(*(torch.ones(v.size, v.size) for v in (self.ours, self.mine)))
         reach = REACH * torch.cat([layout.prior()[1] for layout in (self.ours, self.mine)])
         optim = natural(lr, -(-steps // 2), reach, within, self.draws is None, scales)
-        step, before = Step("mean root power", optim, self.loss), Phase((self.recentre,))
+        guide = partial(self.guide)  # one object, which the loss can be bound to
+        loss = built_for(model=self.model, guide=guide)(partial(self.free_energy))
+        step, before = Step("mean root power", optim, loss), Phase((self.recentre,))
         proper = Rule("a precision of a normal distribution", self.normals.proper)
         return Method(
-            rules={"precision": proper},
             init=partial(self.init, factors),
             model=self.model,
-            guide=self.guide,
+            guide=guide,
             phases=(*(() if scales is None else (before,)), Phase((step,), steps, batch)),
             merge=factors.merge,
             download=factors.cavity,
-            deploy=factors.posterior,
             join=self.join,
             upload=self.upload,
-            views={"personal" if self.mine.size else "global": self.together},
-            shared=f"{self.ours.names} _u {NOISE[0]}",
-            tables="server/shift server/precision",
+            views={
+                "personal" if self.mine.size else "global": View(self.together, factors.posterior)
+            },
+            facts={
+                "precision": proper,
+                f"{self.ours.names} _u {NOISE[0]}": SHARED,
+                "server/shift server/precision": PER_CLIENT,
+            },
         )
 
 

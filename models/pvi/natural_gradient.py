@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrofl.inference.method import Optim
+from pyrofl.inference.optim import Optim
 from pyrofl.models.pvi.gaussians import inverse, times
 
 BEND = 0.1  # longest step of a power

@@ -15,8 +15,9 @@ from torch import Size, Tensor
 from torch.distributions import biject_to
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import Program, latent
+from pyrofl.inference.elbo import latent
 from pyrofl.inference.loop.noise import ClientNoise, open_latent
+from pyrofl.inference.programs import Program
 from pyrofl.tensors import Tensors, generator, matches
 
 QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1

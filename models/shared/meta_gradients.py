@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import CountOrNone, NotNegative, Positive, checked
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import Loss, Program
+from pyrofl.inference.programs import Loss, Program, built_for
 from pyrofl.tensors import Tensors, pick
 
 Order = Literal["exact", "first", "hessian_free"]
@@ -19,8 +20,9 @@ Descent = Callable[[Program, Program, Tensors, Tensors, Batch], Tensors]
 """(model, guide, received, local, batch) -> local after some steps; gradients flow through."""
 
 
+@checked
 def descended(
-    loss: Loss, names: str, lr: float, steps: int = 1, clip: float | None = None
+    loss: Loss, names: str, lr: NotNegative, steps: CountOrNone = 1, clip: Positive | None = None
 ) -> Descent:
     """Make plain gradient steps that can be differentiated.
 
@@ -32,10 +34,8 @@ def descended(
         clip: largest norm of a client's gradient; a longer one is scaled down.
 
     Raises:
-        ValueError: if a number is out of its range, or (in a step) no local tensor matches.
+        ValueError: in a step, if no local tensor matches.
     """
-    if lr < 0 or steps < 0 or (clip is not None and not clip > 0):
-        raise ValueError(f"lr is {lr}, steps {steps}, clip {clip}; expected >= 0, >= 0 and > 0")
 
     def descend(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
@@ -52,14 +52,15 @@ def descended(
     return descend
 
 
+@checked
 def maml(
     loss: Loss,
     names: str,
-    lr: float,
+    lr: NotNegative,
     *,
     order: Order = "exact",
     inner: Loss | None = None,
-    clip: float | None = None,
+    clip: Positive | None = None,
 ) -> Loss:
     """Make the loss after one gradient step, each on rows of its own.
 
@@ -84,14 +85,10 @@ def maml(
         order: of the outer gradient.
         inner: the loss of the inner step; default `loss`.
         clip: largest norm of a client's inner gradient.
-
-    Raises:
-        ValueError: if the order is unknown or a number is out of its range.
     """
-    if order not in get_args(Order):
-        raise ValueError(f"order is {order!r}; expected one of {', '.join(get_args(Order))}")
     step = descended(inner or loss, names, lr, clip=clip)
 
+    @built_for(**getattr(loss, "built_for", {}))
     def outer(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:

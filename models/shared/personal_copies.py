@@ -13,8 +13,8 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
-from pyrofl.inference.elbo import Loss, Program
 from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.programs import Loss, Program, built_for
 from pyrofl.tensors import Tensors, role, under
 
 Look = Callable[[Tensors, Tensors], Tensors]
@@ -53,9 +53,10 @@ def seen_by(view: Look, loss: Loss, centre: Look = as_sent) -> Loss:
     return seen
 
 
-def run_on(method: Method, loss: Loss) -> Loss:
-    """Let a loss run another method's programs."""
+def run_on(method: Method, loss: Loss, within: Method) -> Loss:
+    """Let a loss run a method's programs as part of another one."""
 
+    @built_for(model=within.model, guide=within.guide)
     def on(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
@@ -86,8 +87,3 @@ def only_step(method: Method) -> tuple[Phase, Step]:
     (step,) = phase.moves
     assert isinstance(step, Step)
     return phase, step
-
-
-def evenly(who: Who) -> Who:
-    """Let every client weigh the same in a merge by size."""
-    return Who(who.ids, who.each)

@@ -56,8 +56,9 @@ def ours(method: Method, data: Federation, **what: Any) -> Side:
 
 
 def without_shortcuts(method: Method) -> Method:
-    """Let every phase be run as it is written."""
-    return replace(method, phases=tuple(replace(p, shortcut=None) for p in method.phases))
+    """Hide what the model is, so that every phase runs as it is written."""
+    model = method.model
+    return replace(method, model=lambda *args: model(*args))
 
 
 def start(data: Federation) -> list[Tensor]:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+import torch
+
 import pyrofl.models
 from pyrofl.arguments import known
 from pyrofl.cli.settings import DONE, Build, accepted, arguments, read_settings
 from pyrofl.cli.setup import Task
-from pyrofl.inference.loop.inbox import folding
+from pyrofl.inference.loop.inbox import inbox
 from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.method import Method
 from pyrofl.models.likelihoods import named
@@ -98,6 +100,6 @@ def foldable(args: Namespace, built: Mapping[str, Scheduled]) -> None:
     for name, method in built.items() if args.fold_messages else ():
         now = method if isinstance(method, Method) else method(0)
         try:
-            folding(now, keep_messages=False)
+            inbox(now, {}, torch.zeros(0), keep_messages=False)
         except ValueError as error:
             raise ValueError(f"--fold-messages with {name}: {error}") from error

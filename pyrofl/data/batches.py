@@ -22,12 +22,6 @@ class Who(NamedTuple):
 
     ids: Tensor  # [C] int64, position in the federation
     size: Tensor  # [C] number of training rows, in the data's floating-point type
-    number: Tensor | None = None  # [C] how many clients each stands for; None: for itself
-
-    @property
-    def each(self) -> Tensor:
-        """Weights [C] that let all clients count evenly."""
-        return torch.ones_like(self.size) if self.number is None else self.number
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,9 +51,10 @@ class Federation:
         """Check once what every later step relies on.
 
         Raises:
-            ValueError: if a client has no training row, a row does not exist, the data hold NaN or
-                infinity, labels are not 0..K-1, the lists have different lengths, a name is no
-                text, empty or there twice, or the server's rows are not like the clients'.
+            ValueError: if something is no tensor, a client has no training row, a row does not
+                exist or its number is no integer, the data hold NaN or infinity, labels are not
+                0..K-1, the lists have different lengths, a name is no text, empty or there twice,
+                or the server's rows are not like the clients'.
         """
         object.__setattr__(self, "train", tuple(self.train))
         object.__setattr__(self, "test", tuple(self.test))
@@ -79,19 +81,19 @@ class Federation:
                 f"held_out is {self.held_out}; expected 0 to {len(self.train) - 1}, so that at "
                 f"least one of {len(self.train)} clients trains"
             )
-        for name, rows, test in zip(self.names, self.train, self.test, strict=True):
-            if not (torch.is_tensor(rows) and torch.is_tensor(test)):
-                raise ValueError(f"{name}: rows are {type(rows).__name__}; expected int64 tensors")
-            if len(rows.unique()) < len(rows):
+        total = len(self.y)
+        for part in ("train", "test"):
+            known = zip(self.names, getattr(self, part), strict=True)
+            rows = tuple(_row_numbers(f"{name}: {part}", v, total) for name, v in known)
+            object.__setattr__(self, part, rows)
+        if self.pooled_test is not None:
+            pooled = _row_numbers("pooled_test", self.pooled_test, total)
+            object.__setattr__(self, "pooled_test", pooled)
+        for name, mine in zip(self.names, self.train, strict=True):
+            if len(mine.unique()) < len(mine):
                 raise ValueError(f"{name} holds a training row twice; expected distinct rows")
-            if not len(rows):
+            if not len(mine):
                 raise ValueError(f"{name} has no training row; expected at least one")
-            for part, index in (("train", rows), ("test", test)):
-                bad = index[(index < 0) | (index >= len(self.y))]
-                if len(bad):
-                    raise ValueError(
-                        f"{name}: {part} names row {int(bad[0])}; expected 0 to {len(self.y) - 1}"
-                    )
 
     @property
     def clients(self) -> int:
@@ -153,9 +155,11 @@ def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
     """Refuse data that cannot be trained on.
 
     Raises:
-        ValueError: if x and y differ in length, x or y hold NaN or infinity, or a label is not one
-            of the classes; the message names the first row at fault.
+        ValueError: if x or y is no tensor, they differ in length or hold NaN or infinity, or a
+            label is not one of the classes; the message names the first row at fault.
     """
+    _check_tensor("x", x)
+    _check_tensor("y", y)
     if len(x) != len(y):
         raise ValueError(f"x has {len(x)} rows and y has {len(y)}; expected as many")
     _check_finite("x", x)
@@ -171,6 +175,31 @@ def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
             )
 
 
+def _check_tensor(name: str, value: object) -> None:
+    if not torch.is_tensor(value):
+        numpy = isinstance(value, np.ndarray)
+        kind, make = ("numpy.ndarray", "from_numpy") if numpy else (type(value).__name__, "tensor")
+        last = name.split()[-1]
+        raise ValueError(f"{name} is a {kind}; expected a torch tensor: torch.{make}({last})")
+
+
+def _row_numbers(name: str, rows: Tensor, total: int) -> Tensor:
+    """Return row numbers as int64 once they are checked; where there is none, any type will do."""
+    _check_tensor(name, rows)
+    if rows.dim() != 1:
+        raise ValueError(f"{name} has shape {list(rows.shape)}; expected row numbers on one axis")
+    mask = rows.dtype == torch.bool
+    if len(rows) and (mask or rows.is_floating_point() or rows.is_complex()):
+        cure = ".nonzero().flatten()" if mask else ".long(), if they are whole"
+        last = name.split()[-1]
+        raise ValueError(f"{name} is {rows.dtype}; expected int64 row numbers: {last}{cure}")
+    rows = rows.long()
+    bad = rows[(rows < 0) | (rows >= total)]
+    if len(bad):
+        raise ValueError(f"{name} names row {int(bad[0])}; expected 0 to {total - 1}")
+    return rows
+
+
 def _check_finite(name: str, value: Tensor) -> None:
     if value.is_floating_point() and not bool(value.isfinite().all()):
         bad = (~value.isfinite().reshape(len(value), -1).all(1)).nonzero()
@@ -181,6 +210,7 @@ def _check_finite(name: str, value: Tensor) -> None:
 
 
 def _check_alike(unlabelled: Tensor, x: Tensor) -> None:
+    _check_tensor("unlabelled", unlabelled)
     shape, expected = list(unlabelled.shape), list(x.shape[1:])
     if not len(unlabelled) or shape[1:] != expected or unlabelled.dtype != x.dtype:
         raise ValueError(

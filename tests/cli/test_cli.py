@@ -23,9 +23,9 @@ from pyrofl.cli.tables import compare_table
 from pyrofl.files.run_folder import CLIENTS, COMPARE, METRICS, read_csv
 from pyrofl.inference.fit import fit
 from pyrofl.inference.method import Method
+from pyrofl.inference.programs import Likelihood
 from pyrofl.inference.seeds import Seeds
 from pyrofl.models import fedavg, fedprox, local
-from pyrofl.models.likelihoods import Likelihood
 from pyrofl.nets import Network
 from pyrofl.tensors import generator
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -186,11 +187,56 @@ NOTHING = torch.zeros(0, dtype=torch.long)
         ({"classes": ("a", "b")}, "labels run from 0 to 4; expected 0 to 1, as there are 2"),
         ({"y": torch.full((16,), -1)}, "labels run from -1 to -1; expected 0 to 4"),
         ({"y": torch.zeros(16)}, "y is torch.float32; expected integer labels for 5 classes"),
+        (
+            {"train": (torch.tensor([0.2, 1.9]), torch.tensor([4]))},
+            r"client 0: train is torch.float32; expected int64 row numbers: train.long\(\), if",
+        ),
+        (
+            {"test": (torch.tensor([5]), torch.ones(16, dtype=torch.bool))},
+            r"client 1: test is torch.bool; expected int64 row numbers: test.nonzero\(\).flatten",
+        ),
+        (
+            {"train": (torch.tensor([0]), np.array([4]))},
+            r"client 1: train is a numpy.ndarray; .* a torch tensor: torch.from_numpy\(train\)",
+        ),
+        (
+            {"test": ([1, 2], torch.tensor([4]))},
+            r"client 0: test is a list; expected a torch tensor: torch.tensor\(test\)",
+        ),
+        (
+            {"train": (torch.tensor([[0]]), torch.tensor([4]))},
+            r"client 0: train has shape \[1, 1\]; expected row numbers on one axis",
+        ),
+        ({"pooled_test": torch.tensor([0.5])}, "pooled_test is torch.float32; expected int64 row"),
+        ({"pooled_test": torch.tensor([16])}, "pooled_test names row 16; expected 0 to 15"),
+        (
+            {"x": np.zeros((16, 8))},
+            r"^x is a numpy.ndarray; expected a torch tensor: torch.from_numpy\(x\)$",
+        ),
+        ({"y": [0] * 16}, r"^y is a list; expected a torch tensor: torch.tensor\(y\)$"),
+        ({"unlabelled": np.zeros((2, 8))}, r"^unlabelled is a numpy.ndarray; .*\(unlabelled\)$"),
     ],
 )
 def test_a_federation_that_cannot_train_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         replace(toys.blobs((3, 5)), **change)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.uint8])
+def test_other_integers_name_rows_as_well(kind):
+    data = toys.blobs((3, 5))
+    narrow = replace(
+        data,
+        train=[rows.to(kind) for rows in data.train],
+        test=[rows.to(kind) for rows in data.test],
+        pooled_test=torch.arange(8, 12, dtype=kind),
+    )
+    for rows, found in zip(data.train + data.test, narrow.train + narrow.test, strict=True):
+        assert found.dtype == torch.int64
+        assert torch.equal(rows, found)
+    assert narrow.pooled_test.dtype == torch.int64
+    nobody = replace(data, test=(torch.tensor([]), torch.tensor([4])))
+    assert nobody.test[0].dtype == torch.int64
 
 
 def test_names_may_be_lists_and_that_of_the_pooled_rows():

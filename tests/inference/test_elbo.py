@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import Loss, Program, elbo, latent, log_densities, traces, with_rows
+from pyrofl.inference.elbo import elbo, latent, log_densities, traces, with_rows
 from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.loop.plans import plan
+from pyrofl.inference.programs import Loss, Program, Supervised, flat
 from pyrofl.models import guides
-from pyrofl.models.fedavg import supervised
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import fixed, flat
+from pyrofl.models.priors import fixed
 from pyrofl.tensors import Tensors, generator, role
 
 IDS = (1, 3, 0)  # of 40, 12 and 3 rows, so that most of the batch is padding
@@ -334,7 +334,7 @@ def test_loss_at_a_point_is_the_negative_log_joint():
 
 def test_flat_prior_at_a_point_is_maximum_likelihood():
     _, guide, local, batch = setting("delta")
-    model = supervised(toys.net(), categorical, flat)
+    model = Supervised(toys.net(), categorical, flat)
     outputs = toys.net()(with_rows(role("mu", local), len(batch)), batch.x)
     nll = cross_entropy(outputs[1, :12], batch.y[1, :12])
     close(ours(elbo(mean=True), model, guide, local, batch)[0][1], nll.detach())
@@ -343,7 +343,7 @@ def test_flat_prior_at_a_point_is_maximum_likelihood():
 @pytest.mark.parametrize("width", [1, 5, 7, 100])
 def test_minibatches_of_an_epoch_add_up_to_the_whole_likelihood(width):
     _, guide, local, batch = setting("delta")
-    model = supervised(toys.net(), categorical, flat)
+    model = Supervised(toys.net(), categorical, flat)
     whole, whole_grads = ours(elbo(), model, guide, local, batch)
     data = toys.blobs()
     schedule = plan([data.train[i] for i in IDS], [1, 1, 1], width, [generator(1, i) for i in IDS])
@@ -417,7 +417,7 @@ def test_one_bad_client_leaves_the_loss_of_others_alone():
 
 def test_priors_of_a_scale_family_are_pyros(blobs):
     # The prior's centre and width reach the loss as they are written.
-    model = supervised(toys.net(), categorical, fixed(dist.Laplace, -0.2, 0.4))
+    model = Supervised(toys.net(), categorical, fixed(dist.Laplace, -0.2, 0.4))
     _, guide, local, batch = setting("mean_field")
     assert_pyros(
         ours(elbo(3, analytic=False), model, guide, local, batch),
@@ -427,7 +427,7 @@ def test_priors_of_a_scale_family_are_pyros(blobs):
 
 def test_a_scaled_prior_is_sampled_not_taken_in_closed_form(blobs):
     """The closed form knows one scale; a model that tempers its prior alone has another."""
-    model = supervised(toys.net(), categorical, fixed(dist.Normal, 0.1, 0.7))
+    model = Supervised(toys.net(), categorical, fixed(dist.Normal, 0.1, 0.7))
 
     def tempered(received: Tensors, local: Tensors, batch: Batch) -> None:
         hidden = poutine.block(model, expose_types=["sample"])

@@ -7,10 +7,12 @@ import torch
 from checks import close
 from toys import last
 
+from pyrofl.data.datasets import load
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.loop.state import Round, meet
 from pyrofl.models import apfl, fedavg, likelihoods, local
 from pyrofl.nets import build
+from pyrofl.partitions.federations import split
 
 USUAL = {"batch": 2, "lr": 0.1}
 
@@ -34,7 +36,7 @@ def test_with_all_the_share_it_is_training_alone(tiny):
         close(state.private[f"own/{n}"], value)
 
 
-def test_a_minibatch_moves_all_three(quadratic):
+def test_a_round_moves_the_share_and_then_both_models(quadratic):
     w, v, share = (torch.tensor(x).double() for x in ([0.3, -0.2], [1.0, 0.5], 0.25))
     method = apfl.build(
         build("linear", (2,), 1),
@@ -53,13 +55,40 @@ def test_a_minibatch_moves_all_three(quadratic):
     def slope(at: torch.Tensor) -> torch.Tensor:
         return torch.einsum("cij,cj->ci", quadratic.precision, at - quadratic.mean) / 2
 
+    alpha = share - 0.01 * ((v - w) * slope((share * v + (1 - share) * w).expand(2, 2))).sum(1)
     sent = w - 0.1 * slope(w.expand(2, 2))
-    kept = v - 0.1 * share * slope(share * v + (1 - share) * sent)
-    gap = kept - sent
-    alpha = share - 0.01 * (gap * slope(share * kept + (1 - share) * sent)).sum(1)
+    kept = v - 0.1 * slope(torch.lerp(sent, v.expand(2, 2), alpha[:, None]))
+    close(state.private["alpha"], alpha)
     close(state.message["w/w"], sent)
     close(state.private["own/w/w"], kept)
-    close(state.private["alpha"], alpha.clamp(0, 1))
+
+
+@pytest.fixture(scope="module")
+def skewed():
+    return split(load("digits"), "dirichlet:0.1", 6, seed=1)
+
+
+PLAIN = {"epochs": 1, "batch": 5, "lr": 0.05, "momentum": 0.0}
+
+
+def test_the_mixture_is_not_below_the_two_that_it_is_made_of(skewed):
+    net = build("mlp:20", (1, 8, 8), 10)
+    method, alone = apfl.build(net, **PLAIN), local.build(net, **PLAIN)
+    state = last(method, skewed, 6)
+
+    def accuracy(method, state, model):
+        return evaluate(method, skewed, state, model=model).mean("accuracy", "row")
+
+    own = accuracy(alone, last(alone, skewed, 6), "personal")
+    mixed, common = (accuracy(method, state, m) for m in ("personal", "global"))
+    assert mixed > max(own, common) - 0.01
+    assert float(state.private["alpha"].min()) > 0.2, "labels are skewed: all need their own"
+
+
+def test_a_share_of_nothing_is_left_again(skewed):
+    method = apfl.build(build("mlp:20", (1, 8, 8), 10), alpha=0.0, **PLAIN)
+    assert float(last(method, skewed, 1).private["alpha"].max()) == 0
+    assert float(last(method, skewed, 6).private["alpha"].min()) > 0
 
 
 def test_shares_stay_shares(tiny):

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyrofl.checkpoints import fingerprint
 from pyrofl.data import Dataset
 from pyrofl.data.datasets import join, load
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts, split
@@ -171,6 +172,31 @@ def test_groups_are_the_clients():
             assert (data.groups["client"][rows] == j).all()
     assert sum(len(r) for r in federation.train) + sum(len(r) for r in federation.test) == 1150
     assert split(data, "groups:client", 20).clients == 20
+
+
+def every_split(seed):
+    """Split small data by every partition and test policy; each data set suits some of them."""
+    fine, coarse = toy(), superclasses()
+    grouped = replace(fine, groups={"site": torch.arange(len(fine.y)) % 6})
+    data = {"drift": coarse, "groups": grouped, "domains": join([fine, replace(fine, name="b")])}
+    words = {read(w)[0]: w for w in ("drift", "groups", "domains:dirichlet:0.3", *EACH[::-1])}
+    for name in PARTITIONS:
+        for test in TEST_POLICIES:
+            if (name, test) != ("groups", "independent"):  # natural groups are not drawn
+                clients = None if name == "groups" else 10
+                yield split(data.get(name, fine), words[name], clients, seed=seed, test=test)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_hash_of_any_split_does_not_depend_on_how_its_rows_lie_in_memory(seed):
+    for data in every_split(seed):
+        train = [torch.stack([rows, rows], 1)[:, 0] for rows in data.train]
+        sliced = replace(data, x=torch.stack([data.x, data.x], 1)[:, 0], train=train)
+        assert fingerprint(data) == fingerprint(sliced)
+        one = replace(data, test=[rows[:1].clone() for rows in data.test])
+        spread = replace(data, test=[rows.sum().expand(len(rows)) for rows in one.test])
+        assert any(rows.stride() == (0,) for rows in spread.test)
+        assert fingerprint(one) == fingerprint(spread) != fingerprint(data)
 
 
 def test_eight_schools_have_no_test_rows():

@@ -15,9 +15,9 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.checks.newcomers import joining
-from pyrofl.inference.elbo import Program
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.method import Method, Phase, as_trained
+from pyrofl.inference.programs import Program
 from pyrofl.models import pvi
 from pyrofl.tensors import Tensors, generator
 

@@ -28,11 +28,12 @@ from pyrofl.inference.checks.replicas import (
 )
 from pyrofl.inference.checks.sbc_ranks import Ranks, rank
 from pyrofl.inference.checks.simulation import simulated
-from pyrofl.inference.elbo import Program, elbo
+from pyrofl.inference.elbo import elbo
 from pyrofl.inference.loop.messages import CannotMerge
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam
+from pyrofl.inference.programs import Program
 from pyrofl.models import fedavg, guides, pfedvem, pvi
 from pyrofl.models.guides import correlated
 from pyrofl.models.likelihoods import normal

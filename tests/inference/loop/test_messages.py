@@ -6,17 +6,8 @@ import pytest
 import torch
 
 from pyrofl.data import Who
-from pyrofl.inference.loop.messages import (
-    NOT_NEGATIVE,
-    POSITIVE,
-    Rule,
-    agreed,
-    form_of,
-    inspect,
-    kinds,
-    merged,
-    unlike,
-)
+from pyrofl.inference.facts import NOT_NEGATIVE, POSITIVE, Rule
+from pyrofl.inference.loop.messages import agreed, form_of, inspect, kinds, merged, unlike
 from pyrofl.tensors import Tensors
 
 NAMES = ("north", "south", "east", "west")

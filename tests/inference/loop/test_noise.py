@@ -17,10 +17,11 @@ from torch import Generator, Tensor
 from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import Program, elbo
+from pyrofl.inference.elbo import elbo
 from pyrofl.inference.loop.noise import ClientNoise, GuideMean, draw
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.optim import adam, sgd
+from pyrofl.inference.programs import Program
 from pyrofl.models import guides
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.tensors import Tensors, generator

@@ -17,10 +17,10 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import Program
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.posteriors.arviz import GROUPS
 from pyrofl.inference.posteriors.export import import_arviz
+from pyrofl.inference.programs import Program
 from pyrofl.models import fedavg, pfedvem
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.tensors import Tensors, spread_out

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.optim import adam, sgd
-from pyrofl.inference.servers.averages import average, blend, descend, weighted_mean
+from pyrofl.inference.servers.averages import average, blend, weighted_mean
+from pyrofl.inference.servers.optimisers import descend
 from pyrofl.models import pfedvem
 from pyrofl.tensors import Tensors, generator
 

@@ -14,7 +14,8 @@ from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo, latent, traces
 from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.optim import adam
-from pyrofl.models.guides import Guide, correlated
+from pyrofl.inference.programs import Guide
+from pyrofl.models.guides import correlated
 from pyrofl.tensors import Tensors, generator, seeded, under
 
 SHAPES = {"a": Size([2]), "b": Size([])}

@@ -1,0 +1,88 @@
+"""What holds for tensors and sites by their names: rules, what is shared, what travels cheaply.
+
+A method's `facts` map patterns of names to these:
+
+    facts={"tau": POSITIVE, "mu log_tau": SHARED, "server/embedding": PER_CLIENT, "loc/*": SPARSE}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from pyrofl.tensors import Tensors, sparse
+
+
+class Fact:
+    """Something that holds for all names that a pattern matches."""
+
+
+@dataclass(frozen=True)
+class Rule(Fact):
+    """What entries of a message must be; a client that breaks a rule is rejected.
+
+    Attributes:
+        text: ends the sentence "found ...; expected".
+        holds: value [C, *p] -> bool [C, ...], over all or the leading axes.
+    """
+
+    text: str
+    holds: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class WireCost(Fact):
+    """What a tensor costs on the wire where that is not all its entries.
+
+    Attributes:
+        bytes: (name, all tensors that travel with it [C, ...]) -> bytes [C].
+    """
+
+    bytes: Callable[[str, Tensors], Tensor]
+
+
+@dataclass(frozen=True)
+class Mark(Fact):
+    """A fact without any number; `SHARED` and `PER_CLIENT` are the two there are."""
+
+    text: str
+
+
+FINITE = Rule("a finite number", torch.isfinite)
+POSITIVE = Rule("> 0", lambda value: value > 0)
+NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
+SHARE = Rule("0 to 1", lambda value: (value >= 0) & (value <= 1 + 1e-6))  # but for rounding
+
+SPARSE = WireCost(lambda name, tensors: sparse({name: tensors[name]}))
+"""Zeros stay at home."""
+
+SHARED = Mark("one for all clients")
+"""Of sites: every client has a copy, such as of a population's mean; with the auxiliary sites of
+their guide. Their guide reads nothing of the client's own, so draws agree once the noise does."""
+
+PER_CLIENT = Mark("a row for every client")
+"""Of what the server holds, [J, *p]: the rows that `init` gives are dealt in the order of names."""
+
+Facts = Mapping[str, Fact | tuple[Fact, ...]]
+"""Patterns of names, separated by spaces -> what holds for them."""
+
+Kind = TypeVar("Kind", bound=Fact)
+
+
+def of_kind(facts: Facts, kind: type[Kind]) -> dict[str, Kind]:
+    """Return patterns -> their fact of a kind."""
+    return {
+        names: fact
+        for names, known in facts.items()
+        for fact in (known if isinstance(known, tuple) else (known,))
+        if isinstance(fact, kind)
+    }
+
+
+def marked(facts: Facts, mark: Mark) -> str:
+    """Return the patterns that have a mark, as one."""
+    return " ".join(names for names, known in of_kind(facts, Mark).items() if known is mark)

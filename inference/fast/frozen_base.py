@@ -1,0 +1,77 @@
+"""Heads that train on what a base that stands still makes of all rows, computed once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.elbo import Elbo, with_rows
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.programs import Program, Supervised
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors, matches
+
+ROWS = 16  # of a client that go through a base at once, lest what lies between layers fill memory
+FEATURES = "rows/features"  # local tensor with what the base makes of the client's rows
+
+
+def on_frozen_base(
+    method: Method, phase: Phase, local: Tensors, data: Federation, longest: int
+) -> tuple[Phase, ...] | None:
+    """Rewrite a phase that moves the last layers of a network, the others being points.
+
+    Returns:
+        A phase that computes the features, one that trains on them and one that drops them; None
+        if the phase moves something else, the network cannot be cut there or there is no epoch.
+    """
+    model = method.model
+    steps = [m for m in phase.moves if isinstance(m, Step) and isinstance(m.loss, Elbo)]
+    if phase.epochs == 0 or len(steps) < len(phase.moves) or not isinstance(model, Supervised):
+        return None
+    if model.forward is not None:
+        return None
+    moving = " ".join(step.names for step in steps)
+    still = {
+        n: where
+        for n, where in model.homes(method.guide, local).items()
+        if not matches(where, moving)
+    }
+    head = " ".join(n for n in model.net.shapes if n not in still)
+    cut = _cut(model.net, head) if still and head else None
+    if cut is None:
+        return None
+    below, above = cut
+
+    def features(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Run the base on all rows."""
+        weights = with_rows({n: local[still[n]] for n in below.shapes}, len(batch))
+        return {FEATURES: torch.cat([below(weights, x) for x in batch.x.split(ROWS, 1)], 1)}
+
+    def forget(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Drop the features."""
+        return {FEATURES: local[FEATURES][:, :0].clone()}  # a view would hold on to all of them
+
+    def on_features(loss: Elbo) -> Elbo:
+        def wrapped(
+            model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+        ) -> Tensor:
+            known = batch.of(local[FEATURES])
+            rest = {n: v for n, v in local.items() if n != FEATURES}
+            whole = cast("Supervised", model)
+            short = replace(whole, forward=lambda w, _: above(w, known))
+            return loss(short, guide, received, rest, batch)
+
+        return cast("Elbo", wrapped)
+
+    moves = tuple(replace(step, loss=on_features(cast("Elbo", step.loss))) for step in steps)
+    return Phase((features,)), replace(phase, moves=moves), Phase((forget,))
+
+
+@lru_cache(maxsize=64)
+def _cut(net: Network, head: str) -> tuple[Network, Network] | None:
+    return net.split(head)

@@ -1,0 +1,147 @@
+"""Pyro programs as values: they can be called, and also looked into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import pyro
+import pyro.distributions as dist
+from pyro.distributions import TorchDistribution, constraints
+from torch import Size, Tensor
+
+from pyrofl.data import Batch
+from pyrofl.nets import Forward, Network
+from pyrofl.tensors import Tensors, role
+
+Program = Callable[[Tensors, Tensors, Batch], object]
+"""A Pyro model or guide: (received, local, batch), both dicts with tensors [C, 1, *p]."""
+
+Loss = Callable[[Program, Program, Tensors, Tensors, Batch], Tensor]
+"""(model, guide, received, local, batch) -> one value per client, [C]."""
+
+Likelihood = Callable[[Tensor, Tensor], TorchDistribution]
+"""(outputs [..., C, B, out], x [C, B, *x]) -> distribution with batch shape [..., C, B]."""
+
+Prior = Callable[[str, Size, Tensors, Tensors, Batch], TorchDistribution]
+"""(name, shape, received, local, batch) -> distribution with event shape `shape`."""
+
+Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
+"""(received, local, batch), tensors [C, *p] -> mean and variance of every site, [C, *p]."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def flat(
+    name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
+) -> TorchDistribution:
+    """Say nothing about the parameter: with a delta guide, maximum likelihood."""
+    return _improper(len(batch), shape)
+
+
+@lru_cache
+def _improper(clients: int, shape: Size) -> TorchDistribution:
+    return dist.ImproperUniform(constraints.real, (clients, 1), shape)
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """The model of a network: p(w | received) times the likelihood of every row.
+
+    Attributes:
+        net: the network.
+        likelihood: of a row, given the network's outputs.
+        prior: on every latent parameter; one set of them per client.
+        points: role of local tensors that are parameters too, but points: "base" for "base/NAME".
+            All other parameters are latent sites.
+        forward: runs instead of the network.
+    """
+
+    net: Network
+    likelihood: Likelihood
+    prior: Prior = flat
+    points: str = ""
+    forward: Forward | None = None
+
+    def __call__(self, received: Tensors, local: Tensors, data: Batch) -> None:
+        """Draw the parameters, then the rows."""
+        known = role(self.points, local) if self.points else {}
+        run = self.forward or self.net
+        with data.clients():
+            w = {
+                n: pyro.sample(n, self.prior(n, shape, received, local, data))
+                for n, shape in self.net.shapes.items()
+                if n not in known
+            }
+            with data.rows():
+                pyro.sample("y", self.likelihood(run(known | w, data.x), data.x), obs=data.y)
+
+    def homes(self, guide: Program, local: Tensors) -> dict[str, str]:
+        """Return the local tensor that a parameter is equal to, of those that are points."""
+        roles = [r for r in (self.points, getattr(guide, "points", "")) if r]
+        at = {n: [f"{r}/{n}" for r in roles if f"{r}/{n}" in local] for n in self.net.shapes}
+        return {n: found[0] for n, found in at.items() if found}
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A family of posteriors q(w; local); a Pyro guide.
+
+    Attributes:
+        program: the Pyro guide.
+        start: values [*p] or [C, *p] that the sites are centred at -> local parameters. The
+            basic and correlated families also take standard deviations, as second argument.
+        moments: mean and variance of every site, for closed forms.
+        names: patterns of its local parameters.
+        random: whether it has any spread; a guide without needs no Monte Carlo draws.
+        points: role of the local tensors that the sites are equal to, if each is such a point.
+    """
+
+    program: Program
+    start: Callable[..., Tensors]
+    moments: Moments
+    names: str
+    random: bool = True
+    points: str = ""
+
+    def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> object:
+        """Draw all sites."""
+        return self.program(received, local, batch)
+
+
+def built_for(**programs: Program) -> Callable[[Function], Function]:
+    """Mark a function of a method that reads its model or guide by itself.
+
+    `replace(method, guide=...)` would not reach it, and so is refused; see `Method`.
+
+    Args:
+        programs: model= or guide=, those that it reads.
+    """
+
+    def mark(function: Function) -> Function:
+        function.built_for = {**getattr(function, "built_for", {}), **programs}  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def refuse_replaced(functions: Mapping[str, object], programs: Mapping[str, Program]) -> None:
+    """Refuse programs other than those that functions were `built_for`.
+
+    Args:
+        functions: what they do -> function.
+        programs: the method's model and guide.
+
+    Raises:
+        ValueError: naming what would go on with the old program.
+    """
+    for what, function in functions.items():
+        for kind, program in getattr(function, "built_for", {}).items():
+            if programs[kind] is not program:
+                raise ValueError(
+                    f"{kind} was replaced, but {what} reads the one that the method was built "
+                    f"with; expected build(...) with a prior, likelihood or guide of your own, or "
+                    f"{what} replaced too"
+                )

@@ -1,0 +1,209 @@
+"""Servers as declarations: the next state from weighted means of what clients send.
+
+    merge=Pooled({"mean/*": by("tau"), "base/*": by_size}, then=lambda server, pooled: ...)
+
+From one declaration follow the merge of messages that are kept, the folding of messages as they
+come, and merges that bear bad ones (`how`). Only sums over clients are needed for the mean, so that
+sums over machines, and secure ones, need nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Who
+from pyrofl.inference.servers.robust import Combine, combining, mean
+from pyrofl.tensors import Tensors, join_up, matches
+
+Weight = Callable[[Tensors, Who], Tensor]
+"""(message [C, ...], who) -> how much each client counts, [C]; or [C, K] for what clients send K
+of, such as branches or clusters, each pooled on its own."""
+
+Merge = Callable[[Tensors, Tensors, Who, Generator], Tensors]
+"""(server, message [C, ...], who, generator) -> the next state; `Pooled` is one."""
+
+UNUSED = 1e-12  # one of K that clients give less weight in all stays as it was
+
+
+def by_size(message: Tensors, who: Who) -> Tensor:
+    """Let clients count by their training rows."""
+    return who.size
+
+
+def evenly(message: Tensors, who: Who) -> Tensor:
+    """Let all clients count the same."""
+    return torch.ones_like(who.size)
+
+
+def by(name: str) -> Weight:
+    """Let clients count by a tensor [C] that they send, such as a precision."""
+    return lambda message, who: message[name]
+
+
+@dataclass(frozen=True)
+class Total:
+    """Pool the weighted sum instead of the mean.
+
+    Attributes:
+        weight: of the clients.
+    """
+
+    weight: Weight
+
+    def __call__(self, message: Tensors, who: Who) -> Tensor:
+        """Return the weights."""
+        return self.weight(message, who)
+
+
+def as_sent(server: Tensors, message: Tensors) -> Tensors:
+    """Pool messages as they are."""
+    return message
+
+
+def go_there(server: Tensors, pooled: Tensors) -> Tensors:
+    """Put what was pooled in the place of what the server had of it."""
+    return server | pooled
+
+
+class Weighed(NamedTuple):
+    """What clients sent, and what each counts: [C, ...]; C is 1 once they have been folded."""
+
+    values: Tensors
+    weights: Tensors  # by patterns, [C] or [C, K]
+
+
+@dataclass(frozen=True, repr=False)
+class Pooled:
+    """A server that goes on from weighted means over clients.
+
+    Attributes:
+        weights: patterns of names, the first that match count -> the clients' weights. The names
+            of one entry are pooled together, which matters to Krum and clipping.
+        then: (server, pooled [*p]) -> the next state.
+        how: "mean", or a merge that bears bad messages, see `robust.combining`.
+        of: (server, message [C, ...]) -> what is pooled, named as the server's tensors where
+            it stands for them. The server's own state goes through it too, for merges that need
+            the value before.
+    """
+
+    weights: Mapping[str, Weight]
+    then: Callable[[Tensors, Tensors], Tensors] = go_there
+    how: str | Combine = "mean"
+    of: Callable[[Tensors, Tensors], Tensors] = as_sent
+    combine: Combine = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Read how.
+
+        Raises:
+            ValueError: if it is unknown, or a number is out of its range.
+        """
+        object.__setattr__(self, "combine", combining(self.how))
+
+    def __repr__(self) -> str:
+        """Tell what is pooled how."""
+        how = self.how if isinstance(self.how, str) else getattr(self.how, "__name__", "own rule")
+        return f"Pooled({', '.join(self.weights)}; {how})"
+
+    def __call__(
+        self, server: Tensors, message: Tensors, who: Who, generator: Generator
+    ) -> Tensors:
+        """Return the next state.
+
+        Raises:
+            CannotMerge: if weights or messages do not permit it.
+        """
+        return self.close(server, self.weigh(server, message, who))
+
+    def weigh(self, server: Tensors, message: Tensors, who: Who) -> Weighed:
+        """Return what is pooled, [C, *p], and the clients' weights."""
+        values = self.of(server, message)
+        used = {patterns for _, patterns in self._groups(values)}
+        return Weighed(values, {p: self.weights[p](message, who) for p in used})
+
+    def fold(self, *parts: Weighed) -> Weighed:
+        """Return one that stands for several: their mean, with the sum of their weights.
+
+        Raises:
+            CannotMerge: if weights do not permit it.
+        """
+        values, weights = join_up(p.values for p in parts), join_up(p.weights for p in parts)
+        folded: Tensors = {}
+        for names, patterns in self._groups(values):
+            mine = {n: values[n] for n in names}
+            none = {n: torch.zeros_like(v[0]) for n, v in mine.items()}
+            folded |= _pool(mean, mine, weights[patterns], none, 0.0)
+        return Weighed(
+            {n: v[None] for n, v in folded.items()},
+            {p: w.sum(0, keepdim=True) for p, w in weights.items()},
+        )
+
+    def close(self, server: Tensors, weighed: Weighed) -> Tensors:
+        """Return the next state, given what was weighed, or folded."""
+        old = server | {
+            n: v[0] for n, v in self.of(server, {n: v[None] for n, v in server.items()}).items()
+        }
+        pooled: Tensors = {}
+        for names, patterns in self._groups(weighed.values):
+            weight = weighed.weights[patterns]
+            mine = {n: weighed.values[n] for n in names}
+            before = {n: old.get(n, torch.zeros_like(v[0])) for n, v in mine.items()}
+            found = _pool(self.combine, mine, weight, before, UNUSED)
+            if isinstance(self.weights[patterns], Total):
+                found = {n: v * weight.sum() for n, v in found.items()}
+            pooled |= found
+        return self.then(server, pooled)
+
+    def _groups(self, values: Tensors) -> list[tuple[list[str], str]]:
+        """Return names that are pooled together, and the patterns that they match first."""
+        found: dict[str, list[str]] = {}
+        for name in values:
+            first = next((p for p in self.weights if matches(name, p)), None)
+            if first is not None:
+                found.setdefault(first, []).append(name)
+        return [(names, patterns) for patterns, names in found.items()]
+
+
+def _pool(
+    combine: Combine, values: Tensors, weight: Tensor, before: Tensors, least: float
+) -> Tensors:
+    """Make one value [*p] of clients' values; or [K, *p], each of the K on its own.
+
+    Args:
+        combine: how.
+        values: [C, *p]; or [C, K, *p].
+        weight: [C]; or [C, K].
+        before: what stays where all weights together are not above `least`.
+        least: 0 or more.
+    """
+    if weight.dim() == 1:
+        return combine(values, weight, before)
+    found = []
+    for k, own in enumerate(weight.unbind(1)):
+        at = own.nonzero().flatten()
+        old = {n: v[k] for n, v in before.items()}
+        sent = {n: v[at, k] for n, v in values.items()}
+        found.append(old if own.sum() <= least else combine(sent, own[at], old))
+    return {n: torch.stack([one[n] for one in found]) for n in values}
+
+
+def followed(merge: Merge, change: Callable[[Tensors, Tensors], Tensors]) -> Merge:
+    """Let a server go on from what it would merge, such as by a step of an optimiser.
+
+    Args:
+        merge: a declaration stays one.
+        change: (server, merged) -> the next state.
+    """
+    if isinstance(merge, Pooled):
+        then = merge.then
+        return replace(merge, then=lambda server, pooled: change(server, then(server, pooled)))
+
+    def both(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        return change(server, merge(server, message, who, generator))
+
+    return both
