@@ -28,6 +28,9 @@ Likelihood = Callable[[Tensor, Tensor], TorchDistribution]
 Prior = Callable[[str, Size, Tensors, Tensors, Batch], TorchDistribution]
 """(name, shape, received, local, batch) -> distribution with event shape `shape`."""
 
+Family = Callable[[Tensor, Tensor], TorchDistribution]
+"""(loc, scale) -> distribution: the shape of a prior whose centre and width the method supplies."""
+
 Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
 """(received, local, batch), tensors [C, *p] -> mean and variance of every site, [C, *p]."""
 
@@ -44,6 +47,19 @@ def flat(
 @lru_cache
 def _improper(clients: int, shape: Size) -> TorchDistribution:
     return dist.ImproperUniform(constraints.real, (clients, 1), shape)
+
+
+def around(family: Family, centre: Tensor, scale: Tensor) -> TorchDistribution:
+    """Centre a family at parameters [C, 1, *p] with one scale per client, [C, 1]."""
+    axes = centre.dim() - scale.dim()
+    scale = scale.reshape(*scale.shape, *(1 for _ in range(axes)))
+    return as_event(family(centre, scale), axes)
+
+
+def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:
+    """Make one event of the last axes, so that no plate counts a parameter's entries as rows."""
+    event: TorchDistribution = fn.to_event(axes)
+    return event
 
 
 @dataclass(frozen=True)

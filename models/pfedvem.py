@@ -1,8 +1,7 @@
 """pFedVEM: personalisation weighted by confidence, fitted by variational EM.
 
 Zhu, Ma and Blaschko, "Confidence-aware Personalized Federated Learning via Variational
-Expectation Maximization", CVPR 2023. The network is a shared base and a personal Bayesian head
-w_j of d parameters:
+Expectation Maximization", CVPR 2023. A shared base and a personal Bayesian head w_j, d numbers:
 
     p(w_j | w, tau_j) = Normal(w, I / tau_j)        one precision ("confidence") per client
     p(y | x, w_j)     = Categorical(logits=head(base(x); w_j))
@@ -18,97 +17,84 @@ old, as in the authors' algorithm. All clients train in every round; some report
 
 Departures from the paper: its algorithm prints argmin of the ELBO and n_j/K sum f - KL; here, as in
 the authors' code, the client minimises n_j/K sum f + KL. A client that turns NaN does not report,
-where the authors' code restores its head and reports. Confidence is at most 1 / lr_head,
-which at the defaults only the ablation "deviation" and guides without variance reach.
+where the authors' code restores its head and reports. Confidence is at most 1 / lr_head, beyond
+which steps of lr_head diverge: only "deviation" and guides without variance get there.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import TorchDistribution
-from torch import Generator, Size, Tensor
+from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, ShareBelowOne, checked
+from pyrofl import arguments
 from pyrofl.data import Batch, Who
+from pyrofl.inference import programs, servers
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import NOT_NEGATIVE, POSITIVE
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Supervised, built_for
-from pyrofl.inference.servers import Pooled, blend, by, by_size
-from pyrofl.inference.servers.robust import Combine, combining
-from pyrofl.models import guides
-from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import Family, around
+from pyrofl.models import guides, likelihoods
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors, pick, role, total, under
+from pyrofl.tensors import Tensors, role, under
 
 Confidence = Literal["full", "uncertainty", "deviation"]
+CEILING = 1e12  # with no variance at all the objective is unbounded at mu_j = w
 
-CEILING = 1e12  # largest confidence
 
-
-def precision(
-    variance: Tensor, deviation: Tensor, d: int, confidence: Confidence = "full"
-) -> Tensor:
-    """Return the confidence [C] that maximises the ELBO (eq. 8), or an ablation of it.
+def precision(variance: Tensor, deviation: Tensor, d: int, of: Confidence = "full") -> Tensor:
+    """Return the confidence [C] that maximises the ELBO (eq. 8), or an ablation (tables 2 and 3).
 
     Args:
         variance: [C], sum of the posterior variances of a client's head.
         deviation: [C], squared distance of its mean from the server's head.
         d: number of parameters of the head.
-        confidence: "uncertainty" leaves out the deviation, "deviation" the uncertainty (tables 2
-            and 3).
+        of: both, or one of the two alone.
     """
     spread = {"full": variance + deviation, "uncertainty": variance, "deviation": deviation}
-    # With no variance at all the objective is unbounded at mu_j = w: a ceiling is needed.
-    return (d / spread[confidence]).clamp(max=CEILING)
+    return (d / spread[of]).clamp(max=CEILING)
 
 
-@checked
+@arguments.checked
 def build(
     net: Network,
     *,
     head: str | None = None,
-    likelihood: Likelihood = categorical,
-    prior: Family = dist.Normal,
+    likelihood: programs.Likelihood = likelihoods.categorical,
+    prior: programs.Family = dist.Normal,
     guide: guides.Family = guides.mean_field,
     confidence: Confidence = "full",
     fresh_tau: bool = False,
-    m_step_iters: Count = 1,
-    beta: ShareBelowOne = 0.0,
+    m_step_iters: arguments.Count = 1,
+    beta: arguments.ShareBelowOne = 0.0,
     own_base: bool = True,
-    scale: Positive = 1.0,
-    draws: Count = 5,
-    head_epochs: CountOrNone = 10,
-    base_epochs: CountOrNone = 5,
-    batch: Count | None = 10,
-    lr_head: NotNegative = 1e-3,
-    lr_base: NotNegative = 1e-3,
-    momentum: ShareBelowOne = 0.9,
-    merge: str | Combine = "mean",
+    scale: arguments.Positive = 1.0,
+    draws: arguments.Count = 5,
+    head_epochs: arguments.CountOrNone = 10,
+    base_epochs: arguments.CountOrNone = 5,
+    batch: arguments.Count | None = 10,
+    lr_head: arguments.NotNegative = 1e-3,
+    lr_base: arguments.NotNegative = 1e-3,
+    momentum: arguments.ShareBelowOne = 0.9,
+    merge: str | servers.Combine = "mean",
 ) -> Method:
     """Build pFedVEM; the defaults are the authors' for CIFAR-10.
 
     Args:
         net: the network; its parameters split in base and head.
-        head: patterns of the names that are personal and Bayesian, the rest is shared; "*" makes
-            the whole network Bayesian (start it with scale=0.1). Default: the network's head.
+        head: patterns of the names that are personal and Bayesian; "*" makes the whole network
+            Bayesian (start it with scale=0.1). Default: the network's head.
         likelihood: of a row, given the network's outputs.
         prior: location-scale family of p(w_j | w, tau_j), with scale tau_j^-1/2. Eqs. 8 and 9
             maximise the ELBO for the normal; for others they set the scale by the same moments.
         guide: family of q(w_j).
         confidence: eq. 8, or an ablation of it. A client whose spread is zero, as before its first
-            step with "deviation", keeps the confidence it had, which is 1 / scale^2 at first. It
-            is at most 1 / lr_head at a client: steps of lr_head diverge under a stronger pull.
+            step with "deviation", keeps the confidence it had, which is 1 / scale^2 at first.
         fresh_tau: report the confidence after local training instead of before.
         m_step_iters: eqs. 9 and 8 in turn at the server; with more than 1 variances travel too.
         beta: what the server keeps of its old state.
-        own_base: test the personal model with the client's own base, as after its local training;
-            otherwise with the received one.
+        own_base: test the personal model with the client's own base, else with the received one.
         scale: standard deviation of q(w_j) before round one; its square is the paper's rho^2.
         draws: Monte Carlo samples K of every loss.
         head_epochs: full-batch steps on q(w_j); the likelihood is summed over the rows.
@@ -117,81 +103,72 @@ def build(
         lr_head: learning rate on the sum scale.
         lr_base: learning rate on the mean scale.
         momentum: of both optimisers, which start afresh each round.
-        merge: how the server makes one head and one base of the clients', as in `fedavg.build`,
-            each on its own. "median" does without confidences, of which a bad client may claim any.
+        merge: as in `fedavg.build`, of heads and bases apart; "median" needs no confidences.
 
     Raises:
         ValueError: if no parameter of `net` matches `head`.
     """
-    head = net.head if head is None else head
-    shapes = net.matching(head)
-    rest = [n for n in net.shapes if n not in shapes]
-    d = sum(shape.numel() for shape in shapes.values())
-    strongest = 1 / lr_head if lr_head else CEILING
+    shapes = net.matching(net.head if head is None else head)
+    d, strongest = sum(s.numel() for s in shapes.values()), 1 / lr_head if lr_head else CEILING
     q = guide(shapes, scale=scale, loc="mu", spread="pi")
     point = guide(shapes, scale=1e-6, loc="mu", spread="pi")  # the server's head has no spread
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Start the base as the network does, the common head at random."""
-        start = net.init(generator)
+        base = {n: v for n, v in net.init(generator).items() if n not in shapes}
         centre = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
-        return under("base", {n: start[n] for n in rest}) | under("loc", centre)
+        return under("base", base) | under("loc", centre)
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start q(w_j) at the common head."""
         own = under("own", role("base", received)) if own_base else {}
-        tau = torch.full_like(who.size, scale**-2)
-        return q.start(role("loc", received)) | own | {"tau": tau}
+        return q.start(role("loc", received)) | own | {"tau": torch.full_like(who.size, scale**-2)}
 
-    def centred(
-        name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
-    ) -> TorchDistribution:
+    def centred(name: str, _: Any, received: Tensors, local: Tensors, data: Batch) -> Any:
         """State p(w_j | w, tau_j)."""
-        return around(prior, received[f"loc/{name}"], local["tau"].rsqrt())
+        return programs.around(prior, received[f"loc/{name}"], local["tau"].rsqrt())
 
     def spreads(received: Tensors, local: Tensors, data: Batch) -> tuple[Tensors, Tensor, Tensor]:
-        """Return mu_j, the sum of variances and ||mu_j - w||^2."""
+        """Return mu_j, the sum of its variances [C], and ||mu_j - w||^2 [C]."""
         mean, variance = q.moments(received, local, data)
-        gap = {n: mean[n] - received[f"loc/{n}"] for n in shapes}
-        return mean, total(variance), total({n: v.square() for n, v in gap.items()})
+        spread = torch.cat([v.flatten(1) for v in variance.values()], 1).sum(1)
+        return mean, spread, distance(mean, role("loc", received))
 
-    @built_for(guide=q)
+    @programs.built_for(guide=q)
     def set_confidence(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Set tau_j by eq. 8, before the head moves."""
-        _, variance, deviation = spreads(received, local, data)
-        tau = precision(variance, deviation, d, confidence)
+        tau = precision(*spreads(received, local, data)[1:], d, confidence)
         # Without any spread, as of a mean that has not moved yet, eq. 8 knows nothing.
         return {"tau": torch.where(tau < CEILING, tau.clamp(max=strongest), local["tau"])}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Make what is sent and what is kept of the trained client."""
+        """Make what is sent and kept of the trained client."""
         mean, variance, _ = spreads(received, local, data)
         own = under("own", role("base", local)) if own_base else {}
         tau = set_confidence(received, local, data) if fresh_tau else {}
-        spread = {"variance": variance} if m_step_iters > 1 else {}
-        return under("mean", mean) | own | tau | spread
+        return (
+            under("mean", mean) | own | tau | ({"variance": variance} if m_step_iters > 1 else {})
+        )
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         """Send the head's mean, the base and the confidence."""
-        return pick(local, "mean/* base/* tau variance")
+        return {n: v for n, v in local.items() if n.startswith(("mean/", "base/", "tau", "var"))}
 
-    def by_server_names(server: Tensors, message: Tensors) -> Tensors:
+    def named(server: Tensors, message: Tensors) -> Tensors:
         """Let mu_j stand for w."""
-        return under("loc", role("mean", message)) | pick(message, "base/*")
+        return under("loc", role("mean", message)) | under("base", role("base", message))
 
-    def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Go to the mean of heads by confidence (eq. 9) and of bases by size."""
-        return server | blend(server, pooled, beta)
-
-    def alternate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        """Take eqs. 9 and 8 in turn, which needs all messages: confidences follow the mean."""
-        combine, mean, tau = combining(merge), role("mean", message), message["tau"]
+    def in_turn(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Repeat eqs. 9 and 8, for which all messages are needed."""
         for _ in range(m_step_iters):
-            centre = combine(mean, tau, role("loc", server))
-            deviation = total({n: (mean[n] - centre[n]).square() for n in shapes})
-            tau = precision(message["variance"], deviation, d, confidence)
-        base = combine(role("base", message), who.size, role("base", server))
-        return update(server, under("loc", centre) | under("base", base))
+            new = pooled(server, message, who, generator)
+            apart = distance(role("mean", message), role("loc", new))
+            message = message | {"tau": precision(message["variance"], apart, d, confidence)}
+        return new
+
+    def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Tell tau_j and the mean squared distance from w."""
+        return {"tau": local["tau"], "deviation": spreads(received, local, data)[2] / d}
 
     def personal(received: Tensors, local: Tensors) -> Tensors:
         """Read the client's head and base."""
@@ -201,29 +178,37 @@ def build(
         """Read the server's head and base."""
         return local | received | point.start(role("loc", received))
 
-    def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Tell tau_j and the mean squared distance from w."""
-        return {"tau": local["tau"], "deviation": spreads(received, local, data)[2] / d}
-
     samples = draws if q.random else None
     move_head = Step(q.names, sgd(lr_head, momentum), elbo(samples))
     move_base = Step("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
-    weights = {"loc/*": by("tau"), "base/*": by_size}
+    weights = {"loc/*": servers.by("tau"), "base/*": servers.by_size}
+    pooled = servers.Pooled(weights, how=merge, of=named)
     return Method(
         init=init,
         join=join,
-        model=Supervised(net, likelihood, centred, points="base"),
+        model=programs.Supervised(net, likelihood, centred, points="base"),
         guide=q,
         phases=(
             Phase((set_confidence,)),
             Phase((move_head,), head_epochs),
-            *((Phase((move_base,), base_epochs, batch),) if rest else ()),
+            *((Phase((move_base,), base_epochs, batch),) if len(shapes) < len(net.shapes) else ()),
             Phase((settle,)),
         ),
         upload=upload,
-        merge=alternate if m_step_iters > 1 else Pooled(weights, update, merge, by_server_names),
+        merge=servers.followed(
+            pooled if m_step_iters == 1 else in_turn,
+            lambda server, merged: server | servers.blend(server, merged, beta),
+        ),
         views={"personal": personal, "global": common},
         statistics=statistics,
-        facts={"tau": POSITIVE, "variance": POSITIVE if q.random else NOT_NEGATIVE},
+        facts={
+            "tau": servers.POSITIVE,
+            "variance": servers.POSITIVE if q.random else servers.NOT_NEGATIVE,
+        },
         all_train=True,
     )
+
+
+def distance(mean: Tensors, centre: Tensors) -> Tensor:
+    """Return ||mean - centre||^2 over all tensors, [C]."""
+    return torch.cat([(v - centre[n]).flatten(1) for n, v in mean.items()], 1).square().sum(1)

@@ -9,7 +9,7 @@ learns from all clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pyro.distributions as dist
 import torch
@@ -17,7 +17,7 @@ from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Prior, flat
+from pyrofl.inference.programs import Family, Prior, around, as_event, flat
 from pyrofl.models.priors.horseshoe import Horseshoe
 from pyrofl.tensors import Tensors, matches
 
@@ -34,8 +34,6 @@ __all__ = [
     "proximal",
     "student_t",
 ]
-
-Family = Callable[[Tensor, Tensor], TorchDistribution]
 
 
 def fixed(family: Family = dist.Normal, loc: float = 0.0, scale: float = 1.0) -> Prior:
@@ -86,19 +84,6 @@ def proximal(strength: float, family: Family = dist.Normal, loc: str = "w") -> P
         return around(family, centre, scale)
 
     return prior
-
-
-def around(family: Family, centre: Tensor, scale: Tensor) -> TorchDistribution:
-    """Centre a family at parameters [C, 1, *p] with one scale per client, [C, 1]."""
-    axes = centre.dim() - scale.dim()
-    scale = scale.reshape(*scale.shape, *(1 for _ in range(axes)))
-    return as_event(family(centre, scale), axes)
-
-
-def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:
-    """Make one event of the last axes, so that no plate counts a parameter's entries as rows."""
-    event: TorchDistribution = fn.to_event(axes)
-    return event
 
 
 def student_t(df: float) -> Family:
