@@ -24,7 +24,6 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Loss, Program
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.nets import Forward, Network, stacked
-from pyrofl.nets.products import LARGE
 from pyrofl.tensors import Tensors
 
 # Local tensors: X X' [C, n, n], X W_0' [C, n, out], W_0 [C, out, in].
@@ -86,7 +85,7 @@ def pays(phase: Phase, shape: Size, rows: int) -> bool:
     if callable(phase.epochs) or phase.batch is None:
         return False
     saved = phase.epochs * (1 - rows / wide) * (2 + TRAFFIC / phase.batch)
-    return saved > 2 + rows / out and max(2 * LARGE, rows**2) <= out * wide
+    return saved > 2 + rows / out and max(2 * stacked.LARGE, rows**2) <= out * wide
 
 
 def first_layer(net: Network, where: str) -> FirstLayer | None:
@@ -117,7 +116,7 @@ class FirstLayer(NamedTuple):
     where: str  # role of the parameters
     name: str  # of the weight
     bias: str | None
-    below: list[stacked.Part]  # have no parameters, as
+    below: list[stacked.Part]  # have no parameters that train, as
     after: list[stacked.Part]
     above: Network
 
