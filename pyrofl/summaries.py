@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from html import escape
 
 
-class Summarised:
+class Summarised(ABC):
     """A value with a summary; dataclasses need `repr=False`."""
 
     @abstractmethod
