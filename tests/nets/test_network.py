@@ -362,7 +362,7 @@ def test_data_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("spec", "shape", "outputs", "message"),
     [
-        ("cnn-pfedwem", CIFAR, 10, "'cnn-pfedwem' is unknown; did you mean 'cnn-pfedvem'"),
+        ("cnn-pfedwem", CIFAR, 10, "unknown network 'cnn-pfedwem'; did you mean cnn-pfedvem"),
         ("mlp:", (4,), 10, "found widths ''; expected positive integers"),
         ("mlp:5,x", (4,), 10, "found widths '5,x'; expected positive integers"),
         ("mlp:0", (4,), 10, "found widths '0'; expected positive integers"),
