@@ -147,29 +147,22 @@ def _digits(seed: int) -> Dataset:
 def _gaussian(seed: int) -> Dataset:
     """Return ten clients in the plane, of variances 0.05 to 1; all rows are for training."""
     centres = torch.randn(10, 2, generator=generator(seed))
-    return _table("gaussian", gaussian_means(centres, torch.linspace(0.05, 1.0, 10)))
+    return _of_task("gaussian", gaussian_means(centres, torch.linspace(0.05, 1.0, 10)))
 
 
 def _linear(seed: int) -> Dataset:
     """Return 20 clients of 10 to 105 rows with 5 covariates; a fifth is for testing."""
     task = linear_regression(20, 5, range(10, 110, 5), noise=0.5, between=0.5, seed=seed)
-    table = _table("linear", task)
+    table = _of_task("linear", task)
     codes = table.groups["client"].numpy()
     return replace(table, is_test=draw_test_rows(codes, np.random.default_rng([seed, 3])))
 
 
-def _table(name: str, task: ConjugateTask) -> Dataset:
-    federation = task.federation
-    clients = torch.arange(len(federation.names)).repeat_interleave(federation.sizes)
-    return Dataset(
-        name,
-        federation.x.float(),
-        federation.y.float(),
-        torch.zeros(len(clients), dtype=torch.bool),
-        groups={"client": clients},
-        group_names={"client": federation.names},
-        likelihood="normal",
-    )
+def _of_task(name: str, task: ConjugateTask) -> Dataset:
+    data = task.federation
+    codes = torch.arange(len(data.names)).repeat_interleave(data.sizes)
+    x, y = data.x.float(), data.y.float()
+    return natural_groups.of_clients(name, x, y, "normal", {"client": data.names}, codes)
 
 
 _MAKERS: dict[str, Callable[[int], Dataset]] = {
