@@ -10,7 +10,7 @@ argument, the value and what was expected. `help(build)` shows the same words.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, wraps
@@ -51,7 +51,8 @@ class Range:
     def __str__(self) -> str:
         """Tell the range, as it ends a sentence that begins with "expected a number"."""
         if self.high == inf:
-            return f"{'above' if self.open_low else 'of at least'} {self.low:g}"
+            finite = " and finite" if self.open_high else ""
+            return f"{'above' if self.open_low else 'of at least'} {self.low:g}{finite}"
         low = f"above {self.low:g}" if self.open_low else f"from {self.low:g}"
         return f"{low} to {'below ' if self.open_high else ''}{self.high:g}"
 
@@ -133,7 +134,7 @@ def _told(kind: Any) -> str:
     return f"a {'whole ' if base is int else ''}number {bounds}"
 
 
-def known(name: str, names: Mapping[str, object], what: str) -> None:
+def known(name: str, names: Collection[str], what: str) -> None:
     """Refuse a name that is not among `names`.
 
     Raises:

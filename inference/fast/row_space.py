@@ -26,7 +26,7 @@ from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import Optim, Sgd
 from pyrofl.inference.programs import Loss, Program, Supervised, flat
 from pyrofl.nets import Network, stacked
-from pyrofl.nets.products import LARGE
+from pyrofl.nets.stacked import LARGE
 from pyrofl.tensors import Tensors, matches
 
 # Local tensors: X X' [C, n, n], X W_0' [C, n, out], W_0 [C, out, in].
@@ -88,7 +88,7 @@ def pays(phase: Phase, shape: Size, rows: int) -> bool:
     if callable(phase.epochs) or phase.batch is None:
         return False
     saved = phase.epochs * (1 - rows / wide) * (2 + TRAFFIC / phase.batch)
-    return saved > 2 + rows / out and max(2 * LARGE, rows**2) <= out * wide
+    return saved > 2 + rows / out and max(2 * stacked.LARGE, rows**2) <= out * wide
 
 
 @lru_cache(maxsize=64)
@@ -116,7 +116,7 @@ class FirstLayer(NamedTuple):
 
     name: str  # of the weight
     bias: str | None
-    below: list[stacked.Part]  # have no parameters, as
+    below: list[stacked.Part]  # have no parameters that train, as
     after: list[stacked.Part]
     above: Network
 

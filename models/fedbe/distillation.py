@@ -143,9 +143,9 @@ def distil(
         The parameters after, [*p].
     """
     like = next(iter(start.values()))
-    student = copy.deepcopy(net.module).to(like.device, like.dtype).requires_grad_()
+    student = copy.deepcopy(net.module).to(like.device, like.dtype)
     student.load_state_dict(start, strict=False)  # buffers are not among the parameters
-    optimiser = sgd(lr, momentum)(list(student.parameters()))
+    optimiser = sgd(lr, momentum)([student.get_parameter(n) for n in net.shapes])
     mean = AveragedModel(student)
     steps = epochs * ceil(len(x) / batch)
     taken = set(collected(steps, cycle) if swa else [steps])
@@ -162,4 +162,4 @@ def distil(
             optimiser.step()
             if i in taken:
                 mean.update_parameters(student)
-    return {n: p.detach() for n, p in mean.module.named_parameters()}
+    return {n: mean.module.get_parameter(n).detach() for n in net.shapes}

@@ -16,7 +16,7 @@ from torch.nn.functional import softplus
 from pyrofl.data import Federation
 from pyrofl.inference.loop.plans import Plan, plan
 from pyrofl.models.likelihoods import normalised
-from pyrofl.nets.products import products
+from pyrofl.nets.stacked import products
 from pyrofl.tensors import generator
 
 Weights = list[Tensor]

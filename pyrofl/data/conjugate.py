@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, checked
 from pyrofl.data.federation import Federation
 from pyrofl.tensors import generator
 
@@ -75,10 +76,8 @@ class ConjugateTask:
         """
         loc, precision = loc.to(self.mean), precision.to(self.mean)
         covariance = torch.linalg.inv(precision + self.precision.sum(0))
-        return (
-            covariance @ (precision @ loc + _times(self.precision, self.mean).sum(0)),
-            covariance,
-        )
+        pull = precision @ loc + _times(self.precision, self.mean).sum(0)
+        return covariance @ pull, covariance
 
 
 def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
@@ -135,13 +134,14 @@ def gaussian_means(
     return conjugate([eye / r for r in root], list(b / root[:, None]))
 
 
+@checked
 def linear_regression(
-    clients: int,
-    d: int,
-    rows: int | Sequence[int],
-    noise: float = 1.0,
-    between: float = 1.0,
-    seed: int = 0,
+    clients: Count,
+    d: Count,
+    rows: Count | Sequence[int],
+    noise: Positive = 1.0,
+    between: NotNegative = 1.0,
+    seed: CountOrNone = 0,
 ) -> ConjugateTask:
     """Draw a random linear regression for every client, around a common one.
 
@@ -160,13 +160,10 @@ def linear_regression(
             not have one number per client.
     """
     sizes = [rows] * clients if isinstance(rows, int) else list(rows)
-    if clients < 1 or d < 1 or len(sizes) != clients or min(sizes) < 1:
+    if len(sizes) != clients or min(sizes) < 1:
         raise ValueError(
-            f"clients is {clients}, d is {d}, rows is {rows}; expected at least 1 of each, and "
-            "one number of rows or as many as clients"
+            f"rows is {rows}; expected a number of at least 1, or one for each of {clients} clients"
         )
-    if not noise > 0 or not between >= 0:
-        raise ValueError(f"noise is {noise}, between is {between}; expected above 0, 0 or more")
     rng = generator(seed)
 
     def normal(*shape: int) -> Tensor:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import ShareBelowOne, checked, known
 from pyrofl.data.federation import Dataset
 from pyrofl.partitions.allocation import Ints
+
+if TYPE_CHECKING:
+    import pandas
 
 LIKELIHOODS: dict[str, str] = {
     "categorical": "classes",
@@ -25,6 +28,7 @@ LIKELIHOODS: dict[str, str] = {
 }
 
 
+@checked
 def load_csv(
     path: str | Path,
     *,
@@ -32,7 +36,7 @@ def load_csv(
     group: str | None = None,
     features: Sequence[str] | None = None,
     likelihood: str | None = None,
-    test_share: float = 0.2,
+    test_share: ShareBelowOne = 0.2,
     seed: int = 0,
 ) -> Dataset:
     """Read a CSV file with a header row; an empty field is a missing value.
@@ -57,18 +61,16 @@ def load_csv(
             are needed or lacks values, the likelihood does not suit the target, or test_share is
             not in [0, 1).
     """
-    if not 0 <= test_share < 1:
-        raise ValueError(f"test_share is {test_share}; expected at least 0 and below 1")
-    columns = _read(Path(path))
+    table, groups = _read(Path(path)), [group] if group else []
     if target is None:
-        raise ValueError(f"{path}: target is missing; expected one of {', '.join(columns)}")
-    for column in [target, *([group] if group else []), *(features or [])]:
-        known(column, columns, f"column in {path}:")
+        raise ValueError(f"{path}: target is missing; expected one of {', '.join(table)}")
+    for column in [target, *groups, *(features or [])]:
+        known(column, list(table), f"column in {path}:")
     if likelihood is not None:
         known(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
+    numbers = {column: _numbers(table[column]) for column in table}
     if features is None:
-        others = [c for c in columns if c not in (target, group)]
-        features = [c for c in others if _numbers(columns[c]) is not None]
+        features = [c for c, n in numbers.items() if n is not None and c not in (target, group)]
     if target in features or group in features:
         raise ValueError(
             f"{path}: features are {', '.join(features)}; expected them without the target and the "
@@ -76,18 +78,24 @@ def load_csv(
         )
     if not features:
         raise ValueError(f"{path}: no column of numbers besides {target}; expected features")
-    x = torch.stack([torch.from_numpy(_feature(path, c, columns[c])) for c in features], 1)
-    y, classes = _response(path, target, columns[target], likelihood)
+    for column in [*features, target, *groups]:
+        found = numbers[column]
+        gaps = table[column] == "" if found is None else ~np.isfinite(found)
+        if gaps.any():
+            raise ValueError(
+                f"{path}: column {column} lacks {gaps.sum()} of {len(gaps)} values; expected a "
+                "value in every row: choose other features, or fill or drop those rows first"
+            )
+        if found is None and column in features:
+            raise ValueError(f"{path}: column {column} holds text; expected numbers as features")
+    x = torch.tensor(np.array([numbers[column] for column in features]).T, dtype=torch.float32)
+    y, classes = _response(path, table[target], numbers[target], likelihood)
     if likelihood is not None and not classes:
         _refuse_range(path, likelihood, y, x[:, 0])
-    codes: Ints = np.zeros(len(y), dtype=np.int64)
-    names: tuple[str, ...] = ()
-    if group:
-        _refuse_gaps(path, group, columns[group])
-        codes, names = codes_of(columns[group])
+    codes, names = codes_of(table[group]) if group else (np.zeros(len(y), dtype=np.int64), ())
     return Dataset(
         name=Path(path).stem,
-        x=x.float(),
+        x=x,
         y=y,
         is_test=draw_test_rows(codes, np.random.default_rng([seed, 3]), test_share),
         classes=classes,
@@ -112,56 +120,46 @@ def draw_test_rows(codes: Ints, rng: np.random.Generator, share: float = 0.2) ->
     return torch.from_numpy(is_test)
 
 
-def codes_of(fields: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
+def codes_of(words: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
     """Number the different words: codes [N] and the words, numbers in numerical order.
 
     >>> codes_of(["10", "9", "10"])
     (array([1, 0, 1]), ('9', '10'))
     """
-    numbers = _numbers(fields)
-    order = dict(zip(fields, fields if numbers is None else numbers.tolist(), strict=True))
-    names = tuple(sorted(order, key=lambda word: order[word]))
+    numbers = _numbers(words)
+    value = dict(zip(words, words if numbers is None else numbers, strict=True))
+    names = tuple(sorted(value, key=lambda word: value[word]))
     place = {word: code for code, word in enumerate(names)}
-    return np.array([place[word] for word in fields], dtype=np.int64), names
+    return np.array([place[word] for word in words], dtype=np.int64), names
 
 
-def _read(path: Path) -> dict[str, list[str]]:
-    """Return the columns of a file, stripped of spaces."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [line for line in csv.reader(file) if line]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+def _read(path: Path) -> pandas.DataFrame:
+    """Return a file's columns of words, without the spaces around them."""
+    import pandas
+
+    options = {"encoding": "utf-8-sig", "compression": None, "dtype": object, "na_filter": False}
+    try:  # pandas' other engine takes rows that are too short
+        lines = pandas.read_csv(path, header=None, engine="python", **options)
+    except (OSError, ValueError) as error:  # those of pandas and of the encoding are ValueErrors
         raise ValueError(f"{path} cannot be read as CSV: {error}") from error
     if len(lines) < 2:
         raise ValueError(f"{path} has {len(lines)} lines; expected a header and at least one row")
-    header = [word.strip() for word in lines[0]]
+    header = [word.strip() for word in lines.iloc[0]]
     if len(set(header)) != len(header):
         raise ValueError(f"{path}: expected a header with no two columns alike, found {header}")
-    for number, line in enumerate(lines[1:], 1):
-        if len(line) != len(header):
-            raise ValueError(f"{path}: row {number} has {len(line)} fields; expected {len(header)}")
-    return {
-        name: [word.strip() for word in column]
-        for name, column in zip(header, zip(*lines[1:], strict=True), strict=True)
-    }
+    fields = lines.count(axis="columns")
+    if fields.min() < len(header):
+        row = fields.idxmin()
+        raise ValueError(f"{path}: row {row} has {fields[row]} fields; expected {len(header)}")
+    return lines[1:].set_axis(header, axis="columns").apply(lambda words: words.str.strip())
 
 
-def _numbers(fields: Sequence[str]) -> NDArray[np.float64] | None:
-    """Return a column as numbers, NaN where a field is empty; None if it holds text or nothing."""
-    if not any(fields):
-        return None
+def _numbers(words: Sequence[str]) -> NDArray[np.float64] | None:
+    """Return a column as numbers, NaN where a word is empty; None if it holds text or nothing."""
     try:
-        return np.array([float(word or "nan") for word in fields])
+        return np.array([float(word or "nan") for word in words]) if any(words) else None
     except ValueError:
         return None
-
-
-def _feature(path: str | Path, name: str, fields: Sequence[str]) -> NDArray[np.float64]:
-    _refuse_gaps(path, name, fields)
-    numbers = _numbers(fields)
-    if numbers is None:
-        raise ValueError(f"{path}: column {name} holds text; expected numbers as features")
-    return numbers
 
 
 def _refuse_range(path: str | Path, likelihood: str, y: Tensor, first: Tensor) -> None:
@@ -186,32 +184,23 @@ def _refuse_range(path: str | Path, likelihood: str, y: Tensor, first: Tensor) -
 
 
 def _response(
-    path: str | Path, name: str, fields: Sequence[str], likelihood: str | None
+    path: str | Path,
+    words: pandas.Series,
+    numbers: NDArray[np.float64] | None,
+    likelihood: str | None,
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return y and its classes, none if it is a number."""
-    _refuse_gaps(path, name, fields)
-    numbers = _numbers(fields)
     if numbers is None and likelihood not in (None, "categorical"):
         raise ValueError(
-            f"{path}: column {name} holds text, which suits the likelihood categorical; "
+            f"{path}: column {words.name} holds text, which suits the likelihood categorical; "
             f"found {likelihood}"
         )
     if numbers is not None and likelihood != "categorical":
         return torch.from_numpy(numbers).float(), ()
     if numbers is not None and (numbers != numbers.round()).any():
         raise ValueError(
-            f"{path}: column {name} holds numbers with decimals; expected whole numbers or text "
-            "for the likelihood categorical"
+            f"{path}: column {words.name} holds numbers with decimals; expected whole numbers or "
+            "text for the likelihood categorical"
         )
-    codes, classes = codes_of(fields)
+    codes, classes = codes_of(words)
     return torch.from_numpy(codes), classes
-
-
-def _refuse_gaps(path: str | Path, name: str, fields: Sequence[str]) -> None:
-    numbers = _numbers(fields)
-    gaps = [not word for word in fields] if numbers is None else ~np.isfinite(numbers)
-    if np.any(gaps):
-        raise ValueError(
-            f"{path}: column {name} lacks {np.sum(gaps)} of {len(fields)} values; expected a value "
-            "in every row: choose other features, or fill or drop those rows first"
-        )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from pyrofl.arguments import known
+from pyrofl.arguments import Count, CountOrNone, checked, known
 from pyrofl.data import natural_groups
 from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means, linear_regression
 from pyrofl.data.csv_files import draw_test_rows, load_csv
@@ -48,6 +49,7 @@ DATASETS: dict[str, str] = {
 _PLUS = re.compile(r"\+(?=npz:|[\w-]+(?:\+|$))")
 
 
+@checked
 def load(
     name: str,
     *,
@@ -57,7 +59,7 @@ def load(
     features: Sequence[str] | None = None,
     likelihood: str | None = None,
     test_share: float | None = None,
-    seed: int = 0,
+    seed: CountOrNone = 0,
 ) -> Dataset:
     """Load a data set.
 
@@ -78,52 +80,43 @@ def load(
         ValueError: if the name is unknown, an argument does not go with it, or the files cannot be
             had or used.
     """
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; expected 0 or more")
+    given: dict[str, Any] = {
+        "target": target,
+        "group": group,
+        "features": features,
+        "likelihood": likelihood,
+        "test_share": test_share,
+    }
+    given = {argument: value for argument, value in given.items() if value is not None}
     kind, _, path = name.partition(":")
-    names = _PLUS.split(name)
-    if len(names) > 1 and kind != "csv":
-        chosen: dict[str, object] = {
-            "target": target,
-            "group": group,
-            "features": features,
-            "likelihood": likelihood,
-            "test_share": test_share,
-        }
-        _refuse(name, chosen)
-        return join([load(one, data_dir=data_dir, seed=seed) for one in names])
     if kind in ("csv", "npz") and not path:
         raise ValueError(f"data set {name!r} lacks its file; expected {kind}: and a path")
     if kind == "csv":
-        return load_csv(
-            path,
-            target=target,
-            group=group,
-            features=features,
-            likelihood=likelihood,
-            test_share=0.2 if test_share is None else test_share,
-            seed=seed,
-        )
-    chosen = {"features": features, "likelihood": likelihood, "test_share": test_share}
+        return load_csv(path, seed=seed, **{"target": None} | given)
+    names = _PLUS.split(name)
+    if len(names) == 1 and kind != "npz":
+        known(name, DATASETS, "data set")
+    for argument, value in given.items():
+        if kind != "npz" or len(names) > 1 or argument not in ("target", "group"):
+            raise ValueError(
+                f"{argument} is {value!r}; expected none, as {name} has no choice of it"
+            )
+    if len(names) > 1:
+        return join([load(one, data_dir=data_dir, seed=seed) for one in names])
     if kind == "npz":
-        _refuse(name, chosen)
-        return load_npz(path, target=target, group=group)
-    known(name, DATASETS, "data set")
-    _refuse(name, chosen | {"target": target, "group": group})
+        return load_npz(path, **given)
     return load_images(name, data_dir) if name in IMAGES else _MAKERS[name](seed)
 
 
-def per_class(dataset: Dataset, count: int) -> Dataset:
+@checked
+def per_class(dataset: Dataset, count: Count) -> Dataset:
     """Keep the first `count` training rows of each class, and all test rows.
 
     Raises:
         ValueError: if count is not positive or y is a number.
     """
-    if count < 1 or not dataset.classes:
-        raise ValueError(
-            f"{count} rows per class of {dataset.name} with {len(dataset.classes)} classes; "
-            "expected at least 1 row and data with classes"
-        )
+    if not dataset.classes:
+        raise ValueError(f"{dataset.name} has no classes; expected data with classes")
     keep = dataset.is_test.clone()
     for label in range(len(dataset.classes)):
         rows = ((dataset.y == label) & ~dataset.is_test).nonzero().flatten()
@@ -154,37 +147,22 @@ def _digits(seed: int) -> Dataset:
 def _gaussian(seed: int) -> Dataset:
     """Return ten clients in the plane, of variances 0.05 to 1; all rows are for training."""
     centres = torch.randn(10, 2, generator=generator(seed))
-    return _table("gaussian", gaussian_means(centres, torch.linspace(0.05, 1.0, 10)))
+    return _of_task("gaussian", gaussian_means(centres, torch.linspace(0.05, 1.0, 10)))
 
 
 def _linear(seed: int) -> Dataset:
     """Return 20 clients of 10 to 105 rows with 5 covariates; a fifth is for testing."""
     task = linear_regression(20, 5, range(10, 110, 5), noise=0.5, between=0.5, seed=seed)
-    table = _table("linear", task)
+    table = _of_task("linear", task)
     codes = table.groups["client"].numpy()
     return replace(table, is_test=draw_test_rows(codes, np.random.default_rng([seed, 3])))
 
 
-def _table(name: str, task: ConjugateTask) -> Dataset:
-    federation = task.federation
-    clients = torch.arange(len(federation.names)).repeat_interleave(federation.sizes)
-    return Dataset(
-        name,
-        federation.x.float(),
-        federation.y.float(),
-        torch.zeros(len(clients), dtype=torch.bool),
-        groups={"client": clients},
-        group_names={"client": federation.names},
-        likelihood="normal",
-    )
-
-
-def _refuse(name: str, chosen: Mapping[str, object]) -> None:
-    for argument, value in chosen.items():
-        if value is not None:
-            raise ValueError(
-                f"{argument} is {value!r}; expected none, as {name} has no choice of it"
-            )
+def _of_task(name: str, task: ConjugateTask) -> Dataset:
+    data = task.federation
+    codes = torch.arange(len(data.names)).repeat_interleave(data.sizes)
+    x, y = data.x.float(), data.y.float()
+    return natural_groups.of_clients(name, x, y, "normal", {"client": data.names}, codes)
 
 
 _MAKERS: dict[str, Callable[[int], Dataset]] = {

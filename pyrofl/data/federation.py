@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import median
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyrofl.data.batches import Batch, Who
+from pyrofl.summaries import Summarised
 
 __all__ = ["Batch", "Dataset", "Federation", "Who", "check_table", "stack"]
 
@@ -30,8 +32,8 @@ class Dataset:
     likelihood: str = "categorical"  # the one that suits y
 
 
-@dataclass(frozen=True)
-class Federation:
+@dataclass(frozen=True, repr=False)
+class Federation(Summarised):
     """Who holds which rows of one table.
 
     The last `held_out` clients never train: they stand for clients that join later.
@@ -95,6 +97,18 @@ class Federation:
             if not len(mine):
                 raise ValueError(f"{name} has no training row; expected at least one")
 
+    def summary(self) -> dict[str, str]:
+        """Tell what the federation is."""
+        y = f"{len(self.classes)} classes" if self.classes else _shape(self.y)
+        return {
+            "clients": f"{self.clients}, and {self.held_out} held out",
+            "training rows": _spread(self.train),
+            "test rows": _spread(self.test),
+            "x": _shape(self.x),
+            "y": y,
+            "server": f"{0 if self.unlabelled is None else len(self.unlabelled)} rows of its own",
+        }
+
     @property
     def clients(self) -> int:
         """Number of clients that take part in training."""
@@ -149,6 +163,15 @@ class Federation:
 
         unlabelled = None if self.unlabelled is None else move(self.unlabelled)
         return replace(self, x=move(self.x), y=move(self.y), unlabelled=unlabelled)
+
+
+def _shape(rows: Tensor) -> str:
+    return f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape[1:])} per row"
+
+
+def _spread(rows: Sequence[Tensor]) -> str:
+    sizes = sorted(map(len, rows))
+    return f"{sizes[0]} to {sizes[-1]} per client, median {median(sizes):g}; {sum(sizes)} in all"
 
 
 def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -92,9 +92,8 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
     images = np.concatenate([_pixels(name, part) for part in parts])
     labels = np.concatenate([np.asarray(_labels(part)) for part in parts])
     is_test = np.arange(len(labels)) >= len(_labels(parts[0]))
-    return _dataset(
-        name, images, labels, is_test, tuple(getattr(parts[0], "classes", "0123456789"))
-    )
+    classes = tuple(getattr(parts[0], "classes", "0123456789"))
+    return _dataset(name, images, labels, is_test, classes)
 
 
 def load_npz(path: str | Path, *, target: str | None = None, group: str | None = None) -> Dataset:
@@ -145,17 +144,13 @@ def load_npz(path: str | Path, *, target: str | None = None, group: str | None =
 
 
 def _open(datasets: Any, name: str, folder: Path, *, train: bool) -> Any:
-    split = "train" if train else "test"
-    makers: Mapping[str, Callable[[], Any]] = {
-        "mnist": lambda: datasets.MNIST(folder, train, download=True),
-        "fashion_mnist": lambda: datasets.FashionMNIST(folder, train, download=True),
-        "emnist": lambda: datasets.EMNIST(folder, "byclass", train=train, download=True),
-        "usps": lambda: datasets.USPS(folder, train, download=True),
-        "svhn": lambda: datasets.SVHN(folder, split, download=True),
-        "cifar10": lambda: datasets.CIFAR10(folder, train, download=True),
-        "cifar100": lambda: datasets.CIFAR100(folder, train, download=True),
-    }
-    return makers[name]()
+    maker = getattr(datasets, {"fashion_mnist": "FashionMNIST"}.get(name, name.upper()))
+    which: dict[str, Any] = {"train": train}
+    if name == "emnist":
+        which |= {"split": "byclass"}
+    if name == "svhn":
+        which = {"split": "train" if train else "test"}
+    return maker(folder, download=True, **which)
 
 
 def _pixels(name: str, part: Any) -> Bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -54,46 +55,46 @@ _RATS = (
 
 def eight_schools(seed: int = 0) -> Dataset:
     """Return the effect of coaching in eight schools: y [8], its standard error x [8, 1]."""
-    return _one_row_each("eight_schools", "school", "ABCDEFGH", _ERRORS, _EFFECTS, "measured")
+    x, y = torch.tensor(_ERRORS)[:, None], torch.tensor(_EFFECTS)
+    return of_clients("eight_schools", x, y, "measured", {"school": "ABCDEFGH"})
 
 
 def baseball(seed: int = 0) -> Dataset:
     """Return the hits y of 18 batters out of at-bats x: 45 for training, the rest for testing."""
     first, more, later = torch.tensor(list(_BATTERS.values()), dtype=torch.float32).T
-    players = torch.arange(len(_BATTERS))
-    return Dataset(
-        "baseball",
-        torch.cat([torch.full_like(first, _AT_BATS), more])[:, None],
-        torch.cat([first, later]),
-        torch.arange(2 * len(players)) >= len(players),
-        groups={"player": torch.cat([players, players])},
-        group_names={"player": tuple(_BATTERS)},
-        likelihood="binomial",
-    )
+    x, y = torch.cat([torch.full_like(first, _AT_BATS), more])[:, None], torch.cat([first, later])
+    player = torch.arange(len(_BATTERS)).repeat(2)
+    data = of_clients("baseball", x, y, "binomial", {"player": tuple(_BATTERS)}, player)
+    return replace(data, is_test=torch.arange(len(y)) >= len(_BATTERS))
 
 
 def rat_tumours(seed: int = 0) -> Dataset:
     """Return the rats with a tumour, y [71], out of x [71, 1], by experiment."""
+    x, y = (torch.tensor(v, dtype=torch.float32) for v in (_RATS, _TUMOURS))
     names = [str(i + 1) for i in range(len(_RATS))]
-    return _one_row_each("rat_tumours", "experiment", names, _RATS, _TUMOURS, "binomial")
+    return of_clients("rat_tumours", x[:, None], y, "binomial", {"experiment": names})
 
 
-def _one_row_each(
+def of_clients(
     name: str,
-    group: str,
-    names: Sequence[str],
-    x: Sequence[float],
-    y: Sequence[float],
+    x: Tensor,
+    y: Tensor,
     likelihood: str,
+    names: Mapping[str, Sequence[str]],
+    codes: Tensor | None = None,
 ) -> Dataset:
-    """Return a table in which every group has one row, for training."""
-    response: Tensor = torch.tensor(y, dtype=torch.float32)
-    return Dataset(
-        name,
-        torch.tensor(x, dtype=torch.float32)[:, None],
-        response,
-        torch.zeros(len(response), dtype=torch.bool),
-        groups={group: torch.arange(len(response))},
-        group_names={group: tuple(names)},
-        likelihood=likelihood,
-    )
+    """Return a data set with one column of groups; all rows are for training.
+
+    Args:
+        name: of the data set.
+        x: [N, *x].
+        y: [N], numbers.
+        likelihood: that suits y.
+        names: the column, and what its groups are called.
+        codes: [N], the group of each row; None: each is one of its own.
+    """
+    (column,) = names
+    codes = torch.arange(len(y)) if codes is None else codes
+    nobody = torch.zeros(len(y), dtype=torch.bool)
+    groups, called = {column: codes}, {column: tuple(names[column])}
+    return Dataset(name, x, y, nobody, groups=groups, group_names=called, likelihood=likelihood)

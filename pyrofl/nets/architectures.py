@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -12,9 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pyrofl.arguments import known
 from pyrofl.nets import resnets
 
 Shape = tuple[int, ...]
+Start = Callable[[nn.Sequential], None]
+"""Draws the parameters of a network."""
 
 NETWORKS: Mapping[str, str] = {
     "softmax": "one linear layer: softmax or linear regression",
@@ -61,20 +64,15 @@ class Dot(nn.Module):
 class Chain(nn.Sequential):
     """Layers by name, of which some have a rule of their own for a fresh start."""
 
-    def __init__(self, layers: Mapping[str, nn.Module], start: Callable[[nn.Sequential], None]):
+    def __init__(self, layers: Mapping[str, nn.Module], start: Start | None = None):
         """Take the layers in order, and the rule."""
-        super().__init__()
+        super().__init__(OrderedDict(layers))
         self.start = start
-        for name, layer in layers.items():
-            self.add_module(name, layer)
 
     def reset_parameters(self) -> None:
         """Apply the rule, after every layer has drawn its torch default."""
-        self.start(self)
-
-
-def keep(chain: nn.Sequential) -> None:
-    """Leave torch's default."""
+        if self.start:
+            self.start(self)
 
 
 def xavier_uniform(chain: nn.Sequential) -> None:
@@ -110,7 +108,7 @@ class Cnn(NamedTuple):
     slope: float = 0.0  # of the hidden layers' leaky ReLU
     average: bool = False  # over the image, instead of flattening it
     norm: bool = False  # GroupNorm after every convolution
-    start: Callable[[nn.Sequential], None] = keep
+    start: Start | None = None  # the rule for a fresh one
 
 
 def convnet(name: str, width: int) -> Cnn:
@@ -158,7 +156,7 @@ def dense(widths: Shape, outputs: int, slope: float = 0.0) -> dict[str, nn.Modul
 
 def features(layers: Mapping[str, nn.Module], shape: Shape) -> int:
     """Return how many numbers the layers make of one image; 0 if it is too small for them."""
-    chain = Chain(layers, keep).to("meta")
+    chain = Chain(layers).to("meta")
     try:
         return int(chain(torch.empty(1, *shape, device="meta")).numel())
     except RuntimeError:
@@ -191,9 +189,7 @@ def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
             positive integers or not wanted, or the network does not suit the shape or outputs.
     """
     name, _, rest = spec.partition(":")
-    if name not in NETWORKS:
-        near = get_close_matches(name, NETWORKS, 1, cutoff=0.0)[0]
-        raise ValueError(f"network {name!r} is unknown; did you mean {near!r}?")
+    known(name, NETWORKS, "network")
     widths = widths_of(spec, rest)
     if name in ("mean", "linear") and outputs != 1:
         raise ValueError(f"network {name!r} has 1 output; {outputs} outputs are wanted")
@@ -204,7 +200,7 @@ def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
             return Dot(prod(shape))
         if name == "softmax" or name == "mlp":
             hidden = () if name == "softmax" else widths or (100,)
-            return Chain(dense((prod(shape), *hidden), outputs), keep)
+            return Chain(dense((prod(shape), *hidden), outputs))
         if len(shape) != 3:
             raise ValueError(f"{name}: rows have shape {shape}; expected (channels, height, width)")
         if name in resnets.DEPTHS:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Generator, Size, Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
+from pyrofl.arguments import known
 from pyrofl.nets import stacked
 from pyrofl.nets.architectures import NETWORKS, module
-from pyrofl.nets.layers import axes_of, last_layer, refuse
+from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, matches
 
 __all__ = ["NETWORKS", "Forward", "Network", "build"]
@@ -20,34 +23,58 @@ Forward = Callable[[Tensors, Tensor], Tensor]
 """(weights, x [C, B, *x]) -> outputs, as a `Network` or what stands for one."""
 
 
-class Network:
+class Network(Summarised):
     """A torch module as a function of its parameters.
 
+    Parameters with requires_grad=False are constants: they are never trained, drawn, sent or given
+    a distribution; every call uses the module's values, on the device and in the type of the rest.
+
     Attributes:
-        module: a copy of the module; its own values are never used in a call.
-        shapes: of every parameter, by name, in the module's order.
+        module: a copy of the module; of its values only the constants are used in a call.
+        shapes: of every parameter that trains, by name, in the module's order.
         head: shell patterns of the names that form the head; the rest is the base.
+        keep: whether training starts at the module's own values.
     """
 
-    def __init__(self, module: nn.Module, head: str | None = None) -> None:
+    def __init__(self, module: nn.Module, head: str | None = None, *, keep: bool = False) -> None:
         """Wrap a module, which is copied: hooks that it gets later have no effect here.
 
         Args:
             module: maps rows [B, *x] to outputs [B, outputs], each row by itself.
-            head: shell patterns separated by spaces; by default the last layer with parameters.
+            head: shell patterns separated by spaces; by default the last layer that trains.
+            keep: start at the values that the module has, such as pretrained ones, instead of
+                drawing anew. Runs with different seeds then start alike, and so does all that a
+                method would start apart (branches, clusters).
 
         Raises:
-            ValueError: if the module has no parameter, no name matches `head`, or a layer mixes
-                rows, draws random numbers or keeps running statistics.
+            ValueError: if the module has no parameter that trains, no name matches `head`, or a
+                layer mixes rows, draws random numbers or keeps running statistics.
         """
         refuse(module)
-        self.module = copy.deepcopy(module)
-        self.shapes: dict[str, Size] = {n: p.shape for n, p in self.module.named_parameters()}
+        self.module, self.keep = copy.deepcopy(module), keep
+        self.shapes: dict[str, Size] = _trained(self.module)
         if not self.shapes:
-            raise ValueError(f"{type(module).__name__} has no parameters; expected at least one")
-        self.head = last_layer(self.module) if head is None else head
+            raise ValueError(
+                f"{type(module).__name__} has no parameters that train; expected at least one with "
+                "requires_grad"
+            )
+        self.head = _last_layer(self.module) if head is None else head
         self.matching(self.head)
         self.parts = stacked.parts(self.module)
+
+    def summary(self) -> dict[str, str]:
+        """Tell what the network is."""
+        every = _count(self.shapes.values())
+        head = _count(shape for n, shape in self.shapes.items() if matches(n, self.head))
+        constants = _count(p.shape for p in self.module.parameters()) - every
+        return {
+            "module": type(self.module).__name__,
+            "parameters": f"{every:,} in {len(self.shapes)} tensors"
+            + (f", and {constants:,} that are constants" if constants else ""),
+            "head": f"{head:,} ({self.head})",
+            "base": f"{every - head:,}",
+            "start": "the module's own values" if self.keep else "drawn by the layers' rules",
+        }
 
     def matching(self, patterns: str) -> dict[str, Size]:
         """Return the shapes of the parameters whose names match one of the patterns.
@@ -68,25 +95,28 @@ class Network:
         Raises:
             ValueError: if there is no such parameter.
         """
-        if name not in self.shapes:
-            raise ValueError(f"no parameter {name!r}; expected one of {', '.join(self.shapes)}")
+        known(name, self.shapes, "parameter")
         path, _, leaf = name.rpartition(".")
-        axes = axes_of(self.module.get_submodule(path), leaf)
+        axes = _axes_of(self.module.get_submodule(path), leaf)
         if len(axes) != len(self.shapes[name]):
             path, axes = name, tuple(f"axis{i}" for i in range(len(self.shapes[name])))
         return tuple(f"{path}_{axis}".replace(".", "_").lstrip("_") for axis in axes)
 
     def init(self, generator: Generator) -> Tensors:
-        """Draw a start for every parameter [*p], on the CPU; see `fresh`."""
-        return {n: p.detach() for n, p in self.fresh(generator).named_parameters()}
+        """Return a start for every parameter that trains, [*p], on the CPU; see `fresh`."""
+        start = self.fresh(generator)
+        return {n: start.get_parameter(n).detach() for n in self.shapes}
 
     def fresh(self, generator: Generator) -> nn.Module:
-        """Return a copy of the module, its parameters drawn as its layers' own rules say.
+        """Return a copy of the module, what trains of it drawn as its layers' own rules say.
 
-        A parameter whose layers have no `reset_parameters` keeps the module's value. A layer's
-        rule runs after those of the layers inside it. The caller's random state is not touched.
+        A parameter whose layers have no `reset_parameters` keeps the module's value, and all do
+        with `keep`. A layer's rule runs after those of the layers inside it. The caller's random
+        state is not touched.
         """
         fresh = copy.deepcopy(self.module).cpu()
+        if self.keep:
+            return fresh
         seed = torch.randint(2**62, (), generator=generator, device=generator.device)
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which would seed the caller's accelerators too.
@@ -94,6 +124,9 @@ class Network:
             for layer in reversed(list(fresh.modules())):
                 for rule in ("reset_parameters", "_reset_parameters"):  # the latter: attention
                     getattr(layer, rule, lambda: None)()
+        for name, value in self.module.named_parameters():
+            if not value.requires_grad:  # the rules draw whole layers
+                fresh.get_parameter(name).copy_(value)
         return fresh
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -124,29 +157,32 @@ class Network:
         Returns:
             Base and head with head(base(x)) equal to the network and the same names, if the module
             is a `torch.nn.Sequential` whose last layers have just the parameters that match; None
-            if it is not, has hooks of its own, shares parameters between layers, or no layer
-            precedes them; or if this is a subclass that computes something else.
+            if it is not, has hooks of its own, shares parameters between layers, or no layer with
+            parameters precedes them; or if this is a subclass that computes something else.
         """
+        plain = type(self.module).forward is nn.Sequential.forward
+        if not plain or stacked.hooked(self.module):
+            return None
         if type(self).__call__ is not Network.__call__:
             return None
         # Not `named_children`, which names a layer once, wherever it runs again.
         layers = {n: layer for n, layer in self.module._modules.items() if layer is not None}
-        mine = [matches(n, patterns) for n in self.shapes]
-        owner = [n.split(".")[0] for n in self.shapes]
-        at = list(layers).index(owner[mine.index(True)]) if any(mine) and layers else 0
-        rest = list(layers)[at:]
-        plain = type(self.module).forward is nn.Sequential.forward and not stacked.hooked(
-            self.module
-        )
-        if not plain or not any(o not in rest for o in owner):
+        owner = {n: list(layers).index(n.split(".")[0]) for n in self.shapes}
+        chosen = [n for n in self.shapes if matches(n, patterns)]
+        at = owner[chosen[0]] if chosen else 0
+        base, head = self._of(list(layers.items())[:at]), self._of(list(layers.items())[at:])
+        if not any(True for _ in base.module.parameters()):
             return None
-        if any(matched != (o in rest) for matched, o in zip(mine, owner, strict=True)):
+        if chosen != [n for n in self.shapes if owner[n] >= at]:
             return None
-        base, head = (
-            Network(nn.Sequential(OrderedDict((n, layers[n]) for n in names)))
-            for names in ([n for n in layers if n not in rest], rest)
-        )
         return (base, head) if [*base.shapes, *head.shapes] == list(self.shapes) else None
+
+    def _of(self, layers: Iterable[tuple[str, nn.Module]]) -> Network:
+        """Return the network of some layers in a row, of which none need train."""
+        part = copy.copy(self)
+        part.module = nn.Sequential(OrderedDict(layers))
+        part.shapes, part.parts = _trained(part.module), stacked.parts(part.module)
+        return part
 
     def leading_axes(self, weights: Mapping[str, Tensor], clients: int) -> dict[str, int]:
         """Return how many axes precede each parameter's own: 0, 2 or 3.
@@ -186,8 +222,8 @@ class Network:
         rows = x.new_zeros(2, 1, *x.shape[2:])
         dtype = x.dtype if x.is_floating_point() else None
         weights = {
-            n: p.detach().to(x.device, dtype).expand(2, 1, *p.shape)
-            for n, p in self.module.named_parameters()
+            n: self.module.get_parameter(n).detach().to(x.device, dtype).expand(2, 1, *shape)
+            for n, shape in self.shapes.items()
         }
         try:  # as in training, for two clients side by side
             found = tuple(self(weights, rows).shape[1:])
@@ -213,3 +249,51 @@ def build(spec: str, input_shape: tuple[int, ...], outputs: int) -> Network:
         ValueError: as `pyrofl.nets.architectures.module`.
     """
     return Network(module(spec, tuple(input_shape), outputs))
+
+
+def refuse(module: nn.Module) -> None:
+    """Refuse layers that mix rows, draw random numbers or cannot run for many clients at once.
+
+    Raises:
+        ValueError: naming the layer and what to use instead.
+    """
+    for name, layer in module.named_modules():
+        # The rate of a dropout layer, or that inside attention and recurrent layers.
+        rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
+        advice = ""
+        if isinstance(layer, _BatchNorm) or getattr(layer, "track_running_stats", False):
+            advice = "use GroupNorm, which keeps no statistics over rows"
+        elif isinstance(rate, int | float) and rate > 0:
+            advice = "remove it, and put a prior on the weights instead"
+        elif isinstance(layer, nn.RNNBase | nn.LSTMCell):
+            advice = "torch.vmap cannot run it; use GRUCell, or write it with linear layers"
+        if advice:
+            raise ValueError(f"layer {name or 'module'!r} is {type(layer).__name__}: {advice}")
+
+
+def _trained(module: nn.Module) -> dict[str, Size]:
+    return {n: p.shape for n, p in module.named_parameters() if p.requires_grad}
+
+
+def _count(shapes: Iterable[Size]) -> int:
+    return sum(shape.numel() for shape in shapes)
+
+
+def _last_layer(module: nn.Module) -> str:
+    """Return patterns for the parameters of the last layer of which any trains."""
+    own = (
+        (name, [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad])
+        for name, layer in module.named_modules()
+    )
+    name, leaves = [(name, leaves) for name, leaves in own if leaves][-1]
+    return f"{name}.*" if name else " ".join(leaves)
+
+
+def _axes_of(layer: nn.Module, leaf: str) -> tuple[str, ...]:
+    """Name the axes of a layer's weight or bias; () where they have no common names."""
+    space = ("depth", "height", "width")
+    for kind, dimensions in {nn.Linear: 0, nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}.items():
+        if isinstance(layer, kind):
+            axes = ("out", "in", *space[3 - dimensions :])
+            return {"weight": axes, "bias": ("out",)}.get(leaf, ())
+    return ()

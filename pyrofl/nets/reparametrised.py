@@ -11,7 +11,9 @@ from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import linear
 
+from pyrofl.arguments import known
 from pyrofl.nets.network import Network
+from pyrofl.nets.stacked import constants
 from pyrofl.tensors import Tensors
 
 TINY = 1e-12  # keeps the slope of the root finite where all inputs of an output are zero
@@ -40,12 +42,14 @@ class Reparametrised:
             names: of the random weights.
 
         Raises:
-            ValueError: if one of them is not the weight of a linear layer or a convolution.
+            ValueError: if one of them does not train, or is not the weight of a linear layer or a
+                convolution.
         """
         self.names = tuple(names)
         self.module = copy.deepcopy(net.module)
         self._shapes: dict[Size, dict[str, Size]] = {}
         for name in self.names:
+            known(name, net.shapes, "parameter that trains")
             path, _, leaf = name.rpartition(".")
             layer = self.module.get_submodule(path)
             if leaf != "weight" or not isinstance(layer, nn.Linear | Convolution):
@@ -106,14 +110,8 @@ class Reparametrised:
         return result
 
     def _apply(self, weights: Tensors, noise: Tensors, x: Tensor) -> Tensor:
-        given = weights | noise
-        like = next(iter(weights.values()))
-        fixed = {
-            n: b.to(like.device, like.dtype if b.is_floating_point() else None)
-            for n, b in self.module.named_buffers()
-            if n not in given
-        }
-        result: Tensor = functional_call(self.module, given | fixed, (x,))
+        fixed = constants(self.module, next(iter(weights.values())))
+        result: Tensor = functional_call(self.module, fixed | weights | noise, (x,))
         return result
 
 

@@ -2,23 +2,27 @@
 
 Rows are x [*lead, B, *x] with lead (C,), or (K, C) once draws differ; a parameter is [*p],
 [C, *p] or [K, C, *p]. What has no draws is computed once for all of them. Layers that are not
-known here run by `torch.func.vmap`.
+known here run by `torch.func.vmap`, and those whose parameters are all constants (requires_grad is
+False) on all rows as one batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mha
 from torch.func import functional_call, vmap
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pyrofl.nets.products import products
 from pyrofl.tensors import Tensors
 
 NARROW = 8  # channels below which convolutions of one client after the other are faster: measured
+LARGE = 2**14  # entries of a client's weight from which `Products` pays: measured
 
 Rule = Callable[[Any, Tensors, Tensor, int], Tensor]
 """(layer, its parameters by their names in it, x, axes of its lead) -> outputs."""
@@ -28,7 +32,7 @@ class Part(NamedTuple):
     """A layer of a network and how to run it."""
 
     layer: nn.Module
-    names: Mapping[str, tuple[str, int]]  # parameter of the network -> name in the layer, axes
+    names: Mapping[str, tuple[str, int]]  # parameter that trains -> its name in the layer, its axes
     rule: Rule
 
 
@@ -37,7 +41,7 @@ def parts(module: nn.Module) -> list[Part]:
     known = {id(p): n for n, p in module.named_parameters()}
     found = []
     for layer in _layers(module):
-        own = {known[id(p)]: (n, p.dim()) for n, p in layer.named_parameters()}
+        own = {known[id(p)]: (n, p.dim()) for n, p in layer.named_parameters() if p.requires_grad}
         found.append(Part(layer, own, _rule(layer)))
     return found
 
@@ -60,7 +64,7 @@ def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
     Args:
         chain: what `parts` gives.
-        weights: every parameter, [*p], [C, *p] or [K, C, *p].
+        weights: every parameter that trains, [*p], [C, *p] or [K, C, *p].
         x: [C, B, *x].
 
     Returns:
@@ -76,9 +80,13 @@ def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 def _rule(layer: nn.Module) -> Rule:
     """Return how a layer runs; what is not certain to be as usual runs by vmap."""
+    trains = {p.requires_grad for p in layer.parameters()}
+    if trains == {False}:
+        return constant
     known = RULES.get(type(layer), anything)  # exact types: a subclass may compute something else
     unusual = (
         hooked(layer)
+        or len(trains) == 2
         or getattr(layer, "padding_mode", "zeros") != "zeros"
         or getattr(layer, "groups", 1) != 1
         or not getattr(layer, "affine", True)
@@ -157,10 +165,14 @@ def by_entry(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
     return y
 
 
+def constant(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
+    """Run a layer whose parameters are constants on all rows as one batch."""
+    return torch.unflatten(call(layer, {}, x.flatten(0, axes)), 0, x.shape[: axes + 1])
+
+
 def anything(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
     """Run any layer by vmap."""
-    sizes = dict(layer.named_parameters())
-    lead = {n: v.dim() - sizes[n].dim() for n, v in own.items()}
+    lead = {n: v.dim() - layer.get_parameter(n).dim() for n, v in own.items()}
 
     def apply(weights: Tensors, rows: Tensor) -> Tensor:
         return call(layer, weights, rows)
@@ -168,19 +180,38 @@ def anything(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
     y = vmap(apply, ({n: 0 if k else None for n, k in lead.items()}, 0))
     if 2 in (axes, *lead.values()):
         y = vmap(y, ({n: 0 if k == 2 else None for n, k in lead.items()}, 0 if axes == 2 else None))
-    result: Tensor = y(own, x)
+    with _attention_by_products():
+        result: Tensor = y(own, x)
     return result
+
+
+@contextmanager
+def _attention_by_products() -> Iterator[None]:
+    """Let attention run as products and a softmax: vmap runs its fused kernels one by one."""
+    fast = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        mha.set_fastpath_enabled(fast)
 
 
 def call(module: nn.Module, weights: Tensors, x: Tensor) -> Tensor:
-    """Run a module once, with weights [*p] on rows [B, *x]; its buffers follow them."""
-    like = next(iter(weights.values()), x)
-    fixed = {
-        n: b.to(like.device, like.dtype if b.is_floating_point() else None)
-        for n, b in module.named_buffers()
-    }
-    result: Tensor = functional_call(module, weights | fixed, (x,))
+    """Run a module once, with weights [*p] on rows [B, *x]."""
+    fixed = constants(module, next(iter(weights.values()), x))
+    result: Tensor = functional_call(module, fixed | weights, (x,))
     return result
+
+
+def constants(module: nn.Module, like: Tensor) -> Tensors:
+    """Return a module's buffers and parameters that do not train, placed and stored as a tensor."""
+    dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
+    fixed = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
+    fixed |= dict(module.named_buffers())
+    return {
+        n: v.to(like.device, dtype if v.is_floating_point() else None) for n, v in fixed.items()
+    }
 
 
 def aligned(
@@ -199,6 +230,63 @@ def aligned(
     return shape, own, x
 
 
+def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply rows [N, B, in] by weights [N, out, in] and add biases [N, out]: [N, B, out]."""
+    if weight[0].numel() < LARGE:
+        return _product(x, weight, bias)
+    y: Tensor = Products.apply(x, weight, bias)
+    return y
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return torch.bmm(x, weight.mT)
+    return torch.baddbmm(bias[:, None], x, weight.mT)
+
+
+class Products(torch.autograd.Function):
+    """`products`, with gradients that lie in memory as the weights do.
+
+    Those of torch's own product are transposed; products, optimisers and all that copies weights
+    are faster without that.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return [N, B, out]."""
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep what the gradients need."""
+        ctx.save_for_backward(*inputs[:2])
+        ctx.save_for_forward(*inputs[:2])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        """Return how [N, B, out] changes with rows, weights and biases."""
+        (x, weight), (of_x, of_weight, of_bias) = ctx.saved_tensors, tangents
+        change = torch.zeros_like(torch.bmm(x, weight.mT))
+        if of_x is not None:
+            change = change + torch.bmm(of_x, weight.mT)
+        if of_weight is not None:
+            change = change + torch.bmm(x, of_weight.mT)
+        return change if of_bias is None else change + of_bias[:, None]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradients of rows, weights and biases that are asked for."""
+        (x, weight), (grad,) = ctx.saved_tensors, grads
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(grad, weight) if of_x else None,
+            torch.bmm(grad.mT, x) if of_weight else None,
+            grad.sum(1) if of_bias else None,
+        )
+
+
 CONVOLUTIONS: Mapping[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: functional.conv1d,
     nn.Conv2d: functional.conv2d,
@@ -212,5 +300,6 @@ RULES: Mapping[type[nn.Module], Rule] = {
     **dict.fromkeys(
         (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid), by_entry
     ),
+    **dict.fromkeys((nn.Identity, nn.Dropout), by_entry),  # of probability 0
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d), pooling),
 }

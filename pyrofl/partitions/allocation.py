@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +12,36 @@ Ints = NDArray[np.int64]
 Parts = list[Ints]  # of each client: its rows, ascending
 
 
-def collect(owner: Ints, clients: int) -> Parts:
+class Classes(NamedTuple):
+    """The classes of some rows."""
+
+    kinds: Ints  # [K], those that occur, ascending
+    codes: Ints  # [N], position of each row's class among them
+    sizes: Ints  # [K], their rows
+
+
+def classes_of(types: Ints) -> Classes:
+    """Tell the classes of rows of these types [N]."""
+    return Classes(*np.unique(types, return_inverse=True, return_counts=True))
+
+
+def rows_of_owners(owner: Ints, clients: int) -> Parts:
     """Return the rows of every client.
 
     Args:
         owner: [N], the client of each row; -1 where nobody has it.
         clients: J, how many there are.
 
-    >>> [part.tolist() for part in collect(np.array([1, -1, 0, 1]), 2)]
+    >>> [part.tolist() for part in rows_of_owners(np.array([1, -1, 0, 1]), 2)]
     [[2], [0, 3]]
     """
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.searchsorted(owner[order], np.arange(clients + 1)))[1:-1]
+
+
+def deal_evenly(rows: int, clients: int, rng: np.random.Generator) -> Parts:
+    """Deal rows at random, so that sizes differ by at most one."""
+    return rows_of_owners(rng.permutation(np.arange(rows) % clients), clients)
 
 
 def deal(codes: Ints, counts: Ints, rng: np.random.Generator) -> Parts:
@@ -38,10 +56,10 @@ def deal(codes: Ints, counts: Ints, rng: np.random.Generator) -> Parts:
     for k, column in enumerate(counts.T):
         rows = rng.permutation(np.flatnonzero(codes == k))
         owner[rows[: column.sum()]] = np.repeat(np.arange(len(column)), column)
-    return collect(owner, len(counts))
+    return rows_of_owners(owner, len(counts))
 
 
-def portion(
+def in_proportion(
     sizes: Ints,
     weights: NDArray[np.bool_ | np.integer[Any] | np.floating[Any]],
     rng: np.random.Generator,
@@ -56,7 +74,7 @@ def portion(
     Returns:
         Counts [J, K]; each column adds up to its size.
 
-    >>> portion(np.array([10]), np.array([[1], [2], [1]]), np.random.default_rng(1)).sum(0)
+    >>> in_proportion(np.array([10]), np.array([[1], [2], [1]]), np.random.default_rng(1)).sum(0)
     array([10])
     """
     scale = weights.astype(np.float64)
@@ -70,7 +88,7 @@ def portion(
     return counts + (rank < rest)
 
 
-def repair(counts: Ints, minimum: int, rng: np.random.Generator) -> Ints:
+def top_up(counts: Ints, minimum: int, rng: np.random.Generator) -> Ints:
     """Move random rows from the largest clients until every client has `minimum` rows.
 
     Args:
@@ -103,13 +121,12 @@ def same_shares(train: Sequence[Ints], test: Ints, rng: np.random.Generator) -> 
         Positions in `test`; each in exactly one client, but those of a class that nobody trains
         on go to nobody. A client whose shares are all small may get none.
     """
-    kinds, codes = np.unique(test, return_inverse=True)
+    kinds, codes, sizes = classes_of(test)
     counts = np.array([[np.count_nonzero(mine == kind) for kind in kinds] for mine in train])
-    sizes = np.bincount(codes, minlength=len(kinds))
-    return deal(codes, portion(sizes, counts.reshape(len(train), -1), rng), rng)
+    return deal(codes, in_proportion(sizes, counts.reshape(len(train), -1), rng), rng)
 
 
-def withhold(types: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def set_aside(types: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Set rows aside at random, of each class in proportion to its size.
 
     Args:
@@ -120,12 +137,12 @@ def withhold(types: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, I
     Returns:
         The rows that are left, and those that are not; both ascending.
 
-    >>> kept, aside = withhold(np.array([0, 0, 1, 1, 1, 1]), 3, np.random.default_rng(0))
+    >>> kept, aside = set_aside(np.array([0, 0, 1, 1, 1, 1]), 3, np.random.default_rng(0))
     >>> len(kept), np.bincount(np.array([0, 0, 1, 1, 1, 1])[aside])
     (3, array([1, 2]))
     """
     _, codes, sizes = classes_of(types)
-    counts = portion(np.array([count]), sizes[:, None], rng)
+    counts = in_proportion(np.array([count]), sizes[:, None], rng)
     (aside,) = deal(codes, counts.T, rng)
     return np.delete(np.arange(len(types)), aside), aside
 
@@ -138,37 +155,3 @@ def labels_global(train: Sequence[Ints], test: Ints) -> Parts:
         test: [N], class of each test row.
     """
     return [np.flatnonzero(np.isin(test, mine)) for mine in train]
-
-
-def classes_of(types: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the classes that occur [K], the position of each row's class [N], their sizes [K]."""
-    kinds, codes, sizes = np.unique(types, return_inverse=True, return_counts=True)
-    return kinds, codes, sizes
-
-
-def check_clients(clients: int, rows: int) -> None:
-    """Raise ValueError unless every client can have a row."""
-    if not 1 <= clients <= rows:
-        raise ValueError(f"clients is {clients}; expected 1 to {rows}, the number of rows")
-
-
-def check_per_client(count: int, classes: int) -> None:
-    """Raise ValueError unless a client can have that many different classes."""
-    if not 1 <= count <= classes:
-        raise ValueError(f"classes per client is {count}; expected 1 to {classes}")
-
-
-def check_multiple(clients: int, group: int) -> None:
-    """Raise ValueError unless the clients form whole groups."""
-    if clients % group:
-        raise ValueError(
-            f"clients is {clients}; expected a multiple of {group}, "
-            "as that many together hold every class once"
-        )
-
-
-def check_rows(kinds: Ints, sizes: Ints, needed: Ints) -> None:
-    """Raise ValueError if a class [K] has fewer rows than it needs [K]."""
-    for kind, size, least in zip(kinds, sizes, needed, strict=True):
-        if size < least:
-            raise ValueError(f"class {kind} has {size} rows; expected at least {least}")

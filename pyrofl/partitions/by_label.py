@@ -7,33 +7,26 @@ otherwise, no client is empty, and all chance comes from the generator.
 
 from __future__ import annotations
 
+from math import inf
+from typing import Annotated, Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
+from pyrofl.arguments import CountOrNone, Range, checked
 from pyrofl.partitions.allocation import (
+    Classes,
     Ints,
     Parts,
-    check_clients,
-    check_per_client,
-    check_rows,
     classes_of,
-    collect,
     deal,
-    portion,
-    repair,
+    deal_evenly,
+    in_proportion,
+    top_up,
 )
-from pyrofl.partitions.slicing import drift, label_groups
 
-__all__ = [
-    "dirichlet",
-    "drift",
-    "groups",
-    "iid",
-    "label_groups",
-    "labels",
-    "shares",
-    "step",
-]
+Concentration = Annotated[float, Range(0, inf, open_low=True, open_high=True)]
+Cuts = Literal["equal", "shared", "independent"]
 
 
 def iid(types: Ints, clients: int, rng: np.random.Generator) -> Parts:
@@ -42,14 +35,15 @@ def iid(types: Ints, clients: int, rng: np.random.Generator) -> Parts:
     Raises:
         ValueError: if there are more clients than rows.
     """
-    check_clients(clients, len(types))
-    return collect(rng.permutation(np.arange(len(types)) % clients), clients)
+    _refuse_empty(clients, types)
+    return deal_evenly(len(types), clients, rng)
 
 
+@checked
 def dirichlet(
     types: Ints,
     clients: int,
-    alpha: float,
+    alpha: Concentration,
     rng: np.random.Generator,
     *,
     minimum: int = 1,
@@ -71,15 +65,12 @@ def dirichlet(
     Raises:
         ValueError: if alpha is not positive and finite, or there are fewer than J * minimum rows.
     """
-    check_clients(clients, len(types))
-    if not 0 < alpha < np.inf:
-        raise ValueError(f"alpha is {alpha}; expected a positive number")
+    _, codes, sizes = _classes(types, clients)
     if not 1 <= minimum <= len(types) // clients:
         raise ValueError(
             f"minimum size is {minimum}; expected 1 to {len(types) // clients}, "
             f"as {clients} clients share {len(types)} rows"
         )
-    _, codes, sizes = classes_of(types)
     counts = np.zeros((clients, len(sizes)), dtype=np.int64)
     for k, size in enumerate(sizes):
         log_shares = _log_gammas(alpha, clients, rng)
@@ -89,7 +80,7 @@ def dirichlet(
         up_to = np.cumsum(np.exp(log_shares - log_shares.max()))
         ends = np.floor(up_to / up_to[-1] * size).astype(np.int64)
         counts[:, k] = np.diff(ends, prepend=0)
-    return deal(codes, repair(counts, minimum, rng), rng)
+    return deal(codes, top_up(counts, minimum, rng), rng)
 
 
 def labels(types: Ints, clients: int, per_client: int, rng: np.random.Generator) -> Parts:
@@ -102,9 +93,7 @@ def labels(types: Ints, clients: int, per_client: int, rng: np.random.Generator)
         ValueError: if per_client is not 1 to K, J * per_client shards do not reach all K classes,
             or a class has fewer rows than shards.
     """
-    check_clients(clients, len(types))
-    kinds, codes, sizes = classes_of(types)
-    check_per_client(per_client, len(kinds))
+    kinds, codes, sizes = _classes(types, clients, per_client)
     if clients * per_client < len(kinds):
         raise ValueError(
             f"{clients} clients with {per_client} labels each cannot hold {len(kinds)} classes; "
@@ -116,12 +105,85 @@ def labels(types: Ints, clients: int, per_client: int, rng: np.random.Generator)
     )
     hands = rng.permutation(pack).reshape(clients, per_client)
     shards = (hands[:, :, None] == np.arange(len(kinds))).sum(1)
-    check_rows(kinds, sizes, shards.sum(0))
-    return deal(codes, portion(sizes, shards, rng), rng)
+    _refuse_small(kinds, sizes, shards.sum(0))
+    return deal(codes, in_proportion(sizes, shards, rng), rng)
 
 
+@checked
+def label_groups(
+    types: Ints, clients: int, per_client: int, rng: np.random.Generator, *, cuts: Cuts = "shared"
+) -> Parts:
+    """Give each client exactly `per_client` of the K classes; groups of clients cover all.
+
+    Consecutive groups of K / per_client clients deal the K classes among themselves at random, so
+    each class has J * per_client / K owners (pFedVEM: pairs with five of ten labels each).
+
+    Args:
+        types: [N], class of each row.
+        clients: J, divisible by K / per_client.
+        per_client: classes of a client; divides K.
+        rng: draws classes, cuts and rows.
+        cuts: how a class is cut for its owners. "equal": the same size up to one row. "shared":
+            distinct uniform cut points, drawn once for all classes, so that all classes of a
+            client are equally large and client sizes have a coefficient of variation near 1.
+            "independent": the same, drawn for each class.
+
+    Raises:
+        ValueError: if per_client does not divide K, clients is no multiple of K / per_client, a
+            class has fewer rows than owners, or cuts is unknown.
+    """
+    classes = _classes(types, clients, per_client)
+    kinds = len(classes.kinds)
+    if kinds % per_client:
+        raise ValueError(
+            f"labels per client is {per_client}; expected a divisor of the {kinds} classes"
+        )
+    group = kinds // per_client
+    _refuse_part_of(clients, group)
+    draws = [rng.permutation(kinds).reshape(group, per_client) for _ in range(clients // group)]
+    return _deal_cut(classes, np.concatenate(draws), cuts, rng)
+
+
+@checked
+def drift(
+    types: Ints, coarse: Ints, clients: int, rng: np.random.Generator, *, cuts: Cuts = "shared"
+) -> Parts:
+    """Give each client one fine class of every superclass: the concept drifts between clients.
+
+    With F fine classes in every superclass, consecutive groups of F clients deal them among
+    themselves at random (pFedVEM on CIFAR-100: 20 superclasses of 5).
+
+    Args:
+        types: [N], fine class of each row.
+        coarse: [N], superclass of each row.
+        clients: J, divisible by F.
+        rng: draws classes, cuts and rows.
+        cuts: as in `label_groups`.
+
+    Raises:
+        ValueError: if superclasses differ in their number of fine classes, a fine class lies in
+            two of them, clients is no multiple of F, a class has fewer rows than owners, or cuts
+            is unknown.
+    """
+    classes = _classes(types, clients)
+    pairs = np.unique(np.stack([coarse, classes.codes]), axis=1)
+    _, per_super = np.unique(pairs[0], return_counts=True)
+    if pairs.shape[1] != len(classes.kinds) or len(set(per_super)) != 1:
+        raise ValueError(
+            f"superclasses hold {sorted(set(per_super.tolist()))} fine classes each, "
+            f"{pairs.shape[1]} pairs for {len(classes.kinds)} fine classes; expected every "
+            "superclass to hold equally many and every fine class to lie in one"
+        )
+    group = int(per_super[0])
+    _refuse_part_of(clients, group)
+    fine = pairs[1].reshape(-1, group)
+    draws = [rng.permuted(fine, axis=1).T for _ in range(clients // group)]
+    return _deal_cut(classes, np.concatenate(draws), cuts, rng)
+
+
+@checked
 def step(
-    types: Ints, clients: int, majors: int, rng: np.random.Generator, *, minor: int = 10
+    types: Ints, clients: int, majors: int, rng: np.random.Generator, *, minor: CountOrNone = 10
 ) -> Parts:
     """Give each client `majors` large classes and exactly `minor` rows of every other (FedBE).
 
@@ -132,24 +194,20 @@ def step(
         ValueError: if majors is not 1 to K, J * majors is no multiple of K, minor is negative, or
             a class is too small.
     """
-    check_clients(clients, len(types))
-    kinds, codes, sizes = classes_of(types)
-    check_per_client(majors, len(kinds))
+    kinds, codes, sizes = _classes(types, clients, majors)
     owners, rest = divmod(clients * majors, len(kinds))
     if rest:
         raise ValueError(
             f"{clients} clients with {majors} major classes each; expected clients x majors to be "
             f"a multiple of the {len(kinds)} classes"
         )
-    if minor < 0:
-        raise ValueError(f"minor is {minor}; expected 0 rows or more")
     needed = owners + minor * (clients - owners)
-    check_rows(kinds, sizes, np.full(len(kinds), needed))
+    _refuse_small(kinds, sizes, np.full(len(kinds), needed))
     major = np.zeros((clients, len(kinds)), dtype=np.bool_)
     for mine in major:
         # The classes that were major for the fewest so far; chance decides between equals.
         mine[np.lexsort((rng.random(len(kinds)), major.sum(0)))[:majors]] = True
-    large = portion(sizes - minor * (clients - owners), major, rng)
+    large = in_proportion(sizes - minor * (clients - owners), major, rng)
     return deal(codes, np.where(major, large, minor), rng)
 
 
@@ -163,13 +221,11 @@ def shares(types: Ints, clients: int, per_client: int, rng: np.random.Generator)
     Raises:
         ValueError: if per_client is not 1 to K, or a class is too small to give every owner a row.
     """
-    check_clients(clients, len(types))
-    kinds, codes, sizes = classes_of(types)
-    check_per_client(per_client, len(kinds))
+    kinds, codes, sizes = _classes(types, clients, per_client)
     hands = np.stack([rng.permutation(len(kinds))[:per_client] for _ in range(clients)])
     weights = np.zeros((clients, len(kinds)))
     np.put_along_axis(weights, hands, rng.uniform(0.3, 0.7, hands.shape), axis=1)
-    counts = portion(sizes, weights, rng)
+    counts = in_proportion(sizes, weights, rng)
     owners = (weights > 0).sum(0)
     short = np.flatnonzero(((weights > 0) & (counts == 0)).any(0))
     if len(short):
@@ -180,20 +236,39 @@ def shares(types: Ints, clients: int, per_client: int, rng: np.random.Generator)
     return deal(codes, counts, rng)
 
 
-def groups(codes: Ints, clients: int) -> Parts:
-    """Give each client the rows of one natural group.
+def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: np.random.Generator) -> Parts:
+    """Deal classes cut for their owners, who are as many for every class (pFedVEM's experiments).
 
     Args:
-        codes: [N], group of each row, 0 to J - 1.
-        clients: J, the number of groups.
-
-    Raises:
-        ValueError: if a group has no row.
+        classes: K of them.
+        hands: [J, S], the classes of each client.
+        cuts: as in `label_groups`.
+        rng: draws cuts and rows.
     """
-    empty = np.flatnonzero(np.bincount(codes, minlength=clients) == 0)
-    if len(empty):
-        raise ValueError(f"group {empty[0]} of {clients} has no row; expected at least one")
-    return collect(codes, clients)
+    kinds, codes, sizes = classes
+    owned = np.zeros((len(hands), len(kinds)), dtype=np.bool_)
+    np.put_along_axis(owned, hands, True, axis=1)
+    _refuse_small(kinds, sizes, owned.sum(0))
+    if cuts == "equal":
+        return deal(codes, in_proportion(sizes, owned, rng), rng)
+    owners = int(owned[:, 0].sum())
+    common = _random_slices(int(sizes.max()), owners, rng)
+    extra = np.zeros(owned.shape)
+    for k, size in enumerate(sizes):
+        slices = common if cuts == "shared" else _random_slices(int(size), owners, rng)
+        # The authors hand out parts from the end, in the order of clients.
+        extra[owned[:, k], k] = slices[::-1] - 1
+    # Shared cuts are scaled to each class; where classes are equally large they stay as drawn.
+    return deal(codes, owned + in_proportion(sizes - owners, extra, rng), rng)
+
+
+def _random_slices(rows: int, parts: int, rng: np.random.Generator) -> Ints:
+    """Draw the sizes [parts] of consecutive slices between distinct uniform cut points.
+
+    Every slice has at least one row; sizes are nearly geometric (pFedVEM's random slicing).
+    """
+    cuts = np.sort(rng.choice(rows - 1, parts - 1, replace=False)) + 1
+    return np.diff(cuts, prepend=0, append=rows).astype(np.int64)
 
 
 def _log_gammas(alpha: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -205,3 +280,31 @@ def _log_gammas(alpha: float, count: int, rng: np.random.Generator) -> NDArray[n
     with np.errstate(over="ignore"):
         power: NDArray[np.float64] = (exponent.min() - exponent) / alpha
     return power + np.log(rng.standard_gamma(alpha + 1, count))
+
+
+def _classes(types: Ints, clients: int, per_client: int = 1) -> Classes:
+    """Return the classes, if they are enough for the clients and for each of them."""
+    _refuse_empty(clients, types)
+    classes = classes_of(types)
+    if not 1 <= per_client <= len(classes.kinds):
+        raise ValueError(f"classes per client is {per_client}; expected 1 to {len(classes.kinds)}")
+    return classes
+
+
+def _refuse_empty(clients: int, types: Ints) -> None:
+    if not 1 <= clients <= len(types):
+        raise ValueError(f"clients is {clients}; expected 1 to {len(types)}, the number of rows")
+
+
+def _refuse_part_of(clients: int, group: int) -> None:
+    if clients % group:
+        raise ValueError(
+            f"clients is {clients}; expected a multiple of {group}, "
+            "as that many together hold every class once"
+        )
+
+
+def _refuse_small(kinds: Ints, sizes: Ints, needed: Ints) -> None:
+    for kind, size, least in zip(kinds, sizes, needed, strict=True):
+        if size < least:
+            raise ValueError(f"class {kind} has {size} rows; expected at least {least}")

@@ -6,10 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import CountOrNone, checked, known
 from pyrofl.data import Dataset, Federation
-from pyrofl.partitions import by_label
-from pyrofl.partitions.allocation import Ints, Parts, collect, labels_global, same_shares, withhold
+from pyrofl.partitions.allocation import (
+    Ints,
+    Parts,
+    deal_evenly,
+    labels_global,
+    rows_of_owners,
+    same_shares,
+    set_aside,
+)
 from pyrofl.partitions.specs import PARTITIONS, RECIPES, Value, read
 
 __all__ = ["PARTITIONS", "TEST_POLICIES", "class_counts", "split"]
@@ -22,14 +29,15 @@ TEST_POLICIES: dict[str, str] = {
 }
 
 
+@checked
 def split(
     dataset: Dataset,
     partition: str,
     clients: int | None = None,
     *,
-    seed: int = 0,
+    seed: CountOrNone = 0,
     test: str = "same_shares",
-    held_out: int = 0,
+    held_out: CountOrNone = 0,
     server: int | float | Dataset | Tensor | None = None,
 ) -> Federation:
     """Split a data set over clients.
@@ -54,15 +62,15 @@ def split(
     """
     known(test, TEST_POLICIES, "test policy")
     name, options = read(partition)
-    if seed < 0 or held_out < 0:
-        raise ValueError(f"seed is {seed}, held_out is {held_out}; expected 0 or more")
-    train_rows, test_rows = _parts(dataset)
+    is_test = dataset.is_test.numpy()
+    train_rows, test_rows = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     unlabelled = server.x[~server.is_test] if isinstance(server, Dataset) else server
     if isinstance(unlabelled, int | float):
-        kept, withheld = _withhold(dataset, train_rows, unlabelled, seed)
-        train_rows, unlabelled = kept, dataset.x[torch.from_numpy(withheld)]
+        train_rows, withheld = _withhold(dataset, train_rows, unlabelled, seed)
+        unlabelled = dataset.x[torch.from_numpy(withheld)]
+    groups = name == "groups"
     names: tuple[str, ...] = ()
-    if name == "groups":
+    if groups:
         column = _column(dataset, str(options["column"]))
         names, train = _by_group(dataset, column, clients, train_rows, held_out)
     elif clients is None or clients < 1:
@@ -70,14 +78,24 @@ def split(
     else:
         rng = np.random.default_rng([seed, 0])
         train = _draw(dataset, train_rows, name, clients + held_out, options, rng)
-    if name == "groups" and test == "same_shares":
-        codes = dataset.groups[column].numpy()[test_rows]
-        tests = [test_rows[codes == j] for j in range(len(names))]
+    rng = np.random.default_rng([seed, 1])
+    if groups and test == "independent":
+        raise ValueError(
+            "test policy is independent; natural groups are not drawn, so expected "
+            "same_shares, labels_global or uniform"
+        )
+    if groups and test == "same_shares":
+        tests = rows_of_owners(dataset.groups[column].numpy()[test_rows], len(names))
+        tests = [test_rows[part] for part in tests]
+    elif not len(test_rows):
+        tests = [test_rows for _ in train]
     elif test == "independent":
-        tests = _independent(dataset, test_rows, name, len(train), options, seed)
+        try:
+            tests = _draw(dataset, test_rows, name, len(train), options, rng)
+        except ValueError as error:
+            raise ValueError(f"test policy independent cannot be met: {error}") from error
     else:
-        tests = _test(dataset, train, test_rows, test, seed)
-    pooled = torch.from_numpy(test_rows)
+        tests = _test(dataset, train, test_rows, test, rng)
     return Federation(
         x=dataset.x,
         y=dataset.y,
@@ -86,7 +104,7 @@ def split(
         names=names,
         classes=dataset.classes,
         held_out=held_out,
-        pooled_test=pooled if len(pooled) else None,
+        pooled_test=torch.from_numpy(test_rows) if len(test_rows) else None,
         unlabelled=unlabelled,
     )
 
@@ -113,7 +131,7 @@ def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> t
             f"server is {server}; expected a number of rows from 1 to {len(rows) - 1}, or a share "
             f"of the {len(rows)} training rows above 0 and below 1"
         )
-    kept, withheld = withhold(_types(dataset)[rows], count, np.random.default_rng([seed, 2]))
+    kept, withheld = set_aside(_types(dataset)[rows], count, np.random.default_rng([seed, 2]))
     return rows[kept], rows[withheld]
 
 
@@ -137,7 +155,7 @@ def _by_group(
         raise ValueError(
             f"group {names[empty[0]]} has no training row{left}; expected at least one"
         )
-    return names, [rows[part] for part in by_label.groups(codes[rows], len(names))]
+    return names, [rows[part] for part in rows_of_owners(codes[rows], len(names))]
 
 
 def _column(dataset: Dataset, column: str) -> str:
@@ -180,28 +198,6 @@ def _draw(
     return [rows[part] for part in parts]
 
 
-def _independent(
-    dataset: Dataset,
-    rows: Ints,
-    name: str,
-    clients: int,
-    options: dict[str, Value],
-    seed: int,
-) -> Parts:
-    """Partition the test rows by the same recipe, drawn anew."""
-    if name == "groups":
-        raise ValueError(
-            "test policy is independent; natural groups are not drawn, so expected "
-            "same_shares, labels_global or uniform"
-        )
-    if not len(rows):
-        return [rows] * clients
-    try:
-        return _draw(dataset, rows, name, clients, options, np.random.default_rng([seed, 1]))
-    except ValueError as error:
-        raise ValueError(f"test policy independent cannot be met: {error}") from error
-
-
 def _by_domain(
     dataset: Dataset, rows: Ints, within: str, clients: int, rng: np.random.Generator
 ) -> Parts:
@@ -220,21 +216,20 @@ def _by_domain(
     return parts
 
 
-def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, seed: int) -> Parts:
+def _test(
+    dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: np.random.Generator
+) -> Parts:
     """Deal the test rows by a policy that needs no second partition."""
-    if not len(rows):
-        return [rows for _ in train]
     types = _types(dataset)
     mine = [types[part] for part in train]
-    rng = np.random.default_rng([seed, 1])
     if policy == "uniform":
-        parts = collect(rng.permutation(np.arange(len(rows)) % len(train)), len(train))
-    elif policy == "labels_global":
-        if not dataset.classes:
-            raise ValueError(f"test policy is labels_global, but {dataset.name} has no classes")
+        parts = deal_evenly(len(rows), len(train), rng)
+    elif policy == "same_shares":
+        parts = same_shares(mine, types[rows], rng)
+    elif dataset.classes:
         parts = labels_global(mine, types[rows])
     else:
-        parts = same_shares(mine, types[rows], rng)
+        raise ValueError(f"test policy is labels_global, but {dataset.name} has no classes")
     return [rows[part] for part in parts]
 
 
@@ -243,9 +238,3 @@ def _types(dataset: Dataset) -> Ints:
     if dataset.types is not None:
         return dataset.types.numpy()
     return dataset.y.numpy() if dataset.classes else np.zeros(len(dataset.y), dtype=np.int64)
-
-
-def _parts(dataset: Dataset) -> tuple[Ints, Ints]:
-    """Return the training rows and the test rows."""
-    is_test = dataset.is_test.numpy()
-    return np.flatnonzero(~is_test), np.flatnonzero(is_test)

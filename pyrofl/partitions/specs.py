@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from pyrofl.arguments import known
@@ -27,10 +28,6 @@ def _cuts(*words: str) -> dict[str, tuple[str, Value]]:
     return {word: ("cuts", word) for word in words}
 
 
-def _equal_groups(*args: object, **options: object) -> Parts:
-    return by_label.label_groups(*args, **options, cuts="equal")  # type: ignore[arg-type]
-
-
 RECIPES = {
     "iid": Recipe("iid: all rows dealt at random, equal sizes", by_label.iid),
     "dirichlet": Recipe(
@@ -47,7 +44,7 @@ RECIPES = {
     ),
     "label-groups": Recipe(
         "label-groups:S: exactly S labels per client, groups of clients cover all, equal cuts",
-        _equal_groups,
+        partial(by_label.label_groups, cuts="equal"),
         ("per_client", int),
     ),
     "slices": Recipe(

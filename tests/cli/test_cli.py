@@ -266,7 +266,7 @@ BAD = {
     "run pfedvm": "did you mean pfedvem?",
     "run local --data digts": "did you mean digits?",
     "run local --partition dirichlt:1": "did you mean dirichlet?",
-    "run local --net mpl:5": "did you mean 'mlp'?",
+    "run local --net mpl:5": "did you mean mlp?",
     "run local --test same_share": "did you mean same_shares?",
     "run local --partition iid --clients 5000": "clients is 5000",
     "run local --clients 7": "multiple of 2",

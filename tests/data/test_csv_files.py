@@ -106,7 +106,10 @@ def test_refuses_arguments(table, arguments, message):
     [
         ("a,b\n1,2\n,3\n,4\n", "column a lacks 2 of 3 values"),
         ("a,b\nnan,2\n1,3\n", "column a lacks 1 of 2 values"),
-        ("a,b\n1,2,3\n", "row 1 has 3 fields; expected 2"),
+        ("a,b\n1,2,3\n", "Expected 2 fields in line 2, saw 3"),
+        ("a,b\n1,2\n3\n", "row 2 has 1 fields; expected 2"),
+        ('a,b\n"1,2\n', "cannot be read as CSV: unexpected end of data"),
+        ("", "cannot be read as CSV: No columns"),
         ("a,a\n1,2\n", "no two columns alike"),
         ("a,b\n", "has 1 lines; expected a header and at least one row"),
         ("b\n1\n", "no column of numbers besides b"),
@@ -156,5 +159,7 @@ def test_all_rows_may_train(tmp_path):
     assert not data.is_test.any()
     half = load(f"csv:{path}", target="y", group="g", test_share=0.5)
     assert int(half.is_test.sum()) == 10
-    with pytest.raises(ValueError, match=r"test_share is 1\.0; expected at least 0 and below 1"):
+    with pytest.raises(
+        ValueError, match=r"test_share is 1\.0; expected a number from 0 to below 1"
+    ):
         load(f"csv:{path}", target="y", test_share=1.0)

@@ -88,9 +88,15 @@ def test_per_class_cuts_types_and_groups_too():
     assert few.y.tolist() == [0, 0, 1, 1, 0]
 
 
-@pytest.mark.parametrize(("name", "count"), [("digits", 0), ("linear", 5)])
-def test_per_class_refuses(name, count):
-    with pytest.raises(ValueError, match=f"{count} rows per class of {name}"):
+@pytest.mark.parametrize(
+    ("name", "count", "message"),
+    [
+        ("digits", 0, "count is 0; expected a whole number of at least 1"),
+        ("linear", 5, "linear has no classes; expected data with classes"),
+    ],
+)
+def test_per_class_refuses(name, count, message):
+    with pytest.raises(ValueError, match=message):
         per_class(load(name), count)
 
 
@@ -103,7 +109,7 @@ def test_per_class_refuses(name, count):
         ("npz:", {}, "data set 'npz:' lacks its file"),
         ("digits", {"target": "x"}, "target is 'x'; expected none, as digits has no choice"),
         ("digits", {"group": "g"}, "group is 'g'"),
-        ("digits", {"seed": -1}, "seed is -1; expected 0 or more"),
+        ("digits", {"seed": -1}, "seed is -1; expected a whole number of at least 0"),
     ],
 )
 def test_refuses(name, arguments, message):

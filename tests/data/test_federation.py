@@ -121,6 +121,24 @@ def test_sizes_names_and_held_out_clients():
     assert isinstance(lists.test, tuple)
 
 
+def test_a_federation_tells_what_it_is():
+    data = replace(
+        toys.blobs((3, 5, 8), held_out=1), unlabelled=torch.ones(7, toys.FEATURES).double()
+    )
+    assert repr(data).splitlines() == [
+        "Federation",
+        "  clients        2, and 1 held out",
+        "  training rows  3 to 8 per client, median 5; 16 in all",
+        "  test rows      4 to 4 per client, median 4; 12 in all",
+        "  x              float64 [8] per row",
+        "  y              5 classes",
+        "  server         7 rows of its own",
+    ]
+    assert "<th>x</th><td>float64 [8] per row</td>" in data._repr_html_()
+    response = replace(data, y=data.x[:, 0], classes=(), unlabelled=None)
+    assert "float64 [] per row\n  server         0 rows" in repr(response)
+
+
 def test_device_and_type_go_through():
     data = toys.blobs((3, 5))
     single = data.to("cpu", torch.float32)

@@ -299,7 +299,7 @@ def test_axes_have_names():
     assert nested.dims("0.0.weight") == ("0_0_out", "0_0_in", "0_0_width")
     assert nested.dims("0.1.weight") == ("0_1_weight_axis0",)
     assert Network(nn.Linear(2, 3)).dims("weight") == ("out", "in")
-    with pytest.raises(ValueError, match=r"no parameter 'fc9'; expected one of conv1\.weight"):
+    with pytest.raises(ValueError, match=r"unknown parameter 'fc9'; expected one of conv1\.weight"):
         net.dims("fc9")
 
 
@@ -362,7 +362,7 @@ def test_data_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("spec", "shape", "outputs", "message"),
     [
-        ("cnn-pfedwem", CIFAR, 10, "'cnn-pfedwem' is unknown; did you mean 'cnn-pfedvem'"),
+        ("cnn-pfedwem", CIFAR, 10, "unknown network 'cnn-pfedwem'; did you mean cnn-pfedvem"),
         ("mlp:", (4,), 10, "found widths ''; expected positive integers"),
         ("mlp:5,x", (4,), 10, "found widths '5,x'; expected positive integers"),
         ("mlp:0", (4,), 10, "found widths '0'; expected positive integers"),
@@ -425,3 +425,41 @@ def test_a_network_is_not_cut_where_more_happens_than_its_layers():
     assert Network(hooked).split("4.*") is None
     across = nn.Sequential(first := nn.Linear(3, 3), nn.Linear(3, 3), first)
     assert Network(across).split("1.*") is None
+
+
+def test_a_transformer_with_dropout_is_refused():
+    with pytest.raises(ValueError, match="layer 'self_attn' is MultiheadAttention: remove it"):
+        Network(nn.TransformerEncoderLayer(4, 2, 8))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_transformer_without_dropout_runs_side_by_side(training):
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    tail = nn.Flatten(), nn.Dropout(0.0), nn.Identity(), nn.Linear(12, 2)
+    net = Network(nn.Sequential(layer, *tail).double().train(training))
+    assert [part.rule.__name__ for part in net.parts].count("anything") == 1
+    x = torch.randn(3, 5, 3, 4, generator=generator(2), dtype=torch.float64)
+    weights = {n: v.requires_grad_() for n, v in per_client(net, 3).items()}
+    fast, slow = net(weights, x), one_by_one(net, weights, x)
+    torch.testing.assert_close(fast, slow)
+    for a, b in zip(
+        *(torch.autograd.grad(y.square().sum(), list(weights.values())) for y in (fast, slow)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+    with torch.no_grad():
+        torch.testing.assert_close(net(weights, x), slow)
+    net.check(x, 2)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_network_tells_what_it_is():
+    assert repr(build("mlp:5", (4,), 3)).splitlines() == [
+        "Network",
+        "  module      Chain",
+        "  parameters  43 in 4 tensors",
+        "  head        18 (head.*)",
+        "  base        25",
+        "  start       drawn by the layers' rules",
+    ]
+    assert "<th>head</th><td>18 (head.*)</td>" in build("mlp:5", (4,), 3)._repr_html_()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyrofl.nets import stacked
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, generator
 
 DRAWS, CLIENTS, ROWS = 2, 3, 4
 LEAD = {0: (), 1: (CLIENTS,), 2: (DRAWS, CLIENTS)}
@@ -124,3 +124,65 @@ def test_a_layer_that_serves_twice_keeps_its_one_parameter():
     weights = {n: p.detach() for n, p in module.named_parameters()}
     x = torch.randn(CLIENTS, ROWS, 5, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(stacked.run(stacked.parts(module), weights, x), module(x))
+
+
+# Products.
+
+N, B, IN, OUT = 3, 4, 5, 2
+
+
+def random(*shapes):
+    g = generator(3)
+    return [torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in shapes]
+
+
+def of_products(bias=True):
+    return random((N, B, IN), (N, OUT, IN), (N, OUT))[: 3 if bias else 2]
+
+
+def einsum(x, weight, bias=None):
+    y = torch.einsum("nbi,noi->nbo", x, weight)
+    return y if bias is None else y + bias[:, None]
+
+
+# What torch's own forward derivatives load says this.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_and_both_derivatives_are_those_of_torch(bias):
+    inputs = of_products(bias)
+    found, truth = stacked.products(*inputs), einsum(*inputs)
+    torch.testing.assert_close(found, truth)
+    with_own = lambda *tensors: stacked.Products.apply(*tensors, *([] if bias else [None]))  # noqa: E731
+    assert torch.autograd.gradcheck(with_own, inputs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(with_own, inputs)
+
+
+def test_only_what_is_asked_for_has_a_gradient():
+    x, weight, bias = of_products()
+    y = stacked.Products.apply(x.detach(), weight, bias.detach())
+    (grad,) = torch.autograd.grad(y.sum(), [weight])
+    torch.testing.assert_close(grad, torch.autograd.grad(einsum(x, weight).sum(), [weight])[0])
+
+
+def test_vmap_goes_through():
+    x, weight, bias = random((2, N, B, IN), (2, N, OUT, IN), (2, N, OUT))
+    each = torch.stack([einsum(*some) for some in zip(x, weight, bias, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(stacked.Products.apply)(x, weight, bias), each)
+
+
+def test_gradients_of_large_weights_lie_as_the_weights_do():
+    x, weight = (
+        torch.randn(2, 3, stacked.LARGE // 8),
+        torch.randn(2, 8, stacked.LARGE // 8, requires_grad=True),
+    )
+    (grad,) = torch.autograd.grad(stacked.products(x, weight).square().sum(), [weight])
+    assert grad.stride() == weight.stride()
+
+
+def test_hessians_go_through():
+    x, weight, bias = of_products()
+    found, truth = (
+        torch.func.hessian(lambda w, f=f: f(x, w, bias).pow(3).sum())(weight)
+        for f in (stacked.Products.apply, einsum)
+    )
+    torch.testing.assert_close(found, truth)

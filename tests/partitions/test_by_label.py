@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyrofl.partitions import by_label
-from pyrofl.partitions.allocation import labels_global, portion, repair, same_shares
+from pyrofl.partitions.allocation import (
+    in_proportion,
+    labels_global,
+    rows_of_owners,
+    same_shares,
+    top_up,
+)
 
 SEEDS = st.integers(0, 2**32 - 1)
 CUTS = ("equal", "shared", "independent")
@@ -161,7 +167,7 @@ class TestDirichlet:
 
     @pytest.mark.parametrize("alpha", [0.0, -1.0, np.inf, np.nan])
     def test_refuses_an_alpha_that_is_no_concentration(self, alpha):
-        with pytest.raises(ValueError, match=r"alpha is .*expected a positive number"):
+        with pytest.raises(ValueError, match=r"alpha is .*expected a number above 0 and finite"):
             by_label.dirichlet(np.zeros(5), 2, alpha, np.random.default_rng(0))
 
     def test_refuses_a_minimum_that_cannot_be_met(self):
@@ -326,7 +332,7 @@ class TestStep:
         [
             (7, 2, 1, "expected clients x majors to be a multiple of the 10 classes"),
             (10, 2, 50, "class 0 has 50 rows; expected at least 402"),
-            (10, 2, -1, "minor is -1; expected 0 rows or more"),
+            (10, 2, -1, "minor is -1; expected a whole number of at least 0"),
             (10, 11, 1, "classes per client is 11; expected 1 to 10"),
         ],
     )
@@ -357,22 +363,17 @@ class TestShares:
             by_label.shares(balanced(2, 2), 4, 2, np.random.default_rng(0))
 
 
-def test_groups_follow_the_codes():
-    parts = by_label.groups(np.array([2, 0, 1, 0]), 3)
-    assert [p.tolist() for p in parts] == [[1, 3], [2], [0]]
-
-
-def test_groups_refuse_one_without_rows():
-    with pytest.raises(ValueError, match="group 1 of 3 has no row"):
-        by_label.groups(np.array([2, 0, 0]), 3)
+def test_rows_follow_their_owners():
+    parts = rows_of_owners(np.array([2, 0, -1, 4, 0]), 5)
+    assert [p.tolist() for p in parts] == [[1, 4], [], [0], [], [3]]
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(1, 8), SEEDS)
-def test_portion_is_exact_and_within_one_row_of_the_quota(sizes, clients, seed):
+def test_a_split_in_proportion_is_exact_and_within_one_row_of_the_quota(sizes, clients, seed):
     rng = np.random.default_rng(seed)
     weights = rng.integers(0, 4, (clients, len(sizes)))
-    counts = portion(np.array(sizes), weights, rng)
+    counts = in_proportion(np.array(sizes), weights, rng)
     total = weights.sum(0)
     assert np.array_equal(counts.sum(0), np.where(total > 0, sizes, 0))
     quota = np.array(sizes) * weights / np.where(total > 0, total, 1)
@@ -380,9 +381,9 @@ def test_portion_is_exact_and_within_one_row_of_the_quota(sizes, clients, seed):
     assert (counts[weights == 0] == 0).all()
 
 
-def test_repair_takes_from_the_largest_only():
+def test_topping_up_takes_from_the_largest_only():
     counts = np.array([[50, 50], [0, 0], [7, 0]])
-    fixed = repair(counts, 5, np.random.default_rng(0))
+    fixed = top_up(counts, 5, np.random.default_rng(0))
     assert fixed.sum(1).tolist() == [95, 5, 7]
     assert fixed.sum(0).tolist() == [57, 50]
     assert counts.sum() == 107

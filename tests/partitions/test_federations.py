@@ -341,6 +341,11 @@ def test_the_server_takes_from_natural_groups_but_empties_none():
         split(data, "groups", server=int((~data.is_test).sum()) - 15)
 
 
+def test_there_may_be_fewer_test_rows_than_clients():
+    federation = split(toy(tests=1), "iid", 20, test="uniform")
+    assert sorted(len(rows) for rows in federation.test) == [0] * 10 + [1] * 10
+
+
 @pytest.mark.parametrize("server", [0, -1, 600, 0.0, 1.0, 1.5, float("nan")])
 def test_the_server_takes_some_rows_but_not_all(server):
     with pytest.raises(ValueError, match=f"server is {server}; expected a number of rows from 1 t"):
@@ -360,7 +365,7 @@ def test_rows_of_another_shape_do_not_fit_the_server():
         ("dirichlet", "lacks its number; expected dirichlet:A"),
         ("dirichlet:", "has ''; expected a number"),
         ("dirichlet:x", "has 'x'; expected a number"),
-        ("dirichlet:-1", "alpha is -1.0; expected a positive number"),
+        ("dirichlet:-1", "alpha is -1.0; expected a number above 0"),
         ("labels:2.5", "has '2.5'; expected a whole number"),
         ("labels:2,equal", "has 'equal'; expected labels:S"),
         ("dirichlet:1,min", "has 'min'; expected dirichlet:A"),
@@ -383,7 +388,7 @@ def test_refuses_partitions_that_cannot_be_made(partition, message):
         ({"clients": 0}, "clients is 0; expected at least 1 for partition iid"),
         ({"clients": None}, "clients is None"),
         ({"clients": 601}, "clients is 601; expected 1 to 600"),
-        ({"clients": 4, "held_out": -1}, "held_out is -1; expected 0 or more"),
+        ({"clients": 4, "held_out": -1}, "held_out is -1; expected a whole number of at least 0"),
         ({"clients": 4, "seed": -1}, "seed is -1"),
         ({"clients": 4, "test": "same_share"}, "unknown test policy 'same_share'; did you mean"),
     ],
