@@ -14,6 +14,7 @@ from pyrofl.inference.facts import PER_CLIENT, SHARED, Facts, Rule, WireCost, ma
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.programs import Loss, Program, refuse_replaced
 from pyrofl.inference.servers.pooled import Merge, Pooled
+from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, dense, pick, spread_out
 
 Move = Callable[[Tensors, Tensors, Batch], Tensors]
@@ -109,8 +110,8 @@ class View:
         return self.read(received, local)
 
 
-@dataclass(frozen=True)
-class Method:
+@dataclass(frozen=True, repr=False)
+class Method(Summarised):
     """A federated method; each function runs at the place named.
 
     Attributes:
@@ -207,16 +208,16 @@ class Method:
                 total = total - dense({name: value}) + cost.bytes(name, tensors)
         return total
 
-    def __repr__(self) -> str:
-        """Tell what it is in a few lines."""
-        lines = (
-            f"Method of model {_name(self.model)} and guide {_name(self.guide)}",
-            f"  clients  {'; '.join(map(_told, self.phases)) or 'do not train'}",
-            f"  server   {self.merge if isinstance(self.merge, Pooled) else _name(self.merge)}",
-            f"  views    {', '.join(self.views)}{'; adapted before a test' * bool(self.adapt)}",
-            f"  rounds   {'all clients train' if self.all_train else 'who reports trains'}",
-        )
-        return "\n".join(lines)
+    def summary(self) -> Mapping[str, object]:
+        """Tell what it is."""
+        merge = self.merge if isinstance(self.merge, Pooled) else _name(self.merge)
+        return {
+            "model": f"{_name(self.model)}, with the guide {_name(self.guide)}",
+            "clients": "; ".join(map(_told, self.phases)) or "do not train",
+            "server": merge,
+            "views": ", ".join(self.views) + "; adapted before a test" * bool(self.adapt),
+            "rounds": "all clients train" if self.all_train else "who reports trains",
+        }
 
 
 def _name(function: object) -> str:

@@ -26,7 +26,6 @@ from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import Optim, Sgd
 from pyrofl.inference.programs import Loss, Program, Supervised, flat
 from pyrofl.nets import Network, stacked
-from pyrofl.nets.stacked import LARGE
 from pyrofl.tensors import Tensors, matches
 
 # Local tensors: X X' [C, n, n], X W_0' [C, n, out], W_0 [C, out, in].
