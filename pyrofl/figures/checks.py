@@ -100,10 +100,9 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
     """
     statistics = list(dict.fromkeys(table["statistic"]))
     names = list(dict.fromkeys(table["client"]))
-    tall, places = (0.12 if len(names) > 40 else 0.24) * len(names), np.arange(len(names))
-    figure, grid = panels(
-        len(statistics), len(statistics), 2.8, tall, (1, 1.4), grid=None, sharey=True
-    )
+    many, tall = len(statistics), (0.12 if len(names) > 40 else 0.24) * len(names)
+    figure, grid = panels(many, many, 2.8, tall, (1, 1.4), grid=None, sharey=True)
+    places = np.arange(len(names))
     for axes, statistic in zip(grid, statistics, strict=True):
         part = table[table["statistic"] == statistic].set_index("client").loc[names]
         low, high, seen, p = (part[c].to_numpy() for c in ("low", "high", "observed", "p"))
@@ -128,10 +127,8 @@ def reliability_by_client(bins: Mapping[str, Bins], columns: int = 5) -> Figure:
         bins: client -> bins [bins], as `pyrofl.checks.calibration_by_client` returns them.
         columns: of panels.
     """
-    words: dict[str, Any] = {"across": "confidence", "up": "right (share)"}
-    figure, grid = panels(
-        len(bins), columns, 1.9, 1.9, (0.6, 0.9), **words, sharex=True, sharey=True
-    )
+    words: dict[str, Any] = {"across": "confidence", "up": "right (share)", "sharex": True}
+    figure, grid = panels(len(bins), columns, 1.9, 1.9, (0.6, 0.9), **words, sharey=True)
     look = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
     for axes, (name, found) in zip(grid, bins.items(), strict=True):
         count, sure, right = (np.asarray(value.cpu()) for value in found)

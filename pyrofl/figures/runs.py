@@ -14,6 +14,7 @@ import numpy as np
 
 from pyrofl.figures.style import (
     COLOURS,
+    GREY,
     POPULATIONS,
     Row,
     about,
@@ -160,7 +161,7 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
     """
     figure = canvas(5.7, 5.8)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    upper.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="calibrated")
+    upper.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated")
     notes = ["area: rows of the bin"]
     for name, style in styles(bins).items():
         rows, sure, right = (np.asarray(value.cpu()) for value in bins[name])
