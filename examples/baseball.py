@@ -14,12 +14,9 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import figures, reference
-from pyrofl.data import datasets
-from pyrofl.figures import posteriors as figures_posteriors
+from pyrofl import datasets, federations, figures, reference
 from pyrofl.files.run_folder import table
 from pyrofl.models import pvi
-from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
@@ -52,7 +49,7 @@ exact = reference.nuts(
 
 cost = reference.cost(federated, exact)
 shown = cost[cost["variable"] != "eta"]
-figures.save(figures_posteriors.cost(shown), args.out / "cost.png")
+figures.save(figures.cost(shown), args.out / "cost.png")
 
 ability = cost[cost["variable"] == "ability"]
 first, rest = (
@@ -68,8 +65,6 @@ error = {name: ((guess - rest) ** 2).mean() ** 0.5 for name, guess in estimates.
 print(table(["estimate", "error of the season"], [[n, f"{e:.3f}"] for n, e in error.items()]))
 
 posterior, centre = tuple(ability[c] for c in ("mean", "low", "high")), float(first.mean())
-figure = figures_posteriors.shrinkage(
-    data.names, first, posterior, centre, "batting average", truth=rest
-)
+figure = figures.shrinkage(data.names, first, posterior, centre, "batting average", truth=rest)
 figures.save(figure, args.out / "shrinkage.png")
 print(f"figures: {args.out / 'cost.png'}, {args.out / 'shrinkage.png'}")

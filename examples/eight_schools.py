@@ -14,11 +14,8 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import figures, reference
-from pyrofl.data import datasets
-from pyrofl.figures import posteriors as figures_posteriors
+from pyrofl import datasets, federations, figures, reference
 from pyrofl.models import pvi
-from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
@@ -55,10 +52,10 @@ args.out.mkdir(parents=True, exist_ok=True)
 table.to_csv(args.out / "cost.csv")
 print(table[["mean", "sd", "difference", "ratio", "energy"]].round(2).to_string())
 shown = table[table["variable"] != "eta"]
-figures.save(figures_posteriors.cost(shown), args.out / "cost.png")
+figures.save(figures.cost(shown), args.out / "cost.png")
 
 theta = table[table["variable"] == "theta"]
-figure = figures_posteriors.shrinkage(
+figure = figures.shrinkage(
     data.names,
     raw=data.y,
     posterior=(theta["mean"], theta["low"], theta["high"]),

@@ -6,21 +6,13 @@ Run: python examples/fedabml_entropy.py [--quick] [--data npz:PATH] [--ood npz:P
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 import pyrofl
-from pyrofl import figures, nets
-from pyrofl.data import datasets
-from pyrofl.figures import papers as figures_papers
-from pyrofl.inference.evaluation.predict import predict
-from pyrofl.inference.evaluation.prepare import ready
-from pyrofl.inference.loop.participation import fraction
+from pyrofl import checks, datasets, federations, figures, nets
 from pyrofl.models import fedabml
-from pyrofl.partitions import federations
 from pyrofl.tensors import generator
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -45,38 +37,21 @@ else:
     flat = known.flatten(1)
     strange = flat[:, torch.randperm(flat.shape[1], generator=generator(0))].view_as(known)
 
-# Every client is asked about its own test rows, and about all strange rows.
-end = len(data.x) + torch.arange(len(strange))
-asked = {
-    "known": data,
-    "strange": replace(
-        data,
-        x=torch.cat([data.x, strange.to(data.x)]),
-        y=torch.cat([data.y, data.y[:1].expand(len(strange))]),
-        test=tuple(end for _ in data.test),
-    ),
-}
 net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
 method = fedabml.build(net, epochs=5, draws=2)
 run = pyrofl.fit(
-    method, data, 2 if args.quick else args.rounds, participation=fraction(0.5), progress=False
+    method,
+    data,
+    2 if args.quick else args.rounds,
+    participation=pyrofl.participation.fraction(0.5),
+    progress=False,
 )
 
-
-def entropy(data: pyrofl.Federation) -> list[Tensor]:
-    """Return the entropy of the personal models' predictions for every client's test rows."""
-    found: dict[int, Tensor] = {}
-    for some in ready(method, data, run.state, torch.arange(data.clients), adapted="adapt"):
-        batch = data.batch(some.ids, "test")
-        guess = predict(method, some.received, some.local, batch, args.draws, some.noise)
-        values = torch.special.entr(guess.mean).sum(-1)
-        for i, value, mask in zip(some.ids.tolist(), values, batch.mask, strict=True):
-            found[i] = value[mask]
-    return [found[i] for i in sorted(found)]
-
-
-found = {name: entropy(federation) for name, federation in asked.items()}
+found = {}
+for name, rows in (("known", None), ("strange", strange)):  # the clients' own test rows, or these
+    how = {"draws": args.draws, "adapted": "adapt"}
+    found[name] = checks.uncertainty(method, data, run.state, rows, **how).by_client("total")
 for name, values in found.items():
     print(f"{name}: mean entropy {torch.cat(values).mean():.3f} nats")
-figures.save(figures_papers.densities(found, len(dataset.classes)), args.out / "entropy.png")
+figures.save(figures.densities(found, len(dataset.classes)), args.out / "entropy.png")
 print(f"figure: {args.out / 'entropy.png'}")

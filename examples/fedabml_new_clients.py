@@ -11,13 +11,9 @@ from pathlib import Path
 import numpy as np
 
 import pyrofl
-from pyrofl import figures, nets
-from pyrofl.data import datasets
-from pyrofl.figures import papers as figures_papers
+from pyrofl import datasets, federations, figures, nets
 from pyrofl.files.run_folder import table
-from pyrofl.inference.loop.participation import fraction
 from pyrofl.models import fedabml, fedavg, fedprox
-from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
@@ -56,7 +52,7 @@ for seed in range(seeds):
     for name, build in methods.items():
         if name != "FedABML, 5 steps a batch":  # which differs in fine-tuning alone
             *_, state = pyrofl.federate(
-                build(0), data, rounds, seed=seed, participation=fraction(0.5)
+                build(0), data, rounds, seed=seed, participation=pyrofl.participation.fraction(0.5)
             )
         found = []
         for tune in epochs:
@@ -70,5 +66,5 @@ for seed in range(seeds):
 
 rows = [[name, *(f"{v:.4f}" for v in np.mean(found, 0))] for name, found in curves.items()]
 print(table(["epochs of fine-tuning", *map(str, epochs)], rows))
-figures.save(figures_papers.after_epochs(epochs, curves), args.out / "new_clients.png")
+figures.save(figures.after_epochs(epochs, curves), args.out / "new_clients.png")
 print(f"figure: {args.out / 'new_clients.png'}")

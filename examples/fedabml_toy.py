@@ -15,13 +15,12 @@ import numpy as np
 import torch
 
 import pyrofl
-from pyrofl import figures, nets
+from pyrofl import figures, likelihoods, nets
 from pyrofl.data.conjugate import ConjugateTask, conjugate
-from pyrofl.figures import papers as figures_papers
 from pyrofl.files.run_folder import table
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.loop.rounds import first
-from pyrofl.models import fedabml, fedavg, likelihoods
+from pyrofl.models import fedabml, fedavg
 from pyrofl.tensors import generator
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -80,7 +79,7 @@ for what, curves in (("distance of the server", distance), ("loss after fine-tun
     means = {name: np.mean(curve, 0) for name, curve in curves.items()}
     rows = [[name, *(f"{mean[r]:.3f}" for r in shown)] for name, mean in means.items()]
     print(table([what, *(f"round {r}" for r in shown)], rows))
-figure = figures_papers.distance(
+figure = figures.distance(
     {
         "from the server's mean to the exact one": distance,
         "loss after 10 more steps, above the client's least": excess,

@@ -13,14 +13,11 @@ from pathlib import Path
 import torch
 
 import pyrofl
-from pyrofl import figures, nets
-from pyrofl.data import datasets
-from pyrofl.figures import papers as figures_papers
+from pyrofl import datasets, federations, figures, nets
 from pyrofl.files.run_folder import table
 from pyrofl.models import fedavg, fedbe
 from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.models.fedbe.posteriors import gaussian, sample
-from pyrofl.partitions import federations
 from pyrofl.tensors import generator, role
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -85,5 +82,5 @@ for name, models in (
     probs = predictions(net, models, data.x[data.pooled_test])
     right = probs.argmax(-1) == data.y[data.pooled_test]
     panels[name] = (probs.amax(-1), right)
-figures.save(figures_papers.confidence_histogram(panels), args.out / "confidence.png")
+figures.save(figures.confidence_histogram(panels), args.out / "confidence.png")
 print(f"figure: {args.out / 'confidence.png'}")

@@ -14,9 +14,7 @@ import torch
 from sklearn.datasets import make_swiss_roll
 
 import pyrofl
-from pyrofl import figures, nets
-from pyrofl.data import Federation
-from pyrofl.figures import papers as figures_papers
+from pyrofl import Federation, figures, nets
 from pyrofl.models import fedbe
 from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.models.fedbe.posteriors import dirichlet, sample
@@ -77,6 +75,6 @@ drawn = sample(dirichlet(clients, run.state.who.size, 0.5), 100, generator(1))
 panels = {}
 for name, models in (("clients", clients), ("mixtures", {n: drawn[n] for n in clients})):
     panels[name] = (predictions(net, models, x[test]).amax(-1), right(models))
-figures.save(figures_papers.simplex(share, accuracy, marks, data.names), args.out / "simplex.png")
-figures.save(figures_papers.confidence_histogram(panels), args.out / "confidence.png")
+figures.save(figures.simplex(share, accuracy, marks, data.names), args.out / "simplex.png")
+figures.save(figures.confidence_histogram(panels), args.out / "confidence.png")
 print(f"figures: {args.out / 'simplex.png'}, {args.out / 'confidence.png'}")

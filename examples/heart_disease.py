@@ -19,7 +19,6 @@ import torch
 
 import pyrofl
 from pyrofl import figures, reference
-from pyrofl.figures import posteriors as figures_posteriors
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -63,8 +62,8 @@ exact = reference.nuts(
     model, data, draws, draws, chains, shared="beta tau", jit=True, max_tree_depth=depth
 )
 cost = reference.cost(federated, exact)
-figures.save(figures_posteriors.cost(cost), args.out / "cost.png")
+figures.save(figures.cost(cost), args.out / "cost.png")
 w = cost[cost["variable"] == "w"][["mean", "low", "high"]].to_numpy().reshape(data.clients, -1, 3)
 fits = {name: tuple(w[j].T) for j, name in enumerate(data.names)}
-figure = figures_posteriors.forest(fits, ["intercept", *SCALES], "log odds per usual spread")
+figure = figures.forest(fits, ["intercept", *SCALES], "log odds per usual spread")
 figures.save(figure, args.out / "forest.png")

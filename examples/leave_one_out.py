@@ -22,13 +22,9 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import Federation, nets
+from pyrofl import Federation, checks, guides, likelihoods, nets, priors
 from pyrofl.inference.posteriors import export
 from pyrofl.models import local
-from pyrofl.models.guides import mean_field
-from pyrofl.models.guides.correlated import full_covariance
-from pyrofl.models.likelihoods import normal
-from pyrofl.models.priors import fixed, student_t
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="one round, to see that it runs")
@@ -47,25 +43,33 @@ data = Federation(torch.tensor(x), torch.tensor(y), rows, tuple(r[:0] for r in r
 net = nets.build("linear", input_shape=(3,), outputs=1)
 
 choices = {
-    "normal prior": {"prior": fixed(dist.Normal, scale=1.0)},
-    "the same, mean-field guide": {"prior": fixed(dist.Normal, scale=1.0), "guide": mean_field},
-    "wide normal prior": {"prior": fixed(dist.Normal, scale=10.0)},
-    "Student t prior": {"prior": fixed(student_t(3.0), scale=1.0)},
+    "normal prior": {"prior": priors.fixed(dist.Normal, scale=1.0)},
+    "the same, mean-field guide": {
+        "prior": priors.fixed(dist.Normal, scale=1.0),
+        "guide": guides.mean_field,
+    },
+    "wide normal prior": {"prior": priors.fixed(dist.Normal, scale=10.0)},
+    "Student t prior": {"prior": priors.fixed(priors.student_t(3.0), scale=1.0)},
 }
 found = {}
 for name, change in choices.items():
     training = {"batch": None, "epochs": 100, "lr": 0.02, "momentum": 0.9, "draws": 20}
-    arguments = {"guide": full_covariance, "likelihood": normal(1.0), "scale": 0.2, **change}
+    arguments = {
+        "guide": guides.full_covariance,
+        "likelihood": likelihoods.normal(1.0),
+        "scale": 0.2,
+        **change,
+    }
     method = local.build(net, **training, **arguments)
     run = pyrofl.fit(method, data, rounds=1 if args.quick else 8, progress=False)
     found[name] = run.to_arviz(200 if args.quick else 4000, groups=("posterior", "log_likelihood"))
 
 warnings.simplefilter("ignore")  # the table and the figure show Pareto k
-print(pyrofl.compare(found).to_string())
+print(checks.compare_loo(found).to_string())
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
 for place, (name, posterior) in enumerate(found.items()):
-    corrected, plain = pyrofl.loo(posterior), az.loo(posterior)
+    corrected, plain = checks.loo(posterior), az.loo(posterior)
     for elpd, style in ((corrected, "C0o"), (plain, "C1x")):
         total = elpd.elpd if hasattr(elpd, "elpd") else elpd.elpd_loo  # ArviZ 1, or 0.23
         axes[0].plot(total, -place, style)

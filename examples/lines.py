@@ -14,11 +14,8 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import figures, reference
-from pyrofl.data import datasets
-from pyrofl.figures import posteriors as figures_posteriors
+from pyrofl import datasets, federations, figures, reference
 from pyrofl.models import pvi
-from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--data", type=Path, required=True, help="the table, a CSV file")
@@ -61,7 +58,7 @@ exact = reference.nuts(
     model, scaled, draws, draws, chains, shared="beta sd sigma", jit=True, max_tree_depth=depth
 )
 cost = reference.cost(federated, exact)
-figures.save(figures_posteriors.cost(cost), args.out / "cost.png")
+figures.save(figures.cost(cost), args.out / "cost.png")
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
 
 w = federated["posterior"]["w"].values[0]  # [S, J, 2]
@@ -71,5 +68,5 @@ panels = {
     name: (data.x[rows, 0], data.y[rows], start + span * at, lines[:, j])
     for j, (name, rows) in enumerate(zip(data.names, data.train, strict=True))
 }
-figures.save(figures_posteriors.lines(panels, time, target), args.out / "lines.png")
+figures.save(figures.lines(panels, time, target), args.out / "lines.png")
 print(f"figures: {args.out / 'cost.png'}, {args.out / 'lines.png'}")

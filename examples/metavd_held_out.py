@@ -11,13 +11,10 @@ import argparse
 from pathlib import Path
 
 import pyrofl
-from pyrofl import figures, nets
-from pyrofl.data import datasets
+from pyrofl import datasets, federations, figures, nets
 from pyrofl.files.run_folder import table
-from pyrofl.inference.loop.participation import fixed
 from pyrofl.metrics import Bins, calibration_error
 from pyrofl.models import metavd
-from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
@@ -52,7 +49,9 @@ def fit(on: str, dropout: str, seed: int) -> dict[str, Bins]:
         own = {"on": on, "dropout": dropout, "lr": RATES[on], "hyper_lr": args.hyper_lr}
         return metavd.build(net, **own, done=number / rounds)
 
-    run = pyrofl.fit(at, data, rounds, seed=seed, participation=fixed(10), progress=False)
+    run = pyrofl.fit(
+        at, data, rounds, seed=seed, participation=pyrofl.participation.fixed(10), progress=False
+    )
     how = {
         "adapted": "adapt" if run.method.adapt else "none",
         "draws": None if dropout == "none" else 10,

@@ -16,11 +16,8 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import figures, reference
-from pyrofl.data import datasets
-from pyrofl.figures import posteriors as figures_posteriors
+from pyrofl import datasets, federations, figures, reference
 from pyrofl.models import pvi
-from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--data", type=Path, required=True, help="the table, a CSV file")
@@ -63,11 +60,11 @@ exact = reference.nuts(
 cost = reference.cost(federated, exact)
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
 shown = cost[cost["variable"].isin(["beta", "tau", "sigma"])]
-figures.save(figures_posteriors.cost(shown), args.out / "cost.png")
+figures.save(figures.cost(shown), args.out / "cost.png")
 
 w = cost[cost["variable"] == "w"][["mean", "low", "high"]].to_numpy()
 posterior = tuple(w.reshape(data.clients, -1, 3)[:, 1:].transpose(2, 0, 1))
 years = [float(name) for name in data.names]
-figure = figures_posteriors.courses(years, posterior, LABELS, "year", "points per step")
+figure = figures.courses(years, posterior, LABELS, "year", "points per step")
 figures.save(figure, args.out / "courses.png")
 print(f"figures: {args.out / 'cost.png'}, {args.out / 'courses.png'}")

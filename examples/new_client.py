@@ -15,8 +15,7 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import Federation, figures
-from pyrofl.figures import checks as figures_checks
+from pyrofl import Federation, checks, figures
 from pyrofl.inference.method import as_trained
 from pyrofl.models import pvi
 from pyrofl.tensors import generator
@@ -65,13 +64,13 @@ own = replace(method, views={"personal": as_trained})  # its rows tell of the po
 draws, asked = 100 if args.quick else 20_000, (0, 1, 2, 5, 10, 20)
 fits = {"exact": tuple(zip(*map(exact, asked), strict=True))}
 for name, how in (("its factor counted", own), ("server fixed", method)):
-    found = pyrofl.newcomer(how, data, state, "newcomer", asked, draws)
+    found = checks.newcomer(how, data, state, "newcomer", asked, draws)
     theta = torch.stack([found[n]["theta"] for n in asked])
     low, high = theta.quantile(torch.tensor([0.025, 0.975]).double(), dim=1)
     fits[name] = (theta.mean(1), low, high)
 for i, n in enumerate(asked):
     shown = (f"{k} {v[0][i]:.2f} ({v[1][i]:.2f} to {v[2][i]:.2f})" for k, v in fits.items())
     print(f"{n} rows: {', '.join(shown)}")
-figure = figures_checks.narrowing(asked, fits, "mean of the newcomer", float(truth[6]))
+figure = figures.narrowing(asked, fits, "mean of the newcomer", float(truth[6]))
 figures.save(figure, args.out / "new_client.png")
 print(f"figure: {args.out / 'new_client.png'}")

@@ -14,12 +14,8 @@ import pandas as pd
 import torch
 
 import pyrofl
-from pyrofl import figures, nets
-from pyrofl.data import datasets
-from pyrofl.figures import checks as figures_checks
-from pyrofl.figures import papers as figures_papers
-from pyrofl.models import fedabml, fedavg, guides, pfedvem, priors
-from pyrofl.partitions import federations
+from pyrofl import checks, datasets, federations, figures, guides, nets, priors
+from pyrofl.models import fedabml, fedavg, pfedvem
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
@@ -57,8 +53,8 @@ for seed in range(args.seeds):
     for name, (method, draws, adapted) in methods.items():
         run = pyrofl.fit(method, data, 2 if args.quick else 20, seed=seed, progress=False)
         how = {"draws": draws, "adapted": adapted, "seed": seed}
-        mine = pyrofl.uncertainty(method, data, run.state, **how)
-        other = pyrofl.uncertainty(method, data, run.state, strange, **how)
+        mine = checks.uncertainty(method, data, run.state, **how)
+        other = checks.uncertainty(method, data, run.state, strange, **how)
         row = {"method": name, "accuracy": run.evaluate(**how).mean("accuracy")}
         row |= {s: float(mine.told_apart(other, s).mean()) for s in ("doubt", "total", "epistemic")}
         rows.append(row)
@@ -66,13 +62,13 @@ for seed in range(args.seeds):
             entropy[f"{name}, digits 0 to 4"] = mine.by_client("total")
             entropy[f"{name}, digits 5 to 9"] = other.by_client("total")
         if not seed and name == "pFedVEM":
-            bins = pyrofl.calibration_by_client(method, data, run.state, bins=5, **how)
+            bins = checks.calibration_by_client(method, data, run.state, bins=5, **how)
 
 table = pd.DataFrame(rows).groupby("method", sort=False).mean()
 print(f"AUROC of telling digits 5 to 9 from a client's own, mean of {args.seeds} seed(s)")
 print(table.round(3).to_string())
-figure = figures_papers.densities(entropy, 5)
+figure = figures.densities(entropy, 5)
 figure.axes[0].set(yscale="log", ylim=(0.01, None))  # beside a peak at zero all else is flat
 figures.save(figure, args.out / "entropy.png")
-figures.save(figures_checks.reliability(bins), args.out / "reliability.png")
+figures.save(figures.reliability_by_client(bins), args.out / "reliability.png")
 print(f"figures: {args.out / 'entropy.png'}, {args.out / 'reliability.png'}")

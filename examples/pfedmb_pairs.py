@@ -14,9 +14,7 @@ from pathlib import Path
 import torch
 
 import pyrofl
-from pyrofl import figures, nets
-from pyrofl.data import datasets
-from pyrofl.figures import papers as figures_papers
+from pyrofl import datasets, figures, nets
 from pyrofl.files.run_folder import table
 from pyrofl.models import fedavg, local, pfedmb
 
@@ -87,5 +85,5 @@ for name in methods(rates[0]):
 
 print(table(columns, lines))
 panels = [f"classes {2 * k} and {2 * k + 1}" for k in PAIR.tolist()]
-figures.save(figures_papers.alphas(history, panels), args.out / "alphas.png")
+figures.save(figures.alphas(history, panels), args.out / "alphas.png")
 print(f"figure: {args.out / 'alphas.png'}")

@@ -13,11 +13,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import pyrofl
-from pyrofl import nets
-from pyrofl.data import datasets
+from pyrofl import datasets, federations, nets
 from pyrofl.inference.posteriors import export
 from pyrofl.models import pfedvem
-from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")

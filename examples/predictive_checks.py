@@ -15,8 +15,7 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import Federation, figures
-from pyrofl.figures import checks as figures_checks
+from pyrofl import Federation, checks, figures
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -64,9 +63,9 @@ def gamma_poisson(received, local, batch):
 for model in (poisson, gamma_poisson):
     method = pvi.hierarchical(model, data, shared="mu", damping=0.5)
     run = pyrofl.fit(method, data, 2 if args.quick else 12, progress=False)
-    table = pyrofl.predictive_checks(run, ("mean", "sd", "max"), draws=100 if args.quick else 2000)
+    table = checks.predictive_checks(run, ("mean", "sd", "max"), draws=100 if args.quick else 2000)
     print(f"\n{model.__name__}: share of made-up data above the observed, p")
     print(table.pivot(index="client", columns="statistic", values="p").round(3).to_string())
     path = args.out / f"{model.__name__}.png"
-    figures.save(figures_checks.predictive_checks(table), path)
+    figures.save(figures.predictive_checks(table), path)
     print(f"figure: {path}")

@@ -7,10 +7,8 @@ import argparse
 from pathlib import Path
 
 import pyrofl
-from pyrofl import figures, nets
-from pyrofl.data import datasets
+from pyrofl import datasets, federations, figures, nets
 from pyrofl.models import local, pfedvem
-from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")

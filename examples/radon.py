@@ -14,11 +14,8 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import figures, reference
-from pyrofl.data import datasets
-from pyrofl.figures import posteriors as figures_posteriors
+from pyrofl import datasets, federations, figures, reference
 from pyrofl.models import pvi
-from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--data", type=Path, required=True, help="the table, a CSV file")
@@ -63,7 +60,7 @@ exact = reference.nuts(
 cost = reference.cost(federated, exact)
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
 for name, parts in {"population": "gamma sd sigma", "counties": "intercept"}.items():
-    figure = figures_posteriors.cost(cost[cost["variable"].isin(parts.split())])
+    figure = figures.cost(cost[cost["variable"].isin(parts.split())])
     figures.save(figure, args.out / f"cost_{name}.png")
 
 counties = cost[cost["variable"] == "intercept"]
@@ -71,6 +68,6 @@ basements = [data.y[rows[data.x[rows, 0] == 0]] for rows in data.train]
 own = torch.tensor([y.mean() for y in basements])  # NaN where there is none
 error = torch.tensor([y.std() / len(y) ** 0.5 if len(y) > 1 else torch.nan for y in basements])
 partial, words = (counties["mean"], counties["sd"]), ("log radon in basements", "homes")
-figure = figures_posteriors.pooling(data.sizes, (own, error), partial, own.nanmean(), *words)
+figure = figures.pooling(data.sizes, (own, error), partial, own.nanmean(), *words)
 figures.save(figure, args.out / "pooling.png")
 print(f"figures: {args.out / 'cost_counties.png'}, {args.out / 'pooling.png'}")

@@ -14,11 +14,8 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import figures, reference
-from pyrofl.data import datasets
-from pyrofl.figures import posteriors as figures_posteriors
+from pyrofl import datasets, federations, figures, reference
 from pyrofl.models import pvi
-from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
@@ -54,11 +51,11 @@ exact = reference.nuts(
 cost = reference.cost(federated, exact)
 shown = cost[cost["variable"] != "eta"]
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
-figures.save(figures_posteriors.cost(shown), args.out / "cost.png")
+figures.save(figures.cost(shown), args.out / "cost.png")
 
 rats, rate = data.x[:, 0], cost[cost["variable"] == "rate"]
 own = data.y / rats
-figure = figures_posteriors.pooling(
+figure = figures.pooling(
     rats,
     raw=(own, (own * (1 - own) / rats).sqrt()),
     partial=(rate["mean"], rate["sd"]),

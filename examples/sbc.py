@@ -11,10 +11,8 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import Federation, Method, Phase, Step, elbo, figures
-from pyrofl.figures import checks as figures_checks
-from pyrofl.models import guides, pvi
-from pyrofl.models.guides import correlated
+from pyrofl import Federation, Method, Phase, Step, checks, elbo, figures, guides
+from pyrofl.models import pvi
 from pyrofl.tensors import generator, spread_out
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -64,18 +62,18 @@ pooled = {"shared": "mu", "damping": 0.5, "draws": 8, "steps": 6}
 fits = {
     "full": pvi.hierarchical(hierarchy, data, **pooled),
     "diagonal": pvi.hierarchical(hierarchy, data, covariance="diagonal", **pooled),
-    "full covariance": alone(correlated.full_covariance),
+    "full covariance": alone(guides.full_covariance),
     "mean field": alone(guides.mean_field),
 }
 few = {"replications": 20, "draws": 19} if args.quick else {}
 panels, curves = {}, {"hierarchy, client A": {}, "regression, client A": {}}
 for name, method in fits.items():
-    found = pyrofl.sbc(method, data, rounds=10 if method.shared else 1, **few)
+    found = checks.sbc(method, data, rounds=10 if method.shared else 1, **few)
     print(f"\n{name}: smallest p value {found.p_value:.2g}")
     print(found.table().round(3).to_string())
     own = {f"{name}: {label}": one for label, one in found.of_client("A").items()}
     curves[list(curves)[not method.shared]] |= own
     panels |= own
-figures.save(figures_checks.ranks(panels, found.bins), args.out / "ranks.png")
-figures.save(figures_checks.coverage(curves), args.out / "coverage.png")
+figures.save(figures.ranks(panels, found.bins), args.out / "ranks.png")
+figures.save(figures.coverage(curves), args.out / "coverage.png")
 print(f"figures: {args.out / 'ranks.png'}, {args.out / 'coverage.png'}")

@@ -9,13 +9,9 @@ from pathlib import Path
 import pyro.distributions as dist
 
 import pyrofl
-from pyrofl import figures, nets
-from pyrofl.data import datasets
+from pyrofl import datasets, federations, figures, guides, nets, priors
 from pyrofl.files.run_folder import table
 from pyrofl.models import pfedvem
-from pyrofl.models.guides import delta, mean_field
-from pyrofl.models.priors import student_t
-from pyrofl.partitions import federations
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
@@ -28,9 +24,9 @@ net = nets.build("mlp:50", input_shape=(64,), outputs=10)
 choices = {
     "normal prior": {"prior": dist.Normal},
     "Laplace prior": {"prior": dist.Laplace},
-    "Student t prior": {"prior": student_t(df=3.0)},
-    "mean-field guide": {"guide": mean_field},  # the default, as is the normal prior
-    "delta guide": {"guide": delta},
+    "Student t prior": {"prior": priors.student_t(df=3.0)},
+    "mean-field guide": {"guide": guides.mean_field},  # the default, as is the normal prior
+    "delta guide": {"guide": guides.delta},
 }
 rows, curves = [], []
 for name, change in choices.items():

@@ -2,22 +2,19 @@
 
 A method is a Pyro model and guide, a local schedule and a server update; one loop runs them all.
 We use Pyro's effect handlers and distributions, but not its global parameter store.
+
+The names below are those of every script. All else is one dot away, in modules that are loaded when
+they are first asked for: `pyrofl.checks.sbc`, `pyrofl.figures.forest`, `pyrofl.priors.flat`.
 """
 
+from importlib import import_module
 from importlib.metadata import version
+from types import ModuleType
 
-from pyrofl.data import Batch, Dataset, Federation, Who
-from pyrofl.inference import reference
-from pyrofl.inference.checks.leave_one_out import compare, loo
-from pyrofl.inference.checks.newcomers import newcomer
-from pyrofl.inference.checks.predictive import pit, predictive_checks
-from pyrofl.inference.checks.simulation import sbc
+from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate, predictions
-from pyrofl.inference.evaluation.predict import predict
-from pyrofl.inference.evaluation.uncertainty import calibration_by_client, uncertainty
+from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import Run, fit
-from pyrofl.inference.loop.participation import bernoulli, everyone, fixed, fraction
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Phase, Step
@@ -25,9 +22,7 @@ from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.seeds import Seeds
-from pyrofl.inference.servers.averages import average, weighted_mean
-from pyrofl.inference.servers.optimisers import descend
-from pyrofl.models.shared.meta_gradients import descended, maml
+from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -35,45 +30,54 @@ __version__ = version("pyrofl")
 
 __all__ = [
     "Batch",
-    "Dataset",
     "Federation",
     "Method",
     "Network",
     "Phase",
+    "Pooled",
     "Round",
     "Run",
-    "Scores",
     "Seeds",
     "Step",
     "Tensors",
-    "Who",
     "adam",
-    "average",
-    "bernoulli",
-    "calibration",
-    "calibration_by_client",
-    "compare",
-    "descend",
-    "descended",
     "elbo",
     "evaluate",
-    "everyone",
     "federate",
     "fit",
-    "fixed",
-    "fraction",
-    "loo",
-    "maml",
-    "newcomer",
-    "pit",
     "posterior",
-    "predict",
-    "predictions",
-    "predictive_checks",
-    "reference",
-    "sbc",
     "sgd",
     "to_arviz",
-    "uncertainty",
-    "weighted_mean",
 ]
+
+MODULES = {
+    "checks": "pyrofl.inference.checks",
+    "data": "pyrofl.data",
+    "datasets": "pyrofl.data.datasets",
+    "federations": "pyrofl.partitions.federations",
+    "figures": "pyrofl.figures",
+    "guides": "pyrofl.models.guides",
+    "likelihoods": "pyrofl.models.likelihoods",
+    "meta_gradients": "pyrofl.models.shared.meta_gradients",
+    "metrics": "pyrofl.metrics",
+    "models": "pyrofl.models",
+    "nets": "pyrofl.nets",
+    "participation": "pyrofl.inference.loop.participation",
+    "priors": "pyrofl.models.priors",
+    "reference": "pyrofl.inference.reference",
+    "servers": "pyrofl.inference.servers",
+}
+"""name after `pyrofl.` -> the module that it stands for."""
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Load one of the modules, when it is first asked for."""
+    if name not in MODULES:
+        raise AttributeError(f"module 'pyrofl' has no attribute {name!r}")
+    globals()[name] = found = import_module(MODULES[name])
+    return found
+
+
+def __dir__() -> list[str]:
+    """Name what is for users, loaded or not."""
+    return sorted([*__all__, *MODULES, "__version__"])

@@ -104,16 +104,69 @@ def test_imports_run_in_no_circle():
     assert not left
 
 
-def test_the_core_loads_nothing_heavy():
-    heavy = ("torchvision", "sklearn", "matplotlib", "arviz", "xarray", "pandas")
-    code = (
-        "import sys, pyrofl, pyrofl.models.pfedvem, pyrofl.models.fedavg\n"
-        f"print([m for m in {heavy} if m in sys.modules])"
+HEAVY = ("torchvision", "sklearn", "matplotlib", "arviz", "xarray", "pandas", "scipy.stats")
+
+
+def afresh(*lines: str) -> str:
+    """Run lines of Python in a process of their own, where nothing is imported yet."""
+    command = [sys.executable, "-W", "error", "-c", "\n".join(lines)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("names", ["pyrofl", "pyrofl, pyrofl.models.pfedvem, pyrofl.models.fedavg"])
+def test_the_core_loads_nothing_heavy(names):
+    code = (f"import sys, {names}", f"print([m for m in {HEAVY} if m in sys.modules])")
+    assert afresh(*code) == "[]"
+
+
+# What is not on top is one dot away.
+ONE_DOT_AWAY = {
+    "checks": "calibration calibration_by_client compare_loo loo newcomer pit predict predictions "
+    "predictive_checks Ranks sbc Scores uncertainty",
+    "data": "Dataset Who",
+    "datasets": "load per_class",
+    "federations": "split",
+    "figures": "alphas clients cost coverage curves forest ranks reliability reliability_by_client "
+    "save shrinkage simplex",
+    "guides": "delta full_covariance mean_field",
+    "likelihoods": "categorical normal",
+    "meta_gradients": "descended maml",
+    "metrics": "calibration_error",
+    "models": "",
+    "nets": "Network build",
+    "participation": "bernoulli everyone fixed fraction",
+    "priors": "fixed flat student_t",
+    "reference": "centralised cost nuts pooled",
+    "servers": "average descend weighted_mean",
+}
+
+
+def test_every_public_name_is_reached_by_a_bare_import():
+    assert pyrofl.MODULES.keys() == ONE_DOT_AWAY.keys()
+    asked = [*pyrofl.__all__]
+    for module, names in ONE_DOT_AWAY.items():
+        asked += [module, *(f"{module}.{name}" for name in names.split())]
+    missing = afresh(
+        "import pyrofl",
+        "from operator import attrgetter",
+        "known = {*dir(pyrofl), '__version__'}",
+        f"for name in {asked}:",
+        "    attrgetter(name)(pyrofl)",
+        "    if name.split('.')[0] not in known: print(name)",
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert missing == ""
+
+
+def test_what_modules_offer_is_there():
+    for name in pyrofl.MODULES:
+        module = getattr(pyrofl, name)
+        assert all(hasattr(module, offered) for offered in getattr(module, "__all__", ()))
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(AttributeError, match="'pyrofl' has no attribute 'comparison'"):
+        pyrofl.comparison  # noqa: B018
+    assert not hasattr(pyrofl, "compare")  # which the command line has, of methods
 
 
 def test_the_folders_are_packages():

@@ -30,7 +30,7 @@ def test_pfedvem_on_fashion_mnist(seed: int):
         datasets.per_class(images, 500), "slices:5", 100, seed=seed, test="labels_global"
     )
     net = nets.build("mlp:100", images.x.shape[1:], 10)
-    some = pyrofl.bernoulli(0.1)
+    some = pyrofl.participation.bernoulli(0.1)
     run = pyrofl.fit(pfedvem.build(net), data, 100, seed=seed, participation=some)
     personal = run.evaluate(model="personal").mean("accuracy")
     together = run.evaluate(model="global", population="pooled").mean("accuracy")

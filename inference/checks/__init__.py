@@ -1,1 +1,26 @@
-"""Checks of models and posteriors."""
+"""Checks of what was learned: are posteriors calibrated, do models fit, do clients know?"""
+
+from pyrofl.inference.checks.leave_one_out import compare_loo, loo
+from pyrofl.inference.checks.newcomers import newcomer
+from pyrofl.inference.checks.predictive import STATISTICS, pit, predictive_checks
+from pyrofl.inference.checks.simulation import Ranks, sbc
+from pyrofl.inference.evaluation.evaluate import Scores, calibration, predictions
+from pyrofl.inference.evaluation.predict import predict
+from pyrofl.inference.evaluation.uncertainty import calibration_by_client, uncertainty
+
+__all__ = [
+    "STATISTICS",
+    "Ranks",
+    "Scores",
+    "calibration",
+    "calibration_by_client",
+    "compare_loo",
+    "loo",
+    "newcomer",
+    "pit",
+    "predict",
+    "predictions",
+    "predictive_checks",
+    "sbc",
+    "uncertainty",
+]

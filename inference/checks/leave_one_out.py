@@ -74,7 +74,7 @@ def loo(
     return elpd
 
 
-def compare(
+def compare_loo(
     models: Mapping[str, Any],
     draws: int = 1000,
     *,
@@ -142,9 +142,7 @@ def _log_densities(
         )
     log_p, log_q = stats["log_p"], stats["log_q"]
     # Chains have servers of their own, whose evidence shall not weigh them: each counts the same.
-    ratio = log_p - log_q
-    top = ratio.max("draw")
-    log_p = log_p - top - np.log(np.exp(ratio - top).sum("draw"))
+    log_p = log_p - _log_sum_exp(log_p - log_q, "draw")
     if "row" in log_lik.dims and "client" in log_p.dims:
         whose = {"client": log_lik["row_client"]}
         log_p, log_q = (v.sel(whose).drop_vars("client") for v in (log_p, log_q))
@@ -161,8 +159,8 @@ def _smoothed(log_lik: xarray.DataArray, ratio: xarray.DataArray) -> Any:
     weights, k = psislw(log_weights)  # type: ignore[no-untyped-call]
     log_lik = log_lik.stack(__sample__=samples)
     count, rows = log_lik.sizes["__sample__"], k.size
-    elpd = _log_sum_exp(weights + log_lik)
-    spent = _log_sum_exp(log_lik) - np.log(count) - elpd
+    elpd = _log_sum_exp(weights + log_lik, "__sample__")
+    spent = _log_sum_exp(log_lik, "__sample__") - np.log(count) - elpd
     good = min(1 - 1 / np.log10(count), 0.7)
     values = {
         "elpd_loo": float(elpd.sum()),
@@ -179,8 +177,7 @@ def _smoothed(log_lik: xarray.DataArray, ratio: xarray.DataArray) -> Any:
     return ELPDData(data=list(values.values()), index=list(values))
 
 
-def _log_sum_exp(value: xarray.DataArray) -> xarray.DataArray:
-    top = value.max("__sample__")
-    total: xarray.DataArray = np.exp(value - top).sum("__sample__")  # type: ignore[arg-type]
-    found: xarray.DataArray = top + np.log(total)
-    return found
+def _log_sum_exp(value: xarray.DataArray, dim: str) -> xarray.DataArray:
+    from scipy.special import logsumexp
+
+    return value.reduce(logsumexp, dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -57,16 +58,8 @@ def newcomer(
     found = {}
     for n in sizes:
         alone, known, i = joining(method, data, client, n)
-        sites = posterior(
-            alone,
-            known,
-            state,
-            draws,
-            model=model,
-            adapted=adapted,
-            ids=torch.tensor([i]),
-            seed=seed,
-        )
+        what: dict[str, Any] = {"model": model, "adapted": adapted, "seed": seed}
+        sites = posterior(alone, known, state, draws, ids=torch.tensor([i]), **what)
         found[n] = {name: v[:, 0] for name, v in sites.items()}
     return found
 
@@ -77,9 +70,6 @@ def joining(
     """Return method and federation in which a held-out client has its first rows, and its id.
 
     No client of a federation is without rows. One that is to have none has one that nobody sees.
-
-    Raises:
-        ValueError: as `newcomer`.
     """
     held_out = data.names[data.clients :]
     if client not in held_out:

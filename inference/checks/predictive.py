@@ -63,10 +63,8 @@ def predictive_checks(
     import pandas
 
     asked = _asked(statistics)
-    if isinstance(found, Run):
-        found = found.to_arviz(draws, groups=GROUPS, **what)
     rows = []
-    for variable, client, seen, made in _clients(found):
+    for variable, client, seen, made in _clients(found, draws, what):
         for name, statistic in asked.items():
             value, drawn = np.asarray(statistic(seen)), np.asarray(statistic(made))
             if value.shape or drawn.shape != made.shape[:1]:
@@ -110,18 +108,10 @@ def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
     """
     import pandas
 
-    if isinstance(found, Run):
-        found = found.to_arviz(draws, groups=GROUPS, **what)
-    tables = [
-        pandas.DataFrame(
-            {
-                "variable": variable,
-                "client": client,
-                "pit": (made < seen).mean(0) + (made == seen).mean(0) / 2,
-            }
-        )
-        for variable, client, seen, made in _clients(found)
-    ]
+    tables = []
+    for variable, client, seen, made in _clients(found, draws, what):
+        place = (made < seen).mean(0) + (made == seen).mean(0) / 2
+        tables.append(pandas.DataFrame({"variable": variable, "client": client, "pit": place}))
     return pandas.concat(tables, ignore_index=True)
 
 
@@ -140,8 +130,12 @@ def _asked(statistics: Collection[str] | Mapping[str, Statistic]) -> dict[str, S
     return {n: v for n, v in known.items() if v is not None}
 
 
-def _clients(found: Any) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
+def _clients(
+    found: Any, draws: int, what: Mapping[str, Any]
+) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
     """Yield site, client, its rows [N] and draws of them [S, N]."""
+    if isinstance(found, Run):
+        found = found.to_arviz(draws, groups=GROUPS, **what)
     known: list[xarray.Dataset] = []
     for group in GROUPS:
         if group not in found:

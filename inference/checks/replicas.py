@@ -33,14 +33,9 @@ def compact(data: Federation) -> Federation:
 
 
 def with_responses(data: Federation, y: Tensor) -> Federation:
-    """Put copies of a `compact` federation side by side; client j of copy r is number r J + j.
+    """Put copies of a `compact` federation of J clients, that answer y [R, N, ...], side by side.
 
-    Args:
-        data: N rows of J clients.
-        y: [R, N, ...], what the copies answer.
-
-    Returns:
-        R J clients with names such as "0/client 0".
+    Client j of copy r is number r J + j, by the name of "0/client 0".
     """
     rows = len(data.y)
     return Federation(
@@ -56,12 +51,8 @@ def with_responses(data: Federation, y: Tensor) -> Federation:
 def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = None) -> Method:
     """Return the method for copies of a federation, whose clients train side by side.
 
-    What the server holds for copy r is under "r/"; nothing of one copy reaches another.
-
-    Args:
-        method: for `clients` clients.
-        clients: J, of one copy.
-        refused: where to write which copies' servers keep their state in a merge, and why.
+    A copy has so many `clients`. What the server holds for copy r is under "r/"; nothing of one
+    copy reaches another. `refused` is told which copies' servers keep their state, and why.
     """
     refused = {} if refused is None else refused
 
@@ -111,18 +102,16 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
         found = of_copies(who, one)
         return _whole(each | {r: state for r, (_, state) in found.items()})
 
-    def at_home(batch: Batch) -> Batch:
-        return replace(batch, ids=batch.ids % clients)
-
     def counted(phase: Phase) -> Phase:
         epochs = phase.epochs
         if not callable(epochs):
             return phase
         return replace(phase, epochs=lambda ids: epochs(ids % clients))
 
+    home = seeing(method, lambda batch: replace(batch, ids=batch.ids % clients))
     return replace(
-        seeing(method, at_home),
-        phases=tuple(map(counted, seeing(method, at_home).phases)),
+        home,
+        phases=tuple(map(counted, home.phases)),
         download=download,
         join=join,
         merge=merge,
@@ -166,12 +155,11 @@ def seeing(method: Method, change: Callable[[Batch], Batch]) -> Method:
         """Change the last argument, the batch."""
         return lambda *args: function(*args[:-1], change(args[-1]))
 
+    def moved(move: Step | Move) -> Step | Move:
+        return replace(move, loss=changed(move.loss)) if isinstance(move, Step) else changed(move)
+
     def phases(of: tuple[Phase, ...]) -> tuple[Phase, ...]:
         return tuple(replace(phase, moves=tuple(map(moved, phase.moves))) for phase in of)
-
-    def moved(move: Step | Move) -> Step | Move:
-        made = replace(move, loss=changed(move.loss)) if isinstance(move, Step) else changed(move)
-        return made
 
     return replace(
         method,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyrofl.inference.posteriors.coordinates import coordinates
 from pyrofl.inference.posteriors.export import import_arviz
 
 if TYPE_CHECKING:
@@ -51,13 +52,11 @@ def cost(federated: Any, reference: Any, group: str = "posterior") -> pandas.Dat
             x[d].values.tolist() != y[d].values.tolist() for d in axes
         ):
             raise ValueError(f"{name}: axes are {x.dims} and {y.dims}; expected the same labels")
-        for place in np.ndindex(*(x.sizes[d] for d in axes)):
-            at = dict(zip(axes, place, strict=True))
+        for place, at in coordinates(x.isel(sample=0)):
             a, b = (one.isel(at).to_numpy().astype(float) for one in (x, y))
-            labels = ", ".join(str(x[d].values[i]) for d, i in at.items())
             found, known = _summary(a), _summary(b)
             a, b = ((v - known["mean"]) / known["sd"] for v in (a, b))
-            rows[f"{name}[{labels}]" if labels else name] = {
+            rows[place] = {
                 "variable": name,
                 **found,
                 **{f"reference_{n}": v for n, v in known.items()},

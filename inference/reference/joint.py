@@ -133,10 +133,7 @@ class Joint:
     def studied(self, draws: Tensors, table: Table, source: Generator) -> Groups:
         """Return the groups of draws of all latent sites, as Pyro gives them, [S, *batch, *p].
 
-        Args:
-            draws: of every latent site.
-            table: of all clients.
-            source: draws the observed sites anew.
+        Observed sites are drawn anew, from the source.
         """
         known, values = self.sites(), {}
         for name, site in known.items():

@@ -25,6 +25,7 @@ import torch
 from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 
+from pyrofl.arguments import Count, CountOrNone, Positive, checked
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import latent
 from pyrofl.inference.loop.state import Round
@@ -32,21 +33,19 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import OF_PRIOR, chained, of_prior
 from pyrofl.inference.posteriors.groups import Table, Variable
 from pyrofl.inference.programs import Program
-from pyrofl.inference.reference.comparison import cost
 from pyrofl.inference.reference.joint import Dims, Joint, alone, joined
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import Tensors
 
-__all__ = ["centralised", "cost", "nuts", "pooled"]
 
-
+@checked
 def nuts(
     model: Method | Program,
     data: Federation,
-    draws: int = 1000,
-    warmup: int = 1000,
-    chains: int = 4,
-    seed: int = 0,
+    draws: Count = 1000,
+    warmup: CountOrNone = 1000,
+    chains: Count = 4,
+    seed: CountOrNone = 0,
     *,
     state: Round | None = None,
     shared: str | None = None,
@@ -75,14 +74,10 @@ def nuts(
         these are draws of the posterior, and `diverging` is there too.
 
     Raises:
-        ValueError: if a number is less than 1, the model reads what it is not given, the prior of a
-            shared site differs between clients, or a latent site lies inside `batch.rows()`.
+        ValueError: if a number is out of its range, the model reads what it is not given, the
+            prior of a shared site differs between clients, or a latent site lies inside
+            `batch.rows()`.
     """
-    if min(draws, chains) < 1 or warmup < 0 or seed < 0:
-        raise ValueError(
-            f"draws is {draws}, chains {chains}, warmup {warmup}, seed {seed}; expected at least "
-            "1, 1, 0 and 0"
-        )
     bound = joined(model, data, state, seed, shared)
     found, diverging = [], torch.zeros(chains, draws, dtype=torch.bool)
     for chain in range(chains):
@@ -96,16 +91,17 @@ def nuts(
     return _gathered(bound, data, found, seed, dims or {}, {"diverging": diverging})
 
 
+@checked
 def centralised(
     model: Method | Program,
     data: Federation,
-    draws: int = 1000,
-    seed: int = 0,
+    draws: Count = 1000,
+    seed: CountOrNone = 0,
     *,
     guide: Callable[..., Any] = AutoMultivariateNormal,
-    steps: int = 2000,
-    lr: float = 0.02,
-    particles: int = 16,
+    steps: Count = 2000,
+    lr: Positive = 0.02,
+    particles: Count = 16,
     state: Round | None = None,
     shared: str | None = None,
     dims: Dims | None = None,
@@ -133,11 +129,6 @@ def centralised(
     Raises:
         ValueError: as `nuts`.
     """
-    if min(draws, steps, particles) < 1 or seed < 0:
-        raise ValueError(
-            f"draws is {draws}, steps {steps}, particles {particles}, seed {seed}; expected at "
-            "least 1, 1, 1 and 0"
-        )
     bound = joined(model, data, state, seed, shared)
     with alone(data, seed), pyro.settings.context(module_local_params=True):
         q = guide(bound[0])
@@ -171,13 +162,8 @@ def _gathered(
 ) -> Any:
     """Return all groups of draws for ArviZ.
 
-    Args:
-        bound: the program, a method with it and a round of that.
-        data: the federation.
-        chains: of each chain, site -> draws as Pyro gives them, [S, *batch, *p].
-        seed: of the run.
-        dims: site -> names of its own axes.
-        stats: statistics [chain, S]; "log_q" unless the draws follow the posterior.
+    Each chain has its sites' draws as Pyro gives them, [S, *batch, *p]. Statistics are [chain, S],
+    with "log_q" unless the draws follow the posterior.
     """
     joint, method, state = bound
     ids = torch.arange(data.clients)

@@ -32,17 +32,11 @@ Sides = tuple[Side, Side]
 
 
 class Case(NamedTuple):
-    """A comparison.
-
-    Attributes:
-        text: what is compared.
-        target: ratio that we are after, or None.
-        sides: data set or None -> a round of ours and of the other.
-    """
+    """A comparison."""
 
     text: str
-    target: float | None
-    sides: Callable[[Dataset | None], Sides]
+    target: float | None  # ratio that we are after
+    sides: Callable[[Dataset | None], Sides]  # data set or None -> a round of ours and the other's
 
 
 def turning(rounds: Iterator[Any]) -> Side:
@@ -61,16 +55,20 @@ def without_shortcuts(method: Method) -> Method:
     return replace(method, model=lambda *args: model(*args))
 
 
+def network(data: Federation, spec: str = MLP) -> nets.Network:
+    """Return a network for the rows of a federation."""
+    return nets.build(spec, tuple(data.x.shape[1:]), len(data.classes))
+
+
 def start(data: Federation) -> list[Tensor]:
     """Return weight [out, in] and bias of an MLP with one hidden layer, and of its head."""
-    net = nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes))
-    return list(net.init(generator(0)).values())
+    return list(network(data).init(generator(0)).values())
 
 
 def pfedvem_plain(loaded: Dataset | None) -> Sides:
     """Put pFedVEM beside one client at a time."""
     data = images(loaded, flat=True)
-    net = nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes))
+    net = network(data)
     w1, b1, w2, b2 = start(data)
     base = torch.nn.Sequential(torch.nn.Linear(*w1.shape[::-1]), torch.nn.ReLU())
     base.load_state_dict({"0.weight": w1, "0.bias": b1})
@@ -81,8 +79,7 @@ def pfedvem_plain(loaded: Dataset | None) -> Sides:
 def pfedvem_floor(loaded: Dataset | None) -> Sides:
     """Put pFedVEM, with the products of every step, beside batched torch written by hand."""
     data = images(loaded, flat=True)
-    net = nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes))
-    method = without_shortcuts(pfedvem.build(net))
+    method = without_shortcuts(pfedvem.build(network(data)))
     other = floor.pfedvem(data, start(data), FLOOR_CHUNK, 0.1)
     return ours(method, data, participation=bernoulli(0.1)), turning(other)
 
@@ -90,23 +87,23 @@ def pfedvem_floor(loaded: Dataset | None) -> Sides:
 def few_rows(_: Dataset | None) -> Sides:
     """Put FedAvg of clients with few rows beside the same with the products of every step."""
     data = equal(clients=100, rows=50)
-    method = fedavg.build(nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes)))
+    method = fedavg.build(network(data))
     return ours(method, data), ours(without_shortcuts(method), data)
 
 
 def fedavg_plain(loaded: Dataset | None, spec: str) -> Sides:
     """Put FedAvg beside one client at a time."""
     data = images(loaded, flat=spec == MLP)
-    net = nets.build(spec, tuple(data.x.shape[1:]), len(data.classes))
-    method = fedavg.build(net, epochs=1)
-    return ours(method, data), turning(plain.fedavg(data, net.fresh(generator(0))))
+    net = network(data, spec)
+    return ours(fedavg.build(net, epochs=1), data), turning(
+        plain.fedavg(data, net.fresh(generator(0)))
+    )
 
 
 def fedavg_floor(loaded: Dataset | None) -> Sides:
     """Put FedAvg, with the products of every step, beside batched torch written by hand."""
     data = images(loaded, flat=True)
-    net = nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes))
-    method = without_shortcuts(fedavg.build(net, epochs=1))
+    method = without_shortcuts(fedavg.build(network(data), epochs=1))
     other = floor.fedavg(data, start(data), FLOOR_CHUNK, 1, 10, 0.01, 0.9)
     return ours(method, data), turning(other)
 
@@ -114,24 +111,16 @@ def fedavg_floor(loaded: Dataset | None) -> Sides:
 def fedavg_alone(loaded: Dataset | None) -> Sides:
     """Put FedAvg beside the same code, one client at a time."""
     data = images(loaded, flat=True)
-    method = fedavg.build(nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes)), epochs=1)
+    method = fedavg.build(network(data), epochs=1)
     return ours(method, data), ours(method, data, chunk=1)
 
 
 def pyro_svi(_: Dataset | None) -> Sides:
     """Put Bayesian softmax regression beside `pyro.infer.SVI` for every client."""
     data = equal(clients=100, rows=50, features=64)
-    net = nets.build("softmax", (64,), len(data.classes))
-    method = fedavg.build(
-        net,
-        prior=fixed(),
-        guide=guides.mean_field,
-        scale=0.05,
-        draws=1,
-        epochs=10,
-        batch=None,
-        momentum=0.0,
-    )
+    bayesian = {"prior": fixed(), "guide": guides.mean_field, "scale": 0.05, "draws": 1}
+    training = {"epochs": 10, "batch": None, "momentum": 0.0}
+    method = fedavg.build(network(data, "softmax"), **bayesian, **training)  # type: ignore[arg-type]
     return ours(method, data), turning(svi.federated(data, steps=10, lr=0.01, scale=0.05))
 
 
@@ -147,9 +136,8 @@ def importing(_: Dataset | None) -> Sides:
 def many_clients(clients: int, share: float = 0.1, rows: int = 50) -> tuple[Side, int]:
     """Return a round of FedAvg in which a share of the clients takes part, and their number."""
     data = equal(clients, rows)
-    net = nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes))
     draw = everyone if share == 1 else fraction(share)
-    method = fedavg.build(net, epochs=1)
+    method = fedavg.build(network(data), epochs=1)
     return ours(method, data, participation=draw), max(1, round(share * clients))
 
 

@@ -1,19 +1,24 @@
-"""The command `pyrofl bench`."""
+"""The command `pyrofl bench`, and its figures."""
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from pyrofl.bench import drawing, scaling
+from pyrofl.bench import scaling
 from pyrofl.bench.cases import CASES
 from pyrofl.bench.timing import Measured, alternate
 from pyrofl.data import datasets
 from pyrofl.figures import save
+from pyrofl.figures.style import panels
 from pyrofl.files import run_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CURVES = ("clients", "rows", "memory")
 NAMES = (*CASES, *CURVES)
@@ -39,14 +44,14 @@ def bench(args: Namespace) -> None:
         torch.set_num_threads(before)
     print(run_folder.table(("case", "ours_s", "other_s", "low", "high", "ratio"), map(_line, rows)))
     run_folder.write_csv(out / "bench.csv", Measured._fields, rows)
-    save(drawing.ratios(rows, {n: case.target for n, case in CASES.items()}), out / "ratios.png")
+    save(ratios(rows, {n: case.target for n, case in CASES.items()}), out / "ratios.png")
     growing = [row for row in rows if row.case.startswith("clients=")]
     if growing:
-        save(drawing.clients_per_second(growing), out / "clients.png")
+        save(clients_per_second(growing), out / "clients.png")
     if peaks:
         print(run_folder.table(scaling.Peak._fields, peaks))
         run_folder.write_csv(out / "memory.csv", scaling.Peak._fields, peaks)
-        save(drawing.memory(peaks), out / "memory.png")
+        save(memory(peaks), out / "memory.png")
 
 
 def _measured(args: Namespace, asked: list[str]) -> Iterator[Measured]:
@@ -72,3 +77,51 @@ def _peaks(quick: bool) -> list[scaling.Peak]:
 
 def _line(row: Measured) -> tuple[object, ...]:
     return row.case, row.ours_s, row.other_s, row.low, row.high, row.ratio
+
+
+def ratios(rows: Sequence[Measured], targets: Mapping[str, float | None]) -> Figure:
+    """Draw how many times faster we are in every case, its range, and the ratio we are after."""
+    shown = [row for row in rows if row.case in targets]
+    figure, (axes,) = panels(1, 1, 7, 1.2 + 0.4 * max(len(shown), 1), grid=None)
+    for place, row in enumerate(shown):
+        axes.plot([row.low, row.high], [place, place], color="C0")
+        axes.plot(row.ratio, place, "o", color="C0")
+        target = targets[row.case]
+        if target:
+            axes.plot(target, place, "|", color="C3", markersize=16, markeredgewidth=2)
+    axes.axvline(1, color="0.6", linewidth=0.8)
+    axes.set_yticks(range(len(shown)), [row.case for row in shown])
+    axes.invert_yaxis()
+    axes.set(
+        xscale="log", xlabel="times faster than the other side (median and range; red: aimed at)"
+    )
+    return figure
+
+
+def clients_per_second(rows: Sequence[Measured]) -> Figure:
+    """Draw participants that are trained in a second against the number of clients."""
+    figure, (axes,) = panels(1, 1, 5, 3.5, grid=None)
+    count = [int(row.case.partition("=")[2]) for row in rows]
+    speed = [max(1, round(0.1 * n)) / row.ours_s for n, row in zip(count, rows, strict=True)]
+    axes.plot(count, speed, "o-")
+    axes.set(xscale="log", xlabel="clients, a tenth of whom takes part")
+    axes.set(ylim=(0, None), ylabel="clients trained per second")
+    return figure
+
+
+def memory(peaks: Sequence[scaling.Peak]) -> Figure:
+    """Draw the peak of memory against clients side by side."""
+    figure, (axes,) = panels(1, 1, 5, 3.5, grid=None)
+    for clients in sorted({peak.clients for peak in peaks}):
+        mine = [peak for peak in peaks if peak.clients == clients]
+        label = f"{clients:,} clients, their state {mine[0].state_mib:,.0f} MiB"
+        known = [peak for peak in mine if peak.chunk]
+        if known:
+            axes.plot([p.chunk for p in known], [p.mib for p in known], "o-", label=label)
+        for peak in mine:
+            if not peak.chunk:
+                axes.axhline(peak.mib, linestyle="--", label=f"{label}, automatic", color="C1")
+    axes.set(xscale="log", xlabel="clients side by side")
+    axes.set(ylim=(0, None), ylabel="peak memory (MiB)")
+    axes.legend()
+    return figure

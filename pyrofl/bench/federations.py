@@ -15,10 +15,7 @@ SIDE, CLASSES, ROWS = 28, 10, 5000
 def images(loaded: Dataset | None, flat: bool, clients: int = 100) -> Federation:
     """Deal 5,000 images to clients, each with five labels, the largest with fifty times the least.
 
-    Args:
-        loaded: a data set; None makes rows up, which take as long.
-        flat: whether a row is one axis.
-        clients: how many.
+    None for a data set makes rows up, which take as long; a flat row is one axis.
     """
     table = made_up() if loaded is None else per_class(loaded, ROWS // CLASSES)
     data = split(table, "slices:5", clients=clients, seed=0)

@@ -33,14 +33,8 @@ def fedavg(
 ) -> Iterator[Weights]:
     """Run FedAvg on an MLP with one hidden layer, yielding the weights after each round.
 
-    Args:
-        data: the federation.
-        start: weight [out, in] and bias of the hidden layer, and of the head.
-        chunk: clients side by side.
-        epochs: of local training.
-        batch: rows in a step.
-        lr: learning rate of SGD on the mean loss.
-        momentum: of SGD, afresh each round.
+    They start at weight [out, in] and bias of the hidden layer, and of the head. SGD is on the mean
+    loss, its momentum afresh each round.
     """
     weights = start
     while True:
@@ -76,17 +70,8 @@ def pfedvem(
 ) -> Iterator[Weights]:
     """Run pFedVEM on an MLP with one hidden layer, yielding base and centre after each round.
 
-    Args:
-        data: the federation.
-        start: weight [out, in] and bias of the hidden layer, and of the centre of the heads.
-        chunk: clients side by side.
-        share: of the clients that report.
-        draws: Monte Carlo samples.
-        head_epochs: full-batch steps on the heads.
-        base_epochs: epochs on the base.
-        batch: rows in a step on the base.
-        lr: learning rate of both.
-        momentum: of both.
+    They start at weight [out, in] and bias of the hidden layer, and of the centre of the heads. An
+    epoch on the heads is one step on all rows; a share of the clients reports.
     """
     weights, source = start, generator(0)
     d = sum(w.numel() for w in start[2:])

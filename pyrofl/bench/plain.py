@@ -29,13 +29,7 @@ def fedavg(
 ) -> Iterator[nn.Module]:
     """Run FedAvg, yielding the global module after each round.
 
-    Args:
-        data: the federation, all of whose clients train.
-        module: the network, which is trained.
-        epochs: of local training.
-        batch: rows in a step.
-        lr: learning rate.
-        momentum: of SGD, afresh each round.
+    All clients train; the momentum of SGD starts afresh each round.
     """
     tables = _tables(data)
     while True:
@@ -118,17 +112,8 @@ def pfedvem(
 ) -> Iterator[list[Personal]]:
     """Run pFedVEM, yielding every client's model after each round.
 
-    Args:
-        data: the federation, all of whose clients train.
-        base: all but the last layer, which is trained.
-        centre: weight and bias of the server's head.
-        share: of the clients that report, at least two.
-        draws: Monte Carlo samples.
-        head_epochs: full-batch steps on the head.
-        base_epochs: epochs on the base.
-        batch: rows in a step on the base.
-        lr: learning rate of both.
-        momentum: of both.
+    All clients train, and a share of them reports, at least two. The base is all but the last
+    layer, the centre weight and bias of the server's head; an epoch on a head is a full-batch step.
     """
     tables = _tables(data)
     heads = [Head(*centre) for _ in tables]

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from pyrofl import nets
-from pyrofl.bench.cases import MLP, many_clients, ours
+from pyrofl.bench.cases import many_clients, network, ours
 from pyrofl.bench.federations import equal
 from pyrofl.bench.timing import Measured, Side, summed_up
 from pyrofl.inference.loop.participation import fraction
@@ -61,21 +60,16 @@ def _against(
             seconds[n].append(perf_counter() - begin)
     unit = [s / sides[base][1] for s in seconds[base][1:]]
     return [
-        summed_up(
-            f"{name}={n}",
-            [(s, u * sides[n][1]) for s, u in zip(seconds[n][1:], unit, strict=True)],
-        )
-        for n in sides
+        summed_up(f"{name}={n}", [(s, u * work) for s, u in zip(seconds[n][1:], unit, strict=True)])
+        for n, (_, work) in sides.items()
     ]
 
 
 def memory(clients: int, chunks: tuple[int, ...] = CHUNKS, limit: int = 2**30) -> list[Peak]:
-    """Measure the memory of pFedVEM in a process of its own for every chunk.
+    """Measure the memory of pFedVEM in a process of its own for every number of clients in a chunk.
 
-    Args:
-        clients: with 50 rows each, a tenth of whom trains in a round.
-        chunks: clients side by side.
-        limit: bytes of private state beyond which it is on the disk.
+    Clients have 50 rows each, and a tenth of them trains in a round; private state is on the disk
+    beyond this `limit`, in bytes.
     """
     found = []
     for chunk in chunks:
@@ -89,7 +83,7 @@ def one_peak(clients: int, chunk: int, limit: int) -> dict[str, float]:
     """Run three rounds here and say what they took."""
     torch.set_num_threads(1)
     data = equal(clients, 50)
-    net = nets.build(MLP, tuple(data.x.shape[1:]), len(data.classes))
+    net = network(data)
     method, draw = pfedvem.build(net, head_epochs=2, base_epochs=1), fraction(0.1)
     run = ours(method, data, trains=draw, chunk=chunk or None, state_memory=limit)
     before = _resident()

@@ -17,14 +17,8 @@ from pyrofl.data import Federation
 def federated(data: Federation, steps: int, lr: float, scale: float) -> Iterator[Tensor]:
     """Fit Bayesian softmax regression, averaging the clients' parameters every round.
 
-    Args:
-        data: the federation, all of whose clients train.
-        steps: full-batch steps of every client.
-        lr: of SGD, on the mean scale.
-        scale: standard deviation of q(w) before round one.
-
-    Yields:
-        The means of the weights [classes, features] after each round.
+    Every client takes full-batch steps of SGD, whose lr is that of the mean loss; q(w) starts with
+    standard deviation `scale`. What is yielded are means of the weights [classes, features].
     """
     features, classes = data.x[0].numel(), len(data.classes)
     shapes = {"weight": (classes, features), "bias": (classes,)}
@@ -53,9 +47,7 @@ def federated(data: Federation, steps: int, lr: float, scale: float) -> Iterator
         variance = {n: torch.zeros(s) for n, s in shapes.items()}
         for rows in data.train[: data.clients]:
             with pyro.get_param_store().scope():
-                optimiser = pyro.optim.SGD(  # type: ignore[attr-defined]
-                    {"lr": lr / len(rows)}
-                )
+                optimiser = pyro.optim.SGD({"lr": lr / len(rows)})  # type: ignore[attr-defined]
                 fit = SVI(model, guide, optimiser, TraceMeanField_ELBO())
                 for _ in range(steps):
                     fit.step(data.x[rows], data.y[rows])

@@ -7,6 +7,8 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
+from pyrofl.arguments import Count, checked
+
 Side = Callable[[], object]
 """Does the work once."""
 
@@ -22,20 +24,13 @@ class Measured(NamedTuple):
     high: float  # largest
 
 
-def alternate(case: str, ours: Side, other: Side, turns: int) -> Measured:
+@checked
+def alternate(case: str, ours: Side, other: Side, turns: Count) -> Measured:
     """Run both sides in turn, after one turn that does not count.
-
-    Args:
-        case: its name.
-        ours: our side.
-        other: what it is compared with.
-        turns: how many count.
 
     Raises:
         ValueError: if there is no turn that counts.
     """
-    if turns < 1:
-        raise ValueError(f"turns is {turns}; expected at least 1")
     pairs = [(_seconds(ours), _seconds(other)) for _ in range(turns + 1)][1:]
     return summed_up(case, pairs)
 

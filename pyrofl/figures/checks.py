@@ -1,7 +1,7 @@
 """Figures that check posteriors: ranks, coverage, predictions per client, and newcomers.
 
 As in `pyrofl.figures`, every function returns a matplotlib Figure of its own. Places are numbers
-between 0 and 1 that are uniform if all is well: `pyrofl.sbc(...).places`, or `pyrofl.pit`.
+between 0 and 1 that are uniform if all is well: `checks.sbc(...).places`, or `checks.pit`.
 """
 
 from __future__ import annotations
@@ -11,99 +11,97 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures.posteriors import GREY, Summary
-from pyrofl.figures.style import COLOURS, bubbles, canvas, legend_above, styles
+from pyrofl.figures.style import (
+    COLOURS,
+    GREY,
+    Summary,
+    bubbles,
+    name_rows,
+    panels,
+    styles,
+    with_legend,
+)
 from pyrofl.metrics import Bins, calibration_error
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BAND = 0.99
 EXTREME = 0.025  # p values that are marked, at either end
 
 
-def ranks(panels: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure:
+def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure:
     """Draw histograms of places, with the band that holds 99% of the bins of uniform ones.
 
     Too few at both ends: intervals are too wide; too many: too narrow; a slope: a shifted posterior
     (Talts et al. 2018, figures 3 to 6).
 
     Args:
-        panels: title -> places [N]; NaN are left out.
+        places: title of a panel -> places [N]; NaN are left out.
         bins: equally wide.
         columns: of panels.
     """
     from scipy.stats import binom
 
-    rows = -(-len(panels) // columns)
-    figure = canvas(2.2 * min(columns, len(panels)) + 0.6, 1.7 * rows + 0.9)
-    grid = figure.subplots(rows, min(columns, len(panels)), sharex=True, squeeze=False).ravel()
-    for axes, (title, values) in zip(grid, panels.items(), strict=False):
-        places = _finite(values)
-        counts, edges = np.histogram(places, bins, (0, 1))
-        low, high = binom.ppf([(1 - BAND) / 2, (1 + BAND) / 2], len(places), 1 / bins)
-        axes.axhspan(
-            low, high, color=GREY, alpha=0.35, lw=0, zorder=3, label="99% of uniform ranks"
-        )
+    across = "rank of the truth among the draws (share)"
+    figure, grid = panels(
+        len(places), columns, 2.2, 1.7, (0.6, 0.9), grid=None, across=across, sharex=True
+    )
+    band: dict[str, Any] = {"color": GREY, "alpha": 0.35, "lw": 0, "zorder": 3}
+    for axes, (title, values) in zip(grid, places.items(), strict=True):
+        known = _finite(values)
+        counts, edges = np.histogram(known, bins, (0, 1))
+        ends = binom.ppf([(1 - BAND) / 2, (1 + BAND) / 2], len(known), 1 / bins)
+        axes.axhspan(*ends, label="99% of uniform ranks", **band)
         axes.stairs(counts, edges, fill=True, color=COLOURS[0], label="replications")
-        axes.axhline(len(places) / bins, color="black", linewidth=0.8)
+        axes.axhline(len(known) / bins, color="black", linewidth=0.8)
         axes.set_title(title, fontsize=9)
         axes.set(xlim=(0, 1), xticks=(0, 0.5, 1), ylim=(0, None))
         axes.tick_params(labelsize=8)
         axes.xaxis.set_major_formatter("{x:g}")
-    for axes in grid[len(panels) :]:
-        axes.remove()
-    figure.supxlabel("rank of the truth among the draws (share)", fontsize=10)
-    legend_above(figure, grid[: len(panels)])
-    return figure
+    return with_legend(figure, grid)
 
 
-def coverage(panels: Mapping[str, Mapping[str, Any]]) -> Figure:
+def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draw how often central intervals hold the truth, against how often they say they do.
 
     Args:
-        panels: title -> name of a curve -> places [N]; NaN are left out. The band holds 99% of what
-            chance makes of calibrated intervals, at every level for itself, for the shortest N.
+        places: title of a panel -> name of a curve -> places [N]; NaN are left out. The band holds
+            99% of what chance makes of calibrated intervals, at every level for itself, for the
+            shortest N.
     """
     from scipy.stats import binom
 
-    figure = canvas(3.4 * len(panels) + 0.4, 4.0)
-    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    figure, grid = panels(len(places), len(places), 3.4, 4.0, (0.4, 0), sharey=True)
     levels = np.linspace(0, 1, 101)
-    look = styles(name for curves in panels.values() for name in curves)
-    for axes, (title, curves) in zip(grid, panels.items(), strict=True):
+    look = styles(name for curves in places.values() for name in curves)
+    for axes, (title, curves) in zip(grid, places.items(), strict=True):
         known = {name: _finite(values) for name, values in curves.items()}
         count = min(map(len, known.values()))
         ends = [binom.ppf((1 + side * BAND) / 2, count, levels) / count for side in (-1, 1)]
         axes.fill_between(levels, *ends, color=GREY, alpha=0.3, lw=0, label="99% band of chance")
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1)
-        for name, places in known.items():
-            inside = (2 * np.abs(places - 0.5) <= levels[:, None]).mean(1)
-            line = {key: look[name][key] for key in ("color", "linestyle")}
-            axes.plot(levels, inside, label=name, **line)
+        for name, values in known.items():
+            inside = (2 * np.abs(values - 0.5) <= levels[:, None]).mean(1)
+            axes.plot(levels, inside, label=name, **look[name] | {"marker": None})
         axes.set_title(title, fontsize=10)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="level of the central interval")
-        axes.grid(alpha=0.3)
     grid[0].set_ylabel("held the truth (share)")
-    legend_above(figure, grid, look)
-    return figure
+    return with_legend(figure, grid, look)
 
 
 def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figure:
     """Draw a statistic of each client's rows beside what its posterior predicts of it.
 
     Args:
-        table: what `pyrofl.predictive_checks` returns, of one observed site: a panel for each
+        table: what `checks.predictive_checks` returns, of one observed site: a panel for each
             statistic, a row for each client.
         unit: statistic -> label of its axis.
     """
     statistics = list(dict.fromkeys(table["statistic"]))
     names = list(dict.fromkeys(table["client"]))
-    figure = canvas(
-        2.8 * len(statistics) + 1, 1.4 + max(0.12 if len(names) > 40 else 0.24, 0.06) * len(names)
-    )
-    grid = figure.subplots(1, len(statistics), sharey=True, squeeze=False)[0]
+    many, tall = len(statistics), (0.12 if len(names) > 40 else 0.24) * len(names)
+    figure, grid = panels(many, many, 2.8, tall, (1, 1.4), grid=None, sharey=True)
     places = np.arange(len(names))
     for axes, statistic in zip(grid, statistics, strict=True):
         part = table[table["statistic"] == statistic].set_index("client").loc[names]
@@ -118,27 +116,21 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
             if chosen.any():
                 axes.plot(seen[chosen], places[chosen], "o", ms=4, color=colour, label=label)
         axes.set_xlabel((unit or {}).get(statistic, statistic))
-        axes.grid(axis="x", color="#eeeeee")
-        axes.set_axisbelow(True)
-    grid[0].set_ylim(len(names) - 0.4, -0.6)
-    grid[0].set_yticks(places, names, fontsize=9 if len(names) <= 40 else 6)
-    legend_above(figure, grid)
-    return figure
+        name_rows(axes, names)
+    return with_legend(figure, grid)
 
 
-def reliability(bins: Mapping[str, Bins], columns: int = 5) -> Figure:
+def reliability_by_client(bins: Mapping[str, Bins], columns: int = 5) -> Figure:
     """Draw a reliability diagram for every client.
 
     Args:
-        bins: client -> bins [bins], as `pyrofl.calibration_by_client` returns them.
+        bins: client -> bins [bins], as `pyrofl.checks.calibration_by_client` returns them.
         columns: of panels.
     """
-    columns = min(columns, len(bins))
-    rows = -(-len(bins) // columns)
-    figure = canvas(1.9 * columns + 0.6, 1.9 * rows + 0.9)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    words: dict[str, Any] = {"across": "confidence", "up": "right (share)", "sharex": True}
+    figure, grid = panels(len(bins), columns, 1.9, 1.9, (0.6, 0.9), **words, sharey=True)
     look = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
-    for axes, (name, found) in zip(grid, bins.items(), strict=False):
+    for axes, (name, found) in zip(grid, bins.items(), strict=True):
         count, sure, right = (np.asarray(value.cpu()) for value in found)
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated")
         bubbles(axes, sure, right, count, np.isfinite(sure), "bins; area: rows", look)
@@ -146,13 +138,7 @@ def reliability(bins: Mapping[str, Bins], columns: int = 5) -> Figure:
         axes.set_title(f"{name}: {count.sum():.0f} rows, ECE {error:.2f}", fontsize=8, pad=3)
         axes.set(xlim=(0, 1), ylim=(-0.05, 1.05), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
         axes.tick_params(labelsize=8)
-        axes.grid(alpha=0.3)
-    for axes in grid[len(bins) :]:
-        axes.remove()
-    figure.supxlabel("confidence", fontsize=10)
-    figure.supylabel("right (share)", fontsize=10)
-    legend_above(figure, grid[:1])
-    return figure
+    return with_legend(figure, grid[:1])
 
 
 def narrowing(
@@ -166,8 +152,7 @@ def narrowing(
         title: of what is estimated, with its unit.
         truth: what it is.
     """
-    figure = canvas(5.8, 3.9)
-    axes: Axes = figure.subplots()
+    figure, (axes,) = panels(1, 1, 5.8, 3.9, grid="y")
     at, shift = np.arange(len(sizes)), 0.5 / len(fits)
     if truth is not None:
         axes.axhline(truth, color="black", linestyle="--", linewidth=1, label="truth")
@@ -178,9 +163,7 @@ def narrowing(
         axes.errorbar(place, mean, (mean - low, high - mean), **look)
     axes.set_xticks(at, list(map(str, sizes)))
     axes.set(xlabel="rows of the new client", ylabel=title)
-    axes.grid(axis="y", alpha=0.3)
-    legend_above(figure, [axes], note="mean and 95% interval")
-    return figure
+    return with_legend(figure, [axes], note="mean and 95% interval")
 
 
 def _finite(values: Any) -> Any:

@@ -5,7 +5,7 @@ As in `pyrofl.figures`, every function returns a matplotlib Figure of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,17 +13,16 @@ import numpy as np
 from pyrofl.figures.style import (
     COLOURS,
     LINES,
-    Row,
     axis_label,
     band,
     canvas,
     density,
-    legend_above,
-    log_band,
+    line,
     mark_rounds,
-    mean_and_error,
+    panels,
     styles,
     whole_numbers,
+    with_legend,
 )
 
 if TYPE_CHECKING:
@@ -44,11 +43,11 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
     """
     weights = {title: np.asarray(value) for title, value in history.items()}
     rounds, clients, branches = next(iter(weights.values())).shape
-    panels: dict[str, list[int]] = {}
+    alike: dict[str, list[int]] = {}
     for j, name in enumerate(names or [f"client {j}" for j in range(clients)]):
-        panels.setdefault(name, []).append(j)
-    columns = -(-len(panels) // max(5, -(-len(panels) // 4)))
-    rows = -(-len(panels) // columns)
+        alike.setdefault(name, []).append(j)
+    columns = -(-len(alike) // max(5, -(-len(alike) // 4)))
+    rows = -(-len(alike) // columns)
     figure = canvas(max(7.2, 2.1 * columns * len(weights)), 1.2 * rows + 1.4)
     blocks = figure.subfigures(1, len(weights), wspace=0.04, squeeze=False)[0]
     colours = styles(f"branch {b + 1}" for b in range(branches))
@@ -57,7 +56,7 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
         block.suptitle(title, fontsize=11)
         grid = block.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         grid[0].set(ylim=(-0.04, 1.04), yticks=(0, 0.5, 1), xlim=(0, max(1, rounds - 1)))
-        for i, (axes, (name, members)) in enumerate(zip(grid, panels.items(), strict=False)):
+        for i, (axes, (name, members)) in enumerate(zip(grid, alike.items(), strict=False)):
             axes.set_title(name, fontsize=9, pad=3)
             axes.axhline(1 / branches, color="#bbbbbb", linewidth=0.8)
             for b, (branch, look) in enumerate(colours.items()):
@@ -65,16 +64,15 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
                     line = {"color": look["color"], "linestyle": LINES[m % len(LINES)]}
                     axes.plot(value[:, j, b], lw=1.6, label="" if m else branch, **line)
             axes.tick_params(labelsize=8)
-            if i + columns >= len(panels):
+            if i + columns >= len(alike):
                 mark_rounds(axes.xaxis)
                 axes.tick_params(labelbottom=True)
             shown.append(axes)
-        for axes in grid[len(panels) :]:
+        for axes in grid[len(alike) :]:
             axes.remove()
         block.supylabel("branch weight", fontsize=10)
-    shared = "kinds of lines: clients; " if len(panels) < clients else ""
-    legend_above(figure, shown, colours, f"{shared}grey: equal weights")
-    return figure
+    shared = "kinds of lines: clients; " if len(alike) < clients else ""
+    return with_legend(figure, shown, colours, f"{shared}grey: equal weights")
 
 
 def simplex(
@@ -96,8 +94,7 @@ def simplex(
 
     found, marks = 100 * np.asarray(accuracy), marks or {}
     known = [*found, *(100 * value for _, value in marks.values())]
-    figure = canvas(5.6, 4.8)
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, 1, 5.6, 4.8, grid=None)
     x, y = (np.asarray(weights) @ CORNERS).T
     levels = np.linspace(min(known), max(*known, min(known) + 0.1), 101)
     image = axes.tricontourf(x, y, found, levels=levels)
@@ -115,23 +112,22 @@ def simplex(
         axes.annotate(name, (x, y), (0, 6 if y else -14), textcoords="offset points", ha="center")
     axes.set(aspect="equal", xmargin=0.09, ymargin=0.09)
     axes.set_axis_off()
-    if marks:
-        legend_above(figure, [axes], note="the colour bar shows where they are on the scale")
-    return figure
+    note = "the colour bar shows where they are on the scale"
+    return with_legend(figure, [axes], note=note) if marks else figure
 
 
-def confidence_histogram(panels: Mapping[str, tuple[Any, Any]], bins: int = 15) -> Figure:
+def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) -> Figure:
     """Draw how confident right and wrong predictions are (FedBE, figures 1 and 9).
 
     Args:
-        panels: title -> (confidence, right), both [N], or [members, N] for the mean over several
+        models: title -> (confidence, right), both [N], or [members, N] for the mean over several
             models: probability of the predicted class, and whether it is the true one.
         bins: of confidence, equally wide.
     """
-    figure = canvas(max(4.2, 3.3 * len(panels)), 3.4)
-    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    many = len(models)
+    figure, grid = panels(many, many, max(3.3, 4.2 / many), 3.4, sharey=True)
     edges = np.linspace(0, 1, bins + 1)
-    for axes, (title, (confidence, right)) in zip(grid, panels.items(), strict=True):
+    for axes, (title, (confidence, right)) in zip(grid, models.items(), strict=True):
         sure, good = np.asarray(confidence).ravel(), np.asarray(right).ravel().astype(bool)
         for name, colour, part in (("right", COLOURS[0], good), ("wrong", COLOURS[1], ~good)):
             share = 100 * np.histogram(sure[part], edges)[0] / len(sure)
@@ -140,10 +136,8 @@ def confidence_histogram(panels: Mapping[str, tuple[Any, Any]], bins: int = 15) 
         axes.set_title(f"{title}\n{100 * good.mean():.1f}% right", fontsize=10)
         axes.set(xlim=(0, 1), xlabel="confidence")
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.grid(alpha=0.3)
     grid[0].set_ylabel("predictions (%)")
-    legend_above(figure, grid)
-    return figure
+    return with_legend(figure, grid)
 
 
 def densities(entropy: Mapping[str, Sequence[Any]], classes: int) -> Figure:
@@ -154,20 +148,17 @@ def densities(entropy: Mapping[str, Sequence[Any]], classes: int) -> Figure:
             client is a thin line, all together a thick one.
         classes: K; entropy is between 0 and log K.
     """
-    figure = canvas(5.8, 3.8)
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, 1, 5.8, 3.8)
     top = float(np.log(classes))
-    for (name, values), look in zip(entropy.items(), styles(entropy).values(), strict=True):
-        line = {key: look[key] for key in ("color", "linestyle")}
-        for value in values:
-            axes.plot(*density(np.asarray(value), top), color=look["color"], lw=0.7, alpha=0.4)
-        every = np.concatenate([np.asarray(value).ravel() for value in values])
-        axes.plot(*density(every, top), linewidth=2.4, label=name, **line)
+    for name, look in styles(entropy).items():
+        clients = [np.asarray(value).ravel() for value in entropy[name]]
+        for value in clients:
+            axes.plot(*density(value, top), color=look["color"], lw=0.7, alpha=0.4)
+        thick = look | {"marker": None, "linewidth": 2.4, "label": name}
+        axes.plot(*density(np.concatenate(clients), top), **thick)
     axes.set(xlim=(0, top), ylim=(0, None), ylabel="density")
     axes.set_xlabel(f"entropy of the prediction (nats; at most log {classes} = {top:.2f})")
-    axes.grid(alpha=0.3)
-    legend_above(figure, [axes], note="thin: one client each; thick: all of them")
-    return figure
+    return with_legend(figure, [axes], note="thin: one client each; thick: all of them")
 
 
 def after_epochs(
@@ -180,70 +171,42 @@ def after_epochs(
         curves: method -> [seeds, E], means over clients.
         metric: what they measure.
     """
-    figure = canvas(5.8, 3.9)
-    axes = figure.subplots()
-    for (name, values), look in zip(curves.items(), styles(curves).values(), strict=True):
-        seeds = np.atleast_2d(np.asarray(values)).T.tolist()
-        band(axes, dict(zip(epochs, seeds, strict=True)), name, look)
+    import pandas
+
+    figure, (axes,) = panels(1, 1, 5.8, 3.9)
+    for name, look in styles(curves).items():
+        found = pandas.DataFrame(np.atleast_2d(np.asarray(curves[name])), columns=epochs)
+        band(axes, found.agg(["mean", "sem"]).T, name, look)
     axes.set(xlabel="epochs of fine-tuning", ylabel=axis_label(metric))
     axes.xaxis.set_major_locator(whole_numbers(10))
-    axes.grid(alpha=0.3)
     note = "mean ± one standard error over seeds" if axes.collections else ""
-    legend_above(figure, [axes], note=note)
-    return figure
+    return with_legend(figure, [axes], note=note)
 
 
-def distance(panels: Mapping[str, Mapping[str, Any]]) -> Figure:
+def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draw curves that shrink by orders of magnitude, on a scale of logarithms (FedABML, figure 2).
 
     Args:
-        panels: what is measured -> method -> [runs, rounds], positive, the first before round 1.
+        measures: what is measured -> method -> [runs, rounds], positive, the first before round 1.
             The band holds the geometric mean over runs with 95% confidence.
     """
-    figure = canvas(max(5.4, 4.4 * len(panels)), 3.7)
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    style = styles(name for curves in panels.values() for name in curves)
-    runs = 1
-    for axes, (label, curves) in zip(grid, panels.items(), strict=True):
+    from scipy.stats import t
+
+    many = len(measures)
+    figure, grid = panels(many, many, max(4.4, 5.4 / many), 3.7)
+    style = styles(name for curves in measures.values() for name in curves)
+    most = 1
+    for axes, (label, curves) in zip(grid, measures.items(), strict=True):
         for name, values in curves.items():
-            runs = max(runs, log_band(axes, np.atleast_2d(np.asarray(values)), name, style[name]))
+            logs = np.log(np.atleast_2d(np.asarray(values)))
+            runs, mean, ends = len(logs), logs.mean(0), None
+            if runs > 2:  # of two runs the t band spans the page
+                half = t.ppf(0.975, runs - 1) * logs.std(0, ddof=1) / runs**0.5
+                ends = np.exp([mean - half, mean + half])
+            line(axes, range(len(mean)), np.exp(mean), ends, name, style[name])
+            most = max(most, runs)
         axes.set_yscale("log")
         axes.set_title(label, fontsize=10)
         mark_rounds(axes.xaxis)
-        axes.grid(alpha=0.3)
-    note = f"geometric mean of {runs} runs and its 95% confidence band" if runs > 2 else ""
-    legend_above(figure, grid, style, note)
-    return figure
-
-
-def sparsity(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
-    """Draw what leaving weights out costs and saves (MetaVD's pruning).
-
-    Args:
-        rows: of one run each: "method", "seed", "sparsity" (share of weights left out), "bytes"
-            (sent by a client in a round), the metric, and perhaps "setting", such as the
-            threshold. The settings of a method are joined by a line.
-        metric: the one to draw.
-    """
-    points: dict[str, dict[Any, list[Row]]] = {}
-    for row in rows:
-        points.setdefault(row["method"], {}).setdefault(row.get("setting"), []).append(row)
-    figure = canvas(8.8, 3.8)
-    grid = figure.subplots(1, 2, sharey=True)
-    sides = (("sparsity", 100, "weights left out (%)"), ("bytes", 1e-6, "sent by a client (MB)"))
-    seeds = max(len(runs) for settings in points.values() for runs in settings.values())
-    for axes, (column, unit, label) in zip(grid, sides, strict=True):
-        for (name, settings), look in zip(points.items(), styles(points).values(), strict=True):
-            found = [
-                mean_and_error([unit * run[column] for run in runs])
-                + mean_and_error([run[metric] for run in runs])
-                for runs in settings.values()
-            ]
-            x, wide, y, high = np.array(sorted(found)).T
-            axes.errorbar(x, y, high, wide, capsize=2 * (seeds > 1), label=name, **look)
-        axes.set_xlabel(label)
-        axes.grid(alpha=0.3)
-    grid[0].set_ylabel(axis_label(metric))
-    note = f"mean ± one standard error over {seeds} seeds" if seeds > 1 else ""
-    legend_above(figure, grid, points, note)
-    return figure
+    note = f"geometric mean of {most} runs and its 95% confidence band" if most > 2 else ""
+    return with_legend(figure, grid, style, note)

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures.style import COLOURS, MARKERS, canvas, legend_above, mark_sizes
+from pyrofl.figures.style import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    Summary,
+    canvas,
+    mark_sizes,
+    name_rows,
+    panels,
+    with_legend,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-GREY = "#999999"
-
-Summary = tuple[Any, Any, Any]
-"""Means [J], and the lower and upper ends [J] of 95% intervals."""
 
 
 def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
@@ -54,8 +59,7 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
         axes.set_xlim(max(target - reach, 0.0) if column == "ratio" else -reach, target + reach)
     middle.set_xlabel(f"shift of the mean\n(in sds of {names[1]})")
     right.set_xlabel(f"ratio of sds\n({names[0]} / {names[1]})")
-    legend_above(figure, [left], note="grey: shifts below 0.2 sds, ratios within 15%")
-    return figure
+    return with_legend(figure, [left], note="grey: shifts below 0.2 sds, ratios within 15%")
 
 
 def forest(
@@ -69,14 +73,13 @@ def forest(
         title: of the axis, with its unit.
         truth: values [J] that all fits are about.
     """
-    figure = canvas(6.4, _height(len(labels) * max(1.0, 0.55 * len(fits))))
-    axes = figure.subplots()
+    height = _height(len(labels) * max(1.0, 0.55 * len(fits)))
+    figure, (axes,) = panels(1, 1, 6.4, height, grid=None)
     _intervals(axes, labels, fits)
     if truth is not None:
         axes.plot(truth, np.arange(len(labels)), "k*", markersize=7, label="later known", zorder=5)
     axes.set_xlabel(title)
-    legend_above(figure, [axes])
-    return figure
+    return with_legend(figure, [axes])
 
 
 def shrinkage(
@@ -97,22 +100,18 @@ def shrinkage(
         title: of the axis, with its unit.
         truth: [J], what turned out later.
     """
-    raw, mean, low, high = (np.asarray(v, dtype=float) for v in (raw, *posterior))
-    order = np.argsort(-raw, kind="stable")
-    figure = canvas(6.4, _height(len(raw)))
-    axes = figure.subplots()
+    order = np.argsort(-np.asarray(raw), kind="stable")
+    raw, mean, low, high = (np.asarray(v, dtype=float)[order] for v in (raw, *posterior))
+    figure, (axes,) = panels(1, 1, 6.4, _height(len(raw)), grid=None)
     places = np.arange(len(raw))
     axes.axvline(centre, color=GREY, linestyle="--", label="population mean")
-    axes.hlines(places, raw[order], mean[order], color=GREY, linewidth=0.8)
-    axes.plot(raw[order], places, "o", mfc="white", color=COLOURS[1], label="own estimate")
-    _intervals(
-        axes, [names[i] for i in order], {"posterior": (mean[order], low[order], high[order])}
-    )
+    axes.hlines(places, raw, mean, color=GREY, linewidth=0.8)
+    axes.plot(raw, places, "o", mfc="white", color=COLOURS[1], label="own estimate")
+    _intervals(axes, [names[i] for i in order], {"posterior": (mean, low, high)})
     if truth is not None:
         axes.plot(np.asarray(truth)[order], places, "k*", label="later known", zorder=5)
     axes.set_xlabel(title)
-    legend_above(figure, [axes])
-    return figure
+    return with_legend(figure, [axes])
 
 
 def pooling(
@@ -136,22 +135,20 @@ def pooling(
         title: of the estimates, with their unit.
         unit: what is counted by size.
     """
-    figure = canvas(8.4, 3.6)
-    panels = figure.subplots(1, 2, sharey=True)
+    figure, grid = panels(2, 2, 4.2, 3.6, grid=None, sharey=True)
     size = np.asarray(size, dtype=float)
     # Clients of one size would hide each other.
     beside = size * np.exp(0.04 * np.sin(2.4 * np.arange(len(size))))
     for axes, name, (mean, sd), colour in (
-        (panels[0], "each on its own", raw, COLOURS[1]),
-        (panels[1], "hierarchical", partial, COLOURS[0]),
+        (grid[0], "each on its own", raw, COLOURS[1]),
+        (grid[1], "hierarchical", partial, COLOURS[0]),
     ):
         axes.axhline(centre, color=GREY, linestyle="--", label="population mean")
         axes.errorbar(beside, mean, sd, fmt="o", ms=3, lw=0.8, color=colour, label=name, alpha=0.8)
         mark_sizes(axes.xaxis, size)
         axes.set_xlabel(unit)
-    panels[0].set_ylabel(title)
-    legend_above(figure, panels, note="bars: one standard error or deviation")
-    return figure
+    grid[0].set_ylabel(title)
+    return with_legend(figure, grid, note="bars: one standard error or deviation")
 
 
 def courses(
@@ -167,34 +164,29 @@ def courses(
         up: label of the parameters, with their unit.
     """
     columns = min(len(labels), 4)
-    figure = canvas(2.1 * columns, 1.8 * -(-len(labels) // columns) + 0.6)
-    grid = figure.subplots(-(-len(labels) // columns), columns, sharex=True, squeeze=False).ravel()
-    for k, (axes, label) in enumerate(zip(grid, labels, strict=False)):
+    look: dict[str, Any] = {"grid": None, "across": across, "up": up}
+    figure, grid = panels(len(labels), columns, 2.1, 1.8, (0, 0.6), **look, sharex=True)
+    for k, (axes, label) in enumerate(zip(grid, labels, strict=True)):
         mean, low, high = (np.asarray(v)[:, k] for v in posterior)
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.errorbar(at, mean, (mean - low, high - mean), fmt="o", ms=3.5, color=COLOURS[0])
         axes.set_title(label, fontsize=10)
         axes.tick_params(labelsize=8, labelbottom=k + columns >= len(labels))
-    for axes in grid[len(labels) :]:
-        axes.remove()
-    figure.supxlabel(across, fontsize=10)
-    figure.supylabel(up, fontsize=10)
     return figure
 
 
-def lines(panels: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str) -> Figure:
+def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str) -> Figure:
     """Draw every client's rows, its line of least squares and its posterior of lines.
 
     Args:
-        panels: client -> x [N] and y [N] of its rows, places [P], and draws [S, P] of its line.
+        clients: name -> x [N] and y [N] of its rows, places [P], and draws [S, P] of its line.
         across: label of x, with its unit.
         up: label of y, with its unit.
     """
-    columns = min(len(panels), 6 if len(panels) <= 24 else 8)
-    rows = -(-len(panels) // columns)
-    figure = canvas(1.35 * columns + 0.6, 1.25 * rows + 0.8)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    for axes, (name, (x, y, at, draws)) in zip(grid, panels.items(), strict=False):
+    columns = 6 if len(clients) <= 24 else 8
+    look: dict[str, Any] = {"grid": None, "across": across, "up": up, "sharex": True}
+    figure, grid = panels(len(clients), columns, 1.35, 1.25, (0.6, 0.8), **look, sharey=True)
+    for axes, (name, (x, y, at, draws)) in zip(grid, clients.items(), strict=True):
         x, y, at, draws = (np.asarray(v, dtype=float) for v in (x, y, at, draws))
         low, high = np.quantile(draws, [0.025, 0.975], 0)
         axes.fill_between(at, low, high, color=COLOURS[0], alpha=0.25, lw=0, label="95% interval")
@@ -205,12 +197,7 @@ def lines(panels: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str)
         axes.plot(x, y, ".", color="black", markersize=3)
         axes.set_title(name, fontsize=8, pad=2)
         axes.tick_params(labelsize=7)
-    for axes in grid[len(panels) :]:
-        axes.remove()
-    figure.supxlabel(across, fontsize=10)
-    figure.supylabel(up, fontsize=10)
-    legend_above(figure, grid[: len(panels)])
-    return figure
+    return with_legend(figure, grid)
 
 
 def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -> None:
@@ -223,10 +210,7 @@ def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -
         style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "lw": 1.2, "ms": 3.5}
         style |= {"fmt": MARKERS[i % len(MARKERS)], "label": name}
         axes.errorbar(mean, at, xerr=(mean - low, high - mean), **style)
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_yticks(places, labels, fontsize=9 if len(labels) <= 40 else 6)
-    axes.grid(axis="x", color="#eeeeee")
-    axes.set_axisbelow(True)
+    name_rows(axes, labels)
 
 
 def _height(rows: float) -> float:

@@ -6,7 +6,6 @@ touched.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from pyrofl.figures.style import (
     COLOURS,
+    GREY,
     POPULATIONS,
     Row,
     about,
@@ -23,18 +23,18 @@ from pyrofl.figures.style import (
     bubbles,
     canvas,
     label_places,
-    legend_above,
     mark_rounds,
     mark_sizes,
-    mean_and_error,
-    series,
+    panels,
     styles,
     whole_numbers,
+    with_legend,
 )
 from pyrofl.files.run_folder import replacing
 from pyrofl.metrics import Bins
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
 # A share of 25 rows has a standard error of at most 0.5 / sqrt(25). Clients may test the same rows,
@@ -80,7 +80,7 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
     return figure
 
 
-def curves(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
+def curves(rows: Iterable[Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:
     """Draw a metric against the round, with a band of one standard error over seeds.
 
     Args:
@@ -91,34 +91,24 @@ def curves(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
     Raises:
         ValueError: if no row is about the metric.
     """
-    panels: dict[tuple[str, str], dict[str, dict[int, list[float]]]] = {}
-    found = about(metric, rows)
-    for row in found:
-        lines = panels.setdefault((row["model"], row["population"]), {})
-        points = lines.setdefault(series(row["method"], row), defaultdict(list))
-        points[int(row["round"])].append(float(row["value"]))
-    style = styles(series(row["method"], row) for row in found)
-    columns = min(3, len(panels))
-    height = -(-len(panels) // columns)
-    figure = canvas(max(6, 3.6 * columns), 3.1 * height + 0.5)
-    grid = figure.subplots(height, columns, squeeze=False, sharey=True)
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
-    for axes, ((model, population), lines) in zip(grid.flat, panels.items(), strict=False):
+    table = about(metric, rows).astype({"round": int})
+    table["line"] = table["method"] + table["adapted"]
+    parts = list(table.groupby(["model", "population"], sort=False))
+    style = styles(table["line"])
+    columns = min(3, len(parts))
+    figure, grid = panels(len(parts), 3, max(3.6, 6 / columns), 3.1, (0, 0.5), sharey=True)
+    for axes, ((model, population), part) in zip(grid, parts, strict=True):
         axes.set_title(f"{model} model, {POPULATIONS.get(population, population)}", fontsize=10)
-        for name, points in lines.items():
-            band(axes, points, name, style[name])
+        for name, points in part.groupby("line", sort=False):
+            band(axes, points.groupby("round")["value"].agg(["mean", "sem"]), name, style[name])
         mark_rounds(axes.xaxis)
-        axes.grid(alpha=0.3)
-    for axes in grid[:, 0]:
+    for axes in grid[::columns]:
         axes.set_ylabel(axis_label(metric))
-    shown = list(grid.flat[: len(panels)])
-    note = "mean ± one standard error over seeds" if any(a.collections for a in shown) else ""
-    legend_above(figure, shown, style, note)
-    return figure
+    note = "mean ± one standard error over seeds" if any(a.collections for a in grid) else ""
+    return with_legend(figure, grid, style, note)
 
 
-def comparison(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
+def comparison(rows: Iterable[Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:
     """Draw the final metric of every method: each seed, and the mean with its standard error.
 
     Args:
@@ -129,36 +119,35 @@ def comparison(rows: Iterable[Row], metric: str = "accuracy") -> Figure:
     Raises:
         ValueError: if no row is about the metric.
     """
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in about(metric, rows):
-        values = found.setdefault(row["method"], defaultdict(list))
-        values[series(f"{row['model']} model", row)].append(float(row["value"]))
-    style = styles(name for values in found.values() for name in values)
-    seeds = max(len(value) for values in found.values() for value in values.values())
-    most = max(map(len, found.values()))
-    each = 0.26 if len(found) < 10 else 0.13  # inches for a mark; many methods stand closer
-    figure = canvas(6.4, 1.6 + each * len(found) * max(2, most))
-    axes = figure.subplots()
+    table = about(metric, rows)
+    table["mark"] = table["model"] + " model" + table["adapted"]
+    lanes = {
+        name: list(part.groupby("mark", sort=False)["value"])
+        for name, part in table.groupby("method", sort=False)
+    }
+    style = styles(name for marks in lanes.values() for name, _ in marks)
+    seeds = max(len(values) for marks in lanes.values() for _, values in marks)
+    most = max(map(len, lanes.values()))
+    each = 0.26 if len(lanes) < 10 else 0.13  # inches for a mark; many methods stand closer
+    figure, (axes,) = panels(1, 1, 6.4, 1.6 + each * len(lanes) * max(2, most), grid="x")
     step = 0.8 / most
-    for lane, values in enumerate(found.values()):
-        for i, (name, value) in enumerate(values.items()):
-            height = lane + step * (i - (len(values) - 1) / 2)
-            mean, error = mean_and_error(value)
+    for lane, marks in enumerate(lanes.values()):
+        for i, (name, values) in enumerate(marks):
+            height = lane + step * (i - (len(marks) - 1) / 2)
+            error = np.nan_to_num(values.sem())
             look = style[name] | {"linestyle": "none", "label": name}
-            axes.errorbar([mean], [height], xerr=[error] if error else None, capsize=3, **look)
+            axes.errorbar(values.mean(), height, xerr=error or None, capsize=3, **look)
             if seeds > 1:
                 # Two seeds lie at the very ends of their bar, so they are drawn below it.
-                below = [height + 0.3 * step] * len(value)
-                axes.plot(value, below, ".", markersize=5, color=style[name]["color"], alpha=0.5)
-    axes.set_yticks(range(len(found)), list(found))
-    axes.set_ylim(len(found) - 0.5, -0.5)
-    for edge in range(1, len(found)):
+                below = [height + 0.3 * step] * len(values)
+                axes.plot(values, below, ".", markersize=5, color=style[name]["color"], alpha=0.5)
+    axes.set_yticks(range(len(lanes)), list(lanes))
+    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    for edge in range(1, len(lanes)):
         axes.axhline(edge - 0.5, color="#dddddd", linewidth=0.8)
     axes.set_xlabel(axis_label(metric))
-    axes.grid(axis="x", alpha=0.3)
     note = f"mean ± one standard error; dots: {seeds} seeds" if seeds > 1 else ""
-    legend_above(figure, [axes], style, note)
-    return figure
+    return with_legend(figure, [axes], style, note)
 
 
 def reliability(bins: Mapping[str, Bins]) -> Figure:
@@ -172,7 +161,7 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
     """
     figure = canvas(5.7, 5.8)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    upper.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="calibrated")
+    upper.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated")
     notes = ["area: rows of the bin"]
     for name, style in styles(bins).items():
         rows, sure, right = (np.asarray(value.cpu()) for value in bins[name])
@@ -180,15 +169,13 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
         if (rows[~enough] > 0).any():
             notes[1:] = [f"hollow: under {FEWEST} rows or {SMALLEST:.0%} of them"]
         bubbles(upper, sure, right, rows, enough, name, style)
-        line = {key: style[key] for key in ("color", "linestyle")}
-        edges = np.linspace(0, 1, len(rows) + 1)
-        lower.stairs(100 * rows / max(1, rows.sum()), edges, linewidth=1.5, **line)
+        look = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.5}
+        lower.stairs(100 * rows / max(1, rows.sum()), np.linspace(0, 1, len(rows) + 1), **look)
     upper.set(ylabel="rows of the bin that are right (share)", xlim=(0, 1), ylim=(-0.03, 1.03))
     lower.set(xlabel="confidence (probability of the predicted class)", ylabel="rows (%)")
     lower.set_ylim(0, None)
     upper.grid(alpha=0.3)
-    legend_above(figure, [upper], note="; ".join(notes))
-    return figure
+    return with_legend(figure, [upper], note="; ".join(notes))
 
 
 def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
@@ -201,8 +188,7 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     """
     tau, deviation, size = (np.asarray(value, dtype=float) for value in (tau, deviation, size))
     share = 100 * tau / tau.sum()
-    figure = canvas(11, 3.6)
-    weights, distances, sizes = figure.subplots(1, 3)
+    figure, (weights, distances, sizes) = panels(3, 3, 11 / 3, 3.6, grid=None)
     weights.hist(share, bins="rice", color=COLOURS[0], edgecolor="white")
     weights.set(xlabel=r"weight at the server, $\tau_j \,/\, \Sigma\tau$ (%)", ylabel="clients")
     distances.hist(deviation, bins="rice", color=COLOURS[2], edgecolor="white")
@@ -215,24 +201,19 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     equal: dict[str, Any] = {"color": COLOURS[1], "linestyle": "--", "label": "equal weights"}
     weights.axvline(100 / len(tau), **equal)
     sizes.axhline(100 / len(tau), **equal)
-    legend_above(figure, [weights])
-    return figure
+    return with_legend(figure, [weights])
 
 
 def clients(size: Any, value: Any, metric: str) -> Figure:
     """Draw a metric of every client, [J], against its number of training rows, [J]."""
     size, value = np.asarray(size), np.asarray(value, dtype=float)
-    figure = canvas(5.4, 3.8)
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, 1, 5.4, 3.8)
     axes.scatter(size, value, s=22, color=COLOURS[0], alpha=0.7)
-    axes.axhline(
-        float(np.nanmean(value)), color=COLOURS[1], linestyle="--", label="mean of clients"
-    )
+    mean = float(np.nanmean(value))
+    axes.axhline(mean, color=COLOURS[1], linestyle="--", label="mean of clients")
     mark_sizes(axes.xaxis, size)
     axes.set_ylabel(axis_label(metric))
-    axes.grid(alpha=0.3)
-    legend_above(figure, [axes])
-    return figure
+    return with_legend(figure, [axes])
 
 
 def save(figure: Figure, path: str | Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
@@ -15,11 +16,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Row = Mapping[str, Any]  # a line of metrics.csv or compare.csv, by column
+Look = Mapping[str, Any]
+Summary = tuple[Any, Any, Any]
+"""Means [J], and the lower and upper ends [J] of 95% intervals."""
 
 # Okabe and Ito's, which colour-blind readers tell apart; shapes differ as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
 LINES = ("-", "--", ":", "-.")
+GREY = "#999999"
 
 METRICS = {
     "accuracy": "accuracy (share of rows)",
@@ -48,6 +53,38 @@ def canvas(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def panels(
+    count: int,
+    columns: int,
+    wide: float,
+    tall: float,
+    room: tuple[float, float] = (0.0, 0.0),
+    grid: Literal["both", "x", "y"] | None = "both",
+    across: str = "",
+    up: str = "",
+    sharex: bool = False,
+    sharey: bool = False,
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of `count` panels, at most so many `columns` in a row, and its panels.
+
+    Each is `wide` and `tall`, and beside them all is `room`, in inches. Lines of a `grid` lie
+    behind the data; `across` and `up` are labels of all axes.
+    """
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = canvas(wide * columns + room[0], tall * rows + room[1])
+    found = figure.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False).ravel()
+    for axes in found[count:]:
+        axes.remove()
+    for axes in found[:count] if grid else ():
+        axes.grid(axis=grid, alpha=0.3)
+    if across:
+        figure.supxlabel(across, fontsize=10)
+    if up:
+        figure.supylabel(up, fontsize=10)
+    return figure, list(found[:count])
+
+
 def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Give every name its colour, marker and kind of line."""
     return {
@@ -61,23 +98,22 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def about(metric: str, rows: Iterable[Row]) -> list[Row]:
-    """Return the rows on one metric.
+def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFrame:
+    """Return the rows on one metric, and in the column "adapted" words for the end of a label.
 
     Raises:
         ValueError: if there are none.
     """
-    rows = list(rows)
-    found = [row for row in rows if row["metric"] == metric]
-    if not found:
-        known = ", ".join(sorted({row["metric"] for row in rows})) or "no rows"
-        raise ValueError(f"no row is about metric {metric!r}; found {known}")
-    return found
+    import pandas
 
-
-def series(name: str, row: Row) -> str:
-    """Name a line: what it is about, and whether the model was adapted before testing."""
-    return name + ADAPTED.get(row["adapted"], f", {row['adapted']}")
+    table = pandas.DataFrame(rows)
+    known = sorted(set(table["metric"])) if len(table) else []
+    if metric not in known:
+        raise ValueError(
+            f"no row is about metric {metric!r}; found {', '.join(known) or 'no rows'}"
+        )
+    adapted = table["adapted"].map(lambda how: ADAPTED.get(how, f", {how}"))
+    return table.assign(adapted=adapted)[table["metric"] == metric].astype({"value": float})
 
 
 def axis_label(metric: str) -> str:
@@ -92,46 +128,24 @@ def axis_label(metric: str) -> str:
     return METRICS.get(metric, metric)
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return a mean over seeds and its standard error; 0 for a single seed.
+def line(axes: Axes, at: Any, middle: Any, ends: Any, name: str, style: Look) -> None:
+    """Draw a line and, where there are `ends` (low, high), a band between these."""
+    every = max(1, len(at) // 10)
+    axes.plot(at, middle, label=name, markersize=4, markevery=every, **style)
+    if ends is not None:
+        axes.fill_between(at, *ends, color=style["color"], alpha=0.2, linewidth=0)
 
-    >>> mean_and_error([1.0, 3.0])
-    (2.0, 1.0)
+
+def band(axes: Axes, points: pandas.DataFrame, name: str, style: Look) -> None:
+    """Draw means over seeds, and one standard error around them.
+
+    `points` are columns mean and sem by place; a single place, too narrow for a band, gets a bar.
     """
-    n = len(values)
-    return float(np.mean(values)), float(np.std(values, ddof=1) / n**0.5) if n > 1 else 0.0
-
-
-def band(axes: Axes, points: Mapping[int, Sequence[float]], name: str, style: Row) -> None:
-    """Draw means over seeds against rounds, and one standard error around them.
-
-    A single round, too narrow for a band, gets a bar.
-    """
-    rounds = sorted(points)
-    mean, error = np.array([mean_and_error(points[r]) for r in rounds]).T
-    every = max(1, len(rounds) // 10)
-    axes.plot(rounds, mean, label=name, markersize=4, markevery=every, **style)
-    if len(rounds) == 1 and error.any():
-        axes.errorbar(rounds, mean, error, fmt="none", color=style["color"], capsize=3)
-    elif error.any():
-        axes.fill_between(
-            rounds, mean - error, mean + error, color=style["color"], alpha=0.2, linewidth=0
-        )
-
-
-def log_band(axes: Axes, values: NDArray[Any], name: str, style: Row) -> int:
-    """Draw the geometric mean of runs, [runs, rounds], and its 95% band; return how many runs."""
-    from scipy.stats import t
-
-    logs = np.log(values)
-    runs, rounds = len(values), len(values[0])
-    mean = logs.mean(0)
-    axes.plot(np.exp(mean), label=name, markersize=4, markevery=max(1, rounds // 10), **style)
-    if runs > 2:  # of two runs the t band spans the page
-        half = t.ppf(0.975, runs - 1) * logs.std(0, ddof=1) / runs**0.5
-        low, high = np.exp(mean - half), np.exp(mean + half)
-        axes.fill_between(range(rounds), low, high, color=style["color"], alpha=0.2, linewidth=0)
-    return runs
+    at, mean, error = points.index, points["mean"], points["sem"].fillna(0.0)
+    ends = (mean - error, mean + error) if len(at) > 1 and error.any() else None
+    line(axes, at, mean, ends, name, style)
+    if len(at) == 1 and error.any():
+        axes.errorbar(at, mean, error, fmt="none", color=style["color"], capsize=3)
 
 
 def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -150,7 +164,7 @@ def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any
     return at, height
 
 
-def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Row) -> None:
+def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Look) -> None:
     """Draw points, [N], whose area grows with their rows; a line joins all but the hollow ones."""
     colour, marker = style["color"], style["marker"]
     axes.plot(x, np.where(joined, y, np.nan), linestyle=style["linestyle"], color=colour)
@@ -216,17 +230,18 @@ def label_places(
         axis.set_tick_params(labelrotation=90)
 
 
-def legend_above(
-    figure: Figure, panels: Iterable[Axes], order: Iterable[str] = (), note: str = ""
-) -> None:
-    """Put one legend for all panels above them, in as many columns as fit.
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Label places 0, 1... from top to bottom, one for each row."""
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_yticks(range(len(names)), names, fontsize=9 if len(names) <= 40 else 6)
+    axes.grid(axis="x", color="#eeeeee")
+    axes.set_axisbelow(True)
 
-    Args:
-        figure: gets the legend.
-        panels: hold what it explains, by label.
-        order: of labels; those it lacks follow as they are found.
-        note: a line in small print above the labels.
-    """
+
+def with_legend(
+    figure: Figure, panels: Iterable[Axes], order: Iterable[str] = (), note: str = ""
+) -> Figure:
+    """Put one legend above all panels, its labels in this `order`; return the figure."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
@@ -242,3 +257,4 @@ def legend_above(
         title=note or None,
         title_fontproperties={"size": 9},
     )
+    return figure

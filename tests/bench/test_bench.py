@@ -90,7 +90,7 @@ def test_sides_take_turns():
     found = alternate("a", lambda: calls.append("o"), lambda: calls.append("x"), 3)
     assert "".join(calls) == "oxoxoxox"
     assert found.low <= found.ratio <= found.high
-    with pytest.raises(ValueError, match="turns is 0"):
+    with pytest.raises(ValueError, match="turns is 0; expected a whole number of at least 1"):
         alternate("a", list, list, 0)
 
 

@@ -9,7 +9,6 @@ import torch
 from scipy.stats import binom
 
 from pyrofl import figures
-from pyrofl.figures import checks as figures_checks
 from pyrofl.metrics import calibration_bins, calibration_error
 
 G = np.random.default_rng(0)
@@ -22,7 +21,7 @@ def words(figure) -> list[str]:
 def test_rank_histograms_have_the_band_of_uniform_ranks(tmp_path):
     places = (G.integers(0, 200, 400) + 0.5) / 200
     with_gap = np.concatenate([places[:300], [np.nan] * 100])
-    figure = figures_checks.ranks({"mu": places, "eta": with_gap, "w": places}, 10, columns=2)
+    figure = figures.ranks({"mu": places, "eta": with_gap, "w": places}, 10, columns=2)
     assert [axes.get_title() for axes in figure.axes] == ["mu", "eta", "w"]
     for axes, count in zip(figure.axes, (400, 300, 400), strict=True):
         (stairs,) = (p for p in axes.patches if hasattr(p, "get_data"))
@@ -38,7 +37,7 @@ def test_rank_histograms_have_the_band_of_uniform_ranks(tmp_path):
 
 def test_coverage_is_the_share_of_truths_inside():
     places = np.array([0.5, 0.4, 0.7, 0.9, np.nan])  # in intervals from levels 0, 0.2, 0.4, 0.8
-    figure = figures_checks.coverage({"one": {"a": places}, "two": {"a": places, "b": places}})
+    figure = figures.coverage({"one": {"a": places}, "two": {"a": places, "b": places}})
     left, right = figure.axes
     curve = {line.get_label(): line for line in left.lines}["a"]
     x, y = curve.get_xdata(), curve.get_ydata()
@@ -58,7 +57,7 @@ def checked() -> pd.DataFrame:
 
 
 def test_predictive_checks_mark_what_is_extreme():
-    figure = figures_checks.predictive_checks(checked(), {"mean": "mean (faults)"})
+    figure = figures.predictive_checks(checked(), {"mean": "mean (faults)"})
     left, right = figure.axes
     assert [left.get_xlabel(), right.get_xlabel()] == ["mean (faults)", "sd"]
     assert [t.get_text() for t in left.get_yticklabels()] == ["a", "b", "c"]
@@ -73,7 +72,7 @@ def test_every_client_has_its_reliability_diagram(clients):
     sure = torch.rand(clients, 40, generator=torch.Generator().manual_seed(0))
     bins = calibration_bins(sure, (sure > 0.5).float(), bins=5)
     found = {f"c{j}": type(bins)(*(v[j] for v in bins)) for j in range(clients)}
-    figure = figures_checks.reliability(found, columns=3)
+    figure = figures.reliability_by_client(found, columns=3)
     titles = [axes.get_title() for axes in figure.axes]
     ece = calibration_error(bins)[0]
     assert titles == [f"c{j}: 40 rows, ECE {float(ece[j]):.2f}" for j in range(clients)]
@@ -82,7 +81,7 @@ def test_every_client_has_its_reliability_diagram(clients):
 
 def test_narrowing_shows_every_fit_at_every_size():
     fit = (np.array([1.0, 2.0]), np.array([0.0, 1.5]), np.array([3.0, 2.5]))
-    figure = figures_checks.narrowing((0, 10), {"exact": fit, "own": fit}, "mean", 1.5)
+    figure = figures.narrowing((0, 10), {"exact": fit, "own": fit}, "mean", 1.5)
     (axes,) = figure.axes
     assert [t.get_text() for t in axes.get_xticklabels()] == ["0", "10"]
     assert [c.lines[0].get_ydata().tolist() for c in axes.containers] == [[1.0, 2.0]] * 2

@@ -9,18 +9,17 @@ import pytest
 import torch
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.colors import to_hex
+from pictures import overlaps
 from scipy.stats import gaussian_kde, t
-from test_figures import overlaps
 
-from pyrofl.figures import style
-from pyrofl.figures.papers import (
+from pyrofl.figures import (
     after_epochs,
     alphas,
     confidence_histogram,
     densities,
     distance,
     simplex,
-    sparsity,
+    style,
 )
 
 RNG = np.random.default_rng(0)
@@ -201,45 +200,6 @@ def test_distances_have_a_band_of_95_percent_confidence():
     # A method looks the same in all panels.
     assert second.lines[0].get_color() == first.lines[1].get_color()
     assert note(figure) == "geometric mean of 5 runs and its 95% confidence band"
-    assert overlaps(figure) == []
-
-
-# Pruning.
-
-
-def pruned(seeds=2):
-    for seed in range(seeds):
-        for method in ("reptile+metavd", "snip"):
-            for share in (0.9, 0.0, 0.7):
-                yield {
-                    "method": method,
-                    "seed": seed,
-                    "setting": share,
-                    "sparsity": share + 0.02 * seed,
-                    "bytes": 2e6 * (1 - share),
-                    "accuracy": 0.5 - 0.1 * share + 0.1 * seed,
-                }
-        yield {"method": "reptile", "seed": seed, "sparsity": 0, "bytes": 2e6, "accuracy": 0.5}
-
-
-def test_pruning_is_drawn_against_weights_and_bytes():
-    figure = sparsity(pruned())
-    shares, sent = figure.axes
-    metavd, _, reptile = (bar.lines[0] for bar in shares.containers)
-    np.testing.assert_allclose(metavd.get_xydata(), [[1, 0.55], [71, 0.48], [91, 0.46]])
-    np.testing.assert_allclose(reptile.get_xydata(), [[0, 0.5]])
-    first = sent.containers[0].lines[0]
-    np.testing.assert_allclose(first.get_xydata(), [[0.2, 0.46], [0.6, 0.48], [2, 0.55]])
-    wide, high = (bars.get_segments()[0] for bars in shares.containers[0].lines[2])
-    assert wide[1, 0] - wide[0, 0] == pytest.approx(2.0)
-    assert high[1, 1] - high[0, 1] == pytest.approx(0.1)
-    assert [a.get_xlabel() for a in figure.axes] == [
-        "weights left out (%)",
-        "sent by a client (MB)",
-    ]
-    assert labels(figure) == ["reptile+metavd", "snip", "reptile"]
-    assert note(figure) == "mean ± one standard error over 2 seeds"
-    assert note(sparsity(pruned(1))) == ""
     assert overlaps(figure) == []
 
 

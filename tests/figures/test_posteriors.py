@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from pyrofl import figures
-from pyrofl.figures import posteriors as figures_posteriors
 
 G = np.random.default_rng(0)
 
@@ -31,7 +30,7 @@ def words(figure) -> list[str]:
 @pytest.mark.parametrize("rows", [1, 12, 90])
 def test_cost_shows_every_row_in_three_panels(rows, tmp_path):
     known = table(rows)
-    figure = figures_posteriors.cost(known, ("federated", "NUTS"))
+    figure = figures.cost(known, ("federated", "NUTS"))
     left, middle, right = figure.axes
     drawn = [c.lines[0].get_xdata() for c in left.containers]
     np.testing.assert_array_equal(drawn, [known["mean"], known["reference_mean"]])
@@ -50,9 +49,7 @@ def test_cost_shows_every_row_in_three_panels(rows, tmp_path):
 
 def test_shrinkage_sorts_by_the_clients_own_estimates():
     raw, mean, truth = np.array([1.0, 3.0, 2.0]), np.array([1.5, 2.4, 2.0]), np.arange(3.0)
-    figure = figures_posteriors.shrinkage(
-        "abc", raw, (mean, mean - 1, mean + 2), 2.0, "effect", truth
-    )
+    figure = figures.shrinkage("abc", raw, (mean, mean - 1, mean + 2), 2.0, "effect", truth)
     (axes,) = figure.axes
     assert [t.get_text() for t in axes.get_yticklabels()] == ["b", "c", "a"]
     assert words(figure) == ["population mean", "own estimate", "later known", "posterior"]
@@ -64,7 +61,7 @@ def test_shrinkage_sorts_by_the_clients_own_estimates():
 def test_pooling_has_the_same_scale_on_both_sides():
     size = np.array([1, 1, 40])
     raw = (np.array([5.0, np.nan, 1.0]), np.array([2.0, np.nan, 0.1]))
-    figure = figures_posteriors.pooling(size, raw, (np.ones(3), np.ones(3)), 1.0, "y", "homes")
+    figure = figures.pooling(size, raw, (np.ones(3), np.ones(3)), 1.0, "y", "homes")
     left, right = figure.axes
     assert left.get_ylim() == right.get_ylim()
     assert left.get_xlabel() == "homes"
@@ -73,7 +70,7 @@ def test_pooling_has_the_same_scale_on_both_sides():
 
 def test_forest_gives_every_fit_its_places():
     fits = {n: (np.ones(4), np.zeros(4), np.full(4, 3.0)) for n in ("one", "two", "three")}
-    figure = figures_posteriors.forest(fits, list("wxyz"), "coefficient", np.zeros(4))
+    figure = figures.forest(fits, list("wxyz"), "coefficient", np.zeros(4))
     assert words(figure) == ["later known", "one", "two", "three"]
     (axes,) = figure.axes
     heights = [c.lines[0].get_ydata()[0] for c in axes.containers]
@@ -88,7 +85,7 @@ def test_lines_give_every_client_a_panel(clients):
         for j in range(clients)
     }
     panels["alone"] = (np.array([0.5]), np.array([1.0]), at, G.normal(size=(20, 5)))
-    figure = figures_posteriors.lines(panels, "days", "weight")
+    figure = figures.lines(panels, "days", "weight")
     assert [axes.get_title() for axes in figure.axes] == list(panels)
     own = next(x for x in figure.axes[0].lines if x.get_label().startswith("least squares"))
     np.testing.assert_allclose(own.get_ydata(), 1 + 2 * at)
@@ -97,9 +94,7 @@ def test_lines_give_every_client_a_panel(clients):
 
 def test_courses_give_every_parameter_a_panel():
     mean, years = G.normal(size=(3, 5)), (1972.0, 1976.0, 1980.0)
-    figure = figures_posteriors.courses(
-        years, (mean, mean - 1, mean + 1), "abcde", "year", "points"
-    )
+    figure = figures.courses(years, (mean, mean - 1, mean + 1), "abcde", "year", "points")
     assert [axes.get_title() for axes in figure.axes] == list("abcde")
     (bars,) = figure.axes[2].containers
     assert bars.lines[0].get_ydata().tolist() == mean[:, 2].tolist()
@@ -108,6 +103,6 @@ def test_courses_give_every_parameter_a_panel():
 def test_cost_of_several_variables_is_in_standard_deviations():
     known = table(3)
     known["variable"] = ["a", "b", "b"]
-    left = figures_posteriors.cost(known).axes[0]
+    left = figures.cost(known).axes[0]
     drawn = [c.lines[0].get_xdata() for c in left.containers]
     np.testing.assert_allclose(drawn, [known["difference"], np.zeros(3)])

@@ -89,7 +89,7 @@ def elpd(loo: object) -> float:
 
 def in_standard_errors(method: Method, expected: float, draws: int = 500) -> tuple[float, float]:
     """Return the error of leave-one-out over ten seeds in its standard errors, and in nats."""
-    found = torch.tensor([elpd(pyrofl.loo(run(method, seed), draws)) for seed in range(10)])
+    found = torch.tensor([elpd(pyrofl.checks.loo(run(method, seed), draws)) for seed in range(10)])
     error = float(found.mean()) - expected
     return error / float(found.std() / math.sqrt(10)), error
 
@@ -100,7 +100,7 @@ def test_leave_one_out_of_the_exact_posterior_is_exact():
     deviation, error = in_standard_errors(exact(), float(expected.sum()))
     assert abs(deviation) < 4
     assert abs(error) < 0.3  # of -298 nats
-    one = pyrofl.loo(run(exact()), 4000)
+    one = pyrofl.checks.loo(run(exact()), 4000)
     by_row = one.elpd_i if hasattr(one, "elpd_i") else one.loo_i
     torch.testing.assert_close(torch.from_numpy(by_row.values), expected, atol=0.15, rtol=0)
     assert float(one.pareto_k.max()) < 0.7
@@ -119,10 +119,10 @@ def test_a_guide_that_is_too_narrow_is_corrected_and_k_grows():
     narrow = run(exact(narrow=0.7)).to_arviz(4000, groups="all")
     plain = elpd(import_arviz().loo(narrow))
     with pytest.warns(UserWarning, match=r"Pareto k is above 0.70 in \d+ of 200 rows"):
-        corrected = pyrofl.loo(narrow)
+        corrected = pyrofl.checks.loo(narrow)
     assert abs(plain - expected) > 2.0  # it looks better than it is
     assert abs(elpd(corrected) - expected) < 0.25 * abs(plain - expected)
-    straight = pyrofl.loo(run(exact()), 4000)
+    straight = pyrofl.checks.loo(run(exact()), 4000)
     assert float(corrected.pareto_k.median()) > float(straight.pareto_k.median()) + 0.3
 
 
@@ -131,12 +131,12 @@ def test_a_guide_that_is_too_wide_is_corrected_without_a_warning():
     wide = run(exact(narrow=1.5)).to_arviz(4000, groups="all")
     expected = float(left_out().sum())
     assert abs(elpd(import_arviz().loo(wide)) - expected) > 2.0
-    assert elpd(pyrofl.loo(wide)) == pytest.approx(expected, abs=0.2)
+    assert elpd(pyrofl.checks.loo(wide)) == pytest.approx(expected, abs=0.2)
 
 
 def test_sites_that_all_share_are_left_out_for_by_all_rows():
     expected = left_out(pooled=True)
-    loo = pyrofl.loo(run(exact(shared="w _pi")), 4000)
+    loo = pyrofl.checks.loo(run(exact(shared="w _pi")), 4000)
     by_row = loo.elpd_i if hasattr(loo, "elpd_i") else loo.loo_i
     torch.testing.assert_close(torch.from_numpy(by_row.values), expected, atol=0.05, rtol=0)
 
@@ -144,18 +144,18 @@ def test_sites_that_all_share_are_left_out_for_by_all_rows():
 def test_chains_count_the_same():
     runs = [run(exact(), seed) for seed in (0, 1)]
     data = pyrofl.to_arviz(runs, 1000, groups=["log_likelihood"])
-    both = elpd(pyrofl.loo(data))
-    assert elpd(pyrofl.loo(runs, 1000)) == both
+    both = elpd(pyrofl.checks.loo(data))
+    assert elpd(pyrofl.checks.loo(runs, 1000)) == both
     assert both == pytest.approx(float(left_out().sum()), abs=0.2)
     # A chain whose densities lie far lower, as under another server, is no less a posterior.
     stats = data["sample_stats"]
     stats["log_p"] = stats["log_p"] - 1000.0 * stats["chain"]
-    assert elpd(pyrofl.loo(data)) == pytest.approx(both, abs=1e-6)
+    assert elpd(pyrofl.checks.loo(data)) == pytest.approx(both, abs=1e-6)
 
 
 def test_models_are_compared_in_one_call():
     runs = {"weak": run(exact()), "strong": run(exact(tau=30.0))}
-    table = pyrofl.compare(runs, 2000)
+    table = pyrofl.checks.compare_loo(runs, 2000)
     assert list(table.index) == ["weak", "strong"]
     assert table["rank"].tolist() == [0, 1]
     expected = {"weak": left_out().sum(), "strong": left_out(30.0).sum()}
@@ -172,17 +172,17 @@ def test_what_cannot_be_compared_is_refused():
     other = linear_regression(4, D, [30, 50, 81, 39], seed=5).federation
     runs = {"a": run(exact()), "b": pyrofl.fit(exact(), other, 0, progress=False)}
     with pytest.raises(ValueError, match="'a' and 'b' are about different rows"):
-        pyrofl.compare(runs, 2000)
+        pyrofl.checks.compare_loo(runs, 2000)
 
 
 def test_what_leave_one_out_needs_is_asked_for():
     with pytest.raises(ValueError, match=r"var_name is None, log_likelihood has \[\]"):
-        pyrofl.loo(run(exact()).to_arviz(5))
+        pyrofl.checks.loo(run(exact()).to_arviz(5))
     with pytest.raises(ValueError, match=r"var_name is 'z', log_likelihood has \['y'\]"):
-        pyrofl.loo(run(exact()), 5, var_name="z")
+        pyrofl.checks.loo(run(exact()), 5, var_name="z")
     some = run(exact(shared="w _pi"))
     with pytest.raises(ValueError, match="sample_stats lack log_p and log_q"):
-        pyrofl.loo(some, 5, ids=torch.tensor([1]))
+        pyrofl.checks.loo(some, 5, ids=torch.tensor([1]))
 
 
 def test_a_point_has_no_leave_one_out():
@@ -193,4 +193,4 @@ def test_a_point_has_no_leave_one_out():
         merge=method.merge,
     )  # fmt: skip
     with pytest.raises(ValueError, match="draws are all the same, as of a point"):
-        pyrofl.loo(run(made), 5)
+        pyrofl.checks.loo(run(made), 5)

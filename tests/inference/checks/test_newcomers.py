@@ -96,7 +96,7 @@ def test_it_is_the_exact_posterior_after_every_row(centred, n):
 
 def test_with_the_server_fixed_its_mean_is_conjugate_given_the_population():
     method, state = trained()
-    found = pyrofl.newcomer(method, federation(), state, "Dora", ASKED, 4000)
+    found = pyrofl.checks.newcomer(method, federation(), state, "Dora", ASKED, 4000)
     mu, variance = (v[0] for v in (exact(0)[0], exact(0)[1].diagonal()))
     for n in ASKED:
         y = federation().y[federation().train[3][:n]]
@@ -113,7 +113,7 @@ def test_with_the_server_fixed_its_mean_is_conjugate_given_the_population():
 
 def test_it_narrows_from_row_to_row():
     method, state = trained()
-    found = pyrofl.newcomer(method, federation(), state, "Dora", ASKED, 2000)
+    found = pyrofl.checks.newcomer(method, federation(), state, "Dora", ASKED, 2000)
     widths = [float(found[n]["theta"].std()) for n in ASKED]
     assert widths == sorted(widths, reverse=True)
     assert len(set(widths)) == len(ASKED)
@@ -125,7 +125,7 @@ def test_the_state_stays_and_other_arguments_pass():
     before = {n: v.clone() for n, v in state.server.items()}
     method = replace(method, adapt=method.phases)
     one, two = (
-        pyrofl.newcomer(method, federation(), state, "Dora", (0, 3), 50, adapted=how)
+        pyrofl.checks.newcomer(method, federation(), state, "Dora", (0, 3), 50, adapted=how)
         for how in ("phases", "adapt")
     )
     for n in (0, 3):
@@ -142,7 +142,7 @@ def test_no_row_is_seen_by_any_move_either():
 
     method, state = trained()
     method = replace(method, phases=(Phase((look,)),))
-    pyrofl.newcomer(method, federation(), state, "Dora", (0, 1, 4), 5)
+    pyrofl.checks.newcomer(method, federation(), state, "Dora", (0, 1, 4), 5)
     assert seen == [0, 1, 4]
 
 
@@ -157,4 +157,4 @@ def test_no_row_is_seen_by_any_move_either():
 def test_who_cannot_join_is_named(client, sizes, words):
     method, state = trained()
     with pytest.raises(ValueError, match=words):
-        pyrofl.newcomer(method, federation(), state, client, sizes, 5)
+        pyrofl.checks.newcomer(method, federation(), state, client, sizes, 5)

@@ -81,9 +81,9 @@ def values(table: pd.DataFrame) -> pd.DataFrame:
     ("model", "make"), [(poisson, counts), (normal, measured)], ids=["counts", "measured"]
 )
 def test_checks_find_the_clients_that_are_misfitted(model, make):
-    good = values(pyrofl.predictive_checks(fitted(model, make(False)), draws=300))
+    good = values(pyrofl.checks.predictive_checks(fitted(model, make(False)), draws=300))
     assert ((good > 0.01) & (good < 0.99)).all(axis=None)
-    bad = values(pyrofl.predictive_checks(fitted(model, make(True)), draws=300))
+    bad = values(pyrofl.checks.predictive_checks(fitted(model, make(True)), draws=300))
     strange = bad.index.isin([NAMES[j] for j in STRANGE])
     assert (bad.loc[strange, ["sd", "max"]] < 0.01).all(axis=None)
     # A mean is what the model fits, so that it is right everywhere.
@@ -103,7 +103,7 @@ def idata(made: object, seen: object, owner: str = "aab") -> object:
 
 def test_p_values_count_draws_above_and_half_of_those_equal():
     made = [[1, 2, 0], [3, 4, 5], [1, 4, 5], [0, 4, 9]]
-    table = pyrofl.predictive_checks(idata(made, [2, 3, 5]), ("mean", "max"))
+    table = pyrofl.checks.predictive_checks(idata(made, [2, 3, 5]), ("mean", "max"))
     assert table[["client", "statistic"]].to_numpy().tolist() == [
         ["a", "mean"],
         ["a", "max"],
@@ -120,7 +120,7 @@ def test_p_values_count_draws_above_and_half_of_those_equal():
 
 def test_a_statistic_may_be_any_function_of_rows():
     made = np.arange(12.0).reshape(4, 3)
-    table = pyrofl.predictive_checks(
+    table = pyrofl.checks.predictive_checks(
         idata(made, [0, 5, 1]), {"range": lambda y: y.max(-1) - y.min(-1)}
     )
     assert table["observed"].tolist() == [5.0, 0.0]
@@ -139,20 +139,20 @@ def test_a_statistic_may_be_any_function_of_rows():
 )
 def test_other_statistics_are_refused(statistics, words):
     with pytest.raises(ValueError, match=words):
-        pyrofl.predictive_checks(idata(np.zeros((4, 3)), np.zeros(3)), statistics)
+        pyrofl.checks.predictive_checks(idata(np.zeros((4, 3)), np.zeros(3)), statistics)
 
 
 def test_groups_that_are_missing_are_named():
     alone = inference_data({"observed_data": {"y": np.zeros(3)}}, {"y": ("row",)}, {})
     with pytest.raises(ValueError, match="group posterior_predictive is missing"):
-        pyrofl.predictive_checks(alone)
+        pyrofl.checks.predictive_checks(alone)
     nobody = inference_data(
         {"posterior_predictive": {"y": np.zeros((1, 4, 3))}, "observed_data": {"y": np.zeros(3)}},
         {"posterior_predictive/y": ("chain", "draw", "row"), "observed_data/y": ("row",)},
         {},
     )
     with pytest.raises(ValueError, match="the coordinate row_client"):
-        pyrofl.pit(nobody)
+        pyrofl.checks.pit(nobody)
 
 
 def test_a_file_of_several_chains_serves_as_well_as_a_run(tmp_path):
@@ -160,16 +160,16 @@ def test_a_file_of_several_chains_serves_as_well_as_a_run(tmp_path):
     method = pvi.hierarchical(normal, data, shared="mu", damping=0.5, draws=8, steps=4)
     runs = [pyrofl.fit(method, data, 2, seed=s, progress=False) for s in (0, 1)]
     found = pyrofl.to_arviz(runs, 50, groups=("posterior_predictive", "observed_data"))
-    table = pyrofl.predictive_checks(found)
+    table = pyrofl.checks.predictive_checks(found)
     save(found, tmp_path / "run.nc")
-    pd.testing.assert_frame_equal(pyrofl.predictive_checks(load(tmp_path / "run.nc")), table)
+    pd.testing.assert_frame_equal(pyrofl.checks.predictive_checks(load(tmp_path / "run.nc")), table)
     assert table["client"].unique().tolist() == list(NAMES)
-    one = pyrofl.predictive_checks(runs[0], draws=50)
+    one = pyrofl.checks.predictive_checks(runs[0], draws=50)
     assert (one["observed"] == table["observed"]).all()
 
 
 def test_pit_counts_draws_below_and_half_of_those_equal():
-    table = pyrofl.pit(idata([[1, 2, 0], [3, 4, 5], [1, 4, 5], [0, 4, 9]], [2, 3, 5]))
+    table = pyrofl.checks.pit(idata([[1, 2, 0], [3, 4, 5], [1, 4, 5], [0, 4, 9]], [2, 3, 5]))
     assert table["pit"].tolist() == [0.75, 0.25, 0.25 + 0.25]
     assert table["client"].tolist() == ["a", "a", "b"]
 
@@ -196,6 +196,6 @@ def test_pit_is_uniform_for_calibrated_forecasts():
     data = federation([g.normal(0, 1, 200) for _ in NAMES])
     for width, right in ((1.0, True), (0.6, False), (1.6, False)):
         run = pyrofl.fit(forecaster(width), data, 1, progress=False)
-        table = pyrofl.pit(run, draws=400)
+        table = pyrofl.checks.pit(run, draws=400)
         assert len(table) == 1000
         assert (kstest(table["pit"], "uniform").pvalue > 0.01) == right

@@ -26,8 +26,7 @@ from pyrofl.inference.checks.replicas import (
     side_by_side,
     with_responses,
 )
-from pyrofl.inference.checks.sbc_ranks import Ranks, rank
-from pyrofl.inference.checks.simulation import simulated
+from pyrofl.inference.checks.simulation import Ranks, rank, simulated
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.loop.messages import CannotMerge
 from pyrofl.inference.loop.rounds import federate, first
@@ -109,7 +108,7 @@ def prior_only(width: float = 1.0, shared: str = "") -> Method:
 
 def test_a_full_covariance_is_calibrated_on_a_normal_hierarchy():
     method = pvi.hierarchical(hierarchy, template(), shared="mu", damping=1.0, draws=8, steps=4)
-    found = pyrofl.sbc(method, template(), rounds=1)
+    found = pyrofl.checks.sbc(method, template(), rounds=1)
     assert found.p_value > 0.01
     assert found.failed == ()
     assert found.ranks["mu"].dims == ("replication",)
@@ -133,7 +132,7 @@ def test_a_diagonal_one_is_not():
         draws=8,
         steps=4,
     )
-    found = pyrofl.sbc(method, template(), rounds=8)
+    found = pyrofl.checks.sbc(method, template(), rounds=8)
     table = found.table()
     assert found.p_value < 1e-6
     assert table.loc["mu", "p"] < 1e-6
@@ -142,7 +141,7 @@ def test_a_diagonal_one_is_not():
 
 @pytest.mark.parametrize("family", [correlated.full_covariance, guides.mean_field])
 def test_svi_is_calibrated_if_its_family_holds_the_posterior(family):
-    found = pyrofl.sbc(alone(family), template(), rounds=1)
+    found = pyrofl.checks.sbc(alone(family), template(), rounds=1)
     assert found.ranks["w"].dims == ("replication", "client", "w_dim_0")
     table = found.table()
     if family is correlated.full_covariance:
@@ -233,7 +232,7 @@ def test_truths_and_data_come_from_the_prior():
 def test_replications_neither_share_noise_nor_truth():
     # The data say nothing and the guide is the prior: draws and truth are the same in law.
     for shared in ("", "w"):
-        found = pyrofl.sbc(prior_only(shared=shared), template(), 1, replications=400)
+        found = pyrofl.checks.sbc(prior_only(shared=shared), template(), 1, replications=400)
         assert found.p_value > 0.01
         places = found.places["w"].values.reshape(400, -1)[:, 0]
         assert kstest(places, "uniform").pvalue > 0.01
@@ -241,8 +240,8 @@ def test_replications_neither_share_noise_nor_truth():
 
 
 def test_a_posterior_too_narrow_or_too_wide_is_told_apart():
-    narrow = pyrofl.sbc(prior_only(0.5), template(), 1).table()
-    wide = pyrofl.sbc(prior_only(2.0), template(), 1).table()
+    narrow = pyrofl.checks.sbc(prior_only(0.5), template(), 1).table()
+    wide = pyrofl.checks.sbc(prior_only(2.0), template(), 1).table()
     # An interval of 95% of N(0, w^2) holds N(0, 1) with probability erf(1.96 w / sqrt 2).
     for table, width in ((narrow, 0.5), (wide, 2.0)):
         expected = math.erf(1.96 * width / math.sqrt(2))
@@ -253,7 +252,7 @@ def test_a_posterior_too_narrow_or_too_wide_is_told_apart():
 
 def test_the_prior_is_taken_at_a_given_state_of_the_server():
     server = {"at": torch.tensor(7.0, dtype=torch.float64)}
-    found = pyrofl.sbc(prior_only(), template(), 1, 100, 19, server=server)
+    found = pyrofl.checks.sbc(prior_only(), template(), 1, 100, 19, server=server)
     assert found.p_value > 0.01  # truth and draws are both around 7
     sites, _ = simulated(
         prior_only(), compact(template()), first(prior_only(), template(), 0, server), 100
@@ -264,7 +263,7 @@ def test_the_prior_is_taken_at_a_given_state_of_the_server():
 def test_a_method_whose_server_moves_is_ranked_too():
     net = build("linear", (2,), 1)
     method = pfedvem.build(net, head="*", likelihood=normal(0.5), scale=0.5, head_epochs=2)
-    found = pyrofl.sbc(lambda number: method, template(), 2, 40, 19)
+    found = pyrofl.checks.sbc(lambda number: method, template(), 2, 40, 19)
     assert set(found.ranks) == set(net.shapes)
     assert found.ranks.notnull().all().to_array().all()
     assert found.bins == 4
@@ -277,7 +276,7 @@ def test_a_fit_that_is_not_finite_is_told():
 
     method = replace(prior_only(), phases=(Phase((spoil,)),))
     with pytest.warns(UserWarning, match="of 100 fits are not finite"):
-        found = pyrofl.sbc(method, template(), 1, 100, 19)
+        found = pyrofl.checks.sbc(method, template(), 1, 100, 19)
     gone = found.ranks["w"].isnull()
     assert (gone.all("client") == gone.any("client")).all()
     assert len(found.failed) == int(gone.any("client").sum()) > 0
@@ -285,7 +284,7 @@ def test_a_fit_that_is_not_finite_is_told():
     assert np.isfinite(found.p_value)
     always = Phase((lambda received, local, batch: {"at": local["at"] * torch.nan},))
     with pytest.raises(ValueError, match="no fit is finite"):
-        pyrofl.sbc(replace(prior_only(), phases=(always,)), template(), 1, 10, 19)
+        pyrofl.checks.sbc(replace(prior_only(), phases=(always,)), template(), 1, 10, 19)
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -302,7 +301,7 @@ def test_a_server_that_cannot_merge_is_told_of_its_copy_alone(raises):
 
     method = replace(prior_only(), phases=(Phase((nudge,)),), merge=merge)
     with pytest.warns(UserWarning, match="of 60 fits are not finite"):
-        found = pyrofl.sbc(method, template(), 1, 60, 19)
+        found = pyrofl.checks.sbc(method, template(), 1, 60, 19)
     told = "too few; expected more" if raises else "merged at is nan; expected a finite number"
     assert 0 < len(found.failed) < 60
     assert all(f": the server: {told} in round 1" in reason for reason in found.failed)
@@ -323,11 +322,13 @@ def test_a_server_that_cannot_merge_is_told_of_its_copy_alone(raises):
 def test_what_it_cannot_do_is_refused():
     net = toys.net()
     with pytest.raises(ValueError, match="the prior has no draws"):
-        pyrofl.sbc(fedavg.build(net), toys.blobs(), 1, 20, 19)
+        pyrofl.checks.sbc(fedavg.build(net), toys.blobs(), 1, 20, 19)
     with pytest.raises(ValueError, match="expected draws \\+ 1 to be a multiple"):
-        pyrofl.sbc(prior_only(), template(), 1, 200, 100)
-    with pytest.raises(ValueError, match="replications is 1"):
-        pyrofl.sbc(prior_only(), template(), 1, 1)
+        pyrofl.checks.sbc(prior_only(), template(), 1, 200, 100)
+    with pytest.raises(
+        ValueError, match="replications is 1; expected a whole number of at least 2"
+    ):
+        pyrofl.checks.sbc(prior_only(), template(), 1, 1)
 
     def two(received: Tensors, local: Tensors, batch: Batch) -> None:
         with batch.clients():
@@ -337,7 +338,7 @@ def test_what_it_cannot_do_is_refused():
                 pyro.sample("z", dist.Normal(w, 1.0), obs=batch.y)
 
     with pytest.raises(ValueError, match=r"responses inside batch.rows\(\) are \['y', 'z'\]"):
-        pyrofl.sbc(replace(prior_only(), model=two), template(), 1, 20, 19)
+        pyrofl.checks.sbc(replace(prior_only(), model=two), template(), 1, 20, 19)
 
 
 # Copies side by side.

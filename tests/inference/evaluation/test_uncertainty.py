@@ -67,7 +67,7 @@ def federation(held_out: int = 0) -> Federation:
 def asked(method: Method, data: Federation | None = None, **what: object) -> Uncertainty:
     data = data or federation()
     state = toys.last(method, data, 1)
-    return pyrofl.uncertainty(method, data, state, **what)  # type: ignore[arg-type]
+    return pyrofl.checks.uncertainty(method, data, state, **what)  # type: ignore[arg-type]
 
 
 def test_draws_that_agree_leave_nothing_epistemic():
@@ -118,14 +118,14 @@ def test_members_and_draws_count_alike():
 def test_the_total_is_the_entropy_of_what_predict_says(draws, blobs, monkeypatch):
     method = pfedvem.build(toys.net(), lr_base=0.01)
     state = toys.last(method, blobs, 1)
-    found = pyrofl.uncertainty(method, blobs, state, draws=draws)
+    found = pyrofl.checks.uncertainty(method, blobs, state, draws=draws)
     scores = pyrofl.evaluate(method, blobs, state, draws=draws)
     close(found.mean("total"), scores.values["entropy"], 1e-9)
     if draws is None:
         close(found.values["epistemic"], torch.zeros(48), 1e-12)
     # Rows come in blocks, here of three; nothing depends on that, but for which draws they see.
     monkeypatch.setattr(predict, "ROWS", 3)
-    again = pyrofl.uncertainty(method, blobs, state, draws=draws)
+    again = pyrofl.checks.uncertainty(method, blobs, state, draws=draws)
     assert {n: v.shape for n, v in again.values.items()} == dict.fromkeys(SCORES, (48,))
     if draws is None:
         toys.assert_same(again.values, found.values, 1e-12, 1e-12)
@@ -134,7 +134,9 @@ def test_the_total_is_the_entropy_of_what_predict_says(draws, blobs, monkeypatch
 def test_chunks_change_nothing(blobs):
     method = pfedvem.build(toys.net(), lr_base=0.01)
     state = toys.last(method, blobs, 1)
-    one, all_ = (pyrofl.uncertainty(method, blobs, state, draws=5, chunk=c) for c in (1, None))
+    one, all_ = (
+        pyrofl.checks.uncertainty(method, blobs, state, draws=5, chunk=c) for c in (1, None)
+    )
     toys.assert_same(one.values, all_.values, 1e-9, 1e-12)
 
 
@@ -198,7 +200,7 @@ def test_numbers_have_no_classes():
         asked(method)
     state = toys.last(method, federation(), 1)
     with pytest.raises(ValueError, match="predicts numbers"):
-        pyrofl.calibration_by_client(method, federation(), state)
+        pyrofl.checks.calibration_by_client(method, federation(), state)
 
 
 # Calibration of each client.
@@ -207,22 +209,22 @@ def test_numbers_have_no_classes():
 def test_bins_of_clients_add_up_to_the_pooled_ones(blobs):
     method = fedavg.build(toys.net())
     state = toys.last(method, blobs, 2)
-    found = pyrofl.calibration_by_client(method, blobs, state)
+    found = pyrofl.checks.calibration_by_client(method, blobs, state)
     assert tuple(found) == blobs.names
-    pooled = pyrofl.calibration(method, blobs, state)
+    pooled = pyrofl.checks.calibration(method, blobs, state)
     close(sum(b.rows for b in found.values()), pooled.rows)
     right = sum((b.rows * b.accuracy).nan_to_num() for b in found.values())
     close(right, (pooled.rows * pooled.accuracy).nan_to_num())
     ece = torch.stack([calibration_error(b)[0] for b in found.values()])
     close(ece, pyrofl.evaluate(method, blobs, state).values["ece"], 1e-9)
-    few = pyrofl.calibration_by_client(method, blobs, state, bins=4, part="train")
+    few = pyrofl.checks.calibration_by_client(method, blobs, state, bins=4, part="train")
     assert few["client 0"].rows.shape == (4,)
     assert few["client 1"].rows.sum() == len(blobs.train[1])
     with pytest.raises(ValueError, match="bins is 0"):
-        pyrofl.calibration_by_client(method, blobs, state, bins=0)
+        pyrofl.checks.calibration_by_client(method, blobs, state, bins=0)
 
 
 def test_clients_without_rows_have_no_bins():
     state = toys.last(coins(0.1), federation(), 1)
-    found = pyrofl.calibration_by_client(coins(0.1), federation(), state, draws=3)
+    found = pyrofl.checks.calibration_by_client(coins(0.1), federation(), state, draws=3)
     assert list(found) == ["a", "c"]

@@ -232,7 +232,7 @@ def test_an_improper_prior_has_no_draws(blobs: Federation):
 
 def test_the_loss_says_who_trained(blobs: Federation):
     built = pfedvem.build(toys.net(), head_epochs=1, base_epochs=1)
-    fitted = pyrofl.fit(built, blobs, 3, trains=pyrofl.fixed(5), progress=False)
+    fitted = pyrofl.fit(built, blobs, 3, trains=pyrofl.participation.fixed(5), progress=False)
     loss = fitted.to_arviz(2)["sample_stats"]["loss"]
     assert loss.dims == ("chain", "round", "client", "step")
     assert loss["step"].values.tolist() == ["mu/* pi/*", "base/*"]
@@ -274,7 +274,7 @@ def test_families_that_couple_clients_are_studied_one_by_one():
     auto = from_pyro(AutoMultivariateNormal, schools(), model=model)
     start: Tensors = spread_out(auto.start({}), 3)
 
-    def join(received: Tensors, who: pyrofl.Who, generator: torch.Generator) -> Tensors:
+    def join(received: Tensors, who: pyrofl.data.Who, generator: torch.Generator) -> Tensors:
         return {n: v[who.ids].to(torch.float64) for n, v in start.items()}
 
     fitted = pyrofl.fit(
