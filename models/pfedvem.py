@@ -12,8 +12,8 @@ Expectation Maximization", CVPR 2023. A shared base and a personal Bayesian head
     server   w     = sum_j tau_j mu_j / sum_j tau_j                   eq. 9
              base  = sum_j n_j base_j / sum_j n_j
 
-tau_j is taken before the head moves, so the server weighs by a confidence that is one E-step
-old, as in the authors' algorithm. All clients train in every round; some report.
+tau_j is taken before the head moves: the server weighs by a confidence that is one E-step old, as
+in the authors' algorithm. All clients train in every round; some report.
 
 Departures from the paper: its algorithm prints argmin of the ELBO and n_j/K sum f - KL; here, as in
 the authors' code, the client minimises n_j/K sum f + KL. A client that turns NaN does not report,
@@ -47,9 +47,9 @@ def precision(variance: Tensor, deviation: Tensor, d: int, of: Confidence = "ful
     """Return the confidence [C] that maximises the ELBO (eq. 8), or an ablation (tables 2 and 3).
 
     Args:
-        variance: [C], sum of the posterior variances of a client's head.
+        variance: [C], sum of the posterior variances of a client's head, of d parameters.
         deviation: [C], squared distance of its mean from the server's head.
-        d: number of parameters of the head.
+        d: number of parameters.
         of: both, or one of the two alone.
     """
     spread = {"full": variance + deviation, "uncertainty": variance, "deviation": deviation}
@@ -100,8 +100,8 @@ def build(
         head_epochs: full-batch steps on q(w_j); the likelihood is summed over the rows.
         base_epochs: epochs on the base, as in FedAvg; the likelihood is a mean over the rows.
         batch: rows in a step on the base.
-        lr_head: learning rate on the sum scale.
-        lr_base: learning rate on the mean scale.
+        lr_head: on the sum scale.
+        lr_base: on the mean scale.
         momentum: of both optimisers, which start afresh each round.
         merge: as in `fedavg.build`, of heads and bases apart; "median" needs no confidences.
 
@@ -145,10 +145,9 @@ def build(
         """Make what is sent and kept of the trained client."""
         mean, variance, _ = spreads(received, local, data)
         own = under("own", role("base", local)) if own_base else {}
-        tau = set_confidence(received, local, data) if fresh_tau else {}
-        return (
-            under("mean", mean) | own | tau | ({"variance": variance} if m_step_iters > 1 else {})
-        )
+        more = set_confidence(received, local, data) if fresh_tau else {}
+        more |= {"variance": variance} if m_step_iters > 1 else {}
+        return under("mean", mean) | own | more
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         """Send the head's mean, the base and the confidence."""
