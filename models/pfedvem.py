@@ -180,6 +180,7 @@ def build(
     samples = draws if q.random else None
     move_head = Step(q.names, sgd(lr_head, momentum), elbo(samples))
     move_base = Step("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
+    least = servers.POSITIVE if q.random else servers.NOT_NEGATIVE
     weights = {"loc/*": servers.by("tau"), "base/*": servers.by_size}
     pooled = servers.Pooled(weights, how=merge, of=named)
     return Method(
@@ -200,10 +201,7 @@ def build(
         ),
         views={"personal": personal, "global": common},
         statistics=statistics,
-        facts={
-            "tau": servers.POSITIVE,
-            "variance": servers.POSITIVE if q.random else servers.NOT_NEGATIVE,
-        },
+        facts={"tau": servers.POSITIVE} | ({"variance": least} if m_step_iters > 1 else {}),
         all_train=True,
     )
 
