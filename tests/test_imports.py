@@ -24,9 +24,9 @@ FILES = sorted(
 
 # The arrows: what each part of the house may import, besides itself. Nouns know no verbs, verbs no
 # methods; only the command line and the benchmarks know everything.
-NOUNS = ("tensors", "arguments", "plates", "metrics")
+NOUNS = ("tensors", "arguments", "plates", "metrics", "telling")
 NOUNS += ("data", "partitions", "nets", "figures", "files")
-VERBS = ("method", "elbo", "programs", "seeds", "optim", "fit", "checkpoints")
+VERBS = ("method", "elbo", "programs", "seeds", "optim", "fit", "records", "checkpoints")
 VERBS += ("loop", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
 
 
