@@ -16,7 +16,8 @@ import pyrofl
 from pyrofl import figures, nets
 from pyrofl.data import datasets
 from pyrofl.figures import papers as figures_papers
-from pyrofl.inference.evaluation.predict import predict
+from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.evaluation.predict import predict_batch
 from pyrofl.inference.evaluation.prepare import ready
 from pyrofl.inference.loop.participation import fraction
 from pyrofl.models import fedabml
@@ -66,9 +67,9 @@ run = pyrofl.fit(
 def entropy(data: pyrofl.Federation) -> list[Tensor]:
     """Return the entropy of the personal models' predictions for every client's test rows."""
     found: dict[int, Tensor] = {}
-    for some in ready(method, data, run.state, torch.arange(data.clients), adapted="adapt"):
+    for some in ready(method, data, run.state, torch.arange(data.clients), Asked(adapted="adapt")):
         batch = data.batch(some.ids, "test")
-        guess = predict(method, some.received, some.local, batch, args.draws, some.noise)
+        guess = predict_batch(method, some.received, some.local, batch, args.draws, some.noise)
         values = torch.special.entr(guess.mean).sum(-1)
         for i, value, mask in zip(some.ids.tolist(), values, batch.mask, strict=True):
             found[i] = value[mask]

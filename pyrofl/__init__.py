@@ -13,9 +13,14 @@ from pyrofl.inference.checks.newcomers import newcomer
 from pyrofl.inference.checks.predictive import pit, predictive_checks
 from pyrofl.inference.checks.simulation import sbc
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate, predictions
-from pyrofl.inference.evaluation.predict import predict
-from pyrofl.inference.evaluation.uncertainty import calibration_by_client, uncertainty
+from pyrofl.inference.evaluation.evaluate import (
+    Scores,
+    calibration,
+    calibration_by_client,
+    evaluate,
+)
+from pyrofl.inference.evaluation.predict import predict, predict_batch
+from pyrofl.inference.evaluation.uncertainty import uncertainty
 from pyrofl.inference.fit import Run, fit
 from pyrofl.inference.loop.participation import bernoulli, everyone, fixed, fraction
 from pyrofl.inference.loop.rounds import federate
@@ -67,7 +72,7 @@ __all__ = [
     "pit",
     "posterior",
     "predict",
-    "predictions",
+    "predict_batch",
     "predictive_checks",
     "reference",
     "sbc",
