@@ -34,7 +34,7 @@ for name, change in choices.items():
     run = pyrofl.fit(method, data, rounds=2 if args.quick else 20, every=2, progress=False)
     personal = run.evaluate(model="personal")
     rows.append([name, *(f"{personal.mean(metric):.3f}" for metric in ("accuracy", "nll", "ece"))])
-    curves += [{"method": name, "seed": 0, **row} for row in run.metrics]
+    curves += [{"method": name, "seed": 0, **row} for row in run.history]
     print(f"{name}: done")
 
 print(table(["one line changed", "accuracy", "nll", "ece"], rows))

@@ -15,15 +15,15 @@ from pyrofl.files.run_folder import versions
 from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
+from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed, separate
 
-LISTS = tuple(f.name for f in fields(Run) if isinstance(f.default_factory, type))
-RECORDS = ("draws", *LISTS)
+RECORDS = tuple(f.name for f in fields(RoundRecord) if f.name != "number")  # that follows
 STATE = tuple(f.name for f in fields(Round) if f.name != "who")
 
 
 def save(run: Run, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
-    """Write a run's last round and all its records into one file.
+    """Write a run's last round and all its records into one file; its own metrics are not kept.
 
     Args:
         run: as `fit` returns it, or hands it to `after`.
@@ -38,7 +38,8 @@ def save(run: Run, path: str | Path, about: Mapping[str, Any] | None = None) -> 
     state = {name: getattr(run.state, name) for name in STATE}
     state["private"] = dict(run.state.private.items())
     state |= {"ids": run.state.who.ids, "size": run.state.who.size}
-    records = {name: getattr(run, name) for name in RECORDS}
+    records: dict[str, Any] = {"draws": run.draws, "metrics": run.history}
+    records |= {name: [getattr(record, name) for record in run.records] for name in RECORDS}
     asked = _about(run.data, run.seed, about)
     hashed.write(path, asked, {"state": state, "records": records})
 
@@ -70,7 +71,10 @@ def load(
     who = Who(state.pop("ids").clone(), state.pop("size").clone())
     last = Round(who=who, private=state.pop("private"), **_copied(state))
     now = method if isinstance(method, Method) else method(max(last.number - 1, 0))
-    return Run(now, data, last, seed, **_copied(content["records"]))
+    known = _copied(content["records"])
+    rows = list(zip(*(known[name] for name in RECORDS), strict=True))
+    records = [RoundRecord(n, *row) for n, row in enumerate(rows, last.number - len(rows) + 1)]
+    return Run(now, data, last, seed, known["draws"], records=records, history=known["metrics"])
 
 
 def _about(data: Federation, seed: Seed, about: Mapping[str, Any] | None) -> dict[str, Any]:

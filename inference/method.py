@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, CountOrNone, check_fields
 from pyrofl.data import Batch, Who
+from pyrofl.files.pickles import Pickled
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, SHARED, Facts, Rule, WireCost, marked, of_kind
 from pyrofl.inference.optim import Optim
@@ -111,7 +112,7 @@ class View:
 
 
 @dataclass(frozen=True, repr=False)
-class Method(Summarised):
+class Method(Pickled, Summarised):
     """A federated method; each function runs at the place named.
 
     Attributes:

@@ -6,11 +6,14 @@ whatever it holds. A client without rows, or with a prediction that is NaN, gets
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import checked
+
+Weighting = Literal["client", "row"]
 IMPOSSIBLE = -1e30  # log density that stands for all below
 
 
@@ -177,7 +180,8 @@ def entropies(probs: Tensor) -> dict[str, Tensor]:
     return {"total": total, "aleatoric": aleatoric, "epistemic": epistemic}
 
 
-def pool(values: Tensor, size: Tensor, weighting: str = "client") -> Tensor:
+@checked
+def pool(values: Tensor, size: Tensor, weighting: Weighting = "client") -> Tensor:
     """Average a metric over clients, leaving out those where it is NaN.
 
     >>> pool(torch.tensor([1.0, 0.0]), torch.tensor([3, 1]), "row")
@@ -194,8 +198,6 @@ def pool(values: Tensor, size: Tensor, weighting: str = "client") -> Tensor:
     Raises:
         ValueError: if the weighting is neither.
     """
-    if weighting not in ("client", "row"):
-        raise ValueError(f"weighting is {weighting!r}; expected 'client' or 'row'")
     known = ~values.isnan()
     weight = known * (size.double() if weighting == "row" else torch.ones_like(size).double())
     return ((values.where(known, 0) * weight).sum() / weight.sum()).to(values)

@@ -26,8 +26,8 @@ def accuracy(name: str, data: Federation, seed: int) -> float:
     own = {"unlabelled": data.unlabelled} if name == "fedbe" else {}
     net = nets.build("mlp:50", (64,), 10)
     run = pyrofl.fit(build(net, **own), data, 20, seed=seed, progress=False)
-    assert not any(run.rejected)
-    assert all(bool(v.isfinite().all()) for loss in run.loss for v in loss.values())
+    assert not any(record.rejected for record in run.records)
+    assert all(bool(v.isfinite().all()) for r in run.records for v in r.loss.values())
     personal = run.method.main_view == "personal"
     adapted = "adapt" if run.method.adapt and personal else "none"
     return run.evaluate(adapted=adapted).mean("accuracy")

@@ -15,7 +15,6 @@ import torch
 import toys
 from torch import Tensor
 
-from pyrofl.cli.report import done
 from pyrofl.data import Federation
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import fit
@@ -206,8 +205,7 @@ def test_without_a_good_message_the_server_keeps_its_state_and_says_so(name, cap
     method = faults.corrupted(contract.built(name), faults.entry(torch.inf), *range(6))
     run = fit(method, data(), 2, draws=None)
     toys.assert_same(run.state.server, first(method, data(), 0).server)
-    assert run.reported == [[], []]
-    assert [len(reasons) for reasons in run.rejected] == [6, 6]
+    assert [(r.reported, len(r.rejected)) for r in run.records] == [([], 6)] * 2
     assert "round 2: nobody reports; server unchanged" in capsys.readouterr().err
 
 
@@ -302,10 +300,10 @@ def test_stragglers_out_of_range_are_refused(fail, least):
 
 def test_records_count_who_trained_and_who_reported():
     run = fit(fedavg.build(toys.net()), data(), 4, stragglers=Stragglers(0.5), progress=False)
-    assert run.trained == [list(range(6))] * 4
-    assert 0 < sum(map(len, run.reported)) < 24
-    assert run.reported[-1] == run.state.who.ids.tolist()
-    assert [sorted(a + b) for a, b in zip(run.reported, run.silent, strict=True)] == run.trained
+    assert [r.trained for r in run.records] == [list(range(6))] * 4
+    assert 0 < sum(len(r.reported) for r in run.records) < 24
+    assert run.records[-1].reported == run.state.who.ids.tolist()
+    assert all(sorted(r.reported + r.silent) == r.trained for r in run.records)
 
 
 def test_records_count_the_steps_of_every_client():
@@ -313,10 +311,11 @@ def test_records_count_the_steps_of_every_client():
     method = fedavg.build(toys.net(), epochs=4, batch=5)
     run = fit(method, data(), 2, stragglers=part, progress=False)
     batches = [-(-size // 5) for size in data().sizes.tolist()]
-    for number, steps in enumerate(run.steps):
+    steps = [record.steps for record in run.records]
+    for number, made in enumerate(steps):
         epochs = part.working(method, data().names, 0, number).phases[0].epochs(CLIENTS).tolist()
-        assert steps == [e * b for e, b in zip(epochs, batches, strict=True)]
-    found = done(run)
-    assert found["gradient_steps"][3] == run.steps[0][3] + run.steps[1][3]
+        assert made == [e * b for e, b in zip(epochs, batches, strict=True)]
+    found = run.work()
+    assert found["gradient_steps"][3] == steps[0][3] + steps[1][3]
     assert found["rounds_trained"][3] == 2
     assert found["rounds_silent"][3] == 0

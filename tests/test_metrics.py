@@ -53,6 +53,14 @@ def test_the_worked_example_by_class(dtype):
     assert [float(v) for v in got] == pytest.approx([0.2, 0.6], abs=1e-6)
 
 
+def test_a_probability_on_the_edge_of_a_bin_falls_in_the_upper_one():
+    probs = torch.tensor([[0.5, 0.3, 0.2], [0.55, 0.25, 0.2]], dtype=torch.float64)
+    ece, mce = classwise_ece(probs, torch.tensor([0, 1]))
+    # [0.5, 0.6) holds a hit and 0.55, [0.3, 0.4) nothing but 0.3, [0.2, 0.3) a hit, 0.2 and 0.2.
+    assert float(ece) == pytest.approx((0.05 + 0.3 + 0.35) / 6)
+    assert float(mce) == pytest.approx(0.3)
+
+
 def test_calibration_by_class_is_its_definition():
     probs, y = random_predictions(1, 40, 3)
     entries = [
@@ -227,7 +235,7 @@ def test_pooling():
     assert float(pool(value, size)) == 0.5
     assert float(pool(value, size, "row")) == 0.75
     assert pool(value[2:], size[2:]).isnan()
-    with pytest.raises(ValueError, match="weighting is 'rows'; expected 'client' or 'row'"):
+    with pytest.raises(ValueError, match="weighting is 'rows'; expected one of client, row"):
         pool(value, size, "rows")
 
 

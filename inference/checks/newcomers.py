@@ -10,6 +10,7 @@ import torch
 
 from pyrofl.data import Federation
 from pyrofl.inference.checks.replicas import seeing
+from pyrofl.inference.evaluation.asked import Adapted
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
@@ -28,7 +29,7 @@ def newcomer(
     draws: int = 1000,
     *,
     model: str | None = None,
-    adapted: str = "phases",
+    adapted: Adapted = "phases",
     seed: Seed = 0,
 ) -> dict[int, Tensors]:
     """Draw from the posterior of a held-out client that joins with more and more rows.

@@ -29,13 +29,13 @@ from pyrofl.inference.checks.replicas import (
     side_by_side,
     with_responses,
 )
+from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.arviz import ClientAxes, Variable, of_prior
 from pyrofl.inference.posteriors.coordinates import coordinates
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.posteriors.groups import Table, Variable
-from pyrofl.inference.posteriors.pointwise import studies
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, matches
 
@@ -248,18 +248,14 @@ def simulated(
     Raises:
         ValueError: if the prior has no draws, or the model has not just one response.
     """
-    table = Table(data, torch.arange(data.clients), method.shared, {})
-    try:
-        known = studies(method, data, state, count, table.ids, of_prior=True, seed=seed)
-    except NotImplementedError as error:
-        raise ValueError(f"the prior has no draws: {error}; expected a proper one") from error
-    made = table.studied(known, {"posterior", "posterior_predictive"})
-    responses = {n: v for n, v in made["posterior_predictive"].items() if v.axes[1] == "row"}
+    axes = ClientAxes(data, torch.arange(data.clients), method.shared, {})
+    made = of_prior(axes, method, state, Asked(draws=count, seed=seed))
+    responses = {n: v for n, v in made["prior_predictive"].items() if v.axes[1] == "row"}
     if len(responses) != 1:
         raise ValueError(
             f"responses inside batch.rows() are {sorted(responses)}; expected just one, as y"
         )
-    sites = {n: v for n, v in made["posterior"].items() if "row" not in v.axes}
+    sites = {n: v for n, v in made["prior"].items() if "row" not in v.axes}
     return sites, next(iter(responses.values())).value
 
 

@@ -2,52 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from pyrofl.data import Batch, Federation
-from pyrofl.inference.evaluation.predict import Prediction, blocks, check, predict, score
-from pyrofl.inference.evaluation.prepare import Ready, population_of, ready
+from pyrofl.arguments import Count, PositiveShare, checked
+from pyrofl.data import Federation
+from pyrofl.inference.evaluation.asked import Asked, RowsAsked
+from pyrofl.inference.evaluation.predict import Predicted, Prediction, each
+from pyrofl.inference.evaluation.prepare import pooled_name
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seed
-from pyrofl.metrics import Bins, calibration_bins, pool
+from pyrofl.metrics import Bins, Weighting, calibration_bins, classification, pool, regression
 from pyrofl.tensors import Tensors, join_up
 
+Metric = Callable[[Prediction, Tensor, Tensor], Tensor]
+"""(prediction, y [C, B], mask [C, B]) -> [C], means over a client's rows; mask hides padding."""
 
-@dataclass(frozen=True)
-class Scores:
-    """How a model did, and what exactly was tested.
+
+@dataclass(frozen=True, kw_only=True)
+class Scores(Asked):
+    """How a model did, and what exactly was asked: all fields of `Asked`, too.
 
     Attributes:
-        model: the view: "personal", "global" or "ensemble".
-        adapted: phases run before testing: "none", the method's "adapt", or all its "phases".
-        population: "training" or "held_out" clients, or "pooled": one client with all test rows.
-        part: "test" or "train" rows.
-        draws: of the guide, whose predictions were averaged; None is the guide's mean.
         ids, rows: [C], the clients that have such rows, and how many; others are left out.
         values: metric -> [C], means over a client's rows; one that is NaN for a client, as the
             rmse of a family without a mean is, is left out.
     """
 
     model: str
-    adapted: str
-    population: str
-    part: str
-    draws: int | None
     ids: Tensor
     rows: Tensor
     values: Tensors
 
-    def mean(self, metric: str, weighting: str = "client") -> float:
+    def mean(self, metric: str, weighting: Weighting = "client") -> float:
         """Average a metric over clients; weighting "client" counts each once, "row" by rows."""
         return float(pool(self.values[metric], self.rows, weighting))
 
-    def smallest(self, share: float, sizes: Tensor) -> Scores:
+    @checked
+    def smallest(self, share: PositiveShare, sizes: Tensor) -> Scores:
         """Return the scores of the share of clients, at least one, with the fewest training rows.
 
         Args:
@@ -60,22 +56,13 @@ class Scores:
         return replace(self, ids=self.ids[keep], rows=self.rows[keep], values=values)
 
 
-Blocks = list[tuple[Prediction, Batch]]
-"""The predictions of some clients, whose rows came in blocks."""
-
-
 def evaluate(
     method: Method,
     data: Federation,
     state: Round,
     *,
-    model: str | None = None,
-    adapted: str = "none",
-    population: str = "training",
-    part: str = "test",
-    draws: int | None = None,
-    seed: Seed = 0,
-    chunk: int | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    **asked: Unpack[RowsAsked],
 ) -> Scores:
     """Test a model of every client on its rows.
 
@@ -83,111 +70,106 @@ def evaluate(
         method: as trained.
         data: the federation.
         state: the round to test; it is not changed.
-        model: one of the method's views; default its main one.
-        adapted: "none", "adapt" or "phases": what is run first, on the client's training rows.
-        population: "training", "held_out" (they join and no more), or "pooled".
-        part: "test" or "train".
-        draws: of the guide, whose predicted probabilities are averaged; None takes its mean.
-        seed: of the run.
-        chunk: clients tested side by side; default by the size of their state.
+        metrics: name -> one of your own, beside those of `pyrofl.metrics`.
+        asked: fields of `Asked`: model, adapted, population, part, draws, seed, chunk.
 
     Raises:
-        ValueError: if an argument is not one of the above, no client has such rows, or a model
-            predicts what is no number; the client, the model and the row are named.
+        ValueError: as `Asked`; if the method has no such view, no client has such rows, a metric
+            gives no number per client or has a name that is taken, or a model predicts what is no
+            number; the client, the model and the row are named.
     """
-    what: dict[str, Any] = {"model": model or method.main_view, "adapted": adapted}
-    what |= {"population": population, "part": part, "draws": draws}
+    how = Asked.of(asked)
+    how = replace(how, model=how.view(method))
     found = [
-        (ids, score(made))
-        for ids, made in predictions(method, data, state, **what, seed=seed, chunk=chunk)
+        (part.ids, part.mask.sum(1), score(part, metrics or {}))
+        for part in each(method, data, state, how)
     ]
-    ids, order = torch.cat([some for some, _ in found]).sort()
-    table = _rows(population_of(data, population)[0], part)
-    values = {n: v.cpu()[order] for n, v in join_up(values for _, values in found).items()}
+    ids, order = torch.cat([some for some, *_ in found]).sort()
+    values = {n: v.cpu()[order] for n, v in join_up(v for *_, v in found).items()}
     return Scores(
-        **what,
+        **vars(how),
         ids=ids,
-        rows=torch.tensor([len(table[i]) for i in ids.tolist()]),
+        rows=torch.cat([rows for _, rows, _ in found]).cpu()[order],
         values={n: v for n, v in values.items() if not bool(v.isnan().any())},
     )
 
 
-def predictions(
-    method: Method,
-    data: Federation,
-    state: Round,
-    *,
-    model: str | None = None,
-    adapted: str = "none",
-    population: str = "training",
-    part: str = "test",
-    draws: int | None = None,
-    seed: Seed = 0,
-    chunk: int | None = None,
-) -> Iterator[tuple[Tensor, Blocks]]:
-    """Yield ids [C] and the predictions of their rows, some clients at a time.
-
-    Arguments and errors are those of `evaluate`.
-    """
-    if draws is not None and draws < 1:
-        raise ValueError(f"draws is {draws}; expected at least 1, or None for the guide's mean")
-    if part not in ("train", "test") or (
-        population == "pooled" and (part, adapted) != ("test", "none")
-    ):
-        raise ValueError(
-            f"part is {part!r}, adapted {adapted!r}, population {population!r}; expected 'train' "
-            "or 'test', and 'pooled' only unadapted and on test rows"
-        )
-    data, everyone = population_of(data, population)
-    table = _rows(data, part)
-    ids = torch.tensor([i for i in everyone if len(table[i])], dtype=torch.long)
-    if not len(ids):
-        raise ValueError(f"no client of the {population} population has {part} rows")
-    some = ready(method, data, state, ids, model=model, adapted=adapted, seed=seed, chunk=chunk)
-    return _predicted(method, data, table, some, model or method.main_view, draws)
+def score(found: Predicted, metrics: Mapping[str, Metric]) -> Tensors:
+    """Score the predictions of some clients, and check those metrics: name -> [C]."""
+    (mean, log_density), y, mask = found.prediction, found.y, found.mask
+    if mean.dim() == 3:
+        values = classification(mean, y.long(), mask)
+    else:
+        values = regression(mean, log_density, y, mask)
+    for name, metric in metrics.items():
+        if name in values or not callable(metric):
+            raise ValueError(
+                f"metrics[{name!r}] is {metric!r}; expected a function, and a name besides "
+                f"{', '.join(values)}"
+            )
+        with torch.no_grad():
+            own = metric(found.prediction, y, mask)
+        if not torch.is_tensor(own) or own.shape != mask.shape[:1]:
+            kind = (
+                f"{own.dtype} of shape {list(own.shape)}"
+                if torch.is_tensor(own)
+                else type(own).__name__
+            )
+            raise ValueError(
+                f"metric {name!r} gives {kind}; expected a tensor of shape {list(mask.shape[:1])}, "
+                "a number for each client"
+            )
+        values[name] = own.to(log_density)
+    return values
 
 
-def _predicted(
-    method: Method,
-    data: Federation,
-    table: tuple[Tensor, ...],
-    clients: Iterator[Ready],
-    model: str,
-    draws: int | None,
-) -> Iterator[tuple[Tensor, Blocks]]:
-    for ids, received, local, noise in clients:
-        rows = [table[i] for i in ids.tolist()]
-        found: Blocks = []
-        for some, batch in blocks(data, rows, data.who(ids)):
-            made = predict(method, received, local, batch, draws, noise)
-            check(made, batch, data.names, model, some)
-            found.append((made, batch))
-        yield ids, found
-
-
-def calibration(method: Method, data: Federation, state: Round, **what: Any) -> Bins:
+def calibration(method: Method, data: Federation, state: Round, **asked: Unpack[RowsAsked]) -> Bins:
     """Gather the predictions of all clients' rows by their confidence, as reliability diagrams do.
+
+    Arguments are those of `evaluate`, and so are errors; the method is to be a classifier.
+    """
+    parts = [
+        (sure[mask], right[mask])
+        for _, sure, right, mask in _confidence(method, data, state, asked)
+    ]
+    sure, right = (torch.cat(some) for some in zip(*parts, strict=True))
+    return calibration_bins(sure, right)
+
+
+@checked
+def calibration_by_client(
+    method: Method, data: Federation, state: Round, bins: Count = 15, **asked: Unpack[RowsAsked]
+) -> dict[str, Bins]:
+    """Gather the predictions of each client by their confidence; `calibration` pools them.
 
     Args:
         method: as trained, a classifier.
         data: the federation.
         state: the round.
-        what: further arguments of `evaluate`.
+        bins: of confidence; few rows need few.
+        asked: fields of `Asked`.
+
+    Returns:
+        Bins [bins] by the clients' names, in their order; `pyrofl.metrics.calibration_error` makes
+        an expected calibration error of them.
 
     Raises:
-        ValueError: as `evaluate`, or if the method predicts numbers.
+        ValueError: as `calibration`, or if bins is less than 1.
     """
-    sure: list[Tensor] = []
-    right: list[Tensor] = []
-    for _, found in predictions(method, data, state, **what):
-        for prediction, batch in found:
-            if prediction.mean.dim() < 3:
-                raise ValueError("the method predicts numbers; expected probabilities of classes")
-            confidence, top = prediction.mean.max(-1)
-            sure.append(confidence[batch.mask])
-            right.append((top == batch.y)[batch.mask])
-    return calibration_bins(torch.cat(sure), torch.cat(right).to(sure[0]))
+    found: dict[int, Bins] = {}
+    for ids, sure, right, mask in _confidence(method, data, state, asked):
+        gathered = calibration_bins(sure, right, mask, bins)
+        found |= {i: Bins(*(v[c] for v in gathered)) for c, i in enumerate(ids.tolist())}
+    names = (*data.names, pooled_name(data))
+    return {names[i]: found[i] for i in sorted(found)}
 
 
-def _rows(data: Federation, part: str) -> tuple[Tensor, ...]:
-    return data.train if part == "train" else data.test
+def _confidence(
+    method: Method, data: Federation, state: Round, asked: RowsAsked
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yield ids [C], largest probabilities [C, B], whether these are right, and the mask."""
+    for ids, prediction, y, mask in each(method, data, state, Asked.of(asked)):
+        if prediction.mean.dim() < 3:
+            raise ValueError("the method predicts numbers; expected probabilities of classes")
+        sure, top = prediction.mean.max(-1)
+        yield ids, sure, (top == y).to(sure), mask

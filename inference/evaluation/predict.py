@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import pyro
 import pyro.distributions as dist
@@ -14,9 +14,11 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who, stack
 from pyrofl.inference.elbo import observed, traces
+from pyrofl.inference.evaluation.asked import Asked, RowsAsked
+from pyrofl.inference.evaluation.prepare import ready, with_rows
 from pyrofl.inference.loop.noise import ClientNoise, GuideMean
+from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.metrics import classification, regression
 from pyrofl.tensors import Tensors
 
 ROWS = 512  # rows of a client that are predicted at once
@@ -29,6 +31,39 @@ class Prediction(NamedTuple):
     log_density: Tensor  # [C, B], log of the predictive density or mass at y
 
 
+class Predicted(NamedTuple):
+    """All rows that some clients were asked about, padded to the longest."""
+
+    ids: Tensor  # [C]
+    prediction: Prediction
+    y: Tensor  # [C, B]
+    mask: Tensor  # [C, B] bool, False where a row is padding
+
+
+def predict(
+    method: Method, data: Federation, state: Round, **asked: Unpack[RowsAsked]
+) -> Iterator[Predicted]:
+    """Predict the rows of every client, some clients at a time.
+
+    Arguments and errors are those of `evaluate`.
+    """
+    return each(method, data, state, Asked.of(asked))
+
+
+def each(method: Method, data: Federation, state: Round, asked: Asked) -> Iterator[Predicted]:
+    """Yield what is predicted of some clients each."""
+    data, rows, everyone = with_rows(data, asked)
+    for ids, received, local, noise in ready(method, data, state, everyone, asked):
+        made, y, mask = [], [], []
+        for some, batch in blocks(data, [rows[i] for i in ids.tolist()], data.who(ids)):
+            made.append(predict_batch(method, received, local, batch, asked.draws, noise))
+            check(made[-1], batch, data.names, asked.view(method), some)
+            y.append(batch.y)
+            mask.append(batch.mask)
+        whole = Prediction(*(torch.cat(parts, 1) for parts in zip(*made, strict=True)))
+        yield Predicted(ids, whole, torch.cat(y, 1), torch.cat(mask, 1))
+
+
 def blocks(data: Federation, rows: list[Tensor], who: Who) -> Iterator[tuple[list[Tensor], Batch]]:
     """Yield the rows of some clients, at most `ROWS` of each, and the batches of them."""
     for start in range(0, max(len(r) for r in rows), ROWS):
@@ -36,7 +71,7 @@ def blocks(data: Federation, rows: list[Tensor], who: Who) -> Iterator[tuple[lis
         yield some, stack(data, some, who)
 
 
-def predict(
+def predict_batch(
     method: Method,
     received: Tensors,
     local: Tensors | list[Tensors],
@@ -44,59 +79,63 @@ def predict(
     draws: int | None = None,
     noise: list[Generator] | None = None,
 ) -> Prediction:
-    """Predict rows with the guide's mean, or average the predictions of draws and of an ensemble.
+    """Predict the rows of a batch, given the tensors that the programs read.
 
     Args:
         method: gives model and guide.
         received: [C, ...].
-        local: [C, ...], or a list of them: an ensemble.
+        local: [C, ...], or a list of them: an ensemble, whose predictions are averaged.
         batch: the rows.
-        draws: of the guide; None takes its mean.
+        draws: of the guide, averaged likewise; None takes its mean.
         noise: one generator per client, for draws; None uses the global one.
     """
-    members = local if isinstance(local, list) else [local]
-    found = [_predict(method, received, member, batch, draws, noise) for member in members]
-    mean = torch.stack([p.mean for p in found]).mean(0)
-    log_density = torch.stack([p.log_density for p in found])
-    return Prediction(mean, log_density.logsumexp(0) - torch.tensor(float(len(found))).log())
+    means, log_densities = [], []
+    for fn in responses(method, received, local, batch, draws, noise):
+        probs, log_density = probabilities(fn), fn.log_prob(batch.y)
+        mean = fn.mean if probs is None else probs
+        if log_density.dim() == 3:
+            mean, count = mean.mean(0), log_density.new_tensor(float(len(log_density)))
+            log_density = log_density.logsumexp(0) - count.log()
+        means.append(mean)
+        log_densities.append(log_density)
+    log_count = torch.tensor(float(len(means))).log()
+    return Prediction(
+        torch.stack(means).mean(0), torch.stack(log_densities).logsumexp(0) - log_count
+    )
 
 
-def _predict(
+def responses(
     method: Method,
     received: Tensors,
-    local: Tensors,
+    local: Tensors | list[Tensors],
     batch: Batch,
     draws: int | None,
     noise: list[Generator] | None,
-) -> Prediction:
-    handler: Any = GuideMean()
-    if draws:
-        handler = nullcontext() if noise is None else ClientNoise(noise)
-    with pyro.validation_enabled(False), torch.no_grad(), handler:
-        _, trace = traces(method.model, method.guide, received, local, batch, draws)
-    fn = response(trace)["fn"]
-    mean = fn.probs if isinstance(fn, dist.Categorical) else fn.mean
-    if isinstance(fn, dist.Bernoulli):
-        mean = torch.stack([1 - mean, mean], -1)
-    log_density = fn.log_prob(batch.y)
-    if log_density.dim() == 3:
-        mean, count = mean.mean(0), log_density.new_tensor(float(len(log_density)))
-        log_density = log_density.logsumexp(0) - count.log()
-    return Prediction(mean, log_density)
+) -> Iterator[Any]:
+    """Yield the distribution of the response that every member gives; see `predict_batch`.
 
-
-def response(trace: Any) -> Any:
-    """Return the observed site that is predicted: "y", or else the only one.
+    It is that of the observed site "y", or else of the only one.
 
     Raises:
         ValueError: if there is no "y" and more or less than one observed site.
     """
-    sites = dict(observed(trace))
-    if "y" in sites:
-        return sites["y"]
-    if len(sites) != 1:
-        raise ValueError(f"observed sites are {sorted(sites)}; expected 'y', or just one")
-    return next(iter(sites.values()))
+    for member in local if isinstance(local, list) else [local]:
+        handler: Any = GuideMean()
+        if draws:
+            handler = nullcontext() if noise is None else ClientNoise(noise)
+        with pyro.validation_enabled(False), torch.no_grad(), handler:
+            _, trace = traces(method.model, method.guide, received, member, batch, draws)
+        sites = dict(observed(trace))
+        if "y" not in sites and len(sites) != 1:
+            raise ValueError(f"observed sites are {sorted(sites)}; expected 'y', or just one")
+        yield (sites.get("y") or next(iter(sites.values())))["fn"]
+
+
+def probabilities(fn: Any) -> Tensor | None:
+    """Return the probabilities [..., K] of a response that is a class; None if it is a number."""
+    if isinstance(fn, dist.Bernoulli):
+        return torch.stack([1 - fn.probs, fn.probs], -1)
+    return fn.probs if isinstance(fn, dist.Categorical) else None
 
 
 def check(
@@ -107,15 +146,9 @@ def check(
     rows: Sequence[Tensor],
     table: str = "the data",
 ) -> None:
-    """Refuse predictions that are no numbers; a mean of scores would hide them.
+    """Refuse predictions of a batch that are no numbers; a mean of scores would hide them.
 
-    Args:
-        found: of the rows of a batch.
-        batch: the rows; padding may hold anything.
-        names: of all clients, by id.
-        model: that predicts, for the message.
-        rows: of each client, where the batch's rows are in the table.
-        table: what they are rows of, for the message.
+    The message has the client by its name, the model, and the row by its place in the table.
 
     Raises:
         ValueError: if a density is NaN or infinite, or 0 where the mean is no number either. A
@@ -133,14 +166,3 @@ def check(
         f"{int(rows[c][b])} of {table}; expected finite numbers: scale the inputs, or lower the "
         "learning rate"
     )
-
-
-def score(found: list[tuple[Prediction, Batch]]) -> Tensors:
-    """Score the predictions of some clients, which came in blocks of rows: metric -> [C]."""
-    mean = torch.cat([p.mean for p, _ in found], 1)
-    log_density = torch.cat([p.log_density for p, _ in found], 1)
-    y = torch.cat([batch.y for _, batch in found], 1)
-    mask = torch.cat([batch.mask for _, batch in found], 1)
-    if mean.dim() == 3:
-        return classification(mean, y.long(), mask)
-    return regression(mean, log_density, y, mask)

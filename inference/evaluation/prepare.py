@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
+from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.state import Round, chunks, meet
-from pyrofl.inference.method import Method, Phase, no_statistics
+from pyrofl.inference.method import Method, no_statistics
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, join_up
 
@@ -27,24 +28,14 @@ class Ready(NamedTuple):
 
 
 def ready(
-    method: Method,
-    data: Federation,
-    state: Round,
-    ids: Tensor,
-    *,
-    model: str | None = None,
-    adapted: str = "none",
-    seed: Seed = 0,
-    chunk: int | None = None,
+    method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
 ) -> Iterator[Ready]:
-    """Yield clients, some at a time and the largest first, as `evaluate` tests them."""
-    for some in chunks(_deployed(method, model), data, state, ids, chunk, seed):
-        who = data.who(some)
-        received, local = prepared(
-            method, data, state, who, model=model, adapted=adapted, seed=seed
-        )
+    """Yield clients, some at a time and the largest first, as they are asked."""
+    deployed = method.deployed(asked.view(method))
+    for some in chunks(deployed, data, state, ids, asked.chunk, asked.seed):
+        received, local = prepared(method, data, state, data.who(some), **vars(asked))
         names = [data.names[i] for i in some.tolist()]
-        noise = [stream(seed, Stream.TEST, state.number, name) for name in names]
+        noise = [stream(asked.seed, Stream.TEST, state.number, name) for name in names]
         yield Ready(some, received, local, noise)
 
 
@@ -54,45 +45,21 @@ def _deployed(method: Method, model: str | None) -> Method:
 
 
 def prepared(
-    method: Method,
-    data: Federation,
-    state: Round,
-    who: Who,
-    *,
-    model: str | None = None,
-    adapted: str = "none",
-    seed: Seed = 0,
+    method: Method, data: Federation, state: Round, who: Who, **asked: Unpack[ModelAsked]
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
-    """Return what programs are to read as received and local, to test a model of some clients.
+    """Return what programs are to read as received and local, to ask a model of some clients.
 
     Raises:
-        ValueError: if the method has no such view, or `adapted` is unknown.
+        ValueError: as `Asked`, or if the method has no such view or nothing to adapt with.
     """
-    view = model or method.main_view
-    if view not in method.views:
-        raise ValueError(f"no {view!r} model; this method has {', '.join(method.views)}")
-    known: dict[str, tuple[Phase, ...]] = {
-        "none": (),
-        "adapt": method.adapt,
-        "phases": method.phases,
-    }
-    if adapted not in known:
-        raise ValueError(f"adapted is {adapted!r}; expected one of {', '.join(known)}")
-    if adapted == "adapt" and not method.adapt:
-        raise ValueError("adapted is 'adapt'; this method runs nothing before its test")
+    how = Asked.of(asked)
+    view, phases, seed = how.view(method), how.phases(method), how.seed
     received, private = meet(method.deployed(view), data, state, who, seed)
     local = private | received
-    if known[adapted]:
+    if phases:
         with torch.enable_grad():
             local, *_ = train(
-                method,
-                received,
-                local,
-                data,
-                who,
-                seed=seed,
-                number=state.number,
-                phases=known[adapted],
+                method, received, local, data, who, seed=seed, number=state.number, phases=phases
             )
     return received, method.views[view](received, local)
 
@@ -108,14 +75,9 @@ def pooled_name(data: Federation) -> str:
 def population_of(data: Federation, population: str) -> tuple[Federation, list[int]]:
     """Return the ids of a population; the pooled client is put behind all others."""
     everyone = len(data.train)
-    if population == "training":
-        return data, list(range(data.clients))
-    if population == "held_out":
-        return data, list(range(data.clients, everyone))
     if population != "pooled":
-        raise ValueError(
-            f"population is {population!r}; expected 'training', 'held_out' or 'pooled'"
-        )
+        ids = range(data.clients) if population == "training" else range(data.clients, everyone)
+        return data, list(ids)
     rows = data.pooled_test if data.pooled_test is not None else torch.zeros(0, dtype=torch.long)
     pooled = replace(
         data,
@@ -127,21 +89,27 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
     return pooled, [everyone]
 
 
-def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -> Tensors:
-    """Return what a method reports about the clients that train: name -> [J].
+def with_rows(data: Federation, asked: Asked) -> tuple[Federation, tuple[Tensor, ...], Tensor]:
+    """Return the federation, each client's rows, and ids of the clients asked that have some.
 
-    Args:
-        method: as trained.
-        data: the federation.
-        state: the round.
-        seed: of the run.
+    Raises:
+        ValueError: if none has.
     """
+    data, everyone = population_of(data, asked.population)
+    rows = data.train if asked.part == "train" else data.test
+    ids = torch.tensor([i for i in everyone if len(rows[i])], dtype=torch.long)
+    if not len(ids):
+        raise ValueError(f"no client of the {asked.population} population has {asked.part} rows")
+    return data, rows, ids
+
+
+def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -> Tensors:
+    """Return what a method reports about the clients that train: name -> [J]."""
     if method.statistics is no_statistics:
         return {}
     parts, found = [], []
-    for ids, received, local, _ in ready(
-        method, data, state, torch.arange(data.clients), seed=seed
-    ):
+    everyone = torch.arange(data.clients)
+    for ids, received, local, _ in ready(method, data, state, everyone, Asked(seed=seed)):
         assert not isinstance(local, list)
         parts.append(ids)
         found.append(method.statistics(received, local, data.batch(ids)))

@@ -8,26 +8,20 @@ Learning", ICML 2018. With probabilities p_s of every draw s of the guide, or me
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
-import pyro
-import pyro.distributions as dist
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from pyrofl.data import Batch, Federation, check_table
-from pyrofl.inference.elbo import traces
-from pyrofl.inference.evaluation.evaluate import predictions
-from pyrofl.inference.evaluation.predict import Prediction, blocks, check, response
-from pyrofl.inference.evaluation.prepare import pooled_name, population_of, ready
-from pyrofl.inference.loop.noise import ClientNoise, GuideMean
+from pyrofl.data import Federation, check_table
+from pyrofl.inference.evaluation.asked import Asked, RowsAsked
+from pyrofl.inference.evaluation.predict import Prediction, blocks, check, probabilities, responses
+from pyrofl.inference.evaluation.prepare import ready, with_rows
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seed
-from pyrofl.metrics import Bins, auroc, calibration_bins, entropies
-from pyrofl.tensors import Tensors
+from pyrofl.metrics import auroc, entropies
+from pyrofl.tensors import Tensors, join_up
 
 
 @dataclass(frozen=True)
@@ -72,13 +66,7 @@ def uncertainty(
     data: Federation,
     state: Round,
     x: Tensor | None = None,
-    *,
-    model: str | None = None,
-    adapted: str = "none",
-    population: str = "training",
-    draws: int | None = 100,
-    seed: Seed = 0,
-    chunk: int | None = None,
+    **asked: Unpack[RowsAsked],
 ) -> Uncertainty:
     """Say how unsure a model of every client is.
 
@@ -87,122 +75,46 @@ def uncertainty(
         data: the federation.
         state: the round.
         x: [N, *x], rows that every client is asked about; default each one's own test rows.
-        model: one of the method's views; default its main one. An ensemble's members are taken
-            like draws.
-        adapted: as in `evaluate`, as are seed and chunk.
-        population: "training" or "held_out" clients.
-        draws: of the guide; None takes its mean, with which nothing is epistemic.
-        seed: of the run.
-        chunk: clients side by side.
+        asked: fields of `Asked` but part. Draws are 100 by default; with None, the guide's mean,
+            nothing is epistemic. An ensemble's members are taken like draws.
 
     Raises:
         ValueError: as `evaluate`; or if x is unlike the federation's, or the method predicts
             numbers.
     """
-    if draws is not None and draws < 1:
-        raise ValueError(f"draws is {draws}; expected at least 1, or None for the guide's mean")
+    how = Asked.of({"draws": 100, **asked}, without="part")
     first, table = (0, "the data") if x is None else (len(data.x), "x")
-    data, everyone = population_of(data if x is None else _asked(data, x), population)
-    ids = torch.tensor([i for i in everyone if len(data.test[i])], dtype=torch.long)
-    if not len(ids):
-        raise ValueError(
-            f"no client of the {population} population has test rows; expected some, or x"
-        )
+    data, rows, ids = with_rows(data if x is None else _all_asked(data, x), how)
     found: dict[int, Tensors] = {}
-    view = model or method.main_view
-    for some, received, local, noise in ready(
-        method, data, state, ids, model=model, adapted=adapted, seed=seed, chunk=chunk
-    ):
-        members = local if isinstance(local, list) else [local]
+    for some, received, local, noise in ready(method, data, state, ids, how):
         parts = []
-        rows = [data.test[i] for i in some.tolist()]
-        for asked, batch in blocks(data, rows, data.who(some)):
-            drawn = [probabilities(method, received, m, batch, draws, noise) for m in members]
-            probs = torch.cat(drawn)
+        for places, batch in blocks(data, [rows[i] for i in some.tolist()], data.who(some)):
+            fns = responses(method, received, local, batch, how.draws, noise)
+            shape = (how.draws or 1, *batch.mask.shape, -1)
+            probs = torch.cat([_classes(fn).expand(shape) for fn in fns])
             unseen = torch.full(batch.mask.shape, -torch.inf).to(probs)
             mean = Prediction(probs.mean(0), unseen)
-            check(mean, batch, data.names, view, [r - first for r in asked], table)
+            at = [r - first for r in places]
+            check(mean, batch, data.names, how.view(method), at, table)
             parts.append(entropies(probs) | {"doubt": 1 - probs.mean(0).amax(-1)})
+        whole = {n: torch.cat([part[n] for part in parts], 1).cpu() for n in parts[0]}
         for c, i in enumerate(some.tolist()):
-            n = len(data.test[i])
-            found[i] = {k: torch.cat([p[k][c] for p in parts])[:n].cpu() for k in parts[0]}
+            found[i] = {n: v[c, : len(rows[i])] for n, v in whole.items()}
     return Uncertainty(
         ids,
-        torch.tensor([len(data.test[i]) for i in ids.tolist()]),
-        {k: torch.cat([found[i][k] for i in ids.tolist()]) for k in found[int(ids[0])]},
+        torch.tensor([len(rows[i]) for i in ids.tolist()]),
+        join_up(found[i] for i in ids.tolist()),
     )
 
 
-def probabilities(
-    method: Method,
-    received: Tensors,
-    local: Tensors,
-    batch: Batch,
-    draws: int | None,
-    noise: list[Generator] | None = None,
-) -> Tensor:
-    """Return the probabilities of K classes that every draw of the guide gives: [S, C, B, K].
-
-    Args:
-        method: gives model and guide.
-        received: [C, ...].
-        local: [C, ...].
-        batch: the rows.
-        draws: S; None takes the guide's mean, S = 1.
-        noise: one generator per client; None uses the global one.
-
-    Raises:
-        ValueError: if the response is not a class.
-    """
-    handler: Any = GuideMean()
-    if draws:
-        handler = nullcontext() if noise is None else ClientNoise(noise)
-    with pyro.validation_enabled(False), torch.no_grad(), handler:
-        _, trace = traces(method.model, method.guide, received, local, batch, draws)
-    fn = response(trace)["fn"]
-    if isinstance(fn, dist.Bernoulli):
-        probs = torch.stack([1 - fn.probs, fn.probs], -1)
-    elif isinstance(fn, dist.Categorical):
-        probs = fn.probs
-    else:
+def _classes(fn: Any) -> Tensor:
+    """Return the probabilities of a response, or refuse it if it is no class."""
+    if (probs := probabilities(fn)) is None:
         raise ValueError(f"the response is a {type(fn).__name__}; expected classes")
-    return probs.expand(draws or 1, *batch.mask.shape, probs.shape[-1])
+    return probs
 
 
-def calibration_by_client(
-    method: Method, data: Federation, state: Round, bins: int = 15, **what: Any
-) -> dict[str, Bins]:
-    """Gather the predictions of each client by their confidence; `calibration` pools them.
-
-    Args:
-        method: as trained, a classifier.
-        data: the federation.
-        state: the round.
-        bins: of confidence; few rows need few.
-        what: further arguments of `evaluate`.
-
-    Returns:
-        Bins [bins] by the clients' names, in their order; `pyrofl.metrics.calibration_error` makes
-        an expected calibration error of them.
-
-    Raises:
-        ValueError: as `calibration`, or if bins is less than 1.
-    """
-    if bins < 1:
-        raise ValueError(f"bins is {bins}; expected at least 1")
-    found: dict[int, Bins] = {}
-    for ids, made in predictions(method, data, state, **what):
-        if made[0][0].mean.dim() < 3:
-            raise ValueError("the method predicts numbers; expected probabilities of classes")
-        sure, top = torch.cat([p.mean for p, _ in made], 1).max(-1)
-        y, mask = (torch.cat([getattr(b, n) for _, b in made], 1) for n in ("y", "mask"))
-        gathered = calibration_bins(sure, (top == y).to(sure), mask, bins)
-        found |= {i: Bins(*(v[c] for v in gathered)) for c, i in enumerate(ids.tolist())}
-    names = (*data.names, pooled_name(data))
-    return {names[i]: found[i] for i in sorted(found)}
-
-
-def _asked(data: Federation, x: Tensor) -> Federation:
+def _all_asked(data: Federation, x: Tensor) -> Federation:
     """Return the federation in which every client has the same test rows, of which y is unknown."""
     if not len(x) or x.shape[1:] != data.x.shape[1:]:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,14 +13,15 @@ from torch import Tensor
 from pyrofl.data import Federation, Who
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, matches, size_in_bytes
 
 ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the processor, on Linux
 
 
-@dataclass(frozen=True)
-class Round:
+@dataclass(frozen=True, repr=False)
+class Round(Summarised):
     """The state after a round; passed back to `federate`, the run goes on from it bitwise.
 
     Attributes:
@@ -54,6 +55,32 @@ class Round:
     silent: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     down: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     up: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+
+    @property
+    def title(self) -> str:
+        """The number of rounds done."""
+        return f"State after round {self.number}"
+
+    def summary(self) -> dict[str, str]:
+        """Tell what it is."""
+        trained, reported, silent = (len(v) for v in (self.trained, self.who.ids, self.silent))
+        try:
+            private = _listed(self.private)
+        except ValueError:
+            private = "overwritten by a later round"
+        return {
+            "server": _listed(self.server),
+            "private": f"{private}; {int(self.seen.sum())} clients were seen",
+            "clients": f"{trained} trained, {reported} reported, {silent} were silent",
+            "rejected": "; ".join(self.rejected) or "nobody",
+        }
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Name some tensors."""
+    first = list(names)[:4]
+    more = len(list(names)) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "") or "nothing"
 
 
 def to_data(tensors: Tensors, data: Federation) -> Tensors:

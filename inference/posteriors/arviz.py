@@ -8,35 +8,22 @@ what all share is along neither. Every run is a chain.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Unpack
 
 import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
+from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.posteriors.draws import Values, agreed, draw
 from pyrofl.inference.posteriors.export import inference_data
-from pyrofl.inference.posteriors.groups import Groups, Table, Variable
-from pyrofl.inference.posteriors.pointwise import studies
+from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
+from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed
-from pyrofl.tensors import Tensors
-
-
-class Fitted(Protocol):
-    """What a run has to tell; see `pyrofl.fit`."""
-
-    method: Method
-    data: Federation
-    state: Round
-    seed: Seed
-    loss: list[Tensors]
-
-    def statistics(self) -> Tensors:
-        """Return what the paper reports about clients."""
-        ...
-
+from pyrofl.tensors import Tensors, matches
 
 GROUPS = (
     "posterior",
@@ -50,7 +37,38 @@ GROUPS = (
 )
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "observed_data"}
-OF_PRIOR = {"prior", "prior_predictive"}
+OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
+PLACES = {
+    "posterior": "sites",
+    "log_likelihood": "log_likelihood",
+    "posterior_predictive": "predicted",
+    "observed_data": "observed",
+}
+
+
+class Fitted(Protocol):
+    """What a run has to tell; see `pyrofl.fit`."""
+
+    method: Method
+    data: Federation
+    state: Round
+    seed: Seed
+    records: list[RoundRecord]
+
+    def statistics(self) -> Tensors:
+        """Return what the paper reports about clients."""
+        ...
+
+
+class Variable(NamedTuple):
+    """An array and the names of its axes."""
+
+    value: Tensor
+    axes: tuple[str, ...]
+
+
+Groups = dict[str, dict[str, Variable]]
+"""group -> name -> variable, of one run: without the axis of chains."""
 
 
 def to_arviz(
@@ -60,7 +78,7 @@ def to_arviz(
     *,
     groups: str | Collection[str] = CHEAP,
     ids: Tensor | None = None,
-    **what: Any,
+    **asked: Unpack[ModelAsked],
 ) -> Any:
     """Return what runs of one method on one federation found, for ArviZ; every run is a chain.
 
@@ -85,16 +103,16 @@ def to_arviz(
         groups: some of the above, or "all": those that the method has, as an improper prior has no
             draws.
         ids: of clients; default all that train.
-        what: further arguments of `pyrofl.posterior`: model, adapted, seed, and chunk (for groups
-            that look at rows clients go one by one).
+        asked: model, adapted, chunk and seed of `Asked`; the seed is the run's by default, and for
+            groups that look at rows clients go one by one.
 
     Raises:
         ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, or
             runs differ in clients, rows or sites.
     """
     runs = list(runs)
-    asked = set(GROUPS if groups == "all" else groups)
-    if not runs or isinstance(groups, str) != (groups == "all") or not asked <= set(GROUPS):
+    chosen = set(GROUPS if groups == "all" else groups)
+    if not runs or isinstance(groups, str) != (groups == "all") or not chosen <= set(GROUPS):
         raise ValueError(
             f"{len(runs)} runs and groups {groups!r}; expected at least one run, and 'all' or some "
             f"of {', '.join(GROUPS)}"
@@ -104,20 +122,23 @@ def to_arviz(
             f"seeds of the runs are {[run.seed for run in runs]}; expected all different, so that "
             "chains are independent"
         )
-    what = {"ids": torch.arange(runs[0].data.clients) if ids is None else ids} | what
+    data = runs[0].data
+    clients = torch.arange(data.clients) if ids is None else ids
+    made = []
     for run in runs:
-        _check_data(run.data, runs[0].data)
-    made = [_groups(run, draws, dims or {}, asked, groups == "all", what) for run in runs]
-    for one in made:
-        _check_sites(one, made[0])
-    data, clients = runs[0].data, what["ids"]
-    more: dict[str, Sequence[Any]] = {}
-    if "sample_stats" in asked and ids is None and any(run.loss for run in runs):
-        loss, more["round"], more["step"] = losses(runs)
-        axes = ("round", "client", "step")
+        _check_data(run.data, data)
+        how = Asked.of({"seed": run.seed, **asked, "draws": draws}, without="population part")
+        axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
+        made.append(_groups(run, axes, chosen, how, lenient=groups == "all"))
+        _check_sites(made[-1], made[0])
+    coords: dict[str, Sequence[Any]] = {}
+    if "sample_stats" in chosen and ids is None and any(run.records for run in runs):
+        loss, coords["round"], coords["step"] = losses(runs)
         for one, values in zip(made, loss, strict=True):
-            one.setdefault("sample_stats", {})["loss"] = Variable(values, axes)
-    return chained(made, data, clients, more)
+            one.setdefault("sample_stats", {})["loss"] = Variable(
+                values, ("round", "client", "step")
+            )
+    return chained(made, data, clients, coords)
 
 
 def chained(
@@ -126,14 +147,7 @@ def chained(
     ids: Tensor,
     coords: Mapping[str, Sequence[Any]] | None = None,
 ) -> Any:
-    """Return groups for ArviZ, those of each chain, with the names of clients and of their rows.
-
-    Args:
-        made: groups of each chain, with the same variables.
-        data: the federation.
-        ids: of the clients that they are about.
-        coords: labels of further axes.
-    """
+    """Return groups of each chain for ArviZ; ids are of clients, coords label further axes."""
     arrays: dict[str, dict[str, Tensor]] = {}
     axes: dict[str, tuple[str, ...]] = {}
     for group, variables in made[0].items():
@@ -153,70 +167,141 @@ def chained(
 
 def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
     """Return the loss of every run, round, client and gradient step, and the rounds and steps."""
-    steps = list(dict.fromkeys(n for run in runs for loss in run.loss for n in loss))
-    first = [run.state.number - len(run.loss) + 1 for run in runs]
-    rounds = range(min(first), max(run.state.number for run in runs) + 1)
+    records = [record for run in runs for record in run.records]
+    steps = list(dict.fromkeys(name for record in records for name in record.loss))
+    numbers = [record.number for record in records]
+    rounds = range(min(numbers), max(numbers) + 1)
     shape = (len(runs), len(rounds), runs[0].data.clients, len(steps))
     found = torch.full(shape, torch.nan, dtype=torch.float64)
-    for run, start, mine in zip(runs, first, found, strict=True):
-        for at, loss in enumerate(run.loss, start - rounds[0]):
-            for name, value in loss.items():
-                mine[at, :, steps.index(name)] = value
+    for run, mine in zip(runs, found, strict=True):
+        for record in run.records:
+            for name, value in record.loss.items():
+                mine[record.number - rounds[0], :, steps.index(name)] = value
     return found, list(rounds), steps
 
 
-def _groups(
-    run: Fitted,
-    draws: int,
-    dims: Mapping[str, tuple[str, ...]],
-    asked: set[str],
-    lenient: bool,
-    what: Mapping[str, Any],
-) -> Groups:
-    """Return the groups of one run; `lenient` leaves out the prior if it is improper."""
-    found: Groups = {}
-    what = {"seed": run.seed, **what}
-    slow = {n: v for n, v in what.items() if n != "chunk"}  # clients go one by one
-    table = Table(run.data, what["ids"], run.method.shared, dims)
-    if asked & OF_ROWS:
-        known = studies(run.method, run.data, run.state, draws, **slow)
-        found |= table.studied(known, asked)
-    elif "posterior" in asked:
-        sites = posterior(run.method, run.data, run.state, draws, **what)
-        found["posterior"] = {n: table.of_clients(n, v) for n, v in sites.items()}
-    if asked & OF_PRIOR:
-        found |= of_prior(table, asked, lenient, run.method, run.state, draws, **slow)
-    if "constant_data" in asked:
-        found["constant_data"] = table.constants()
-    if "sample_stats" in asked and torch.equal(what["ids"], torch.arange(run.data.clients)):
-        reported = {n: Variable(v, ("client",)) for n, v in run.statistics().items()}
-        found["sample_stats"] = reported | found.get("sample_stats", {})
-    return {group: found[group] for group in GROUPS if found.get(group)}
+@dataclass(frozen=True)
+class ClientAxes:
+    """Some clients of a federation side by side: joins what they have, and names its axes."""
+
+    data: Federation
+    ids: Tensor  # of the clients
+    shared: str  # patterns of the sites that are one for all clients
+    dims: Mapping[str, tuple[str, ...]]  # site -> names of its axes; default "SITE_dim_0" ...
+
+    def own(self, name: str, value: Tensor, lead: int) -> tuple[str, ...]:
+        """Name the axes of a site that are its own, behind the first `lead`."""
+        default = tuple(f"{name}_dim_{i}" for i in range(value.dim() - lead))
+        return self.dims.get(name, default)
+
+    def of_clients(self, name: str, value: Tensor) -> Variable:
+        """Name the axes of a site's draws [S, C, *p].
+
+        Raises:
+            ValueError: if all clients share the site, and their draws differ.
+        """
+        own = self.own(name, value, 2)
+        if matches(name, self.shared):
+            return Variable(agreed(name, value), ("draw", *own))
+        return Variable(value, ("draw", "client", *own))
+
+    def joined(self, name: str, parts: Sequence[Values]) -> Variable:
+        """Join the values [S, 1, B or 1, *p] of clients along their axis, or that of their rows."""
+        if not any(part.rows or part.value.shape[2] > 1 for part in parts):
+            return self.of_clients(name, torch.cat([part.value.squeeze(2) for part in parts], 1))
+        sizes = self.data.sizes[self.ids].tolist()
+        rows = [
+            part.value[:, 0].expand(-1, n, *part.value.shape[3:])
+            for part, n in zip(parts, sizes, strict=True)
+        ]
+        return Variable(torch.cat(rows, 1), ("draw", "row", *self.own(name, rows[0], 2)))
+
+    def groups(self, known: Sequence[Pointwise], chosen: Collection[str]) -> Groups:
+        """Join what programs say, one entry per client, to those groups that are chosen.
+
+        The log likelihood comes with "sample_stats": log densities of every draw.
+        """
+        found = {
+            group: {
+                name: self.joined(name, [one[place][name] for one in known])
+                for name in known[0][place]
+            }
+            for group, place in PLACES.items()
+            if group in chosen
+        }
+        for name, variable in found.get("observed_data", {}).items():
+            found["observed_data"][name] = Variable(variable.value[0], variable.axes[1:])
+        if "log_likelihood" in chosen:
+            found["sample_stats"] = self._densities(known)
+        return found
+
+    def _densities(self, known: Sequence[Pointwise]) -> dict[str, Variable]:
+        """Return log_p and log_q of every draw, per client if clients share no site."""
+        density = {
+            name: torch.cat([one["density"][name].value.flatten(1) for one in known], 1)
+            for name in known[0]["density"]
+        }
+        if not self.shared:
+            return {n: Variable(density[n], ("draw", "client")) for n in ("log_p", "log_q")}
+        if len(self.ids) < self.data.clients:
+            return {}  # what all share depends on the clients that are not here
+        return {
+            n: Variable(density[n].sum(1) + density[f"shared {n}"][:, 0], ("draw",))
+            for n in ("log_p", "log_q")
+        }
+
+    def constants(self) -> dict[str, Variable]:
+        """Return x and the place in the federation's table of every row, and clients' sizes."""
+        rows = torch.cat([self.data.train[i] for i in self.ids.tolist()])
+        x = self.data.x[rows.to(self.data.x.device)]
+        return {
+            "x": Variable(x, ("row", *self.own("x", x, 1))),
+            "table_row": Variable(rows, ("row",)),
+            "size": Variable(self.data.sizes[self.ids], ("client",)),
+        }
 
 
 def of_prior(
-    table: Table,
-    asked: set[str],
-    lenient: bool,
+    axes: ClientAxes,
     method: Method,
     state: Round,
-    draws: int,
-    **what: Any,
+    asked: Asked,
+    chosen: Collection[str] = tuple(OF_PRIOR),
+    lenient: bool = False,
 ) -> Groups:
-    """Return the groups of draws from the model; none where it is improper, if `lenient`.
+    """Return the groups of draws from the model given the server.
 
-    Raises:
-        ValueError: if it is improper.
+    An improper prior is refused with a ValueError; if `lenient`, it has no groups.
     """
     try:
-        known = studies(method, table.data, state, draws, of_prior=True, **what)
+        known = pointwise(method, axes.data, state, axes.ids, asked, of_prior=True)
     except NotImplementedError as error:
         if lenient:
             return {}
-        raise ValueError(f"the prior has no draws: {error}; leave its groups out") from error
-    made = table.studied(known, {"posterior", "posterior_predictive"})
-    both = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
-    return {new: made[old] for new, old in both.items() if new in asked}
+        raise ValueError(
+            f"the prior has no draws: {error}; expected a proper one, or groups without it"
+        ) from error
+    made = axes.groups(known, OF_PRIOR.values())
+    return {new: made[old] for new, old in OF_PRIOR.items() if new in chosen}
+
+
+def _groups(run: Fitted, axes: ClientAxes, chosen: set[str], asked: Asked, lenient: bool) -> Groups:
+    """Return the groups of one run; `lenient` leaves out the prior if it is improper."""
+    found: Groups = {}
+    method, data, state = run.method, run.data, run.state
+    if chosen & OF_ROWS:
+        found |= axes.groups(pointwise(method, data, state, axes.ids, asked), chosen)
+    elif "posterior" in chosen:
+        sites = draw(method, data, state, axes.ids, asked)
+        found["posterior"] = {n: axes.of_clients(n, v) for n, v in sites.items()}
+    if chosen & OF_PRIOR.keys():
+        found |= of_prior(axes, method, state, asked, chosen, lenient)
+    if "constant_data" in chosen:
+        found["constant_data"] = axes.constants()
+    if "sample_stats" in chosen and torch.equal(axes.ids, torch.arange(data.clients)):
+        reported = {n: Variable(v, ("client",)) for n, v in run.statistics().items()}
+        found["sample_stats"] = reported | found.get("sample_stats", {})
+    return {group: found[group] for group in GROUPS if found.get(group)}
 
 
 def _check_data(one: Federation, other: Federation) -> None:
@@ -234,11 +319,7 @@ def _check_data(one: Federation, other: Federation) -> None:
 def _check_sites(one: Groups, other: Groups) -> None:
     """Refuse runs whose variables differ."""
     found, expected = (
-        {
-            f"{group}/{n} {list(v.value.shape)}"
-            for group, values in each.items()
-            for n, v in values.items()
-        }
+        {f"{group}/{n} {list(v.value.shape)}" for group in each for n, v in each[group].items()}
         for each in (one, other)
     )
     if found != expected:

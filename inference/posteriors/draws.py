@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import pyro
 import torch
@@ -14,11 +14,12 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import latent, traces
+from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.evaluation.prepare import ready
 from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import Tensors, join_up, matches
 
 
@@ -30,18 +31,12 @@ class Values(NamedTuple):
 
 
 class JointNoise(ClientNoise):
-    """Draw the sites that clients share from one source, all others from each client's own.
-
-    Args:
-        own: one generator per client.
-        shared: patterns of the sites that are one for all.
-        common: makes the source that all clients draw those from.
-    """
+    """Draw the sites that clients share from one source, all others from each client's own."""
 
     def __init__(
         self, own: Sequence[Generator], shared: str, common: Callable[[], Generator]
     ) -> None:
-        """Give every client a copy of the common source."""
+        """Take a generator per client, patterns of shared sites, and what makes their source."""
         super().__init__(own)
         self.own, self.shared = own, shared
         self.common = [common() for _ in own]
@@ -57,11 +52,8 @@ def posterior(
     state: Round,
     draws: int,
     *,
-    model: str | None = None,
-    adapted: str = "none",
     ids: Tensor | None = None,
-    seed: Seed = 0,
-    chunk: int | None = None,
+    **asked: Unpack[ModelAsked],
 ) -> Tensors:
     """Draw from the posterior of every client: site -> [S, C, *p], clients in the order of ids.
 
@@ -74,30 +66,25 @@ def posterior(
         data: the federation.
         state: the round.
         draws: how many, S.
-        model: one of the method's views, not an ensemble.
-        adapted: as in `evaluate`.
         ids: of clients; default all that train.
-        seed: of the run.
-        chunk: clients drawn side by side.
+        asked: model (no ensemble), adapted, seed and chunk of `Asked`.
 
     Raises:
-        ValueError: if draws is less than 1, the view is an ensemble, or a site that clients share
-            is not the same for all.
+        ValueError: as `Asked`, if the view is an ensemble, or a site that clients share is not the
+            same for all.
     """
-    if draws < 1:
-        raise ValueError(f"draws is {draws}; expected at least 1")
-    ids = torch.arange(data.clients) if ids is None else ids
-    found: list[tuple[Tensor, Tensors]] = []
-    for some, received, local, noise in ready(
-        method, data, state, ids, model=model, adapted=adapted, seed=seed, chunk=chunk
-    ):
-        if isinstance(local, list):
-            raise ValueError(f"{model!r} is an ensemble; draw from its members")
-        common = partial(stream, seed, Stream.TEST, state.number)
-        handler = JointNoise(noise, method.shared, common)
+    how = Asked.of({**asked, "draws": draws}, without="population part")
+    return draw(method, data, state, torch.arange(data.clients) if ids is None else ids, how)
+
+
+def draw(method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked) -> Tensors:
+    """Draw as `posterior` does."""
+    draws, found = asked.draws or 1, []
+    common = partial(stream, asked.seed, Stream.TEST, state.number)
+    for some, received, local, noise in single(method, data, state, ids, asked):
         batch = data.batch(some)
         with pyro.validation_enabled(False), torch.no_grad():
-            with handler:
+            with JointNoise(noise, method.shared, common):
                 q, _ = traces(method.guide, method.guide, received, local, batch, draws)
             known = poutine.replay(method.guide, trace=q)
             # What is asked for depends on no row, unless a latent site does.
@@ -106,19 +93,25 @@ def posterior(
             _, p = traces(method.model, known, received, local, batch, draws)
         sites = named(q, p, draws, len(some))
         # From [S, C, 1, *p] to [C, S, *p]: clients first, to join chunks.
-        found.append(
-            (
-                some,
-                {n: v.value.squeeze(2).transpose(0, 1) for n, v in sites.items() if not v.rows},
-            )
-        )
+        own = {n: v.value.squeeze(2).transpose(0, 1) for n, v in sites.items() if not v.rows}
+        found.append((some, own))
     known_ids, by_id = torch.cat([some for some, _ in found]).sort()
     back = by_id[torch.searchsorted(known_ids, ids)]
-    sites_ = {n: v[back].transpose(0, 1) for n, v in join_up(part for _, part in found).items()}
-    for name in sites_:
+    drawn = {n: v[back].transpose(0, 1) for n, v in join_up(own for _, own in found).items()}
+    for name, value in drawn.items():
         if matches(name, method.shared):
-            agreed(name, sites_[name])
-    return sites_
+            agreed(name, value)
+    return drawn
+
+
+def single(
+    method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
+) -> Iterator[tuple[Tensor, Tensors, Tensors, list[Generator]]]:
+    """Yield clients as `ready` does; refuse a view that is an ensemble."""
+    for some, received, local, noise in ready(method, data, state, ids, asked):
+        if isinstance(local, list):
+            raise ValueError(f"{asked.view(method)!r} is an ensemble; expected a single model")
+        yield some, received, local, noise
 
 
 def agreed(name: str, value: Tensor) -> Tensor:
@@ -138,17 +131,12 @@ def agreed(name: str, value: Tensor) -> Tensor:
 def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
     """Return the sites that a person named: latent ones of the guide, deterministic of the model.
 
-    Args:
-        q: trace of the guide.
-        p: trace of the model.
-        draws: S.
-        clients: C.
-
     Raises:
         ValueError: if a deterministic site has no axes of clients and rows.
     """
     sites = [(n, s) for n, s in latent(q) if not s["infer"].get("is_auxiliary")]
-    sites += deterministic(p)
+    nodes = [(n, s) for n, s in p.nodes.items() if s["type"] == "sample"]
+    sites += [(n, s) for n, s in nodes if s["infer"].get("_deterministic")]
     return {n: Values(stacked(n, s["value"], draws, clients), of_rows(s)) for n, s in sites}
 
 
@@ -167,9 +155,3 @@ def stacked(name: str, value: Tensor, draws: int, clients: int) -> Tensor:
 def of_rows(site: Any) -> bool:
     """Say whether a site lies inside `batch.rows()`."""
     return any(frame.name == "rows" for frame in site["cond_indep_stack"])
-
-
-def deterministic(trace: Any) -> list[tuple[str, Any]]:
-    """Return the sites of a trace that come from `pyro.deterministic`."""
-    nodes = [(n, s) for n, s in trace.nodes.items() if s["type"] == "sample"]
-    return [(n, s) for n, s in nodes if s["infer"].get("_deterministic")]

@@ -1,12 +1,13 @@
 """What the programs of one client say about each of its rows, in every draw.
 
-Clients are studied one at a time: so no row is padding, and families that couple clients may be
+Clients are looked at one at a time: so no row is padding, and families that couple clients may be
 drawn from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,78 +20,60 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces
-from pyrofl.inference.evaluation.prepare import ready
+from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.draws import JointNoise, Values, named, of_rows
+from pyrofl.inference.posteriors.draws import JointNoise, Values, named, of_rows, single
 from pyrofl.inference.programs import Program
-from pyrofl.inference.seeds import Seed, Stream, stream
-from pyrofl.tensors import Tensors, matches, seeded
+from pyrofl.inference.seeds import Stream, stream
+from pyrofl.tensors import Tensors, cut, matches, seeded
 
 CELLS = 20_000  # rows times draws that a model is run on at once
 DENSITIES = ("log_p", "log_q", "shared log_p", "shared log_q")
 
-Study = dict[str, dict[str, Values]]
+Pointwise = dict[str, dict[str, Values]]
 """What one client's programs say, values [S, 1, B or 1, *p]: the groups "sites" (latent and
 deterministic), "observed" (S = 1), "log_likelihood", "predicted" (draws of the observed sites) and
 "density" (log densities of each draw: log_p of what the client's sites and rows have under the
 model, log_q of its sites under the guide; "shared log_p" and "shared log_q" of shared sites)."""
 
 
-def studies(
+def pointwise(
     method: Method,
     data: Federation,
     state: Round,
-    draws: int,
     ids: Tensor,
+    asked: Asked,
     *,
     of_prior: bool = False,
-    seed: Seed = 0,
-    model: str | None = None,
-    adapted: str = "none",
-) -> list[Study]:
-    """Study clients, in the order of ids.
+) -> list[Pointwise]:
+    """Return what the programs of clients say, in the order of ids.
 
-    Args:
-        method: as trained.
-        data: the federation.
-        state: the round.
-        draws: S.
-        ids: of the clients.
-        of_prior: draw from the model's prior given the server, instead of from the guide.
-        seed: of the run.
-        model: one of the method's views, not an ensemble.
-        adapted: as in `evaluate`.
+    `of_prior` draws from the model's prior given the server, instead of from the guide.
 
     Raises:
-        ValueError: if draws is less than 1, or the view is an ensemble.
+        ValueError: if the view is an ensemble.
         NotImplementedError: if a prior is improper.
     """
-    if draws < 1:
-        raise ValueError(f"draws is {draws}; expected at least 1")
     guide, found = prior(method.model) if of_prior else method.guide, {}
-    purpose = Stream.PRIOR if of_prior else Stream.TEST
-    source = partial(stream, seed, purpose, state.number)
-    for some, received, local, _ in ready(
-        method, data, state, ids, model=model, adapted=adapted, seed=seed, chunk=1
-    ):
-        if isinstance(local, list):
-            raise ValueError(f"{model!r} is an ensemble; study its members")
+    draws, purpose = asked.draws or 1, Stream.PRIOR if of_prior else Stream.TEST
+    source = partial(stream, asked.seed, purpose, state.number)
+    alone = replace(asked, chunk=1)
+    for some, received, local, _ in single(method, data, state, ids, alone):
         batch, name = data.batch(some), data.names[int(some)]
-        handler = JointNoise([source(name)], method.shared, source)
         with pyro.validation_enabled(False), torch.no_grad():
-            with handler:
+            with JointNoise([source(name)], method.shared, source):
                 q, _ = traces(guide, guide, received, local, batch, draws)
-            rows = stream(seed, Stream.ROWS, purpose, state.number, name)
-            study = partial(_study, method.model, method.shared)
+            rows = stream(asked.seed, Stream.ROWS, purpose, state.number, name)
+            say = partial(_of_draws, method.model, method.shared)
             found[int(some)] = _joined(
-                study(poutine.replay(guide, trace=part), received, local, batch, k, rows)
-                for part, k in _sliced(q, draws, max(1, CELLS // batch.mask.shape[1]))
+                say(poutine.replay(guide, trace=part), received, local, batch, k, rows)
+                for part, k in _sliced(q, draws, _step(batch))
             )
     return [found[i] for i in ids.tolist()]
 
 
-def given(
+def pointwise_at(
     model: Program,
     shared: str,
     values: Tensors,
@@ -98,17 +81,10 @@ def given(
     local: Tensors,
     batch: Batch,
     source: Generator,
-) -> Study:
-    """Study one client, C = 1, in draws that are given, as by a sampler.
+) -> Pointwise:
+    """Return what a model says of one client, C = 1, in draws [S, *p] that are given.
 
-    Args:
-        model: the program.
-        shared: patterns of the sites that are one for all clients.
-        values: of every latent site, [S, *p].
-        received: what it reads of the server, [1, ...].
-        local: what it reads of the client, [1, ...].
-        batch: all the client's rows.
-        source: draws the observed sites anew.
+    The batch has all the client's rows; `source` draws the observed sites anew.
     """
 
     def guide(some: Tensors) -> Program:
@@ -120,20 +96,13 @@ def given(
 
         return program
 
-    draws, step = len(next(iter(values.values()))), max(1, CELLS // batch.mask.shape[1])
+    draws, step = len(next(iter(values.values()))), _step(batch)
+    say = partial(_of_draws, model, shared)
     with pyro.validation_enabled(False), torch.no_grad():
         return _joined(
-            _study(
-                model,
-                shared,
-                guide({n: v[at : at + step] for n, v in values.items()}),
-                received,
-                local,
-                batch,
-                min(step, draws - at),
-                source,
-            )
+            say(guide(cut(values, slice(at, at + step))), received, local, batch, k, source)
             for at in range(0, draws, step)
+            for k in [min(step, draws - at)]
         )
 
 
@@ -143,7 +112,12 @@ def prior(model: Program) -> Program:
     return program
 
 
-def _study(
+def _step(batch: Batch) -> int:
+    """Return how many draws a model is run on at once."""
+    return max(1, CELLS // batch.mask.shape[1])
+
+
+def _of_draws(
     model: Program,
     shared: str,
     guide: Program,
@@ -152,8 +126,8 @@ def _study(
     batch: Batch,
     draws: int,
     source: Generator,
-) -> Study:
-    """Study draws of one client that the guide gives; `source` draws the observed sites anew."""
+) -> Pointwise:
+    """Look at draws of one client that the guide gives; `source` draws the observed sites anew."""
     q, p = traces(model, guide, received, local, batch, draws)
     density = {n: batch.size.new_zeros(draws, 1) for n in DENSITIES}
     for name, site in latent(q):
@@ -161,7 +135,7 @@ def _study(
         density[f"{whose}log_q"] += per_draw(log_densities(site, None, False)[0], 1)
         if name in p.nodes:
             density[f"{whose}log_p"] += per_draw(_log_prob(p.nodes[name]), 1)
-    seen: Study = {"observed": {}, "log_likelihood": {}, "predicted": {}}
+    seen: Pointwise = {"observed": {}, "log_likelihood": {}, "predicted": {}}
     for name, site in observed(p):
         log_prob = _log_prob(site)
         density["log_p"] += per_draw(log_prob, 1)
@@ -196,8 +170,8 @@ def _sliced(trace: Any, draws: int, step: int) -> Iterator[tuple[Any, int]]:
         yield part, min(step, draws - start)
 
 
-def _joined(parts: Iterator[Study]) -> Study:
-    """Join studies of some of the draws each."""
+def _joined(parts: Iterator[Pointwise]) -> Pointwise:
+    """Join what is said of some of the draws each."""
     first, *rest = parts
     fixed = {"observed": first.pop("observed")}
     return fixed | {

@@ -20,8 +20,8 @@ from pyrofl.inference.loop.noise import Message
 from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.groups import PLACES, Groups, Table
-from pyrofl.inference.posteriors.pointwise import given
+from pyrofl.inference.posteriors.arviz import PLACES, ClientAxes, Groups
+from pyrofl.inference.posteriors.pointwise import pointwise_at
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, matches, seeded
@@ -130,23 +130,23 @@ class Joint:
             found[name] = Site("clients" in frames, site["fn"].batch_shape, site["fn"].event_shape)
         return found
 
-    def studied(self, draws: Tensors, table: Table, source: Generator) -> Groups:
+    def groups(self, draws: Tensors, axes: ClientAxes, source: Generator) -> Groups:
         """Return the groups of draws of all latent sites, as Pyro gives them, [S, *batch, *p].
 
         Observed sites are drawn anew, from the source.
         """
-        known, values = self.sites(), {}
-        for name, site in known.items():
+        sites, values, found = self.sites(), {}, []
+        for name, site in sites.items():
             clients = (len(self.batch),) if site.own else ()
             values[name] = draws[name].reshape(-1, *clients, *site.event)
-        studies = []
         for c, client in enumerate(self.batch.ids.tolist()):
-            mine = {n: v[:, c] if known[n].own else v for n, v in values.items()}
-            one = slice(c, c + 1)
-            received, local = cut(self.received, one), cut(self.local, one)
-            rows = table.data.batch(torch.tensor([client]))
-            studies.append(given(self.program, table.shared, mine, received, local, rows, source))
-        return table.studied(studies, PLACES)
+            mine = {n: v[:, c] if sites[n].own else v for n, v in values.items()}
+            received, local = (cut(v, slice(c, c + 1)) for v in (self.received, self.local))
+            rows = axes.data.batch(torch.tensor([client]))
+            found.append(
+                pointwise_at(self.program, axes.shared, mine, received, local, rows, source)
+            )
+        return axes.groups(found, PLACES)
 
 
 def joined(

@@ -28,10 +28,10 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from pyrofl.arguments import Count, CountOrNone, Positive, checked
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import latent
+from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.arviz import OF_PRIOR, chained, of_prior
-from pyrofl.inference.posteriors.groups import Table, Variable
+from pyrofl.inference.posteriors.arviz import ClientAxes, Variable, chained, of_prior
 from pyrofl.inference.programs import Program
 from pyrofl.inference.reference.joint import Dims, Joint, alone, joined
 from pyrofl.inference.seeds import Stream, stream
@@ -167,20 +167,20 @@ def _gathered(
     """
     joint, method, state = bound
     ids = torch.arange(data.clients)
-    table = Table(data, ids, method.shared, dims)
+    axes = ClientAxes(data, ids, method.shared, dims)
     draws = len(next(iter(chains[0].values())))
     made = []
     for chain, sites in enumerate(chains):
         with alone(data, seed, chain, 1):
-            found = joint.studied(sites, table, stream(seed, Stream.ROWS, Stream.SAMPLER, chain))
+            found = joint.groups(sites, axes, stream(seed, Stream.ROWS, Stream.SAMPLER, chain))
         # All clients' draws belong together, whether or not they share a site.
         known = found["sample_stats"]
         log_p = known["log_p"].value.reshape(draws, -1).sum(1)
         of_draws = {"log_p": log_p, "log_q": log_p} | {n: v[chain] for n, v in stats.items()}
         found["sample_stats"] = {n: Variable(v, ("draw",)) for n, v in of_draws.items()}
-        some = {"ids": ids, "seed": seed + chain}
-        found |= of_prior(table, OF_PRIOR, True, method, state, draws, **some)
-        made.append(found | {"constant_data": table.constants()})
+        asked = Asked(draws=draws, seed=seed + chain)
+        found |= of_prior(axes, method, state, asked, lenient=True)
+        made.append(found | {"constant_data": axes.constants()})
     return chained(made, data, ids)
 
 

@@ -143,7 +143,7 @@ def compare(args: Namespace) -> None:
             failed.append(f"{keeper.path.parent.name} {stop}")
         else:
             finals += compare_rows(name, found.seed, done, scores)
-            history += [{**row, "method": name, "seed": found.seed} for row in done.metrics]
+            history += [{**row, "method": name, "seed": found.seed} for row in done.history]
         keeper.last = None  # what clients keep may be large
     if finals:
         with finishing(folder):
@@ -221,7 +221,7 @@ def fit_and_save(
         arguments = {k: v for k, v in vars(args).items() if k not in ("do", "methods", "seeds")}
         arguments |= {"method": name, "seed": found.seed, "out": str(folder)}
         save(folder, done, scores, found, arguments, args.posterior_draws)
-    told = ((blamed(r, data.names), r) for reasons in done.rejected for r in reasons)
+    told = ((blamed(r, data.names), r) for record in done.records for r in record.rejected)
     bad = Counter((client, kind) for client, r in told for kind in kinds([r]))
     for (client, kind), times in bad.items():
         say(args, f"{client}: rejected in {times} of {args.rounds} rounds; expected {kind}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from pyrofl import figures
 from pyrofl.cli.setup import Task
 from pyrofl.cli.tables import main_metric
 from pyrofl.files.run_folder import CLIENTS, METRICS, versions, write_csv, write_json
+from pyrofl.inference.evaluation.asked import Adapted
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.messages import kinds
@@ -51,8 +51,8 @@ def save(
     for name in RESULTS:
         (folder / name).unlink(missing_ok=True)
     statistics = run.statistics()
-    write_csv(folder / "metrics.csv", METRICS, ([row[c] for c in METRICS] for row in run.metrics))  # type: ignore[literal-required]
-    write_csv(folder / "clients.csv", CLIENTS, client_rows(run, scores, statistics))
+    write_csv(folder / "metrics.csv", METRICS, ([row[c] for c in METRICS] for row in run.history))  # type: ignore[literal-required]
+    write_csv(folder / "clients.csv", CLIENTS, run.client_rows(scores, statistics))
     if draws:
         view, adapted = main_view(run)
         dims = {name: task.net.dims(name) for name in task.net.shapes}
@@ -74,15 +74,15 @@ def facts(
         "rounds": run.state.number,
         "clients": run.data.clients,
         "message_scalars": sum(math.prod(v.shape[1:]) for v in run.state.message.values()),
-        "seconds": run.seconds,
-        "bytes_down": run.down,
-        "bytes_up": run.up,
-        "trained": [len(ids) for ids in run.trained],
-        "steps": [sum(steps) for steps in run.steps],
-        "reported": [len(ids) for ids in run.reported],
-        "silent": [[run.data.names[i] for i in ids] for ids in run.silent],
-        "rejected": run.rejected,
-        "rejected_by_kind": kinds(reason for reasons in run.rejected for reason in reasons),
+        "seconds": [r.seconds for r in run.records],
+        "bytes_down": [r.down for r in run.records],
+        "bytes_up": [r.up for r in run.records],
+        "trained": [len(r.trained) for r in run.records],
+        "steps": [sum(r.steps) for r in run.records],
+        "reported": [len(r.reported) for r in run.records],
+        "silent": [[run.data.names[i] for i in r.silent] for r in run.records],
+        "rejected": [r.rejected for r in run.records],
+        "rejected_by_kind": kinds(reason for r in run.records for reason in r.rejected),
         "tested": {
             "rows": scores[0].part,
             "policy": arguments.get("test"),
@@ -92,36 +92,7 @@ def facts(
     }
 
 
-def client_rows(
-    run: Run, scores: list[Scores], statistics: Tensors
-) -> Iterator[tuple[str, int, str, str, str, float]]:
-    """Yield the rows of clients.csv: every score and statistic of every client."""
-    names, sizes = run.data.names, run.data.sizes.tolist()
-    for found in scores:
-        if found.population == "pooled":
-            continue
-        for metric, values in found.values.items():
-            for i, value in zip(found.ids.tolist(), values.tolist(), strict=True):
-                yield names[i], sizes[i], found.model, found.adapted, metric, value
-    for metric, times in done(run).items():
-        for i in range(run.data.clients):
-            yield names[i], sizes[i], run.method.main_view, "none", metric, times[i]
-    for metric, values in statistics.items():  # of what the client holds, before any adaptation
-        for i, value in enumerate(values.tolist()):
-            yield names[i], sizes[i], run.method.main_view, "none", metric, value
-
-
-def done(run: Run) -> dict[str, Counter[int]]:
-    """Count in how many rounds clients trained, reported or failed to, and their gradient steps."""
-    ids = {"trained": run.trained, "reported": run.reported, "silent": run.silent}
-    found = {f"rounds_{n}": Counter(i for some in v for i in some) for n, v in ids.items()}
-    found["gradient_steps"] = Counter()
-    for some, steps in zip(run.trained, run.steps, strict=True):
-        found["gradient_steps"].update(dict(zip(some, steps, strict=True)))
-    return found
-
-
-def main_view(run: Run) -> tuple[str, str]:
+def main_view(run: Run) -> tuple[str, Adapted]:
     """Return the model that a method is about and how it is adapted.
 
     The personal one where there is one, after what the method runs before its test.
@@ -139,13 +110,13 @@ def draw(
         yield "partition", figures.partition(class_counts(data), data.names, data.classes)
     metric = main_metric(scores)
     named = {name: arguments[name] for name in ("method", "seed")}
-    rows = [{**row, **named} for row in run.metrics]
+    rows = [{**row, **named} for row in run.history]
     yield "curves", figures.curves(rows, metric)
     shown = next(s for s in scores if (s.model, s.adapted) == main_view(run))
     yield "clients", figures.clients(sizes[shown.ids], shown.values[metric], metric)
     if metric == "accuracy":
         main, how = main_view(run)
-        adapted = {main: how}
+        adapted: dict[str, Adapted] = {main: how}
         bins = {
             f"{model} model{', adapted' if adapted.get(model) == 'adapt' else ''}": run.calibration(
                 model=model, adapted=adapted.get(model, "none"), part=scores[0].part

@@ -146,14 +146,14 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
     """
     number = run.state.number
     far_enough(rounds, number, path)
-    had = {row["round"] for row in run.metrics}
+    had = {row["round"] for row in run.history}
     wanted = {n for n in range(1, number + 1) if n % every == 0 or n == rounds}
     if lacking := sorted(wanted - had - {number}):
         raise ValueError(
             f"{path} was tested after rounds {sorted(had)}; expected --rounds and --every that ask "
             f"for no others up to round {number}; {rounds} and {every} ask for round {lacking[0]}"
         )
-    return run.copy(metrics=[row for row in run.metrics if row["round"] in wanted])
+    return run.copy(history=[row for row in run.history if row["round"] in wanted])
 
 
 @contextmanager

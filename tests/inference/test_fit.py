@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import sys
+
 import pytest
+import torch
 import toys
+from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Federation
+from pyrofl.files.run_folder import CLIENTS, METRICS
+from pyrofl.inference.evaluation.predict import Prediction
+from pyrofl.inference.loop.stragglers import Stragglers
 from pyrofl.inference.method import Method
+from pyrofl.metrics import mean
 from pyrofl.models import fedavg, local, pfedvem
 
 
@@ -20,21 +30,21 @@ def test_every_score_is_written_down_with_its_setting():
     method = fedavg.build(toys.net(), fine_tune=1)
     data = toys.blobs(held_out=2)
     run = pyrofl.fit(method, data, 5, every=2, progress=False)
-    assert [row["round"] for row in run.metrics if row["metric"] == "nll"] == [2] * 6 + [4] * 6 + [
+    assert [row["round"] for row in run.history if row["metric"] == "nll"] == [2] * 6 + [4] * 6 + [
         5
     ] * 6
-    cells = {(r["model"], r["adapted"], r["population"]) for r in run.metrics}
+    cells = {(r["model"], r["adapted"], r["population"]) for r in run.history}
     assert cells == {
         (model, adapted, population)
         for model, adapted in (("global", "none"), ("personal", "none"), ("personal", "adapt"))
         for population in ("training", "held_out")
     }
-    last = [r for r in run.metrics if r["round"] == 5 and r["metric"] == "accuracy"]
+    last = [r for r in run.history if r["round"] == 5 and r["metric"] == "accuracy"]
     again = run.evaluate(model="personal", adapted="adapt", population="held_out").mean("accuracy")
     assert last[-1]["value"] == again
-    assert len(run.seconds) == len(run.rejected) == 5
-    assert run.down == run.up == [int(run.state.down.sum())] * 5
-    assert run.down[0] == 10 * int(run.state.down[0])
+    assert [record.number for record in run.records] == [1, 2, 3, 4, 5]
+    sent = [(record.down, record.up) for record in run.records]
+    assert sent == [(10 * int(run.state.down[0]),) * 2] * 5
 
 
 def test_a_method_without_test_rows_is_scored_on_training_rows():
@@ -49,7 +59,7 @@ def test_a_fit_goes_on_from_a_round_bitwise(method: Method, blobs: Federation):
     half = pyrofl.fit(method, blobs, 2, seed=3, progress=False)
     rest = pyrofl.fit(method, blobs, 4, seed=3, progress=False, start=half.state)
     toys.assert_same_round(whole.state, rest.state)
-    assert len(rest.seconds) == 2
+    assert [record.number for record in rest.records] == [3, 4]
 
 
 def test_a_schedule_is_a_function_of_the_round(blobs: Federation):
@@ -83,6 +93,98 @@ def test_statistics_are_the_methods_own(method: Method, blobs: Federation):
     assert pyrofl.fit(fedavg.build(toys.net()), blobs, 1, progress=False).statistics() == {}
 
 
+def doubt(prediction: Prediction, y: Tensor, mask: Tensor) -> Tensor:
+    return mean(1 - prediction.mean.amax(-1), mask)
+
+
+def test_a_metric_of_ones_own_is_written_down(method: Method, blobs: Federation):
+    run = pyrofl.fit(method, blobs, 1, every=1, metrics={"doubt": doubt}, progress=False)
+    assert run.evaluate().values["doubt"].shape == (12,)
+    assert "doubt" not in run.evaluate(metrics={}).values
+    again = pyrofl.fit(method, blobs, 2, start=run, every=1, progress=False)
+    assert [r["round"] for r in again.history if r["metric"] == "doubt"] == [1, 1, 2, 2]
+    value = again.evaluate(model="personal", metrics={"mine": doubt}).mean("mine")
+    table = again.metrics.query("round == 2 and model == 'personal' and metric == 'doubt'")
+    assert table["value"].tolist() == [value]
+    assert set(again.clients.query("metric == 'doubt'")["client"]) == set(blobs.names)
+
+
+def test_a_run_gives_tables(method: Method):
+    data = toys.blobs(held_out=2)
+    poisoned = toys.poisoned(method, 3)
+    part = Stragglers(fail=0.3)
+    run = pyrofl.fit(poisoned, data, 3, every=2, stragglers=part, progress=False)
+    assert list(run.metrics.columns) == list(METRICS)
+    assert run.metrics.to_dict("records") == run.history
+    assert sorted(set(run.metrics["round"])) == [2, 3]
+    rounds = run.rounds
+    assert rounds["round"].tolist() == [1, 2, 3]
+    assert rounds["trained"].tolist() == [10] * 3
+    assert (rounds["reported"] + rounds["silent"] + rounds["rejected"]).tolist() == [10] * 3
+    assert [len(names) for names in rounds["silent_clients"]] == rounds["silent"].tolist()
+    assert set().union(*rounds["rejected_reasons"]) == {run.records[0].rejected[0]}
+    assert rounds["bytes_up"].tolist() == [record.up for record in run.records]
+    loss = torch.stack([record.loss["base/*"].nanmean() for record in run.records])
+    assert rounds["loss base/*"].tolist() == loss.tolist()
+    clients = run.clients
+    assert list(clients.columns) == list(CLIENTS)
+    own = clients.query("metric == 'nll' and model == 'personal' and adapted == 'none'")
+    assert own["client"].tolist() == list(data.names)
+    values = run.evaluate(model="personal").values["nll"]
+    assert own["value"].tolist()[:10] == values.tolist()
+    assert set(clients["metric"]) >= {"tau", "deviation", "rounds_silent", "gradient_steps"}
+    empty = pyrofl.fit(method, data, 0, progress=False)
+    assert (len(empty.metrics), len(empty.rounds)) == (0, 0)
+
+
+def test_runs_and_rounds_tell_what_they_are(method: Method):
+    data = toys.blobs(held_out=2)
+    run = pyrofl.fit(toys.poisoned(method, 3), data, 2, every=1, seed=4, progress=False)
+    told = repr(run).splitlines()
+    assert len(told) == len(repr(run.state).splitlines()) == 5
+    assert told[0].startswith("Run of 2 rounds, seed 4, ")
+    assert told[2].endswith("10 that train, 2 held out")
+    assert "scores   round 2: personal accuracy 0." in told[3]
+    assert f"{sum(record.down for record in run.records):,} down, " in told[4]
+    assert "2 rejected, the last client 3: " in told[4]
+    assert "  clients   10 trained, 9 reported, 0 were silent" in repr(run.state)
+    html = run._repr_html_()
+    assert html.count("<tr>") == 4
+    assert "client 3" in html
+    fresh = pyrofl.fit(method, data, 0, progress=False)
+    assert "not tested yet" in repr(fresh)
+    assert "0 rejected" in repr(fresh)
+
+
+def test_a_state_whose_clients_are_gone_still_tells(method: Method, blobs, monkeypatch):
+    monkeypatch.setattr("pyrofl.inference.loop.client_state.COPIED", 0)
+    before, after = pyrofl.federate(method, blobs, 2)
+    assert "private   overwritten by a later round; 12 clients were seen" in repr(before)
+    assert "State after round 2" in repr(after)
+
+
+@pytest.mark.parametrize(
+    "again", [lambda r: pickle.loads(pickle.dumps(r)), copy.copy, copy.deepcopy]
+)
+def test_runs_can_be_pickled_and_copied(method: Method, blobs: Federation, again):
+    pytest.importorskip("cloudpickle")
+    run = pyrofl.fit(method, blobs, 1, every=1, metrics={"doubt": doubt}, progress=False)
+    other = again(run)
+    assert (other.history, other.records[0].trained) == (run.history, run.records[0].trained)
+    toys.assert_same(other.evaluate().values, run.evaluate().values)
+    toys.assert_same_round(
+        pyrofl.fit(other.method, other.data, 2, start=other, progress=False).state,
+        pyrofl.fit(method, blobs, 2, start=run, progress=False).state,
+    )
+
+
+def test_without_cloudpickle_pickling_is_refused(method: Method, blobs: Federation, monkeypatch):
+    run = pyrofl.fit(method, blobs, 0, progress=False)
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(TypeError, match=r"^a Run cannot be pickled .*checkpoints\.save$"):
+        pickle.dumps(run)
+
+
 def test_the_progress_bar_shows_rounds_and_loss(
     method: Method, blobs: Federation, capsys: pytest.CaptureFixture[str]
 ):
@@ -97,7 +199,7 @@ def test_the_progress_bar_shows_rounds_and_loss(
 def test_negative_intervals_are_refused(method: Method, blobs: Federation):
     with pytest.raises(ValueError, match="every is -1"):
         pyrofl.fit(method, blobs, 1, every=-1)
-    with pytest.raises(ValueError, match="draws 0; expected"):
+    with pytest.raises(ValueError, match="draws is 0; expected a whole number of at least 1"):
         pyrofl.fit(method, blobs, 1, draws=0)
     with pytest.raises(ValueError, match="seed of init is True; expected a whole number"):
         pyrofl.fit(method, blobs, 1, seed=True)
@@ -108,4 +210,4 @@ def test_a_rejected_client_is_named_on_the_way(
 ):
     run = pyrofl.fit(toys.poisoned(fedavg.build(toys.net()), 3), blobs, 1)
     assert "round 1: client 3: w/fc1.weight" in capsys.readouterr().err
-    assert [reason.split(":")[0] for reason in run.rejected[0]] == ["client 3"]
+    assert [reason.split(":")[0] for reason in run.records[0].rejected] == ["client 3"]

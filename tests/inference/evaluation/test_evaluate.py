@@ -14,12 +14,14 @@ from torch import Generator, Tensor
 from pyrofl.data import Federation, Who
 from pyrofl.inference.evaluation import predict as predicting
 from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate
-from pyrofl.inference.evaluation.predict import predict
+from pyrofl.inference.evaluation.predict import Prediction, predict, predict_batch
+from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.evaluation.uncertainty import uncertainty
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.metrics import mean
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.models.likelihoods import bernoulli, normal
 from pyrofl.nets import build
@@ -92,10 +94,65 @@ def test_scores_say_what_was_tested_and_weigh_as_asked(method: Method, state: Ro
     torch.testing.assert_close(scores.values["nll"], nll)
 
 
+def worst(prediction: Prediction, y: Tensor, mask: Tensor) -> Tensor:
+    """Return the largest error of each client."""
+    return (prediction.mean - y).abs().where(mask, 0).amax(1)
+
+
+def test_a_metric_of_ones_own_stands_beside_the_others(method: Method, state: Round):
+    what = {"model": "global", "metrics": {"worst": worst, "rows": lambda p, y, mask: mask.sum(1)}}
+    scores = evaluate(method, constants(), state, **what)  # type: ignore[arg-type]
+    assert list(scores.values) == ["rmse", "nll", "worst", "rows"]
+    assert scores.values["worst"].tolist() == [2.0, 0.0, 8.0]
+    assert scores.values["rows"].tolist() == [1.0, 2.0, 1.0]
+    chunked = evaluate(method, constants(), state, chunk=1, **what)  # type: ignore[arg-type]
+    toys.assert_same(chunked.values, scores.values)
+
+
+def test_of_many_rows_a_metric_sees_all(monkeypatch):
+    data, classifier = toys.blobs(), fedavg.build(toys.net())
+    state = toys.last(classifier, data, 1)
+
+    def right(prediction: Prediction, y: Tensor, mask: Tensor) -> Tensor:
+        return mean(prediction.mean.argmax(-1) == y, mask)
+
+    monkeypatch.setattr(predicting, "ROWS", 3)
+    scores = evaluate(classifier, data, state, part="train", metrics={"right": right})
+    torch.testing.assert_close(scores.values["right"], scores.values["accuracy"])
+
+
+def test_a_metric_that_is_nan_for_a_client_is_left_out(method: Method, state: Round):
+    def odd(prediction: Prediction, y: Tensor, mask: Tensor) -> Tensor:
+        return torch.tensor([1.0, math.nan, 1.0])
+
+    assert "odd" not in evaluate(method, constants(), state, metrics={"odd": odd}).values
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        (
+            {"rmse": worst},
+            r"metrics\['rmse'\] is <function worst.*; expected a function, and a name",
+        ),
+        ({"top2": 2}, r"metrics\['top2'\] is 2; expected a function"),
+        (
+            {"flat": lambda p, y, mask: p.mean.mean()},
+            r"metric 'flat' gives torch.float64 of shape \[\]; expected .* of shape \[3\]",
+        ),
+        ({"rows": lambda p, y, mask: p.mean}, r"metric 'rows' gives .* of shape \[3, 2\]"),
+        ({"text": lambda p, y, mask: "good"}, "metric 'text' gives str; expected a tensor"),
+    ],
+)
+def test_a_metric_that_is_none_is_refused(method: Method, state: Round, metrics, told):
+    with pytest.raises(ValueError, match=told):
+        evaluate(method, constants(), state, metrics=metrics)
+
+
 def test_the_smallest_clients_can_be_looked_at_alone():
     values = {"rmse": torch.tensor([1.0, 2.0, 3.0, 4.0])}
     ids = torch.tensor([0, 2, 3, 5])
-    scores = Scores("personal", "none", "training", "test", None, ids, torch.ones(4), values)
+    scores = Scores(model="personal", ids=ids, rows=torch.ones(4), values=values)
     few = scores.smallest(0.5, torch.tensor([9, 0, 3, 7, 0, 2]))
     assert few.ids.tolist() == [2, 5]
     assert few.mean("rmse") == 3.0
@@ -132,14 +189,30 @@ def test_clients_without_test_rows_are_left_out_not_counted_as_zero():
         evaluate(method, empty, toys.last(method, data, 1), model="global")
 
 
+def test_predictions_of_all_clients_are_those_of_their_batches():
+    data, method = toys.blobs(), fedavg.build(toys.net())
+    state = toys.last(method, data, 1)
+    seen = []
+    for ids, prediction, y, mask in predict(method, data, state, part="train", chunk=5):
+        batch = data.batch(ids)
+        assert torch.equal(y, batch.y)
+        assert torch.equal(mask, batch.mask)
+        alone = predict_batch(method, *prepared(method, data, state, data.who(ids)), batch)
+        toys.assert_same(prediction._asdict(), alone._asdict())
+        seen += ids.tolist()
+    assert sorted(seen) == list(range(12))
+    with pytest.raises(ValueError, match="part is 'rows'"):
+        predict(method, data, state, part="rows")  # type: ignore[arg-type]
+
+
 def test_an_ensemble_averages_probabilities():
     data = toys.blobs()
     method = fedavg.build(toys.net())
     ids = torch.arange(3)
     batch = data.batch(ids, "test")
     members = [toys.stacked(method.init(torch.Generator().manual_seed(s), 3), 3) for s in (1, 2)]
-    one, two = (predict(method, {}, member, batch) for member in members)
-    both = predict(method, {}, members, batch)
+    one, two = (predict_batch(method, {}, member, batch) for member in members)
+    both = predict_batch(method, {}, members, batch)
     torch.testing.assert_close(both.mean, (one.mean + two.mean) / 2, rtol=1e-6, atol=1e-8)
     density = (one.log_density.exp() + two.log_density.exp()) / 2
     torch.testing.assert_close(both.log_density, density.log(), rtol=1e-6, atol=1e-6)
@@ -153,7 +226,7 @@ def test_draws_average_probabilities_not_logits():
     method = fedavg.build(net, likelihood=bernoulli, guide=guides.mean_field, scale=2.0)
     local = {"w/w": torch.tensor([[1.0]]).double(), "spread/w": torch.tensor([[2.0]]).double()}
     noise = [torch.Generator().manual_seed(0)]
-    found = predict(method, {}, local, data.batch(torch.tensor([0]), "test"), 40_000, noise)
+    found = predict_batch(method, {}, local, data.batch(torch.tensor([0]), "test"), 40_000, noise)
     sd = torch.nn.functional.softplus(torch.tensor(2.0)).item()
     z = torch.linspace(-8, 8, 4001).double()
     weight = torch.exp(-0.5 * z**2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
@@ -169,14 +242,19 @@ def test_draws_average_probabilities_not_logits():
         ({"model": "cluster"}, "no 'cluster' model; this method has global, personal"),
         ({"model": "global", "adapted": "twice"}, "adapted is 'twice'"),
         ({"population": "new"}, "population is 'new'"),
-        ({"chunk": 0}, "chunk is 0; expected None or at least 1"),
-        ({"part": "validation"}, "part is 'validation'"),
+        ({"chunk": 0}, "chunk is 0; expected a whole number of at least 1"),
+        ({"part": "validation"}, "part is 'validation'; expected one of test, train"),
+        ({"draws": 2.5}, "draws is 2.5; expected a whole number of at least 1"),
+        ({"modle": "global"}, "unknown argument 'modle'; did you mean model?"),
+        ({"adapted": "adapt"}, "adapted is 'adapt'; this method runs nothing before its test"),
         ({"population": "pooled", "part": "train"}, "'pooled' only unadapted and on test rows"),
     ],
 )
 def test_unknown_settings_are_refused(
     method: Method, state: Round, what: dict[str, object], message: str
 ):
+    if what == {"adapted": "adapt"}:
+        method = replace(method, adapt=())
     with pytest.raises(ValueError, match=message):
         evaluate(method, constants(), state, **what)  # type: ignore[arg-type]
 
@@ -210,7 +288,7 @@ def test_a_point_posterior_repeats_its_point(blobs: Federation):
     for name, value in draws.items():
         expected = state.server[f"w/{name}"].expand(3, 12, *value.shape[2:])
         torch.testing.assert_close(value, expected)
-    with pytest.raises(ValueError, match="draws is 0; expected at least 1"):
+    with pytest.raises(ValueError, match="draws is 0; expected a whole number of at least 1"):
         posterior(method, blobs, state, 0)
 
 

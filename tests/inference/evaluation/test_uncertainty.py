@@ -171,7 +171,8 @@ def test_strange_rows_are_told_apart_by_each_client():
     ("what", "words"),
     [
         ({"draws": 0}, "draws is 0"),
-        ({"chunk": 0}, "chunk is 0; expected None or at least 1"),
+        ({"part": "train"}, "unknown argument 'part'; expected one of model, adapted"),
+        ({"chunk": 0}, "chunk is 0; expected a whole number of at least 1"),
         (
             {"x": torch.tensor([[1.0], [1.7e308]], dtype=torch.float64), "draws": None},
             "c: its personal model predicts nan for row 1 of x; expected finite",

@@ -303,7 +303,7 @@ def test_ensembles_and_no_draws_are_refused():
     for groups in (["posterior"], ["log_likelihood"]):
         with pytest.raises(ValueError, match="'ensemble' is an ensemble"):
             both.to_arviz(2, groups=groups, model="ensemble")
-        with pytest.raises(ValueError, match="draws is 0; expected at least 1"):
+        with pytest.raises(ValueError, match="draws is 0; expected a whole number of at least 1"):
             run().to_arviz(0, groups=groups)
 
 

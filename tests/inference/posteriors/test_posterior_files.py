@@ -66,4 +66,4 @@ def test_the_file_of_a_method_has_these_axes(name, tmp_path):
     }
     assert stats["client"].values.tolist() == list(NAMES)
     assert stats["round"].values.tolist() == [1]
-    assert set(stats["step"].values.tolist()) == set(run.loss[0])
+    assert set(stats["step"].values.tolist()) == set(run.records[0].loss)

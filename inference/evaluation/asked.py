@@ -1,0 +1,102 @@
+"""What is asked of a round: said once, checked once, and passed along."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict
+
+from pyrofl.arguments import Count, check_fields, known
+from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.seeds import Seed
+
+Adapted = Literal["none", "adapt", "phases"]
+Population = Literal["training", "held_out", "pooled"]
+Part = Literal["test", "train"]
+
+
+class ModelAsked(TypedDict, total=False):
+    """Fields of `Asked` that say which model, as keyword arguments."""
+
+    model: str | None
+    adapted: Adapted
+    seed: Seed
+    chunk: int | None
+
+
+class RowsAsked(ModelAsked, total=False):
+    """Fields of `Asked` that say which model and about what, as keyword arguments."""
+
+    population: Population
+    part: Part
+    draws: int | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which model is asked, adapted how, of which clients, about which rows.
+
+    Attributes:
+        model: one of the method's views, "personal", "global" or "ensemble"; None is its main one.
+        adapted: what is run first on the client's training rows: "none", the method's "adapt", or
+            all its "phases".
+        population: "training" or "held_out" clients (these join and no more), or "pooled": one
+            client with all test rows.
+        part: "test" or "train" rows.
+        draws: of the guide, whose predicted probabilities are averaged; None is the guide's mean.
+        seed: of the run.
+        chunk: clients side by side; None goes by the size of their state.
+
+    Raises:
+        ValueError: if one is none of these, or "pooled" is asked adapted or on training rows.
+    """
+
+    model: str | None = None
+    adapted: Adapted = "none"
+    population: Population = "training"
+    part: Part = "test"
+    draws: Count | None = None
+    seed: Seed = 0
+    chunk: Count | None = None
+
+    def __post_init__(self) -> None:
+        """Check the words and the numbers."""
+        check_fields(self)
+        if self.population == "pooled" and (self.part, self.adapted) != ("test", "none"):
+            raise ValueError(
+                f"population is 'pooled', part {self.part!r}, adapted {self.adapted!r}; expected "
+                "'pooled' only unadapted and on test rows"
+            )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], without: str = "") -> Asked:
+        """Take keyword arguments; a question may go `without` some, which are refused then.
+
+        Raises:
+            ValueError: also if a name is unknown.
+        """
+        names = {f.name: f for f in fields(Asked) if f.name not in without.split()}
+        for name in given:
+            known(name, names, "argument")
+        return Asked(**given)
+
+    def view(self, method: Method) -> str:
+        """Return the name of the view that is asked.
+
+        Raises:
+            ValueError: if the method has no such view.
+        """
+        view = self.model or method.main_view
+        if view not in method.views:
+            raise ValueError(f"no {view!r} model; this method has {', '.join(method.views)}")
+        return view
+
+    def phases(self, method: Method) -> tuple[Phase, ...]:
+        """Return what is run first.
+
+        Raises:
+            ValueError: if it is the method's "adapt", and there is none.
+        """
+        if self.adapted == "adapt" and not method.adapt:
+            raise ValueError("adapted is 'adapt'; this method runs nothing before its test")
+        return {"none": (), "adapt": method.adapt, "phases": method.phases}[self.adapted]

@@ -1,0 +1,37 @@
+"""Records that hold functions, which pickle alone cannot write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+
+class Pickled:
+    """A dataclass whose functions are closures: cloudpickle writes them, where it is installed."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Write the fields by cloudpickle.
+
+        Raises:
+            TypeError: if it is not installed.
+        """
+        try:
+            cloud = import_module("cloudpickle")
+        except ImportError as error:
+            raise TypeError(
+                f"a {type(self).__name__} cannot be pickled without cloudpickle, as its programs "
+                "are functions inside functions; install that, or save a run with "
+                "pyrofl.inference.checkpoints.save"
+            ) from error
+        return _made, (type(self), cloud.dumps(vars(self)))
+
+    def __copy__(self: R) -> R:
+        """Return a record with the same fields."""
+        return type(self)(**vars(self))
+
+
+def _made(kind: Callable[..., R], fields: bytes) -> R:
+    return kind(**import_module("cloudpickle").loads(fields))
