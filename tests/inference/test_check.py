@@ -141,7 +141,7 @@ def test_what_would_be_wrong_in_silence_is_refused(wrong, told):
 @pytest.mark.parametrize("names", ["q/* pl/*", "q/mu q/pie"])
 def test_every_pattern_of_a_step_must_match(names):
     step = Step(names, sgd(0.01), elbo(8))
-    with pytest.raises(ValueError, match="in the step .* of phases matches no name; did you mean"):
+    with pytest.raises(ValueError, match=r"in the step .* of phases matches no name; "):
         check(method(phases=(Phase((step,), 5, 2),)), numbers())
 
 
@@ -185,7 +185,7 @@ def test_a_site_outside_the_plate_of_clients_is_refused_unless_one_runs_alone():
     def guess(received: Tensors, local: Tensors, batch: Batch) -> None:
         pyro.sample("scale", dist.Normal(local["q/mu"][0, 0], 1.0))
 
-    with pytest.raises(ValueError, match="outside batch.clients"):
+    with pytest.raises(ValueError, match=r"outside batch\.clients"):
         check(method(outside, guess), numbers())
 
 
