@@ -76,36 +76,27 @@ class Batch:
         The rows of a client that has fewer than k serve again, so that no batch of it is empty.
         """
         count, width = self.mask.sum(1, keepdim=True), self.mask.shape[1]
-        client = torch.arange(len(self), device=self.ids.device)[:, None]
         parts = []
         for i in range(k):
             at = torch.arange(i, max(width, i + 1), k, device=self.ids.device).expand(len(self), -1)
+            mask = (at < count.clamp(min=i + 1)) & (count > 0)
             at = torch.where(at < count, at, i % count.clamp(min=1))
-            mask = torch.arange(at.shape[1], device=at.device) * k + i < count.clamp(min=i + 1)
-            mask &= count > 0
-            parts.append(
-                replace(
-                    self,
-                    x=self.x[client, at],
-                    y=self.y[client, at],
-                    mask=mask,
-                    at=at if self.at is None else self.at[client, at],
-                )
-            )
+            x, y = _rows(self.x, at), _rows(self.y, at)
+            place = at if self.at is None else _rows(self.at, at)
+            parts.append(replace(self, x=x, y=y, mask=mask, at=place))
         return parts
 
     def of(self, known: Tensor) -> Tensor:
         """Pick the batch's rows of what is known of all rows: [C, n, *f] -> [C, B, *f]."""
         if self.at is None:
             return known[:, : self.mask.shape[1]]
-        return known[torch.arange(len(self), device=known.device)[:, None], self.at]
+        return _rows(known, self.at)
+
+
+def _rows(values: Tensor, at: Tensor) -> Tensor:
+    return values[torch.arange(len(values), device=values.device)[:, None], at]
 
 
 def share(size: Tensor, mask: Tensor) -> Tensor:
-    """Return how many rows of its client a row stands for: [..., C, 1].
-
-    Args:
-        size: [C], rows that the client has in all.
-        mask: [..., C, B], False where a row is padding.
-    """
+    """Return how many of a client's rows [C] one row of a batch [..., C, B] is for: [..., C, 1]."""
     return (size / mask.sum(-1).clamp(min=1))[..., None]

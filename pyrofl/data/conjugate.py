@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -28,14 +27,11 @@ class ConjugateTask:
     mean: Tensor  # [J, d], least-squares solution; the shortest where it is not unique
 
     def posterior(self, loc: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the posterior of every w_j under its prior Normal(loc, I / tau_j).
+        """Return mean [J, d] and covariance [J, d, d] of each w_j, prior Normal(loc, I / tau_j).
 
         Args:
             loc: [J, d] or [d], prior mean.
             tau: [J], prior precision.
-
-        Returns:
-            Mean [J, d] and covariance [J, d, d].
         """
         loc, tau = loc.to(self.mean), tau.to(self.mean)[:, None]
         inverse = self.precision + torch.diag_embed(tau.expand_as(self.mean))
@@ -48,9 +44,7 @@ class ConjugateTask:
         It is the density of the whitened rows; with noise variance s2, that of the n_j rows as
         measured is smaller by n_j / 2 log s2.
 
-        Args:
-            loc: [J, d] or [d], prior mean.
-            tau: [J], prior precision.
+        Args as those of `posterior`.
         """
         loc, tau = loc.to(self.mean).expand_as(self.mean), tau.to(self.mean)
         rows = self.federation.batch(torch.arange(len(self.mean)))
@@ -60,19 +54,15 @@ class ConjugateTask:
         root = torch.linalg.cholesky(eye + x @ x.mT / tau[:, None, None])
         white = torch.linalg.solve_triangular(root, residual[..., None], upper=False)
         log_det = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
-        constant = rows.size * math.log(2 * math.pi)
-        density: Tensor = -0.5 * (constant + log_det + white.square().sum((1, 2)))
-        return density
+        found: Tensor = rows.size * math.log(2 * math.pi) + log_det + white.square().sum((1, 2))
+        return -0.5 * found
 
     def pooled(self, loc: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the posterior of one w shared by all clients, prior Normal(loc, precision^-1).
+        """Return mean [d] and covariance [d, d] of one w shared by all clients.
 
         Args:
             loc: [d], prior mean.
             precision: [d, d], inverse of the prior covariance.
-
-        Returns:
-            Mean [d] and covariance [d, d].
         """
         loc, precision = loc.to(self.mean), precision.to(self.mean)
         covariance = torch.linalg.inv(precision + self.precision.sum(0))
@@ -96,12 +86,10 @@ def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
             f"x has clients of {[len(v) for v in x]} rows and y of {[len(v) for v in y]}; expected "
             "as many, and at least one client"
         )
-    rows = [
-        torch.arange(end - len(v), end) for v, end in zip(x, accumulate(map(len, x)), strict=True)
-    ]
+    rows = torch.arange(sum(map(len, x))).split([len(v) for v in x])
     none = torch.empty(0, dtype=torch.long)
     return ConjugateTask(
-        Federation(torch.cat(x), torch.cat(y), tuple(rows), tuple(none for _ in rows)),
+        Federation(torch.cat(x), torch.cat(y), rows, tuple(none for _ in rows)),
         torch.stack([v.T @ v for v in x]),
         torch.stack([torch.linalg.pinv(v) @ r for v, r in zip(x, y, strict=True)]),
     )
@@ -110,9 +98,7 @@ def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
 def gaussian_means(
     means: Tensor | Sequence[Sequence[float]], variances: Tensor | Sequence[float]
 ) -> ConjugateTask:
-    """Build clients whose likelihood is Normal(w_j | b_j, v_j I).
-
-    A client has d rows: X_j = I / sqrt(v_j) and y_j = b_j / sqrt(v_j).
+    """Build clients of d rows, X_j = I / sqrt(v_j), whose likelihood is Normal(w_j | b_j, v_j I).
 
     Args:
         means: [J, d], the b_j.
@@ -129,8 +115,7 @@ def gaussian_means(
         )
     if not bool((v > 0).all()):
         raise ValueError(f"variances go down to {float(v.min())}; expected positive numbers")
-    root = v.sqrt()
-    eye = torch.eye(b.shape[1], dtype=torch.float64)
+    eye, root = torch.eye(b.shape[1], dtype=torch.float64), v.sqrt()
     return conjugate([eye / r for r in root], list(b / root[:, None]))
 
 
@@ -156,8 +141,7 @@ def linear_regression(
         seed: of all draws.
 
     Raises:
-        ValueError: if a count or `noise` is not positive, `between` is negative, or `rows` does
-            not have one number per client.
+        ValueError: if `rows` does not have one number per client.
     """
     sizes = [rows] * clients if isinstance(rows, int) else list(rows)
     if len(sizes) != clients or min(sizes) < 1:

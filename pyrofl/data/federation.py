@@ -14,8 +14,6 @@ from torch import Tensor
 from pyrofl.data.batches import Batch, Who
 from pyrofl.summaries import Summarised
 
-__all__ = ["Batch", "Dataset", "Federation", "Who", "check_table", "stack"]
-
 
 @dataclass(frozen=True)
 class Dataset:
@@ -53,16 +51,11 @@ class Federation(Summarised):
         """Check once what every later step relies on.
 
         Raises:
-            ValueError: if something is no tensor, a client has no training row, a row does not
-                exist or its number is no integer, the data hold NaN or infinity, labels are not
-                0..K-1, the lists have different lengths, a name is no text, empty or there twice,
-                or the server's rows are not like the clients'.
+            ValueError: naming the tensor or the client, and what was expected.
         """
-        object.__setattr__(self, "train", tuple(self.train))
-        object.__setattr__(self, "test", tuple(self.test))
-        object.__setattr__(self, "classes", tuple(self.classes))
-        names = tuple(self.names) or tuple(f"client {j}" for j in range(len(self.train)))
-        object.__setattr__(self, "names", names)
+        fields = vars(self)  # frozen, but for here
+        fields |= {n: tuple(fields[n]) for n in ("train", "test", "classes", "names")}
+        fields["names"] = self.names or tuple(f"client {j}" for j in range(len(self.train)))
         check_table(self.x, self.y, self.classes)
         if self.unlabelled is not None:
             _check_alike(self.unlabelled, self.x)
@@ -85,12 +78,10 @@ class Federation(Summarised):
             )
         total = len(self.y)
         for part in ("train", "test"):
-            known = zip(self.names, getattr(self, part), strict=True)
-            rows = tuple(_row_numbers(f"{name}: {part}", v, total) for name, v in known)
-            object.__setattr__(self, part, rows)
+            rows = zip(self.names, fields[part], strict=True)
+            fields[part] = tuple(_row_numbers(f"{name}: {part}", v, total) for name, v in rows)
         if self.pooled_test is not None:
-            pooled = _row_numbers("pooled_test", self.pooled_test, total)
-            object.__setattr__(self, "pooled_test", pooled)
+            fields["pooled_test"] = _row_numbers("pooled_test", self.pooled_test, total)
         for name, mine in zip(self.names, self.train, strict=True):
             if len(mine.unique()) < len(mine):
                 raise ValueError(f"{name} holds a training row twice; expected distinct rows")
@@ -99,13 +90,12 @@ class Federation(Summarised):
 
     def summary(self) -> dict[str, str]:
         """Tell what the federation is."""
-        y = f"{len(self.classes)} classes" if self.classes else _shape(self.y)
         return {
             "clients": f"{self.clients}, and {self.held_out} held out",
             "training rows": _spread(self.train),
             "test rows": _spread(self.test),
             "x": _shape(self.x),
-            "y": y,
+            "y": f"{len(self.classes)} classes" if self.classes else _shape(self.y),
             "server": f"{0 if self.unlabelled is None else len(self.unlabelled)} rows of its own",
         }
 
@@ -136,15 +126,9 @@ class Federation(Summarised):
         at: Tensor | None = None,
         share: Tensor | None = None,
     ) -> Batch:
-        """Return the batch of given rows [C, B]; where `mask` is False the row is padding.
-
-        `at` tells which of its client's rows a row is, see `Batch`. Who knows the `share` of the
-        rows already, [C, 1], saves counting them.
-        """
-        rows = rows.to(self.x.device)
-        x, y = (
-            v.index_select(0, rows.flatten()).unflatten(0, rows.shape) for v in (self.x, self.y)
-        )
+        """Return the batch of rows [C, B]; who knows their `share` [C, 1] saves counting them."""
+        flat = rows.flatten().to(self.x.device)
+        x, y = (v.index_select(0, flat).unflatten(0, rows.shape) for v in (self.x, self.y))
         batch = Batch(x, y, mask.to(self.x.device), who.size, who.ids, at)
         if share is not None:
             vars(batch)["_share"] = share  # as cached_property would
@@ -175,11 +159,11 @@ def _spread(rows: Sequence[Tensor]) -> str:
 
 
 def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
-    """Refuse data that cannot be trained on.
+    """Refuse data that cannot be trained on, naming the first row at fault.
 
     Raises:
-        ValueError: if x or y is no tensor, they differ in length or hold NaN or infinity, or a
-            label is not one of the classes; the message names the first row at fault.
+        ValueError: if x or y is no tensor, their lengths differ, a value is not finite, or a label
+            is not 0 to K - 1.
     """
     _check_tensor("x", x)
     _check_tensor("y", y)

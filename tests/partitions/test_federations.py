@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyrofl.checkpoints import fingerprint
 from pyrofl.data import Dataset
 from pyrofl.data.datasets import join, load
+from pyrofl.files.hashed import fingerprint
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts, split
 from pyrofl.partitions.specs import read
 
