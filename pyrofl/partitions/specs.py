@@ -5,84 +5,52 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyrofl.arguments import known
 from pyrofl.partitions import by_label
 from pyrofl.partitions.allocation import Parts
 
-Value = int | float | str | bool
+_LINES = (
+    "iid: all rows dealt at random, equal sizes",
+    "dirichlet:A[,min=M][,balance]: class shares from Dirichlet(A), at least M rows each",
+    "labels:S: at most S labels per client, in equal shards",
+    "label-groups:S: exactly S labels per client, groups of clients cover all, equal cuts",
+    "slices:S[,independent]: label groups cut at random points, so that sizes differ widely",
+    "drift[,independent][,equal]: one fine class of every superclass, cut at random points",
+    "step:M[,minor=R]: M large classes per client and R rows of every other",
+    "shares:S: S random classes per client, in U(0.3, 0.7) shares",
+    "groups[:COLUMN]: the natural groups of the data set, one client each",
+    "domains:PARTITION: one domain per client, in turn; PARTITION within each domain",
+)
+PARTITIONS: dict[str, str] = {re.split(r"[:\[]", line)[0]: line for line in _LINES}
 
 
 class Recipe(NamedTuple):
     """How the words of a partition's name become the arguments of its function."""
 
-    about: str
     draw: Callable[..., Parts]
     main: tuple[str, type[int] | type[float]] | None = None  # what the number after ":" is
-    numbers: Mapping[str, str] = {}  # option=number: the argument it sets
-    flags: Mapping[str, tuple[str, Value]] = {}  # option: the argument it sets, and to what
+    options: Mapping[str, tuple[str, Any]] = {}  # word: an argument and its value; word=: its type
 
 
-def _cuts(*words: str) -> dict[str, tuple[str, Value]]:
-    return {word: ("cuts", word) for word in words}
-
-
+PER_CLIENT = ("per_client", int)
+CUTS = {word: ("cuts", word) for word in ("shared", "independent")}
+DIRICHLET = {"min=": ("minimum", int), "balance": ("balance", True)}
 RECIPES = {
-    "iid": Recipe("iid: all rows dealt at random, equal sizes", by_label.iid),
-    "dirichlet": Recipe(
-        "dirichlet:A[,min=M][,balance]: class shares from Dirichlet(A), at least M rows each",
-        by_label.dirichlet,
-        ("alpha", float),
-        {"min": "minimum"},
-        {"balance": ("balance", True)},
-    ),
-    "labels": Recipe(
-        "labels:S: at most S labels per client, in equal shards",
-        by_label.labels,
-        ("per_client", int),
-    ),
-    "label-groups": Recipe(
-        "label-groups:S: exactly S labels per client, groups of clients cover all, equal cuts",
-        partial(by_label.label_groups, cuts="equal"),
-        ("per_client", int),
-    ),
-    "slices": Recipe(
-        "slices:S[,independent]: label groups cut at random points, so that sizes differ widely",
-        by_label.label_groups,
-        ("per_client", int),
-        flags=_cuts("shared", "independent"),
-    ),
-    "drift": Recipe(
-        "drift[,independent][,equal]: one fine class of every superclass, cut at random points",
-        by_label.drift,
-        flags=_cuts("shared", "independent", "equal"),
-    ),
-    "step": Recipe(
-        "step:M[,minor=R]: M large classes per client and R rows of every other",
-        by_label.step,
-        ("majors", int),
-        {"minor": "minor"},
-    ),
-    "shares": Recipe(
-        "shares:S: S random classes per client, in U(0.3, 0.7) shares",
-        by_label.shares,
-        ("per_client", int),
-    ),
-}
-
-PARTITIONS: dict[str, str] = {name: recipe.about for name, recipe in RECIPES.items()} | {
-    "groups": "groups[:COLUMN]: the natural groups of the data set, one client each",
-    "domains": "domains:PARTITION: one domain per client, in turn; PARTITION within each domain",
+    "iid": Recipe(by_label.iid),
+    "dirichlet": Recipe(by_label.dirichlet, ("alpha", float), DIRICHLET),
+    "labels": Recipe(by_label.labels, PER_CLIENT),
+    "label-groups": Recipe(partial(by_label.label_groups, cuts="equal"), PER_CLIENT),
+    "slices": Recipe(by_label.label_groups, PER_CLIENT, CUTS),
+    "drift": Recipe(by_label.drift, options=CUTS | {"equal": ("cuts", "equal")}),
+    "step": Recipe(by_label.step, ("majors", int), {"minor=": ("minor", int)}),
+    "shares": Recipe(by_label.shares, PER_CLIENT),
 }
 
 
-def read(partition: str) -> tuple[str, dict[str, Value]]:
+def read(partition: str) -> tuple[str, dict[str, Any]]:
     """Read a partition's name and the arguments that it gives to its function.
-
-    Raises:
-        ValueError: if the name is unknown, a number is missing or malformed, or an option is
-            unknown.
 
     >>> read("dirichlet:0.3,min=10")
     ('dirichlet', {'alpha': 0.3, 'minimum': 10})
@@ -99,22 +67,20 @@ def read(partition: str) -> tuple[str, dict[str, Value]]:
         if read(rest)[0] in ("groups", "domains"):
             raise ValueError(f"partition {partition!r} has {rest!r}; expected one that is drawn")
         return name, {"within": rest}
-    recipe = RECIPES[name]
-    options: dict[str, Value] = {}
+    recipe, about = RECIPES[name], PARTITIONS[name]
+    options: dict[str, Any] = {}
     words = rest.split(",") if colon else []
     if recipe.main:
         argument, kind = recipe.main
         if colon != ":":
-            raise ValueError(f"partition {partition!r} lacks its number; expected {recipe.about}")
+            raise ValueError(f"partition {partition!r} lacks its number; expected {about}")
         options[argument] = _number(words.pop(0), kind, partition)
     for word in words:
         key, equals, value = word.partition("=")
-        if equals and key in recipe.numbers:
-            options[recipe.numbers[key]] = _number(value, int, partition)
-        elif word in recipe.flags:
-            argument, options[argument] = recipe.flags[word]
-        else:
-            raise ValueError(f"partition {partition!r} has {word!r}; expected {recipe.about}")
+        if key + equals not in recipe.options:
+            raise ValueError(f"partition {partition!r} has {word!r}; expected {about}")
+        argument, found = recipe.options[key + equals]
+        options[argument] = _number(value, found, partition) if equals else found
     return name, options
 
 
