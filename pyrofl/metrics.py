@@ -73,12 +73,8 @@ def regression(
         mask: [C, B] bool, False where a row is padding.
 
     Returns:
-        Over a client's rows, [C] each: `rmse` in the units of y, and `nll` in nats per row, of log
-        densities of at least -1e30: what a model holds for impossible. Both stay finite wherever
-        the predictions are.
-
-    Raises:
-        ValueError: if shapes do not fit.
+        [C] each: `rmse` in the units of y, and `nll` in nats per row, of log densities of at least
+        -1e30: what a model holds for impossible. Both are finite wherever the predictions are.
     """
     _check_shapes("prediction", prediction, y, mask)
     _check_shapes("log_density", log_density, y, mask)
@@ -107,11 +103,7 @@ def calibration_bins(
 
 
 def calibration_error(bins: Bins) -> tuple[Tensor, Tensor]:
-    """Return ECE and MCE, [...] each: the mean and the largest gap of the bins, NaN without rows.
-
-    Args:
-        bins: [..., bins], from `calibration_bins`; of the rows of one client or of many together.
-    """
+    """Return ECE and MCE [...]: the mean and the largest gap of `Bins` [..., bins]; NaN: no row."""
     gap = (bins.accuracy - bins.confidence).abs().where(bins.rows > 0, 0)
     rows = bins.rows.sum(-1)
     return (gap * bins.rows).sum(-1) / rows, gap.amax(-1).where(rows > 0, torch.nan)
@@ -123,14 +115,8 @@ def classwise_ece(
     """Return ECE and MCE over all entries of the predictions, [...] each, as published for MetaVD.
 
     Each of the N x K probabilities is a prediction "the class is k", in bins [l, u); entries
-    equal to 1 fall in none and do not count. Most entries are near 0 and right, so these
-    numbers are far below those of the most probable class.
-
-    Args:
-        probs: [..., N, K].
-        y: [..., N] int64.
-        mask: [..., N] bool, False where a row does not count; None: all count.
-        bins: how many.
+    equal to 1 fall in none and do not count. Most entries are near 0 and right, so these numbers
+    are far below those of the most probable class. Args are probs [..., N, K], y and mask [..., N].
     """
     edges = torch.arange(1, bins).to(probs) / bins
     right = torch.zeros_like(probs).scatter(-1, y[..., None], 1)
@@ -145,15 +131,9 @@ def classwise_ece(
 def auroc(inside: Tensor, outside: Tensor) -> Tensor:
     """Return the area under the ROC curve of telling data sets apart by a score, such as entropy.
 
-    It is the probability that a row from outside scores higher than one from inside; ties count
-    half. 0.5: the score tells nothing; 1: it separates the two.
-
-    Args:
-        inside: [N], scores of rows like those that the model was trained on.
-        outside: [M], scores of other rows.
-
-    Returns:
-        A scalar, NaN if there is a NaN or no row.
+    It is the probability that a row from outside [M] scores higher than one from inside [N], like
+    those of training; ties count half. 0.5: the score tells nothing; 1: it separates the two; NaN:
+    there is a NaN or no row.
     """
     ranked = inside.sort().values
     lower, upper = (torch.searchsorted(ranked, outside, right=r) for r in (False, True))
@@ -164,12 +144,9 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
 def entropies(probs: Tensor) -> dict[str, Tensor]:
     """Split the entropy of predictions into what more rows would take away and what stays.
 
-    Args:
-        probs: [S, ..., K], of S draws of a posterior or members of an ensemble.
-
-    Returns:
-        In nats, [...] each: `total`, of the mean over S; `aleatoric`, the mean of the draws' own;
-        `epistemic`, the difference: the mutual information of the class and the draw.
+    From probs [S, ..., K] of S draws of a posterior, in nats [...]: `total`, of the mean over S;
+    `aleatoric`, the mean of the draws' own; `epistemic`, the difference: the mutual information of
+    the class and the draw.
     """
     total = torch.special.entr(probs.mean(0)).sum(-1)
     aleatoric = torch.special.entr(probs).sum(-1).mean(0)
@@ -178,7 +155,7 @@ def entropies(probs: Tensor) -> dict[str, Tensor]:
 
 
 def pool(values: Tensor, size: Tensor, weighting: str = "client") -> Tensor:
-    """Average a metric over clients, leaving out those where it is NaN.
+    """Average a metric over clients, leaving out those where it is NaN; NaN if none is left.
 
     >>> pool(torch.tensor([1.0, 0.0]), torch.tensor([3, 1]), "row")
     tensor(0.7500)
@@ -187,12 +164,6 @@ def pool(values: Tensor, size: Tensor, weighting: str = "client") -> Tensor:
         values: [C].
         size: [C], rows that each value is a mean of.
         weighting: "client" counts every client once, "row" every row.
-
-    Returns:
-        A scalar, NaN if no client is left.
-
-    Raises:
-        ValueError: if the weighting is neither.
     """
     if weighting not in ("client", "row"):
         raise ValueError(f"weighting is {weighting!r}; expected 'client' or 'row'")
