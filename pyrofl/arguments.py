@@ -69,7 +69,7 @@ def checked(function: F) -> F:
 
 def check_fields(record: Any) -> None:
     """Refuse fields of a dataclass outside of what their annotations declare; for __post_init__."""
-    _refuse_bad(vars(record), _hints(type(record)))
+    _refuse_bad(vars(record), _hints(cast("Hashable", type(record))))
 
 
 @cache

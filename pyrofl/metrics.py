@@ -1,7 +1,8 @@
 """How good predictions are, per client: accuracy, proper scores and calibration.
 
-Every function is pure and takes clients side by side, C clients of B rows; `mask` hides padding,
-whatever it holds. A client without rows, or with a prediction that is NaN, gets NaN.
+Every function is pure and takes clients side by side, C clients of B rows: y [C, B], the truth;
+mask [C, B] bool, False where a row does not count, such as padding, whatever it holds. A client
+without rows, or with a prediction that is NaN, gets NaN.
 """
 
 from __future__ import annotations
@@ -23,12 +24,7 @@ class Bins(NamedTuple):
 
 
 def classification(probs: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Score predicted probabilities of classes.
-
-    Args:
-        probs: [C, B, K], already averaged over draws if there were any.
-        y: [C, B] int64, the true classes.
-        mask: [C, B] bool, False where a row is padding.
+    """Score predicted probabilities of classes [C, B, K], averaged over draws, by y int64.
 
     Returns:
         Means over a client's rows, [C] each: `accuracy` of the most probable class; `nll` in nats,
@@ -66,11 +62,8 @@ def regression(
 ) -> dict[str, Tensor]:
     """Score predicted numbers.
 
-    Args:
-        prediction: [C, B], predictive means, in the units of y.
-        log_density: [C, B], log of the predictive density (or mass) at y.
-        y: [C, B], the true numbers.
-        mask: [C, B] bool, False where a row is padding.
+    Predictions [C, B] are predictive means, in the units of y; log_density [C, B] is the log of the
+    predictive density (or mass) at y.
 
     Returns:
         [C] each: `rmse` in the units of y, and `nll` in nats per row, of log densities of at least
@@ -90,13 +83,9 @@ def regression(
 def calibration_bins(
     confidence: Tensor, correct: Tensor, mask: Tensor | None = None, bins: int = 15
 ) -> Bins:
-    """Gather predictions in equal bins (l, u] of confidence; 0 falls in the first.
+    """Gather predictions [..., N], `correct` (1) or not (0), in equal bins (l, u] of confidence.
 
-    Args:
-        confidence: [..., N], between 0 and 1.
-        correct: [..., N], 1 where the prediction is right, else 0.
-        mask: [..., N] bool, False where a row does not count; None: all count.
-        bins: how many.
+    A confidence of 0 falls in the first. Without a mask [..., N] all rows count.
     """
     edges = torch.arange(1, bins).to(confidence) / bins
     return _gather(torch.bucketize(confidence, edges), confidence, correct, mask, bins)

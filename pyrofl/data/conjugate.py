@@ -27,12 +27,7 @@ class ConjugateTask:
     mean: Tensor  # [J, d], least-squares solution; the shortest where it is not unique
 
     def posterior(self, loc: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean [J, d] and covariance [J, d, d] of each w_j, prior Normal(loc, I / tau_j).
-
-        Args:
-            loc: [J, d] or [d], prior mean.
-            tau: [J], prior precision.
-        """
+        """Return mean [J, d], covariance [J, d, d] of each w_j, prior Normal(loc, I / tau [J])."""
         loc, tau = loc.to(self.mean), tau.to(self.mean)[:, None]
         inverse = self.precision + torch.diag_embed(tau.expand_as(self.mean))
         covariance = torch.linalg.inv(inverse)
@@ -43,8 +38,6 @@ class ConjugateTask:
 
         It is the density of the whitened rows; with noise variance s2, that of the n_j rows as
         measured is smaller by n_j / 2 log s2.
-
-        Args as those of `posterior`.
         """
         loc, tau = loc.to(self.mean).expand_as(self.mean), tau.to(self.mean)
         rows = self.federation.batch(torch.arange(len(self.mean)))
@@ -58,12 +51,7 @@ class ConjugateTask:
         return -0.5 * found
 
     def pooled(self, loc: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean [d] and covariance [d, d] of one w shared by all clients.
-
-        Args:
-            loc: [d], prior mean.
-            precision: [d, d], inverse of the prior covariance.
-        """
+        """Return mean [d], covariance [d, d] of one w for all, prior Normal(loc, precision^-1)."""
         loc, precision = loc.to(self.mean), precision.to(self.mean)
         covariance = torch.linalg.inv(precision + self.precision.sum(0))
         pull = precision @ loc + _times(self.precision, self.mean).sum(0)
@@ -71,11 +59,7 @@ class ConjugateTask:
 
 
 def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
-    """Build the task of given whitened rows, without test rows.
-
-    Args:
-        x: of each client, X_j [n_j, d].
-        y: of each client, y_j [n_j].
+    """Build the task of the whitened rows of each client, X_j [n_j, d] and y_j [n_j], for training.
 
     Raises:
         ValueError: if there is no client, a client has no row, or lengths differ.
@@ -100,9 +84,7 @@ def gaussian_means(
 ) -> ConjugateTask:
     """Build clients of d rows, X_j = I / sqrt(v_j), whose likelihood is Normal(w_j | b_j, v_j I).
 
-    Args:
-        means: [J, d], the b_j.
-        variances: [J], the v_j.
+    The b_j are the means [J, d], the v_j the variances [J].
 
     Raises:
         ValueError: if the shapes differ from these or a variance is not positive.

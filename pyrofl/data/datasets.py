@@ -79,13 +79,9 @@ def load(
         ValueError: if the name is unknown, an argument does not go with it, the files cannot be
             had or read, a column or array is missing or of a wrong kind, or values are missing.
     """
-    given: dict[str, Any] = {
-        "target": target,
-        "group": group,
-        "features": features,
-        "likelihood": likelihood,
-        "test_share": test_share,
-    }
+    given: dict[str, Any] = dict(
+        target=target, group=group, features=features, likelihood=likelihood, test_share=test_share
+    )
     given = {argument: value for argument, value in given.items() if value is not None}
     kind, _, path = name.partition(":")
     if kind in ("csv", "npz") and not path:
@@ -97,9 +93,8 @@ def load(
         known(name, DATASETS, "data set")
     for argument, value in given.items():
         if kind != "npz" or len(names) > 1 or argument not in ("target", "group"):
-            raise ValueError(
-                f"{argument} is {value!r}; expected none, as {name} has no choice of it"
-            )
+            told = f"expected none, as {name} has no choice of it"
+            raise ValueError(f"{argument} is {value!r}; {told}")
     if len(names) > 1:
         return join([load(one, data_dir=data_dir, seed=seed) for one in names])
     if kind == "npz":

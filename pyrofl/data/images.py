@@ -79,10 +79,10 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
             "copy them there, or name their folder as data_dir"
         ) from error
     images = np.concatenate([_pixels(name, part) for part in parts])
-    labels = np.concatenate([np.asarray(_labels(part)) for part in parts])
-    is_test = np.arange(len(labels)) >= len(_labels(parts[0]))
+    labels = [np.asarray(p.labels if hasattr(p, "labels") else p.targets) for p in parts]
+    is_test = np.repeat([False, True], [len(each) for each in labels])
     classes = tuple(getattr(parts[0], "classes", "0123456789"))
-    return _dataset(name, images, labels, is_test, classes)
+    return _dataset(name, images, np.concatenate(labels), is_test, classes)
 
 
 def load_npz(path: str, *, target: str | None = None, group: str | None = None) -> Dataset:
@@ -135,10 +135,6 @@ def _pixels(name: str, part: Any) -> Bytes:
     return pixels.transpose(0, 2, 3, 1) if name == "svhn" else pixels
 
 
-def _labels(part: Any) -> Any:
-    return part.labels if hasattr(part, "labels") else part.targets
-
-
 def _array(arrays: Mapping[str, Any], name: str, path: str, rows: Shape | None = None) -> Any:
     if name not in arrays:
         raise ValueError(f"{path} has no array {name}; expected one, found {', '.join(arrays)}")
@@ -154,11 +150,9 @@ def _decode(arrays: Mapping[str, Any], path: str) -> Bytes:
     """Decode JPEG files laid end to end to RGB [N, H, W, 3]."""
     from PIL import Image
 
-    ends = _array(arrays, "offsets", path).tolist()
-    content = arrays["jpeg"].tobytes()
-    return np.stack(
-        [np.asarray(Image.open(io.BytesIO(content[a:b])).convert("RGB")) for a, b in pairwise(ends)]
-    )
+    content, ends = arrays["jpeg"].tobytes(), _array(arrays, "offsets", path).tolist()
+    files = (Image.open(io.BytesIO(content[a:b])) for a, b in pairwise(ends))
+    return np.stack([np.asarray(file.convert("RGB")) for file in files])
 
 
 def _dataset(

@@ -86,8 +86,8 @@ class Reparametrised:
             x: the rows.
         """
         own = {n: v.squeeze(1) for n, v in weights.items()}
-        own |= {_beside(n, "variance"): variance[n].squeeze(1) for n in self.names}
-        drawn = {_beside(n, "noise"): noise[n] for n in self.names}
+        own |= {n.removesuffix("weight") + "variance": variance[n].squeeze(1) for n in self.names}
+        drawn = {n.removesuffix("weight") + "noise": noise[n] for n in self.names}
         axes = {n.dim() - len(self.noise_shapes(x)[m]) for m, n in noise.items()}
         run = vmap(self._apply)
         if 3 in axes:  # one run for all draws of what does not depend on them
@@ -111,9 +111,3 @@ def disturb(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Ten
     else:
         spread = linear(squares, variance)
     return output + (spread + TINY).sqrt() * layer.get_buffer("noise")
-
-
-def _beside(name: str, leaf: str) -> str:
-    """Name another tensor of the same layer."""
-    path, dot, _ = name.rpartition(".")
-    return f"{path}{dot}{leaf}"

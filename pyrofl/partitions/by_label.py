@@ -8,6 +8,7 @@ refused by a ValueError.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Annotated, Literal
 
@@ -25,7 +26,7 @@ Cuts = Literal["equal", "shared", "independent"]
 
 def iid(types: Ints, clients: int, rng: Generator) -> Parts:
     """Deal all rows at random; sizes differ by at most one."""
-    _refuse_empty(clients, types)
+    _classes(types, clients)
     return allocation.deal_evenly(len(types), clients, rng)
 
 
@@ -103,10 +104,9 @@ def label_groups(
         raise ValueError(
             f"labels per client is {per_client}; expected a divisor of the {kinds} classes"
         )
-    group = kinds // per_client
-    _refuse_part_of(clients, group)
-    draws = [rng.permutation(kinds).reshape(group, per_client) for _ in range(clients // group)]
-    return _deal_cut(classes, np.concatenate(draws), cuts, rng)
+    shape = (kinds // per_client, per_client)
+    hands = _of_groups(clients, shape[0], lambda: rng.permutation(kinds).reshape(shape))
+    return _deal_cut(classes, hands, cuts, rng)
 
 
 @checked
@@ -127,11 +127,9 @@ def drift(
             f"{pairs.shape[1]} pairs for {len(classes.kinds)} fine classes; expected every "
             "superclass to hold equally many and every fine class to lie in one"
         )
-    group = int(per_super[0])
-    _refuse_part_of(clients, group)
-    fine = pairs[1].reshape(-1, group)
-    draws = [rng.permuted(fine, axis=1).T for _ in range(clients // group)]
-    return _deal_cut(classes, np.concatenate(draws), cuts, rng)
+    fine = pairs[1].reshape(-1, per_super[0])
+    hands = _of_groups(clients, per_super[0], lambda: rng.permuted(fine, axis=1).T)
+    return _deal_cut(classes, hands, cuts, rng)
 
 
 @checked
@@ -219,24 +217,22 @@ def _log_gammas(alpha: float, count: int, rng: Generator) -> NDArray[np.float64]
 
 def _classes(types: Ints, clients: int, per_client: int = 1) -> Classes:
     """Return the classes, if they are enough for the clients and for each of them."""
-    _refuse_empty(clients, types)
+    if not 1 <= clients <= len(types):
+        raise ValueError(f"clients is {clients}; expected 1 to {len(types)}, the number of rows")
     classes = allocation.classes_of(types)
     if not 1 <= per_client <= len(classes.kinds):
         raise ValueError(f"classes per client is {per_client}; expected 1 to {len(classes.kinds)}")
     return classes
 
 
-def _refuse_empty(clients: int, types: Ints) -> None:
-    if not 1 <= clients <= len(types):
-        raise ValueError(f"clients is {clients}; expected 1 to {len(types)}, the number of rows")
-
-
-def _refuse_part_of(clients: int, group: int) -> None:
+def _of_groups(clients: int, group: int, draw: Callable[[], Ints]) -> Ints:
+    """Draw the classes of one group of clients after the other: [J, S]."""
     if clients % group:
         raise ValueError(
             f"clients is {clients}; expected a multiple of {group}, "
             "as that many together hold every class once"
         )
+    return np.concatenate([draw() for _ in range(clients // group)])
 
 
 def _refuse_small(kinds: Ints, sizes: Ints, needed: Ints) -> None:
