@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pyrofl.data import Dataset
 from pyrofl.data.datasets import join, load
 from pyrofl.files.hashed import fingerprint
-from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts, split
-from pyrofl.partitions.specs import read
+from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts, read, split
 
 
 def toy(kinds=10, each=60, tests=20):
