@@ -92,9 +92,8 @@ def gaussian_means(
     b = torch.as_tensor(means, dtype=torch.float64)
     v = torch.as_tensor(variances, dtype=torch.float64)
     if b.ndim != 2 or v.shape != b.shape[:1]:
-        raise ValueError(
-            f"means are {list(b.shape)} and variances {list(v.shape)}; expected [J, d] and [J]"
-        )
+        shapes = f"{list(b.shape)} and {list(v.shape)}"
+        raise ValueError(f"means and variances have shapes {shapes}; expected [J, d] and [J]")
     if not bool((v > 0).all()):
         raise ValueError(f"variances go down to {float(v.min())}; expected positive numbers")
     eye, root = torch.eye(b.shape[1], dtype=torch.float64), v.sqrt()
@@ -127,9 +126,7 @@ def linear_regression(
     """
     sizes = [rows] * clients if isinstance(rows, int) else list(rows)
     if len(sizes) != clients or min(sizes) < 1:
-        raise ValueError(
-            f"rows is {rows}; expected a number of at least 1, or one for each of {clients} clients"
-        )
+        raise ValueError(f"rows is {rows}; expected 1 or more, or so for each of {clients} clients")
     rng = generator(seed)
 
     def normal(*shape: int) -> Tensor:

@@ -51,10 +51,7 @@ def load_csv(
     if features is None:
         features = [c for c, n in numbers.items() if n is not None and c not in (target, group)]
     if target in features or group in features:
-        raise ValueError(
-            f"{path}: features are {', '.join(features)}; expected them without the target and the "
-            "group"
-        )
+        raise ValueError(f"{path}: features are {', '.join(features)}; expected no target or group")
     if not features:
         raise ValueError(f"{path}: no column of numbers besides {target}; expected features")
     for column in [*features, target, *groups]:
@@ -162,15 +159,13 @@ def _response(
     """Return y and its classes, none if it is a number."""
     if numbers is None and likelihood not in (None, "categorical"):
         raise ValueError(
-            f"{path}: column {words.name} holds text, which suits the likelihood categorical; "
-            f"found {likelihood}"
+            f"{path}: column {words.name} holds text; expected numbers for {likelihood}"
         )
     if numbers is not None and likelihood != "categorical":
         return torch.from_numpy(numbers).float(), ()
     if numbers is not None and (numbers != numbers.round()).any():
         raise ValueError(
-            f"{path}: column {words.name} holds numbers with decimals; expected whole numbers or "
-            "text for the likelihood categorical"
+            f"{path}: column {words.name} holds numbers with decimals; expected classes"
         )
     codes, classes = codes_of(words)
     return torch.from_numpy(codes), classes

@@ -152,9 +152,8 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
         shape = shape or tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     parts = [resized(part, shape) if shape else part for part in datasets]
     if len({part.x.shape[1:] for part in parts}) > 1:
-        raise ValueError(
-            f"rows of {', '.join(names)} have shapes {sorted(shapes)}; expected one shape"
-        )
+        found = f"rows of {', '.join(names)} have shapes {sorted(shapes)}"
+        raise ValueError(f"{found}; expected one shape")
     every = [(part.name, label) for part in parts for label in part.classes]
     often = Counter(label for _, label in every)
     types = [part.y if part.types is None else part.types for part in parts]

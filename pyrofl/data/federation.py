@@ -162,9 +162,9 @@ class Federation(Summarised):
         if len(set(self.names)) != len(self.names):
             raise ValueError("names of clients: expected no two alike")
         if not 0 <= self.held_out < len(self.train):
+            most = len(self.train) - 1
             raise ValueError(
-                f"held_out is {self.held_out}; expected 0 to {len(self.train) - 1}, so that at "
-                f"least one of {len(self.train)} clients trains"
+                f"held_out is {self.held_out}; expected 0 to {most}, so that one trains"
             )
         total = len(self.y)
         for part in ("train", "test"):
@@ -266,10 +266,7 @@ def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
             raise ValueError(f"y is {y.dtype}; expected integer labels for {len(classes)} classes")
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= len(classes):
-            raise ValueError(
-                f"labels run from {low} to {high}; expected 0 to {len(classes) - 1}, "
-                f"as there are {len(classes)} classes"
-            )
+            raise ValueError(f"labels run from {low} to {high}; expected 0 to {len(classes) - 1}")
 
 
 def _check_tensor(name: str, value: object) -> None:
@@ -300,19 +297,17 @@ def _row_numbers(name: str, rows: Tensor, total: int) -> Tensor:
 def _check_finite(name: str, value: Tensor) -> None:
     if value.is_floating_point() and not bool(value.isfinite().all()):
         bad = (~value.isfinite().reshape(len(value), -1).all(1)).nonzero()
-        raise ValueError(
-            f"{name} is NaN or infinite in {len(bad)} rows, first in row {int(bad[0])}; "
-            "expected finite numbers"
-        )
+        where = f"{len(bad)} rows, first in row {int(bad[0])}"
+        raise ValueError(f"{name} is NaN or infinite in {where}; expected finite numbers")
 
 
 def _check_alike(unlabelled: Tensor, x: Tensor) -> None:
     _check_tensor("unlabelled", unlabelled)
     shape, expected = list(unlabelled.shape), list(x.shape[1:])
     if not len(unlabelled) or shape[1:] != expected or unlabelled.dtype != x.dtype:
+        found = f"{unlabelled.dtype} {shape}"
         raise ValueError(
-            f"unlabelled is {unlabelled.dtype} {shape}; expected {x.dtype} rows of shape "
-            f"{expected}, at least one"
+            f"unlabelled is {found}; expected rows of {x.dtype} {expected}, one or more"
         )
     _check_finite("unlabelled", unlabelled)
 

@@ -119,12 +119,10 @@ def load_npz(path: str, *, target: str | None = None, group: str | None = None) 
 
 def _open(datasets: Any, name: str, folder: Path, *, train: bool) -> Any:
     maker = getattr(datasets, {"fashion_mnist": "FashionMNIST"}.get(name, name.upper()))
-    which: dict[str, Any] = {"train": train}
-    if name == "emnist":
-        which |= {"split": "byclass"}
     if name == "svhn":
-        which = {"split": "train" if train else "test"}
-    return maker(folder, download=True, **which)
+        return maker(folder, download=True, split="train" if train else "test")
+    more = {"split": "byclass"} if name == "emnist" else {}
+    return maker(folder, download=True, train=train, **more)
 
 
 def _pixels(name: str, part: Any) -> Bytes:
@@ -140,9 +138,8 @@ def _array(arrays: Mapping[str, Any], name: str, path: str, rows: Shape | None =
         raise ValueError(f"{path} has no array {name}; expected one, found {', '.join(arrays)}")
     shape = arrays[name].shape
     if rows not in (None, shape):
-        raise ValueError(
-            f"{path}: {name} has shape {list(shape)}; expected {list(rows)}, one value per image"
-        )
+        told = f"{path}: {name} has shape {list(shape)}"
+        raise ValueError(f"{told}; expected {list(rows)}, one value per image")
     return arrays[name]
 
 

@@ -94,10 +94,8 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
         for number, row in enumerate(rows):
-            if (found := len(row)) != len(columns):
-                raise ValueError(
-                    f"{path}: row {number} has {found} entries; expected {len(columns)}"
-                )
+            if (found := len(row)) != (width := len(columns)):
+                raise ValueError(f"{path}: row {number} has {found} entries; expected {width}")
             table.writerow(row)
 
 

@@ -190,22 +190,19 @@ class Network(Summarised):
         Raises:
             ValueError: if the network cannot take the row, or gives another number of outputs.
         """
-        rows = x.new_zeros(2, 1, *x.shape[2:])
+        row = tuple(x.shape[2:])
         dtype = x.dtype if x.is_floating_point() else None
         weights = {
             n: self.module.get_parameter(n).detach().to(x.device, dtype).expand(2, 1, *shape)
             for n, shape in self.shapes.items()
         }
         try:  # as in training, for two clients side by side
-            found = tuple(self(weights, rows).shape[1:])
+            found = tuple(self(weights, x.new_zeros(2, 1, *row)).shape[1:])
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise ValueError(
-                f"the network cannot take rows of shape {tuple(x.shape[2:])}: {error}"
-            ) from error
+            raise ValueError(f"the network cannot take rows of shape {row}: {error}") from error
         if found != (1, outputs):
-            raise ValueError(
-                f"the network gives outputs of shape {found} for one row; expected {(1, outputs)}"
-            )
+            told = f"the network gives outputs of shape {found} for one row"
+            raise ValueError(f"{told}; expected {(1, outputs)}")
 
 
 def build(spec: str, input_shape: tuple[int, ...], outputs: int) -> Network:

@@ -197,9 +197,8 @@ def constants(module: nn.Module, like: Tensor) -> Tensors:
     dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
     fixed = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
     fixed |= dict(module.named_buffers())
-    return {
-        n: v.to(like.device, dtype if v.is_floating_point() else None) for n, v in fixed.items()
-    }
+    kinds = {n: dtype if v.is_floating_point() else None for n, v in fixed.items()}
+    return {n: v.to(like.device, kinds[n]) for n, v in fixed.items()}
 
 
 def aligned(

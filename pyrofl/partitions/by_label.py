@@ -47,11 +47,9 @@ def dirichlet(
     already holds N / J rows gets no more classes (FedBE's code).
     """
     _, codes, sizes = _classes(types, clients)
-    if not 1 <= minimum <= len(types) // clients:
-        raise ValueError(
-            f"minimum size is {minimum}; expected 1 to {len(types) // clients}, "
-            f"as {clients} clients share {len(types)} rows"
-        )
+    most = len(types) // clients
+    if not 1 <= minimum <= most:
+        raise ValueError(f"minimum size is {minimum}; expected 1 to {most} for {clients} clients")
     counts = np.zeros((clients, len(sizes)), dtype=np.int64)
     for k, size in enumerate(sizes):
         log_shares = _log_gammas(alpha, clients, rng)
@@ -72,10 +70,8 @@ def labels(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
     """
     kinds, codes, sizes = _classes(types, clients, per_client)
     if clients * per_client < len(kinds):
-        raise ValueError(
-            f"{clients} clients with {per_client} labels each cannot hold {len(kinds)} classes; "
-            f"expected clients x labels to be at least {len(kinds)}"
-        )
+        held = f"{clients} clients with {per_client} labels each"
+        raise ValueError(f"{held} cannot hold {len(kinds)} classes; expected more of either")
     whole, rest = divmod(clients * per_client, len(kinds))
     every = np.arange(len(kinds))
     pack = np.concatenate([np.tile(every, whole), rng.permutation(len(kinds))[:rest]])
@@ -101,9 +97,7 @@ def label_groups(
     classes = _classes(types, clients, per_client)
     kinds = len(classes.kinds)
     if kinds % per_client:
-        raise ValueError(
-            f"labels per client is {per_client}; expected a divisor of the {kinds} classes"
-        )
+        raise ValueError(f"per_client is {per_client}; expected a divisor of the {kinds} classes")
     shape = (kinds // per_client, per_client)
     hands = _of_groups(clients, shape[0], lambda: rng.permutation(kinds).reshape(shape))
     return _deal_cut(classes, hands, cuts, rng)
@@ -144,10 +138,8 @@ def step(
     kinds, codes, sizes = _classes(types, clients, majors)
     owners, rest = divmod(clients * majors, len(kinds))
     if rest:
-        raise ValueError(
-            f"{clients} clients with {majors} major classes each; expected clients x majors to be "
-            f"a multiple of the {len(kinds)} classes"
-        )
+        total = f"{clients} clients x {majors} major classes"
+        raise ValueError(f"{total}; expected a multiple of the {len(kinds)} classes")
     needed = owners + minor * (clients - owners)
     _refuse_small(kinds, sizes, np.full(len(kinds), needed))
     major = np.zeros((clients, len(kinds)), dtype=np.bool_)
@@ -172,10 +164,8 @@ def shares(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
     counts = in_proportion(sizes, weights, rng)
     owners = (weights > 0).sum(0)
     for k in np.flatnonzero(((weights > 0) & (counts == 0)).any(0)):
-        raise ValueError(
-            f"class {kinds[k]} has {sizes[k]} rows for {owners[k]} clients; expected enough to "
-            "give each at least one"
-        )
+        owned = f"{sizes[k]} rows for {owners[k]} clients"
+        raise ValueError(f"class {kinds[k]} has {owned}; expected at least one for each")
     return deal(codes, counts, rng)
 
 
@@ -229,8 +219,7 @@ def _of_groups(clients: int, group: int, draw: Callable[[], Ints]) -> Ints:
     """Draw the classes of one group of clients after the other: [J, S]."""
     if clients % group:
         raise ValueError(
-            f"clients is {clients}; expected a multiple of {group}, "
-            "as that many together hold every class once"
+            f"clients is {clients}; expected a multiple of {group}, who hold all classes"
         )
     return np.concatenate([draw() for _ in range(clients // group)])
 

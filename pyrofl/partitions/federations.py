@@ -114,10 +114,7 @@ def split(
         train = _draw(dataset, train_rows, partition, clients + held_out, rng)
     rng = default_rng([seed, 1])
     if groups and test == "independent":
-        raise ValueError(
-            "test policy is independent; natural groups are not drawn, so expected "
-            "same_shares, labels_global or uniform"
-        )
+        raise ValueError("test policy is independent; expected another, as groups are not drawn")
     if groups and test == "same_shares":
         owners = dataset.groups[column].numpy()[test_rows]
         tests = [test_rows[part] for part in allocation.rows_of_owners(owners, len(names))]
