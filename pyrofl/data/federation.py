@@ -305,9 +305,9 @@ def _check_alike(unlabelled: Tensor, x: Tensor) -> None:
     _check_tensor("unlabelled", unlabelled)
     shape, expected = list(unlabelled.shape), list(x.shape[1:])
     if not len(unlabelled) or shape[1:] != expected or unlabelled.dtype != x.dtype:
-        found = f"{unlabelled.dtype} {shape}"
         raise ValueError(
-            f"unlabelled is {found}; expected rows of {x.dtype} {expected}, one or more"
+            f"unlabelled is {unlabelled.dtype} {shape}; expected {x.dtype} rows of shape "
+            f"{expected}, at least one"
         )
     _check_finite("unlabelled", unlabelled)
 
