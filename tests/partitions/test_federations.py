@@ -401,7 +401,10 @@ def test_refuses_arguments(arguments, message):
     ("arguments", "message"),
     [
         ({"clients": 19}, "clients is 19 with 0 held out; expected 20 together"),
-        ({"test": "independent"}, "natural groups are not drawn"),
+        (
+            {"test": "independent"},
+            "policy is independent; expected another, as groups are not drawn",
+        ),
         ({"partition": "groups:clients"}, "did you mean client"),
     ],
 )
