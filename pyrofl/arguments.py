@@ -10,6 +10,7 @@ argument, the value and what was expected. `help(build)` shows the same words.
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,21 +18,9 @@ from functools import cache, wraps
 from math import inf
 from numbers import Integral, Real
 from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -66,43 +55,30 @@ Count = Annotated[int, Range(1)]
 CountOrNone = Annotated[int, Range(0)]  # none of them, too
 
 
-def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function refuse arguments outside of what its signature declares.
-
-    Raises:
-        ValueError: from the function that is returned, in one line.
-    """
+def checked(function: F) -> F:
+    """Let a function refuse arguments outside of what its signature declares."""
     signature = inspect.signature(function)
 
     @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        bound = signature.bind(*args, **kwargs).arguments
-        refuse_bad(bound, _hints(cast("Hashable", function)))
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _refuse_bad(signature.bind(*args, **kwargs).arguments, _hints(function))
         return function(*args, **kwargs)
 
-    return call
+    return cast("F", call)
 
 
 def check_fields(record: Any) -> None:
-    """Refuse fields of a dataclass outside of what their annotations declare; for __post_init__.
-
-    Raises:
-        ValueError: in one line.
-    """
-    refuse_bad(vars(record), _hints(cast("Hashable", type(record))))
+    """Refuse fields of a dataclass outside of what their annotations declare; for __post_init__."""
+    _refuse_bad(vars(record), _hints(cast("Hashable", type(record))))
 
 
 @cache
 def _hints(of: Hashable) -> dict[str, Any]:
-    return get_type_hints(of, include_extras=True)
+    return typing.get_type_hints(of, include_extras=True)
 
 
-def refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Refuse the first value that its annotation does not allow.
-
-    Raises:
-        ValueError: naming the argument, its value and what was expected.
-    """
+def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Refuse the first value that its annotation does not allow, by the argument's name."""
     for name, value in values.items():
         if name in hints and (expected := _unlike(value, hints[name])):
             raise ValueError(f"{name} is {value!r}; expected {expected}")
@@ -135,11 +111,7 @@ def _told(kind: Any) -> str:
 
 
 def known(name: str, names: Collection[str], what: str) -> None:
-    """Refuse a name that is not among `names`.
-
-    Raises:
-        ValueError: if it is not; the message has the nearest one, or else all of them.
-    """
+    """Refuse a name that is not among `names`, telling the nearest one, or else all of them."""
     if name not in names:
         near = get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}"

@@ -1,7 +1,8 @@
 """How good predictions are, per client: accuracy, proper scores and calibration.
 
-Every function is pure and takes clients side by side, C clients of B rows; `mask` hides padding,
-whatever it holds. A client without rows, or with a prediction that is NaN, gets NaN.
+Every function is pure and takes clients side by side, C clients of B rows: y [C, B], the truth;
+mask [C, B] bool, False where a row does not count, such as padding, whatever it holds. A client
+without rows, or with a prediction that is NaN, gets NaN.
 """
 
 from __future__ import annotations
@@ -26,12 +27,7 @@ class Bins(NamedTuple):
 
 
 def classification(probs: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Score predicted probabilities of classes.
-
-    Args:
-        probs: [C, B, K], already averaged over draws if there were any.
-        y: [C, B] int64, the true classes.
-        mask: [C, B] bool, False where a row is padding.
+    """Score predicted probabilities of classes [C, B, K], averaged over draws, by y int64.
 
     Returns:
         Means over a client's rows, [C] each: `accuracy` of the most probable class; `nll` in nats,
@@ -69,19 +65,12 @@ def regression(
 ) -> dict[str, Tensor]:
     """Score predicted numbers.
 
-    Args:
-        prediction: [C, B], predictive means, in the units of y.
-        log_density: [C, B], log of the predictive density (or mass) at y.
-        y: [C, B], the true numbers.
-        mask: [C, B] bool, False where a row is padding.
+    Predictions [C, B] are predictive means, in the units of y; log_density [C, B] is the log of the
+    predictive density (or mass) at y.
 
     Returns:
-        Over a client's rows, [C] each: `rmse` in the units of y, and `nll` in nats per row, of log
-        densities of at least -1e30: what a model holds for impossible. Both stay finite wherever
-        the predictions are.
-
-    Raises:
-        ValueError: if shapes do not fit.
+        [C] each: `rmse` in the units of y, and `nll` in nats per row, of log densities of at least
+        -1e30: what a model holds for impossible. Both are finite wherever the predictions are.
     """
     _check_shapes("prediction", prediction, y, mask)
     _check_shapes("log_density", log_density, y, mask)
@@ -97,24 +86,16 @@ def regression(
 def calibration_bins(
     confidence: Tensor, correct: Tensor, mask: Tensor | None = None, bins: int = 15
 ) -> Bins:
-    """Gather predictions in equal bins (l, u] of confidence; 0 falls in the first.
+    """Gather predictions [..., N], `correct` (1) or not (0), in equal bins (l, u] of confidence.
 
-    Args:
-        confidence: [..., N], between 0 and 1.
-        correct: [..., N], 1 where the prediction is right, else 0.
-        mask: [..., N] bool, False where a row does not count; None: all count.
-        bins: how many.
+    A confidence of 0 falls in the first. Without a mask [..., N] all rows count.
     """
     edges = torch.arange(1, bins).to(confidence) / bins
     return _gather(torch.bucketize(confidence, edges), confidence, correct, mask, bins)
 
 
 def calibration_error(bins: Bins) -> tuple[Tensor, Tensor]:
-    """Return ECE and MCE, [...] each: the mean and the largest gap of the bins, NaN without rows.
-
-    Args:
-        bins: [..., bins], from `calibration_bins`; of the rows of one client or of many together.
-    """
+    """Return ECE and MCE [...]: the mean and the largest gap of `Bins` [..., bins]; NaN: no row."""
     gap = (bins.accuracy - bins.confidence).abs().where(bins.rows > 0, 0)
     rows = bins.rows.sum(-1)
     return (gap * bins.rows).sum(-1) / rows, gap.amax(-1).where(rows > 0, torch.nan)
@@ -126,14 +107,8 @@ def classwise_ece(
     """Return ECE and MCE over all entries of the predictions, [...] each, as published for MetaVD.
 
     Each of the N x K probabilities is a prediction "the class is k", in bins [l, u); entries
-    equal to 1 fall in none and do not count. Most entries are near 0 and right, so these
-    numbers are far below those of the most probable class.
-
-    Args:
-        probs: [..., N, K].
-        y: [..., N] int64.
-        mask: [..., N] bool, False where a row does not count; None: all count.
-        bins: how many.
+    equal to 1 fall in none and do not count. Most entries are near 0 and right, so these numbers
+    are far below those of the most probable class. Args are probs [..., N, K], y and mask [..., N].
     """
     edges = torch.arange(1, bins).to(probs) / bins
     right = torch.zeros_like(probs).scatter(-1, y[..., None], 1)
@@ -148,15 +123,9 @@ def classwise_ece(
 def auroc(inside: Tensor, outside: Tensor) -> Tensor:
     """Return the area under the ROC curve of telling data sets apart by a score, such as entropy.
 
-    It is the probability that a row from outside scores higher than one from inside; ties count
-    half. 0.5: the score tells nothing; 1: it separates the two.
-
-    Args:
-        inside: [N], scores of rows like those that the model was trained on.
-        outside: [M], scores of other rows.
-
-    Returns:
-        A scalar, NaN if there is a NaN or no row.
+    It is the probability that a row from outside [M] scores higher than one from inside [N], like
+    those of training; ties count half. 0.5: the score tells nothing; 1: it separates the two; NaN:
+    there is a NaN or no row.
     """
     ranked = inside.sort().values
     lower, upper = (torch.searchsorted(ranked, outside, right=r) for r in (False, True))
@@ -167,12 +136,9 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
 def entropies(probs: Tensor) -> dict[str, Tensor]:
     """Split the entropy of predictions into what more rows would take away and what stays.
 
-    Args:
-        probs: [S, ..., K], of S draws of a posterior or members of an ensemble.
-
-    Returns:
-        In nats, [...] each: `total`, of the mean over S; `aleatoric`, the mean of the draws' own;
-        `epistemic`, the difference: the mutual information of the class and the draw.
+    From probs [S, ..., K] of S draws of a posterior, in nats [...]: `total`, of the mean over S;
+    `aleatoric`, the mean of the draws' own; `epistemic`, the difference: the mutual information of
+    the class and the draw.
     """
     total = torch.special.entr(probs.mean(0)).sum(-1)
     aleatoric = torch.special.entr(probs).sum(-1).mean(0)
@@ -182,7 +148,7 @@ def entropies(probs: Tensor) -> dict[str, Tensor]:
 
 @checked
 def pool(values: Tensor, size: Tensor, weighting: Weighting = "client") -> Tensor:
-    """Average a metric over clients, leaving out those where it is NaN.
+    """Average a metric over clients, leaving out those where it is NaN; NaN if none is left.
 
     >>> pool(torch.tensor([1.0, 0.0]), torch.tensor([3, 1]), "row")
     tensor(0.7500)
@@ -191,12 +157,6 @@ def pool(values: Tensor, size: Tensor, weighting: Weighting = "client") -> Tenso
         values: [C].
         size: [C], rows that each value is a mean of.
         weighting: "client" counts every client once, "row" every row.
-
-    Returns:
-        A scalar, NaN if no client is left.
-
-    Raises:
-        ValueError: if the weighting is neither.
     """
     known = ~values.isnan()
     weight = known * (size.double() if weighting == "row" else torch.ones_like(size).double())

@@ -77,10 +77,7 @@ def total(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:
-    """Concatenate dicts with the same names along their leading axes.
-
-    A tensor that is only expanded, and the same in all, stays so.
-    """
+    """Join dicts along leading axes; a tensor that is only expanded, the same in all, stays so."""
     parts = list(parts)
     return {n: _joined([part[n] for part in parts]) for n in parts[0]} if parts else {}
 
@@ -99,15 +96,11 @@ def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
 
 def dense(tensors: Mapping[str, Tensor]) -> Tensor:
     """Return what tensors [C, ...] weigh on the wire, every entry counted: bytes [C]."""
-    clients = len(next(iter(tensors.values())))
-    return torch.full((clients,), size_in_bytes(tensors))
+    return torch.full((len(next(iter(tensors.values()))),), size_in_bytes(tensors))
 
 
 def sparse(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return what tensors [C, ...] weigh if zeros stay at home: bytes [C].
-
-    Every entry costs one bit that says whether it is sent; a tensor without zeros is sent whole.
-    """
+    """Return the bytes [C] of tensors whose zeros stay at home, at a bit per entry, if less."""
     total = torch.zeros_like(dense(tensors))
     for value in tensors.values():
         size = value.shape[1:].numel()
@@ -118,16 +111,7 @@ def sparse(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def generator(*key: int | str) -> Generator:
-    """Return a random generator that depends on nothing but the key.
-
-    Two keys that differ in anything, if only in their length, have different streams.
-
-    Args:
-        key: non-negative integers and texts.
-
-    Raises:
-        ValueError: if an integer is negative.
-    """
+    """Return a random generator that depends on the key alone: another key, another stream."""
     parts = [str(part) if isinstance(part, str) else index(part) for part in key]
     if any(isinstance(part, int) and part < 0 for part in parts):
         raise ValueError(f"key of a random generator is {parts}; expected no negative number")

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who
-from pyrofl.data.batches import share
+from pyrofl.data.federation import share
 from pyrofl.inference.fast import rewritten
 from pyrofl.inference.loop.padding import Axes, joined, narrowed
 from pyrofl.inference.loop.plans import Plan, buckets, plan

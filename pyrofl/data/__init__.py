@@ -1,6 +1,5 @@
 """Clients and their rows: data sets by name or file, batches, and federations."""
 
-from pyrofl.data.batches import Batch, Who
-from pyrofl.data.federation import Dataset, Federation, check_table, stack
+from pyrofl.data.federation import Batch, Dataset, Federation, Who, check_table, stack
 
 __all__ = ["Batch", "Dataset", "Federation", "Who", "check_table", "stack"]

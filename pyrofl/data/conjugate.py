@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -28,15 +27,7 @@ class ConjugateTask:
     mean: Tensor  # [J, d], least-squares solution; the shortest where it is not unique
 
     def posterior(self, loc: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the posterior of every w_j under its prior Normal(loc, I / tau_j).
-
-        Args:
-            loc: [J, d] or [d], prior mean.
-            tau: [J], prior precision.
-
-        Returns:
-            Mean [J, d] and covariance [J, d, d].
-        """
+        """Return mean [J, d], covariance [J, d, d] of each w_j, prior Normal(loc, I / tau [J])."""
         loc, tau = loc.to(self.mean), tau.to(self.mean)[:, None]
         inverse = self.precision + torch.diag_embed(tau.expand_as(self.mean))
         covariance = torch.linalg.inv(inverse)
@@ -47,10 +38,6 @@ class ConjugateTask:
 
         It is the density of the whitened rows; with noise variance s2, that of the n_j rows as
         measured is smaller by n_j / 2 log s2.
-
-        Args:
-            loc: [J, d] or [d], prior mean.
-            tau: [J], prior precision.
         """
         loc, tau = loc.to(self.mean).expand_as(self.mean), tau.to(self.mean)
         rows = self.federation.batch(torch.arange(len(self.mean)))
@@ -60,20 +47,11 @@ class ConjugateTask:
         root = torch.linalg.cholesky(eye + x @ x.mT / tau[:, None, None])
         white = torch.linalg.solve_triangular(root, residual[..., None], upper=False)
         log_det = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
-        constant = rows.size * math.log(2 * math.pi)
-        density: Tensor = -0.5 * (constant + log_det + white.square().sum((1, 2)))
-        return density
+        found: Tensor = rows.size * math.log(2 * math.pi) + log_det + white.square().sum((1, 2))
+        return -0.5 * found
 
     def pooled(self, loc: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the posterior of one w shared by all clients, prior Normal(loc, precision^-1).
-
-        Args:
-            loc: [d], prior mean.
-            precision: [d, d], inverse of the prior covariance.
-
-        Returns:
-            Mean [d] and covariance [d, d].
-        """
+        """Return mean [d], covariance [d, d] of one w for all, prior Normal(loc, precision^-1)."""
         loc, precision = loc.to(self.mean), precision.to(self.mean)
         covariance = torch.linalg.inv(precision + self.precision.sum(0))
         pull = precision @ loc + _times(self.precision, self.mean).sum(0)
@@ -81,11 +59,7 @@ class ConjugateTask:
 
 
 def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
-    """Build the task of given whitened rows, without test rows.
-
-    Args:
-        x: of each client, X_j [n_j, d].
-        y: of each client, y_j [n_j].
+    """Build the task of the whitened rows of each client, X_j [n_j, d] and y_j [n_j], for training.
 
     Raises:
         ValueError: if there is no client, a client has no row, or lengths differ.
@@ -96,12 +70,10 @@ def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
             f"x has clients of {[len(v) for v in x]} rows and y of {[len(v) for v in y]}; expected "
             "as many, and at least one client"
         )
-    rows = [
-        torch.arange(end - len(v), end) for v, end in zip(x, accumulate(map(len, x)), strict=True)
-    ]
+    rows = torch.arange(sum(map(len, x))).split([len(v) for v in x])
     none = torch.empty(0, dtype=torch.long)
     return ConjugateTask(
-        Federation(torch.cat(x), torch.cat(y), tuple(rows), tuple(none for _ in rows)),
+        Federation(torch.cat(x), torch.cat(y), rows, tuple(none for _ in rows)),
         torch.stack([v.T @ v for v in x]),
         torch.stack([torch.linalg.pinv(v) @ r for v, r in zip(x, y, strict=True)]),
     )
@@ -110,13 +82,9 @@ def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
 def gaussian_means(
     means: Tensor | Sequence[Sequence[float]], variances: Tensor | Sequence[float]
 ) -> ConjugateTask:
-    """Build clients whose likelihood is Normal(w_j | b_j, v_j I).
+    """Build clients of d rows, X_j = I / sqrt(v_j), whose likelihood is Normal(w_j | b_j, v_j I).
 
-    A client has d rows: X_j = I / sqrt(v_j) and y_j = b_j / sqrt(v_j).
-
-    Args:
-        means: [J, d], the b_j.
-        variances: [J], the v_j.
+    The b_j are the means [J, d], the v_j the variances [J].
 
     Raises:
         ValueError: if the shapes differ from these or a variance is not positive.
@@ -124,13 +92,11 @@ def gaussian_means(
     b = torch.as_tensor(means, dtype=torch.float64)
     v = torch.as_tensor(variances, dtype=torch.float64)
     if b.ndim != 2 or v.shape != b.shape[:1]:
-        raise ValueError(
-            f"means are {list(b.shape)} and variances {list(v.shape)}; expected [J, d] and [J]"
-        )
+        shapes = f"{list(b.shape)} and {list(v.shape)}"
+        raise ValueError(f"means and variances have shapes {shapes}; expected [J, d] and [J]")
     if not bool((v > 0).all()):
         raise ValueError(f"variances go down to {float(v.min())}; expected positive numbers")
-    root = v.sqrt()
-    eye = torch.eye(b.shape[1], dtype=torch.float64)
+    eye, root = torch.eye(b.shape[1], dtype=torch.float64), v.sqrt()
     return conjugate([eye / r for r in root], list(b / root[:, None]))
 
 
@@ -156,14 +122,11 @@ def linear_regression(
         seed: of all draws.
 
     Raises:
-        ValueError: if a count or `noise` is not positive, `between` is negative, or `rows` does
-            not have one number per client.
+        ValueError: if `rows` does not have one number per client.
     """
     sizes = [rows] * clients if isinstance(rows, int) else list(rows)
     if len(sizes) != clients or min(sizes) < 1:
-        raise ValueError(
-            f"rows is {rows}; expected a number of at least 1, or one for each of {clients} clients"
-        )
+        raise ValueError(f"rows is {rows}; expected 1 or more, or so for each of {clients} clients")
     rng = generator(seed)
 
     def normal(*shape: int) -> Tensor:

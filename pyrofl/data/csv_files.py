@@ -30,37 +30,16 @@ LIKELIHOODS: dict[str, str] = {
 
 @checked
 def load_csv(
-    path: str | Path,
+    path: str,
     *,
-    target: str | None,
+    target: str | None = None,
     group: str | None = None,
     features: Sequence[str] | None = None,
     likelihood: str | None = None,
     test_share: ShareBelowOne = 0.2,
     seed: int = 0,
 ) -> Dataset:
-    """Read a CSV file with a header row; an empty field is a missing value.
-
-    Some rows of each group, at random, are for testing; one row at least is for training.
-
-    Args:
-        path: the file.
-        target: column of y. Text gives classes, numbers a response; integers give classes too if
-            the likelihood is "categorical".
-        group: column that says whose a row is; None: no natural groups.
-        features: columns of x, in this order, unscaled; None: all other columns of numbers.
-        likelihood: one of `LIKELIHOODS`; None: "categorical" for text, "normal" for numbers.
-        test_share: of each group's rows, for testing; 0 leaves all for training.
-        seed: of the test rows.
-
-    Returns:
-        x float32 [N, number of features], y int64 or float32 [N].
-
-    Raises:
-        ValueError: if the file cannot be read, a column does not exist, holds text where numbers
-            are needed or lacks values, the likelihood does not suit the target, or test_share is
-            not in [0, 1).
-    """
+    """Read a CSV file with a header row; see `load`. An empty field is a missing value."""
     table, groups = _read(Path(path)), [group] if group else []
     if target is None:
         raise ValueError(f"{path}: target is missing; expected one of {', '.join(table)}")
@@ -72,10 +51,7 @@ def load_csv(
     if features is None:
         features = [c for c, n in numbers.items() if n is not None and c not in (target, group)]
     if target in features or group in features:
-        raise ValueError(
-            f"{path}: features are {', '.join(features)}; expected them without the target and the "
-            "group"
-        )
+        raise ValueError(f"{path}: features are {', '.join(features)}; expected no target or group")
     if not features:
         raise ValueError(f"{path}: no column of numbers besides {target}; expected features")
     for column in [*features, target, *groups]:
@@ -106,13 +82,7 @@ def load_csv(
 
 
 def draw_test_rows(codes: Ints, rng: np.random.Generator, share: float = 0.2) -> Tensor:
-    """Mark a share of each group's rows (rounded, never all) for testing: bool [N].
-
-    Args:
-        codes: [N], group of each row.
-        rng: draws the rows.
-        share: of the rows, below 1.
-    """
+    """Mark a share of the rows of each group [N] (rounded, never all) for testing: bool [N]."""
     is_test = np.zeros(len(codes), dtype=np.bool_)
     for code in np.unique(codes):
         rows = rng.permutation(np.flatnonzero(codes == code))
@@ -162,21 +132,21 @@ def _numbers(words: Sequence[str]) -> NDArray[np.float64] | None:
         return None
 
 
-def _refuse_range(path: str | Path, likelihood: str, y: Tensor, first: Tensor) -> None:
+def _refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
     """Refuse responses that a likelihood cannot have; `first` is the first feature."""
     name, _, number = likelihood.partition(":")
-    whole = bool((y == y.round()).all()) and bool((y >= 0).all())
+    whole = (y == y.round()) & (y >= 0)
     trials = float(number) if name == "binomial" and number else first
     fits, expected = {
-        "bernoulli": (bool(((y == 0) | (y == 1)).all()), "0 and 1"),
+        "bernoulli": ((y == 0) | (y == 1), "0 and 1"),
         "poisson": (whole, "whole numbers of at least 0"),
         "binomial": (
-            whole and bool((y <= trials).all()),
+            whole & (y <= trials),
             "whole numbers from 0 to the trials, which are the first feature or binomial:N",
         ),
-        "measured": (bool((first > 0).all()), "positive standard errors as first feature"),
-    }.get(name, (True, ""))
-    if not fits:
+        "measured": (first > 0, "positive standard errors as first feature"),
+    }.get(name, (torch.ones(1), ""))
+    if not bool(fits.all()):
         raise ValueError(
             f"{path}: the target runs from {float(y.min()):g} to {float(y.max()):g} and the first "
             f"feature from {float(first.min()):g}; expected {expected} for {likelihood}"
@@ -184,23 +154,18 @@ def _refuse_range(path: str | Path, likelihood: str, y: Tensor, first: Tensor) -
 
 
 def _response(
-    path: str | Path,
-    words: pandas.Series,
-    numbers: NDArray[np.float64] | None,
-    likelihood: str | None,
+    path: str, words: pandas.Series, numbers: NDArray[np.float64] | None, likelihood: str | None
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return y and its classes, none if it is a number."""
     if numbers is None and likelihood not in (None, "categorical"):
         raise ValueError(
-            f"{path}: column {words.name} holds text, which suits the likelihood categorical; "
-            f"found {likelihood}"
+            f"{path}: column {words.name} holds text; expected numbers for {likelihood}"
         )
     if numbers is not None and likelihood != "categorical":
         return torch.from_numpy(numbers).float(), ()
     if numbers is not None and (numbers != numbers.round()).any():
         raise ValueError(
-            f"{path}: column {words.name} holds numbers with decimals; expected whole numbers or "
-            "text for the likelihood categorical"
+            f"{path}: column {words.name} holds numbers with decimals; expected classes"
         )
     codes, classes = codes_of(words)
     return torch.from_numpy(codes), classes

@@ -1,24 +1,24 @@
-"""Data sets by name."""
+"""Data sets by name, several as one, and parts of one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from pyrofl.arguments import Count, CountOrNone, checked, known
-from pyrofl.data import natural_groups
 from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means, linear_regression
-from pyrofl.data.csv_files import draw_test_rows, load_csv
+from pyrofl.data.csv_files import load_csv
 from pyrofl.data.federation import Dataset
 from pyrofl.data.images import IMAGES, load_images, load_npz
-from pyrofl.data.joined import join, resized
-from pyrofl.tensors import generator
+from pyrofl.data.small import MAKERS
 
 __all__ = [
     "DATASETS",
@@ -61,51 +61,45 @@ def load(
     test_share: float | None = None,
     seed: CountOrNone = 0,
 ) -> Dataset:
-    """Load a data set.
+    """Load a data set: x float32 [N, *x], y int64 or float32 [N].
 
     Args:
         name: one of `DATASETS`, with a path for npz: and csv:.
-        data_dir: where downloaded files are kept; None: ~/.cache/pyrofl.
-        target: see `load_csv` and `load_npz`; only these have a choice.
-        group: the same.
-        features: see `load_csv`.
-        likelihood: see `load_csv`.
-        test_share: see `load_csv`.
+        data_dir: where torchvision's files are kept; None: ~/.cache/pyrofl.
+        target: csv: column of y. Text gives classes, numbers a response; integers give classes too
+            if the likelihood is "categorical". npz: T predicts the array `T_labels`.
+        group: column or array that says whose a row is; None: no natural groups.
+        features: csv: columns of x, in this order, unscaled; None: all other columns of numbers.
+        likelihood: csv: one of `csv_files.LIKELIHOODS`; None: "categorical" for text, "normal" for
+            numbers.
+        test_share: csv: of each group's rows, drawn for testing, never all; None: 0.2.
         seed: of synthetic data and of the test rows of a table.
 
-    Returns:
-        x float32 [N, *x], y int64 or float32 [N].
-
     Raises:
-        ValueError: if the name is unknown, an argument does not go with it, or the files cannot be
-            had or used.
+        ValueError: if the name is unknown, an argument does not go with it, the files cannot be
+            had or read, a column or array is missing or of a wrong kind, or values are missing.
     """
-    given: dict[str, Any] = {
-        "target": target,
-        "group": group,
-        "features": features,
-        "likelihood": likelihood,
-        "test_share": test_share,
-    }
+    given: dict[str, Any] = dict(
+        target=target, group=group, features=features, likelihood=likelihood, test_share=test_share
+    )
     given = {argument: value for argument, value in given.items() if value is not None}
     kind, _, path = name.partition(":")
     if kind in ("csv", "npz") and not path:
         raise ValueError(f"data set {name!r} lacks its file; expected {kind}: and a path")
     if kind == "csv":
-        return load_csv(path, seed=seed, **{"target": None} | given)
+        return load_csv(path, seed=seed, **given)
     names = _PLUS.split(name)
     if len(names) == 1 and kind != "npz":
         known(name, DATASETS, "data set")
     for argument, value in given.items():
         if kind != "npz" or len(names) > 1 or argument not in ("target", "group"):
-            raise ValueError(
-                f"{argument} is {value!r}; expected none, as {name} has no choice of it"
-            )
+            told = f"expected none, as {name} has no choice of it"
+            raise ValueError(f"{argument} is {value!r}; {told}")
     if len(names) > 1:
         return join([load(one, data_dir=data_dir, seed=seed) for one in names])
     if kind == "npz":
         return load_npz(path, **given)
-    return load_images(name, data_dir) if name in IMAGES else _MAKERS[name](seed)
+    return load_images(name, data_dir) if name in IMAGES else MAKERS[name](seed)
 
 
 @checked
@@ -113,7 +107,7 @@ def per_class(dataset: Dataset, count: Count) -> Dataset:
     """Keep the first `count` training rows of each class, and all test rows.
 
     Raises:
-        ValueError: if count is not positive or y is a number.
+        ValueError: if y is a number.
     """
     if not dataset.classes:
         raise ValueError(f"{dataset.name} has no classes; expected data with classes")
@@ -131,45 +125,78 @@ def per_class(dataset: Dataset, count: Count) -> Dataset:
     )
 
 
-def _digits(seed: int) -> Dataset:
-    """Return the digits; a quarter of each class is for testing, the same whatever the seed."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> Dataset:
+    """Put data sets together: all their rows, and all their classes side by side (as MetaVD does).
 
-    pixels, labels = load_digits(return_X_y=True)
-    _, test = train_test_split(range(len(labels)), test_size=0.25, random_state=0, stratify=labels)
-    is_test = torch.zeros(len(labels), dtype=torch.bool)
-    is_test[test] = True
-    x = torch.from_numpy(pixels).float() / 16
-    return Dataset("digits", x, torch.from_numpy(labels).long(), is_test, tuple("0123456789"))
+    Their column of groups "domain" says where a row is from: partition "groups" makes every domain
+    one client, "domains:PARTITION" makes clients with rows of one domain each, and every other
+    partition spreads all domains over all clients.
+
+    Args:
+        datasets: with classes. A class name that several have is prefixed by the data set's.
+        shape: that rows of images [channels, height, width] are brought to, see `resized`; None:
+            the largest of every axis.
+
+    Raises:
+        ValueError: if there are fewer than two, two have one name, one has no classes, or rows
+            cannot be brought to one shape.
+    """
+    names = [part.name for part in datasets]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ValueError(f"data sets are {', '.join(names)}; expected two or more, no two alike")
+    for part in datasets:
+        if not part.classes:
+            raise ValueError(f"{part.name} has no classes; expected data sets with classes only")
+    shapes = {tuple(part.x.shape[1:]) for part in datasets}
+    if len(shapes) > 1 and len({len(s) for s in shapes}) == 1:
+        shape = shape or tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    parts = [resized(part, shape) if shape else part for part in datasets]
+    if len({part.x.shape[1:] for part in parts}) > 1:
+        found = f"rows of {', '.join(names)} have shapes {sorted(shapes)}"
+        raise ValueError(f"{found}; expected one shape")
+    every = [(part.name, label) for part in parts for label in part.classes]
+    often = Counter(label for _, label in every)
+    types = [part.y if part.types is None else part.types for part in parts]
+    finer = any(part.types is not None for part in parts)
+    lengths = torch.tensor([len(part.y) for part in parts])
+    return Dataset(
+        "+".join(names),
+        x=torch.cat([part.x for part in parts]),
+        y=_side_by_side([part.y for part in parts], [len(part.classes) for part in parts]),
+        is_test=torch.cat([part.is_test for part in parts]),
+        classes=tuple(label if often[label] == 1 else f"{name} {label}" for name, label in every),
+        types=_side_by_side(types, [int(t.max()) + 1 for t in types]) if finer else None,
+        groups={"domain": torch.arange(len(parts)).repeat_interleave(lengths)},
+        group_names={"domain": tuple(names)},
+    )
 
 
-def _gaussian(seed: int) -> Dataset:
-    """Return ten clients in the plane, of variances 0.05 to 1; all rows are for training."""
-    centres = torch.randn(10, 2, generator=generator(seed))
-    return _of_task("gaussian", gaussian_means(centres, torch.linspace(0.05, 1.0, 10)))
+def _side_by_side(codes: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    """Join codes of the data sets, each counted on from where the one before ends."""
+    first = torch.tensor([0, *counts[:-1]]).cumsum(0)
+    return torch.cat([code + start for code, start in zip(codes, first, strict=True)])
 
 
-def _linear(seed: int) -> Dataset:
-    """Return 20 clients of 10 to 105 rows with 5 covariates; a fifth is for testing."""
-    task = linear_regression(20, 5, range(10, 110, 5), noise=0.5, between=0.5, seed=seed)
-    table = _of_task("linear", task)
-    codes = table.groups["client"].numpy()
-    return replace(table, is_test=draw_test_rows(codes, np.random.default_rng([seed, 3])))
+def resized(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
+    """Bring images to one shape: grey ones get equal channels, other sizes are interpolated.
 
+    Interpolation is bilinear, and blurs before it shrinks.
 
-def _of_task(name: str, task: ConjugateTask) -> Dataset:
-    data = task.federation
-    codes = torch.arange(len(data.names)).repeat_interleave(data.sizes)
-    x, y = data.x.float(), data.y.float()
-    return natural_groups.of_clients(name, x, y, "normal", {"client": data.names}, codes)
+    Args:
+        dataset: with x [N, channels, height, width].
+        shape: [channels, height, width].
 
-
-_MAKERS: dict[str, Callable[[int], Dataset]] = {
-    "digits": _digits,
-    "eight_schools": natural_groups.eight_schools,
-    "baseball": natural_groups.baseball,
-    "rat_tumours": natural_groups.rat_tumours,
-    "gaussian": _gaussian,
-    "linear": _linear,
-}
+    Raises:
+        ValueError: if rows are not images, or colour would be lost.
+    """
+    x, old = dataset.x, tuple(dataset.x.shape[1:])
+    if old == tuple(shape):
+        return dataset
+    if len(old) != 3 or len(shape) != 3 or old[0] not in (1, shape[0]):
+        raise ValueError(
+            f"{dataset.name} has rows of shape {list(old)}, wanted is {list(shape)}; expected "
+            "images [channels, height, width], grey or with as many channels"
+        )
+    if old[1:] != tuple(shape[1:]):
+        x = functional.interpolate(x, size=shape[1:], mode="bilinear", antialias=True)
+    return replace(dataset, x=x.expand(-1, shape[0], -1, -1).contiguous())

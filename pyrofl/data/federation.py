@@ -1,20 +1,108 @@
-"""Clients and their rows: data sets and federations."""
+"""Clients and their rows: data sets, federations, and batches of rows as programs see them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
+from typing import NamedTuple, cast
 
 import numpy as np
+import pyro
 import torch
+from pyro import poutine
 from torch import Tensor
 
-from pyrofl.data.batches import Batch, Who
+from pyrofl.plates import plate
 from pyrofl.summaries import Summarised
+from pyrofl.tensors import cut
 
-__all__ = ["Batch", "Dataset", "Federation", "Who", "check_table", "stack"]
+
+class Who(NamedTuple):
+    """The clients that stacked tensors are about."""
+
+    ids: Tensor  # [C] int64, position in the federation
+    size: Tensor  # [C] number of training rows, in the data's floating-point type
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows of each of C clients, side by side; ragged clients are padded and masked.
+
+    Several steps and phases may see the same batch: nobody writes into it.
+    """
+
+    x: Tensor  # [C, B, *x]
+    y: Tensor  # [C, B, ...]
+    mask: Tensor  # [C, B] bool, False where a row is padding
+    size: Tensor  # [C] rows that the client has in all
+    ids: Tensor  # [C] int64
+    at: Tensor | None = None  # [C, B] int64, which of its client's rows a row is; None: in order
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self.ids)
+
+    @property
+    def who(self) -> Who:
+        """The clients of this batch."""
+        return Who(self.ids, self.size)
+
+    @cached_property
+    def _share(self) -> Tensor:
+        return share(self.size, self.mask)
+
+    def clients(self) -> pyro.plate:
+        """Return the Pyro plate over clients, dim -2."""
+        return plate("clients", len(self.ids), -2)
+
+    @contextmanager
+    def rows(self) -> Iterator[None]:
+        """Enter the Pyro plate over rows, dim -1: hides padding, scales to the client's total."""
+        with (
+            plate("rows", self.mask.shape[1], -1),
+            poutine.scale(scale=self._share),
+            poutine.mask(mask=cast("torch.BoolTensor", self.mask)),
+        ):
+            yield
+
+    def some(self, clients: Tensor | slice) -> Batch:
+        """Return the same rows of some clients, in that order."""
+        names = ("x", "y", "mask", "size", "ids", *(() if self.at is None else ("at",)))
+        return replace(self, **cut({n: getattr(self, n) for n in names}, clients))
+
+    def split(self, k: int) -> list[Batch]:
+        """Deal the rows into k batches (row i goes to batch i mod k): support and query.
+
+        The rows of a client that has fewer than k serve again, so that no batch of it is empty.
+        """
+        count, width = self.mask.sum(1, keepdim=True), self.mask.shape[1]
+        parts = []
+        for i in range(k):
+            at = torch.arange(i, max(width, i + 1), k, device=self.ids.device).expand(len(self), -1)
+            mask = (at < count.clamp(min=i + 1)) & (count > 0)
+            at = torch.where(at < count, at, i % count.clamp(min=1))
+            x, y = _rows(self.x, at), _rows(self.y, at)
+            place = at if self.at is None else _rows(self.at, at)
+            parts.append(replace(self, x=x, y=y, mask=mask, at=place))
+        return parts
+
+    def of(self, known: Tensor) -> Tensor:
+        """Pick the batch's rows of what is known of all rows: [C, n, *f] -> [C, B, *f]."""
+        if self.at is None:
+            return known[:, : self.mask.shape[1]]
+        return _rows(known, self.at)
+
+
+def _rows(values: Tensor, at: Tensor) -> Tensor:
+    return values[torch.arange(len(values), device=values.device)[:, None], at]
+
+
+def share(size: Tensor, mask: Tensor) -> Tensor:
+    """Return how many of a client's rows [C] one row of a batch [..., C, B] is for: [..., C, 1]."""
+    return (size / mask.sum(-1).clamp(min=1))[..., None]
 
 
 @dataclass(frozen=True)
@@ -53,16 +141,11 @@ class Federation(Summarised):
         """Check once what every later step relies on.
 
         Raises:
-            ValueError: if something is no tensor, a client has no training row, a row does not
-                exist or its number is no integer, the data hold NaN or infinity, labels are not
-                0..K-1, the lists have different lengths, a name is no text, empty or there twice,
-                or the server's rows are not like the clients'.
+            ValueError: naming the tensor or the client, and what was expected.
         """
-        object.__setattr__(self, "train", tuple(self.train))
-        object.__setattr__(self, "test", tuple(self.test))
-        object.__setattr__(self, "classes", tuple(self.classes))
-        names = tuple(self.names) or tuple(f"client {j}" for j in range(len(self.train)))
-        object.__setattr__(self, "names", names)
+        fields = vars(self)  # frozen, but for here
+        fields |= {n: tuple(fields[n]) for n in ("train", "test", "classes", "names")}
+        fields["names"] = self.names or tuple(f"client {j}" for j in range(len(self.train)))
         check_table(self.x, self.y, self.classes)
         if self.unlabelled is not None:
             _check_alike(self.unlabelled, self.x)
@@ -79,18 +162,16 @@ class Federation(Summarised):
         if len(set(self.names)) != len(self.names):
             raise ValueError("names of clients: expected no two alike")
         if not 0 <= self.held_out < len(self.train):
+            most = len(self.train) - 1
             raise ValueError(
-                f"held_out is {self.held_out}; expected 0 to {len(self.train) - 1}, so that at "
-                f"least one of {len(self.train)} clients trains"
+                f"held_out is {self.held_out}; expected 0 to {most}, so that one trains"
             )
         total = len(self.y)
         for part in ("train", "test"):
-            known = zip(self.names, getattr(self, part), strict=True)
-            rows = tuple(_row_numbers(f"{name}: {part}", v, total) for name, v in known)
-            object.__setattr__(self, part, rows)
+            rows = zip(self.names, fields[part], strict=True)
+            fields[part] = tuple(_row_numbers(f"{name}: {part}", v, total) for name, v in rows)
         if self.pooled_test is not None:
-            pooled = _row_numbers("pooled_test", self.pooled_test, total)
-            object.__setattr__(self, "pooled_test", pooled)
+            fields["pooled_test"] = _row_numbers("pooled_test", self.pooled_test, total)
         for name, mine in zip(self.names, self.train, strict=True):
             if len(mine.unique()) < len(mine):
                 raise ValueError(f"{name} holds a training row twice; expected distinct rows")
@@ -99,13 +180,12 @@ class Federation(Summarised):
 
     def summary(self) -> dict[str, str]:
         """Tell what the federation is."""
-        y = f"{len(self.classes)} classes" if self.classes else _shape(self.y)
         return {
             "clients": f"{self.clients}, and {self.held_out} held out",
             "training rows": _spread(self.train),
             "test rows": _spread(self.test),
             "x": _shape(self.x),
-            "y": y,
+            "y": f"{len(self.classes)} classes" if self.classes else _shape(self.y),
             "server": f"{0 if self.unlabelled is None else len(self.unlabelled)} rows of its own",
         }
 
@@ -136,15 +216,9 @@ class Federation(Summarised):
         at: Tensor | None = None,
         share: Tensor | None = None,
     ) -> Batch:
-        """Return the batch of given rows [C, B]; where `mask` is False the row is padding.
-
-        `at` tells which of its client's rows a row is, see `Batch`. Who knows the `share` of the
-        rows already, [C, 1], saves counting them.
-        """
-        rows = rows.to(self.x.device)
-        x, y = (
-            v.index_select(0, rows.flatten()).unflatten(0, rows.shape) for v in (self.x, self.y)
-        )
+        """Return the batch of rows [C, B]; who knows their `share` [C, 1] saves counting them."""
+        flat = rows.flatten().to(self.x.device)
+        x, y = (v.index_select(0, flat).unflatten(0, rows.shape) for v in (self.x, self.y))
         batch = Batch(x, y, mask.to(self.x.device), who.size, who.ids, at)
         if share is not None:
             vars(batch)["_share"] = share  # as cached_property would
@@ -175,11 +249,11 @@ def _spread(rows: Sequence[Tensor]) -> str:
 
 
 def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
-    """Refuse data that cannot be trained on.
+    """Refuse data that cannot be trained on, naming the first row at fault.
 
     Raises:
-        ValueError: if x or y is no tensor, they differ in length or hold NaN or infinity, or a
-            label is not one of the classes; the message names the first row at fault.
+        ValueError: if x or y is no tensor, their lengths differ, a value is not finite, or a label
+            is not 0 to K - 1.
     """
     _check_tensor("x", x)
     _check_tensor("y", y)
@@ -192,10 +266,7 @@ def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
             raise ValueError(f"y is {y.dtype}; expected integer labels for {len(classes)} classes")
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= len(classes):
-            raise ValueError(
-                f"labels run from {low} to {high}; expected 0 to {len(classes) - 1}, "
-                f"as there are {len(classes)} classes"
-            )
+            raise ValueError(f"labels run from {low} to {high}; expected 0 to {len(classes) - 1}")
 
 
 def _check_tensor(name: str, value: object) -> None:
@@ -226,10 +297,8 @@ def _row_numbers(name: str, rows: Tensor, total: int) -> Tensor:
 def _check_finite(name: str, value: Tensor) -> None:
     if value.is_floating_point() and not bool(value.isfinite().all()):
         bad = (~value.isfinite().reshape(len(value), -1).all(1)).nonzero()
-        raise ValueError(
-            f"{name} is NaN or infinite in {len(bad)} rows, first in row {int(bad[0])}; "
-            "expected finite numbers"
-        )
+        where = f"{len(bad)} rows, first in row {int(bad[0])}"
+        raise ValueError(f"{name} is NaN or infinite in {where}; expected finite numbers")
 
 
 def _check_alike(unlabelled: Tensor, x: Tensor) -> None:

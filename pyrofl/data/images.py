@@ -38,13 +38,11 @@ _SCALING = {
 }
 
 # Superclass of each of CIFAR-100's fine classes, which are in alphabetical order.
-_COARSE = (
-    *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11),
-    *(6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5),
-    *(5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17),
-    *(10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13),
-    *(16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
-)
+_COARSE = """
+4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11 6 11 5 10 7 6 13 15 3 15 0 11 1 10 12 14 16 9 11 5
+5 19 8 8 15 13 14 17 18 10 16 4 17 4 2 0 17 4 18 17 10 3 2 12 12 16 12 1 9 19 2 10 0 1 16 12 9 13 15
+13 16 19 2 4 6 19 5 5 8 19 18 1 2 15 6 0 17 8 14 13
+"""
 _COARSE_CLASSES = (
     "aquatic_mammals fish flowers food_containers fruit_and_vegetables "
     "household_electrical_devices household_furniture insects large_carnivores "
@@ -54,26 +52,17 @@ _COARSE_CLASSES = (
 )
 
 Bytes = NDArray[np.uint8]
+Shape = tuple[int, ...]
 
 
 def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """Read a data set of torchvision, downloading it where it is not there yet.
+    """Read one of `IMAGES`, training rows first; download it where it is not there yet.
 
-    Args:
-        name: one of `IMAGES`.
-        data_dir: folder of torchvision's files; None: ~/.cache/pyrofl.
-
-    Returns:
-        x float32 [N, 1, H, W] or [N, 3, 32, 32] in [0, 1], for CIFAR with each channel less its
-        mean and divided by its deviation; training rows first.
-
-    Raises:
-        ValueError: if torchvision cannot be imported, or the files are neither there nor to be
-            downloaded.
+    Images are in [0, 1]; CIFAR's have each channel less its mean and divided by its deviation.
     """
     if name == "cifar100-coarse":
         fine = load_images("cifar100", data_dir)
-        coarse = torch.tensor(_COARSE)[fine.y]
+        coarse = torch.tensor([int(code) for code in _COARSE.split()])[fine.y]
         classes = tuple(_COARSE_CLASSES.split())
         return replace(fine, name=name, y=coarse, types=fine.y, classes=classes)
     folder = Path(data_dir or CACHE).expanduser()
@@ -90,30 +79,19 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
             "copy them there, or name their folder as data_dir"
         ) from error
     images = np.concatenate([_pixels(name, part) for part in parts])
-    labels = np.concatenate([np.asarray(_labels(part)) for part in parts])
-    is_test = np.arange(len(labels)) >= len(_labels(parts[0]))
+    labels = [np.asarray(p.labels if hasattr(p, "labels") else p.targets) for p in parts]
+    is_test = np.repeat([False, True], [len(each) for each in labels])
     classes = tuple(getattr(parts[0], "classes", "0123456789"))
-    return _dataset(name, images, labels, is_test, classes)
+    return _dataset(name, images, np.concatenate(labels), is_test, classes)
 
 
-def load_npz(path: str | Path, *, target: str | None = None, group: str | None = None) -> Dataset:
-    """Read images from an .npz file.
+def load_npz(path: str, *, target: str | None = None, group: str | None = None) -> Dataset:
+    """Read images from an .npz file; scale them as CIFAR's if it is called cifar10 or cifar100.
 
     Its arrays are `images` (uint8 [N, H, W] or [N, H, W, 3]) or `jpeg` with `offsets` (all files
     one after the other; image i is jpeg[offsets[i]:offsets[i + 1]]), `labels` [N], `is_test` bool
-    [N] and, if labels have names, `classes`.
-
-    Args:
-        path: the file. If it is called cifar10 or cifar100, x is scaled as by `load_images`.
-        target: T predicts `T_labels` with names `T_classes` instead (as "coarse" does for
-            CIFAR-100); partitions still go by `labels`.
-        group: name of an array [N] that says whose a row is.
-
-    Returns:
-        x float32 [N, C, H, W], as `load_images`.
-
-    Raises:
-        ValueError: if the file cannot be read, or an array is missing or has another length.
+    [N] and, if labels have names, `classes`. A target T predicts `T_labels` with names `T_classes`
+    instead (as "coarse" does for CIFAR-100); partitions still go by `labels`.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -121,23 +99,19 @@ def load_npz(path: str | Path, *, target: str | None = None, group: str | None =
     except (OSError, EOFError, BadZipFile, ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} cannot be read as .npz: {error}") from error
     images = _array(arrays, "images", path) if "jpeg" not in arrays else _decode(arrays, path)
-    count = len(images)
-    fine = _array(arrays, "labels", path, count)
-    is_test = _array(arrays, "is_test", path, count).astype(np.bool_)
-    prefix = f"{target}_" if target else ""
-    labels = _array(arrays, f"{prefix}labels", path, count)
-    if labels.dtype.kind not in "iu" or not images.ndim:
-        raise ValueError(
-            f"{path}: labels are {labels.dtype}, images {images.shape}; expected whole "
-            "numbers, and [N, H, W] or [N, H, W, 3]"
-        )
+    rows, prefix = images.shape[:1], f"{target}_" if target else ""
+    fine = _array(arrays, "labels", path, rows)
+    is_test = _array(arrays, "is_test", path, rows).astype(np.bool_)
+    labels = _array(arrays, f"{prefix}labels", path, rows)
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"{path}: labels are {labels.dtype}; expected whole numbers")
     default = np.arange(int(labels.max(initial=0)) + 1)
     classes = tuple(str(name) for name in arrays.get(f"{prefix}classes", default))
     dataset = _dataset(Path(path).stem, images, labels, is_test, classes)
     if target:
         dataset = replace(dataset, types=torch.from_numpy(fine.astype(np.int64)))
     if group:
-        codes, names = codes_of([str(word) for word in _array(arrays, group, path, count)])
+        codes, names = codes_of([str(word) for word in _array(arrays, group, path, rows)])
         groups = {group: torch.from_numpy(codes)}
         dataset = replace(dataset, groups=groups, group_names={group: names})
     return dataset
@@ -145,12 +119,10 @@ def load_npz(path: str | Path, *, target: str | None = None, group: str | None =
 
 def _open(datasets: Any, name: str, folder: Path, *, train: bool) -> Any:
     maker = getattr(datasets, {"fashion_mnist": "FashionMNIST"}.get(name, name.upper()))
-    which: dict[str, Any] = {"train": train}
-    if name == "emnist":
-        which |= {"split": "byclass"}
     if name == "svhn":
-        which = {"split": "train" if train else "test"}
-    return maker(folder, download=True, **which)
+        return maker(folder, download=True, split="train" if train else "test")
+    more = {"split": "byclass"} if name == "emnist" else {}
+    return maker(folder, download=True, train=train, **more)
 
 
 def _pixels(name: str, part: Any) -> Bytes:
@@ -161,40 +133,29 @@ def _pixels(name: str, part: Any) -> Bytes:
     return pixels.transpose(0, 2, 3, 1) if name == "svhn" else pixels
 
 
-def _labels(part: Any) -> Any:
-    return part.labels if hasattr(part, "labels") else part.targets
-
-
-def _array(arrays: Mapping[str, Any], name: str, path: object, count: int | None = None) -> Any:
+def _array(arrays: Mapping[str, Any], name: str, path: str, rows: Shape | None = None) -> Any:
     if name not in arrays:
         raise ValueError(f"{path} has no array {name}; expected one, found {', '.join(arrays)}")
-    if count is not None and arrays[name].shape != (count,):
-        raise ValueError(
-            f"{path}: {name} has shape {list(arrays[name].shape)}; expected [{count}], one "
-            "value per image"
-        )
+    shape = arrays[name].shape
+    if rows not in (None, shape):
+        told = f"{path}: {name} has shape {list(shape)}"
+        raise ValueError(f"{told}; expected {list(rows)}, one value per image")
     return arrays[name]
 
 
-def _decode(arrays: Mapping[str, Any], path: object) -> Bytes:
+def _decode(arrays: Mapping[str, Any], path: str) -> Bytes:
     """Decode JPEG files laid end to end to RGB [N, H, W, 3]."""
     from PIL import Image
 
-    ends = _array(arrays, "offsets", path).tolist()
-    content = arrays["jpeg"].tobytes()
-    return np.stack(
-        [np.asarray(Image.open(io.BytesIO(content[a:b])).convert("RGB")) for a, b in pairwise(ends)]
-    )
+    content, ends = arrays["jpeg"].tobytes(), _array(arrays, "offsets", path).tolist()
+    files = (Image.open(io.BytesIO(content[a:b])) for a, b in pairwise(ends))
+    return np.stack([np.asarray(file.convert("RGB")) for file in files])
 
 
 def _dataset(
-    name: str,
-    images: Bytes,
-    labels: NDArray[Any],
-    is_test: NDArray[np.bool_],
-    classes: tuple[str, ...],
+    name: str, images: Bytes, labels: Any, is_test: NDArray[np.bool_], classes: tuple[str, ...]
 ) -> Dataset:
-    if images.dtype != np.uint8 or not images.ndim:
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise ValueError(
             f"{name}: images are {images.dtype} {list(images.shape)}; expected uint8 [N, H, W] or "
             "[N, H, W, 3]"

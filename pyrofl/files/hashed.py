@@ -47,15 +47,9 @@ class _Hashed:
 
 
 def write(path: str | Path, about: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-    """Write a checkpoint; the old one stays until the new one is on the disk.
+    """Write a checkpoint: content that torch loads as weights, and what the run is, as JSON has it.
 
-    Args:
-        path: of the file.
-        about: what the run is, as JSON has it; `read` refuses the file if any of it differs.
-        content: tensors, numbers, texts, None, and lists, tuples and dicts of these.
-
-    Raises:
-        OSError: if there is no room for it.
+    The old one stays until the new one is on the disk.
     """
     with replacing(path) as temporary, open(temporary, "wb") as file:
         hashed = _Hashed(file)
@@ -68,13 +62,10 @@ def write(path: str | Path, about: Mapping[str, Any], content: Mapping[str, Any]
 
 
 def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a checkpoint of the same run; its tensors lie in the file until used.
+    """Return the content of a checkpoint of the same run; no code in the file is run.
 
-    The file may be replaced meanwhile, and writing to a tensor does not change it.
-
-    Raises:
-        ValueError: if there is none, it is damaged, or of another run; in one line that says what
-            differs. No code in the file is run.
+    Its tensors lie in the file until used. It may be replaced meanwhile, and writing to a tensor
+    does not change it.
     """
     try:
         with open(path, "rb") as file:
@@ -87,10 +78,8 @@ def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
             f"expected {FORMAT!r}"
         )
     if found != claimed:
-        raise ValueError(
-            f"checkpoint {path} is damaged: its hash is {found[:12].decode()}; "
-            f"expected {claimed[:12].decode('ascii', 'backslashreplace')}"
-        )
+        told = (part[:12].decode("ascii", "backslashreplace") for part in (found, claimed))
+        raise ValueError(f"checkpoint {path} is damaged: its hash is {'; expected '.join(told)}")
     try:
         whole = torch.load(path, weights_only=True, mmap=os.name == "posix")
         content: dict[str, Any] = whole["content"]
@@ -130,16 +119,7 @@ def _ends(file: IO[bytes]) -> tuple[bytes, bytes, bytes]:
 
 
 def same(what: str | Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Refuse what another run has left, naming all that differs.
-
-    Args:
-        what: is refused.
-        found: what that run was.
-        asked: what this one is.
-
-    Raises:
-        ValueError: if they differ.
-    """
+    """Refuse `what` another run has left, naming all that was `found` and is not `asked`."""
     names = sorted(n for n in found.keys() | asked.keys() if found.get(n) != asked.get(n))
     if names:
         told = ", ".join(f"{n} is {asked.get(n)!r} and was {found.get(n)!r}" for n in names)

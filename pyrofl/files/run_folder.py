@@ -21,17 +21,10 @@ HALF = r"\.[0-9a-f]{32}(\.\w+)?"  # name of what a killed write leaves
 
 
 def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Path:
-    """Make a directory for a run's files; nothing is written if it is refused.
+    """Make a directory for a run's files, and its parents; nothing is written if it is refused.
 
-    Files that are already there stay until new ones of the same name replace them.
-
-    Args:
-        path: of the directory; missing parents are made too.
-        overwrite: whether the directory may hold files.
-        holding: names that it may hold in any case, as a regular expression.
-
-    Raises:
-        ValueError: if the path is a file, cannot be written to, or is not empty.
+    With `overwrite` it may hold files, else only those with names like `holding`. They stay until
+    new ones of the same name replace them.
     """
     path = Path(path)
     # The nearest thing that exists decides whether the rest can be made.
@@ -96,19 +89,13 @@ def sweep(path: str | Path) -> None:
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table; numbers keep every digit.
-
-    Raises:
-        ValueError: if a row has not one entry per column; nothing is written then.
-    """
+    """Write a table, of which no row may be ragged; numbers keep every digit."""
     with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
         for number, row in enumerate(rows):
-            if len(row) != len(columns):
-                raise ValueError(
-                    f"{path}: row {number} has {len(row)} entries; expected {len(columns)}"
-                )
+            if (found := len(row)) != (width := len(columns)):
+                raise ValueError(f"{path}: row {number} has {found} entries; expected {width}")
             table.writerow(row)
 
 
@@ -119,11 +106,7 @@ def read_csv(path: str | Path) -> list[dict[str, str]]:
 
 
 def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
-    """Write a dict, indented, in its order.
-
-    Raises:
-        TypeError: if JSON has no form for a value; nothing is written then.
-    """
+    """Write a dict, indented, in its order."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
         file.write("\n")
@@ -131,44 +114,28 @@ def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on; "unknown" for what is not installed."""
-    names = {"pyrofl": "pyrofl", "torch": "torch", "pyro": "pyro-ppl"}
-    names |= {"numpy": "numpy", "arviz": "arviz"}
-    return {"python": platform.python_version()} | {n: _version(p) for n, p in names.items()}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
+    found = {"python": platform.python_version()}
+    for package in ("pyrofl", "torch", "pyro-ppl", "numpy", "arviz"):
+        found[package.removesuffix("-ppl")] = "unknown"
+        with suppress(PackageNotFoundError):
+            found[package.removesuffix("-ppl")] = version(package)
+    return found
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Lay out a table for the terminal: text to the left, numbers to the right.
+    """Lay out a table for the terminal: text to the left, numbers (None: a dash) to the right.
 
     >>> print(table(("method", "accuracy"), [("fedavg", 0.9), ("local", 0.85)]))
     method  accuracy
     fedavg    0.9000
     local     0.8500
-
-    Args:
-        columns: their titles.
-        rows: one entry per column; floats are shown with four digits, None as a dash.
     """
-    rows = [tuple(row) for row in rows]
-    cells = [tuple(columns), *(tuple(_cell(value) for value in row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    right = [
-        all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(columns))
-    ]
-    lines = (
-        "  ".join(
-            cell.rjust(width) if flush else cell.ljust(width)
-            for cell, width, flush in zip(line, widths, right, strict=True)
-        )
-        for line in cells
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    laid = []
+    for title, *values in zip(columns, *rows, strict=True):
+        cells = [title, *map(_cell, values)]
+        flush = ">" if all(isinstance(v, int | float | None) for v in values) else "<"
+        laid.append([f"{cell:{flush}{max(map(len, cells))}}" for cell in cells])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*laid, strict=True))
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,8 @@
-"""The networks of the papers as plain torch modules, made from an input shape by name."""
+"""The networks of the papers as plain torch modules, made from an input shape by name.
+
+ResNets are those for small images of He, Zhang, Ren and Sun, "Deep Residual Learning for Image
+Recognition", CVPR 2016, section 4.2, with GroupNorm (Wu and He, ECCV 2018) for BatchNorm.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from pyrofl.arguments import known
-from pyrofl.nets import resnets
 
 Shape = tuple[int, ...]
+Layers = Mapping[str, nn.Module]
 Start = Callable[[nn.Sequential], None]
 """Draws the parameters of a network."""
+
+DEPTHS = {f"resnet{depth}": depth for depth in (20, 32, 44, 56)}
 
 NETWORKS: Mapping[str, str] = {
     "softmax": "one linear layer: softmax or linear regression",
@@ -31,21 +38,10 @@ NETWORKS: Mapping[str, str] = {
     "cnn-fedbe": "FedBE: conv 32, 64, 64, fully connected 64, Xavier start",
     "cnn-fedbe-gn": "the same with GroupNorm after every conv",
     "cnn-fedabml": "FedABML on CIFAR-10: conv 64, 64, fully connected 120, 64",
-    **{n: f"ResNet for CIFAR, {n[6:]} layers, GroupNorm for BatchNorm" for n in resnets.DEPTHS},
+    **{
+        name: f"ResNet for CIFAR, {d} layers, GroupNorm for BatchNorm" for name, d in DEPTHS.items()
+    },
 }
-
-
-class Mean(nn.Module):
-    """One number for every row."""
-
-    def __init__(self) -> None:
-        """Start at zero."""
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [B, 1]."""
-        return self.w.expand(len(x), 1)
 
 
 class Dot(nn.Module):
@@ -61,10 +57,18 @@ class Dot(nn.Module):
         return (x.flatten(1) @ self.w)[:, None]
 
 
+class Mean(Dot):
+    """One number for every row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, 1]."""
+        return self.w.expand(len(x), 1)
+
+
 class Chain(nn.Sequential):
     """Layers by name, of which some have a rule of their own for a fresh start."""
 
-    def __init__(self, layers: Mapping[str, nn.Module], start: Start | None = None):
+    def __init__(self, layers: Layers, start: Start | None = None):
         """Take the layers in order, and the rule."""
         super().__init__(OrderedDict(layers))
         self.start = start
@@ -91,6 +95,18 @@ def xavier_normal(chain: nn.Sequential) -> None:
             nn.init.xavier_normal_(value)
 
 
+def he(chain: nn.Sequential) -> None:
+    """Draw the weights of convolutions normal by what they put out (He et al., 2015)."""
+    for layer in chain.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+
+def norm(channels: int) -> nn.Module:
+    """Return the GroupNorm of this many channels, eight in a group."""
+    return nn.GroupNorm(max(1, channels // 8), channels)
+
+
 class Conv(NamedTuple):
     """A convolution, its ReLU and, where there is one, its max-pooling of 2."""
 
@@ -115,29 +131,26 @@ def convnet(name: str, width: int) -> Cnn:
     """Return the description of a paper's network; `width` is MetaVD's h."""
     overlapping = partial(nn.MaxPool2d, 2, 2, 1)
     fedbe = Cnn((Conv(32, 3), Conv(64, 3), Conv(64, 3, pool=None)), (64,), start=xavier_uniform)
+    growing = (Conv(c, 3, 1, overlapping) for c in (32, 64, 128, 256))
+    equal = (Conv(width, 3, 1),) * 3
     return {
         "cnn-pfedvem": Cnn((Conv(16, 5), Conv(32, 5)), (120, 84)),
-        "cnn-pfedvem-100": Cnn(
-            (*(Conv(c, 3, 1, overlapping) for c in (32, 64, 128, 256)), Conv(100, 3, pool=None)),
-            average=True,
-        ),
+        "cnn-pfedvem-100": Cnn((*growing, Conv(100, 3, pool=None)), average=True),
         "cnn-pfedmb": Cnn((Conv(6, 5), Conv(16, 5)), (120, 84)),
-        "cnn-metavd": Cnn(
-            (Conv(width, 3, 1),) * 3, (4 * width, 2 * width), 0.1, start=xavier_normal
-        ),
+        "cnn-metavd": Cnn(equal, (4 * width, 2 * width), 0.1, start=xavier_normal),
         "cnn-fedbe": fedbe,
         "cnn-fedbe-gn": fedbe._replace(norm=True),
         "cnn-fedabml": Cnn((Conv(64, 5), Conv(64, 5)), (120, 64)),
     }[name]
 
 
-def images(cnn: Cnn, channels: int) -> dict[str, nn.Module]:
+def images(cnn: Cnn, channels: int) -> Layers:
     """Return the layers of a CNN that work on images, by name."""
     layers: dict[str, nn.Module] = {}
     for i, conv in enumerate(cnn.convs, 1):
         layers[f"conv{i}"] = nn.Conv2d(channels, conv.channels, conv.kernel, padding=conv.padding)
         if cnn.norm:
-            layers[f"norm{i}"] = resnets.norm(conv.channels)
+            layers[f"norm{i}"] = norm(conv.channels)
         layers[f"relu{i}"] = nn.ReLU()
         if conv.pool:
             layers[f"pool{i}"] = conv.pool()
@@ -145,7 +158,7 @@ def images(cnn: Cnn, channels: int) -> dict[str, nn.Module]:
     return layers | ({"average": nn.AdaptiveAvgPool2d(1)} if cnn.average else {})
 
 
-def dense(widths: Shape, outputs: int, slope: float = 0.0) -> dict[str, nn.Module]:
+def dense(widths: Shape, outputs: int, slope: float = 0.0) -> Layers:
     """Return fully connected layers fc1, fc2... from widths[0] on, and the head, by name."""
     layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
     for i, (before, after) in enumerate(pairwise(widths), 1):
@@ -154,57 +167,73 @@ def dense(widths: Shape, outputs: int, slope: float = 0.0) -> dict[str, nn.Modul
     return layers | {"head": nn.Linear(widths[-1], outputs)}
 
 
-def features(layers: Mapping[str, nn.Module], shape: Shape) -> int:
+def features(layers: Layers, shape: Shape) -> int:
     """Return how many numbers the layers make of one image; 0 if it is too small for them."""
-    chain = Chain(layers).to("meta")
     try:
-        return int(chain(torch.empty(1, *shape, device="meta")).numel())
+        return int(Chain(layers).to("meta")(torch.empty(1, *shape, device="meta")).numel())
     except RuntimeError:
         return 0
 
 
 def cnn_for(name: str, cnn: Cnn, shape: Shape, outputs: int) -> nn.Module:
-    """Build a CNN for images of one shape.
-
-    Raises:
-        ValueError: if the image is too small.
-    """
+    """Build a CNN for images of one shape; refuse those that are too small."""
     width = features(images(cnn, shape[0]), shape)
     if not width:
         side = next(n for n in range(1, 99) if features(images(cnn, 1), (1, n, n)))
         raise ValueError(f"{name}: images are {shape[1]} x {shape[2]}; expected {side} or more")
-    return Chain(images(cnn, shape[0]) | dense((width, *cnn.hidden), outputs, cnn.slope), cnn.start)
+    layers = {**images(cnn, shape[0]), **dense((width, *cnn.hidden), outputs, cnn.slope)}
+    return Chain(layers, cnn.start)
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut without parameters (option A)."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        """Take the channels before and after."""
+        super().__init__()
+        self.stride, self.missing = stride, after - before
+        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.norm1 = norm(after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm2 = norm(after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, after, height / stride, width / stride]."""
+        inner = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
+        left, near = self.missing // 2, x[:, :, :: self.stride, :: self.stride]
+        result: Tensor = (inner + pad(near, (0, 0, 0, 0, left, self.missing - left))).relu()
+        return result
+
+
+def resnet(depth: int, channels: int, outputs: int) -> Layers:
+    """Return the layers of a ResNet: a convolution, three stages of 16, 32, 64 channels, a head."""
+    conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+    layers: dict[str, nn.Module] = {"conv": conv, "norm": norm(16), "relu": nn.ReLU()}
+    before = 16
+    for stage, after in enumerate((16, 32, 64), 1):
+        for block in range(1, (depth - 2) // 6 + 1):
+            layers[f"stage{stage}_block{block}"] = Block(before, after, stride=after // before)
+            before = after
+    return layers | {"average": nn.AdaptiveAvgPool2d(1), **dense((64,), outputs)}
 
 
 def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
-    """Build the network that a specification such as "mlp:100" names.
-
-    Args:
-        spec: a name of `NETWORKS`, for some followed by a colon and widths.
-        shape: of one row.
-        outputs: classes, or 1 for a response that is a number.
-
-    Raises:
-        ValueError: if the name is unknown (the message has the nearest one), widths are not
-            positive integers or not wanted, or the network does not suit the shape or outputs.
-    """
+    """Build the network that a specification such as "mlp:100" names, for rows of one shape."""
     name, _, rest = spec.partition(":")
     known(name, NETWORKS, "network")
     widths = widths_of(spec, rest)
     if name in ("mean", "linear") and outputs != 1:
         raise ValueError(f"network {name!r} has 1 output; {outputs} outputs are wanted")
     with torch.random.fork_rng(devices=[]):
-        if name == "mean":
-            return Mean()
-        if name == "linear":
-            return Dot(prod(shape))
-        if name == "softmax" or name == "mlp":
+        if name in ("mean", "linear"):
+            return Mean(1) if name == "mean" else Dot(prod(shape))
+        if name in ("softmax", "mlp"):
             hidden = () if name == "softmax" else widths or (100,)
             return Chain(dense((prod(shape), *hidden), outputs))
         if len(shape) != 3:
             raise ValueError(f"{name}: rows have shape {shape}; expected (channels, height, width)")
-        if name in resnets.DEPTHS:
-            return Chain(resnets.layers(resnets.DEPTHS[name], shape[0], outputs), resnets.he)
+        if name in DEPTHS:
+            return Chain(resnet(DEPTHS[name], shape[0], outputs), he)
         return cnn_for(name, convnet(name, *widths or (64,)), shape, outputs)
 
 
@@ -213,9 +242,6 @@ def widths_of(spec: str, text: str) -> Shape:
 
     >>> widths_of("mlp:200,100", "200,100")
     (200, 100)
-
-    Raises:
-        ValueError: if they are not positive integers, or the network takes none or only one.
     """
     if not text and ":" not in spec:
         return ()

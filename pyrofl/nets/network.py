@@ -13,11 +13,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from pyrofl.arguments import known
 from pyrofl.nets import stacked
-from pyrofl.nets.architectures import NETWORKS, module
+from pyrofl.nets.architectures import module
 from pyrofl.summaries import Summarised
-from pyrofl.tensors import Tensors, matches
-
-__all__ = ["NETWORKS", "Forward", "Network", "build"]
+from pyrofl.tensors import Tensors, matches, seeded
 
 Forward = Callable[[Tensors, Tensor], Tensor]
 """(weights, x [C, B, *x]) -> outputs, as a `Network` or what stands for one."""
@@ -54,10 +52,8 @@ class Network(Summarised):
         self.module, self.keep = copy.deepcopy(module), keep
         self.shapes: dict[str, Size] = _trained(self.module)
         if not self.shapes:
-            raise ValueError(
-                f"{type(module).__name__} has no parameters that train; expected at least one with "
-                "requires_grad"
-            )
+            kind = type(module).__name__
+            raise ValueError(f"{kind} has no parameters that train; expected requires_grad of some")
         self.head = _last_layer(self.module) if head is None else head
         self.matching(self.head)
         self.parts = stacked.parts(self.module)
@@ -77,24 +73,15 @@ class Network(Summarised):
         }
 
     def matching(self, patterns: str) -> dict[str, Size]:
-        """Return the shapes of the parameters whose names match one of the patterns.
-
-        Raises:
-            ValueError: if none does.
-        """
+        """Return the shapes of the parameters whose names match; a ValueError if none does."""
         found = {n: shape for n, shape in self.shapes.items() if matches(n, patterns)}
         if not found:
-            raise ValueError(
-                f"no parameter matches {patterns!r}; expected some of {', '.join(self.shapes)}"
-            )
+            every = ", ".join(self.shapes)
+            raise ValueError(f"no parameter matches {patterns!r}; expected some of {every}")
         return found
 
     def dims(self, name: str) -> tuple[str, ...]:
-        """Name the axes of a parameter: ("fc1_out", "fc1_in") for the weight of a linear fc1.
-
-        Raises:
-            ValueError: if there is no such parameter.
-        """
+        """Name the axes of a parameter: ("fc1_out", "fc1_in") for the weight of a linear fc1."""
         known(name, self.shapes, "parameter")
         path, _, leaf = name.rpartition(".")
         axes = _axes_of(self.module.get_submodule(path), leaf)
@@ -111,16 +98,13 @@ class Network(Summarised):
         """Return a copy of the module, what trains of it drawn as its layers' own rules say.
 
         A parameter whose layers have no `reset_parameters` keeps the module's value, and all do
-        with `keep`. A layer's rule runs after those of the layers inside it. The caller's random
-        state is not touched.
+        with `keep`. A layer's rule runs after those of the layers inside it.
         """
         fresh = copy.deepcopy(self.module).cpu()
         if self.keep:
             return fresh
         seed = torch.randint(2**62, (), generator=generator, device=generator.device)
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed, which would seed the caller's accelerators too.
-            torch.default_generator.manual_seed(int(seed))
+        with seeded(int(seed)):
             for layer in reversed(list(fresh.modules())):
                 for rule in ("reset_parameters", "_reset_parameters"):  # the latter: attention
                     getattr(layer, rule, lambda: None)()
@@ -140,12 +124,7 @@ class Network(Summarised):
         Raises:
             ValueError: if a parameter is missing or has other axes.
         """
-        lead = self.leading_axes(weights, len(x))
-        flat = {
-            n: weights[n].squeeze(-len(p) - 1) if lead[n] else weights[n]
-            for n, p in self.shapes.items()
-        }
-        return stacked.run(self.parts, flat, x)
+        return stacked.run(self.parts, self._without_rows(weights, len(x)), x)
 
     def apply(self, weights: Tensors, x: Tensor) -> Tensor:
         """Run the module once: weights [*p], x [B, *x] -> [B, outputs]."""
@@ -161,9 +140,8 @@ class Network(Summarised):
             parameters precedes them; or if this is a subclass that computes something else.
         """
         plain = type(self.module).forward is nn.Sequential.forward
-        if not plain or stacked.hooked(self.module):
-            return None
-        if type(self).__call__ is not Network.__call__:
+        same = type(self).__call__ is Network.__call__
+        if not (plain and same) or stacked.hooked(self.module):
             return None
         # Not `named_children`, which names a layer once, wherever it runs again.
         layers = {n: layer for n, layer in self.module._modules.items() if layer is not None}
@@ -171,11 +149,9 @@ class Network(Summarised):
         chosen = [n for n in self.shapes if matches(n, patterns)]
         at = owner[chosen[0]] if chosen else 0
         base, head = self._of(list(layers.items())[:at]), self._of(list(layers.items())[at:])
-        if not any(True for _ in base.module.parameters()):
-            return None
-        if chosen != [n for n in self.shapes if owner[n] >= at]:
-            return None
-        return (base, head) if [*base.shapes, *head.shapes] == list(self.shapes) else None
+        whole = [*base.shapes, *head.shapes] == list(self.shapes)
+        last = chosen == [n for n in self.shapes if owner[n] >= at]
+        return (base, head) if whole and last and list(base.module.parameters()) else None
 
     def _of(self, layers: Iterable[tuple[str, nn.Module]]) -> Network:
         """Return the network of some layers in a row, of which none need train."""
@@ -184,14 +160,9 @@ class Network(Summarised):
         part.shapes, part.parts = _trained(part.module), stacked.parts(part.module)
         return part
 
-    def leading_axes(self, weights: Mapping[str, Tensor], clients: int) -> dict[str, int]:
-        """Return how many axes precede each parameter's own: 0, 2 or 3.
-
-        Raises:
-            ValueError: if a parameter is missing, has other axes (an unstacked one would
-                broadcast without an error) or another number of clients or draws.
-        """
-        lead: dict[str, int] = {}
+    def _without_rows(self, weights: Mapping[str, Tensor], clients: int) -> Tensors:
+        """Return weights without the axis of rows; refuse other axes, which might broadcast."""
+        flat: Tensors = {}
         draws: int | None = None
         for name, shape in self.shapes.items():
             if name not in weights:
@@ -206,35 +177,32 @@ class Network(Summarised):
                     f"{name} has shape {found}; expected {own}, {(clients, 1, *own)} or "
                     f"{(k, clients, 1, *own)} for {clients} clients"
                 )
-            lead[name] = len(front)
-        return lead
+            flat[name] = weights[name].squeeze(-len(own) - 1) if front else weights[name]
+        return flat
 
     def check(self, x: Tensor, outputs: int) -> None:
         """Run a row of zeros for two clients, to refuse data that the network does not fit.
 
         Args:
-            x: [C, B, *x] or [1, 1, *x]; only the shape and type of a row count.
+            x: [C, B, *x]; only the shape and type of a row count.
             outputs: numbers that the likelihood needs per row, such as the number of classes.
 
         Raises:
             ValueError: if the network cannot take the row, or gives another number of outputs.
         """
-        rows = x.new_zeros(2, 1, *x.shape[2:])
+        row = tuple(x.shape[2:])
         dtype = x.dtype if x.is_floating_point() else None
         weights = {
             n: self.module.get_parameter(n).detach().to(x.device, dtype).expand(2, 1, *shape)
             for n, shape in self.shapes.items()
         }
         try:  # as in training, for two clients side by side
-            found = tuple(self(weights, rows).shape[1:])
+            found = tuple(self(weights, x.new_zeros(2, 1, *row)).shape[1:])
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise ValueError(
-                f"the network cannot take rows of shape {tuple(x.shape[2:])}: {error}"
-            ) from error
+            raise ValueError(f"the network cannot take rows of shape {row}: {error}") from error
         if found != (1, outputs):
-            raise ValueError(
-                f"the network gives outputs of shape {found} for one row; expected {(1, outputs)}"
-            )
+            told = f"the network gives outputs of shape {found} for one row"
+            raise ValueError(f"{told}; expected {(1, outputs)}")
 
 
 def build(spec: str, input_shape: tuple[int, ...], outputs: int) -> Network:
@@ -246,17 +214,14 @@ def build(spec: str, input_shape: tuple[int, ...], outputs: int) -> Network:
         outputs: classes, or 1 for a response that is a number.
 
     Raises:
-        ValueError: as `pyrofl.nets.architectures.module`.
+        ValueError: if the name is unknown, widths are not positive integers or not wanted, or the
+            network does not suit the shape or the outputs.
     """
     return Network(module(spec, tuple(input_shape), outputs))
 
 
 def refuse(module: nn.Module) -> None:
-    """Refuse layers that mix rows, draw random numbers or cannot run for many clients at once.
-
-    Raises:
-        ValueError: naming the layer and what to use instead.
-    """
+    """Refuse layers that mix rows, draw random numbers or cannot run for many clients at once."""
     for name, layer in module.named_modules():
         # The rate of a dropout layer, or that inside attention and recurrent layers.
         rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
@@ -291,9 +256,7 @@ def _last_layer(module: nn.Module) -> str:
 
 def _axes_of(layer: nn.Module, leaf: str) -> tuple[str, ...]:
     """Name the axes of a layer's weight or bias; () where they have no common names."""
-    space = ("depth", "height", "width")
-    for kind, dimensions in {nn.Linear: 0, nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}.items():
-        if isinstance(layer, kind):
-            axes = ("out", "in", *space[3 - dimensions :])
-            return {"weight": axes, "bias": ("out",)}.get(leaf, ())
-    return ()
+    if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return ()
+    space = ("depth", "height", "width")[5 - layer.weight.dim() :]
+    return {"weight": ("out", "in", *space), "bias": ("out",)}.get(leaf, ())

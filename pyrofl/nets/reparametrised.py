@@ -30,21 +30,10 @@ class Reparametrised:
     Local Reparameterization Trick", NeurIPS 2015, eq. 6). The same holds for convolutions, where
     outputs that share weights are drawn independently.
 
-    Attributes:
-        names: of the weights that are normal; all other parameters are points.
     """
 
     def __init__(self, net: Network, names: Iterable[str]) -> None:
-        """Prepare a network, which is not changed.
-
-        Args:
-            net: the network.
-            names: of the random weights.
-
-        Raises:
-            ValueError: if one of them does not train, or is not the weight of a linear layer or a
-                convolution.
-        """
+        """Prepare a network, which is not changed, for the names of its random weights."""
         self.names = tuple(names)
         self.module = copy.deepcopy(net.module)
         self._shapes: dict[Size, dict[str, Size]] = {}
@@ -64,12 +53,9 @@ class Reparametrised:
     def noise_shapes(self, x: Tensor) -> dict[str, Size]:
         """Return the shape of a row's noise at every random weight, for rows x [C, B, *x]."""
         row = x.shape[2:]
-        if row not in self._shapes:
-            self._shapes[row] = self._outputs(x)
-        return self._shapes[row]
-
-    def _outputs(self, x: Tensor) -> dict[str, Size]:
-        found: dict[str, Size] = {}
+        if row in self._shapes:
+            return self._shapes[row]
+        found = self._shapes[row] = {}
 
         def note(name: str) -> Any:
             return lambda layer, inputs, output: found.update({name: output.shape[1:]})
@@ -78,8 +64,8 @@ class Reparametrised:
         hooks = [layer.register_forward_hook(note(n)) for n, layer in layers.items()]
         with torch.no_grad():
             like = next(self.module.parameters())
-            row = torch.zeros(1, *x.shape[2:], dtype=x.dtype, device=like.device)
-            self.module(row.to(like.dtype) if x.is_floating_point() else row)
+            zero = torch.zeros(1, *row, dtype=x.dtype, device=like.device)
+            self.module(zero.to(like.dtype) if x.is_floating_point() else zero)
         for hook in hooks:
             hook.remove()
         return found
@@ -91,17 +77,17 @@ class Reparametrised:
         noise: Mapping[str, Tensor],
         x: Tensor,
     ) -> Tensor:
-        """Run the network for C clients: [C, B, outputs], or with draws [K, C, B, outputs].
+        """Run the network on x [C, B, *x]: [C, B, outputs], or with draws [K, C, B, outputs].
 
         Args:
             weights: means of the random weights, values of all other parameters, [C, 1, *p].
             variance: of the random weights, [C, 1, *p].
             noise: standard normal, of `noise_shapes`: [C, B, *out], or with draws [K, C, B, *out].
-            x: [C, B, *x].
+            x: the rows.
         """
         own = {n: v.squeeze(1) for n, v in weights.items()}
-        own |= {_beside(n, "variance"): variance[n].squeeze(1) for n in self.names}
-        drawn = {_beside(n, "noise"): noise[n] for n in self.names}
+        own |= {n.removesuffix("weight") + "variance": variance[n].squeeze(1) for n in self.names}
+        drawn = {n.removesuffix("weight") + "noise": noise[n] for n in self.names}
         axes = {n.dim() - len(self.noise_shapes(x)[m]) for m, n in noise.items()}
         run = vmap(self._apply)
         if 3 in axes:  # one run for all draws of what does not depend on them
@@ -125,9 +111,3 @@ def disturb(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Ten
     else:
         spread = linear(squares, variance)
     return output + (spread + TINY).sqrt() * layer.get_buffer("noise")
-
-
-def _beside(name: str, leaf: str) -> str:
-    """Name another tensor of the same layer."""
-    path, dot, _ = name.rpartition(".")
-    return f"{path}{dot}{leaf}"

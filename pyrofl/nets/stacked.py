@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -60,16 +61,7 @@ def hooked(layer: nn.Module) -> bool:
 
 
 def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Run the parts one after the other.
-
-    Args:
-        chain: what `parts` gives.
-        weights: every parameter that trains, [*p], [C, *p] or [K, C, *p].
-        x: [C, B, *x].
-
-    Returns:
-        [C, B, outputs], or [K, C, B, outputs] if a parameter has draws.
-    """
+    """Run parts on x [C, B, *x], weights [*p], [C, *p] or [K, C, *p]: [C or K, C, B, outputs]."""
     axes = 1
     for layer, names, rule in chain:
         own = {n: weights[m] for m, (n, _) in names.items()}
@@ -173,11 +165,7 @@ def constant(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
 def anything(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
     """Run any layer by vmap."""
     lead = {n: v.dim() - layer.get_parameter(n).dim() for n, v in own.items()}
-
-    def apply(weights: Tensors, rows: Tensor) -> Tensor:
-        return call(layer, weights, rows)
-
-    y = vmap(apply, ({n: 0 if k else None for n, k in lead.items()}, 0))
+    y = vmap(partial(call, layer), ({n: 0 if k else None for n, k in lead.items()}, 0))
     if 2 in (axes, *lead.values()):
         y = vmap(y, ({n: 0 if k == 2 else None for n, k in lead.items()}, 0 if axes == 2 else None))
     with _attention_by_products():
@@ -209,9 +197,8 @@ def constants(module: nn.Module, like: Tensor) -> Tensors:
     dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
     fixed = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
     fixed |= dict(module.named_buffers())
-    return {
-        n: v.to(like.device, dtype if v.is_floating_point() else None) for n, v in fixed.items()
-    }
+    kinds = {n: dtype if v.is_floating_point() else None for n, v in fixed.items()}
+    return {n: v.to(like.device, kinds[n]) for n, v in fixed.items()}
 
 
 def aligned(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -26,11 +27,7 @@ def classes_of(types: Ints) -> Classes:
 
 
 def rows_of_owners(owner: Ints, clients: int) -> Parts:
-    """Return the rows of every client.
-
-    Args:
-        owner: [N], the client of each row; -1 where nobody has it.
-        clients: J, how many there are.
+    """Return the rows of every client by the owner of each row [N]; -1: nobody has it.
 
     >>> [part.tolist() for part in rows_of_owners(np.array([1, -1, 0, 1]), 2)]
     [[2], [0, 3]]
@@ -39,19 +36,13 @@ def rows_of_owners(owner: Ints, clients: int) -> Parts:
     return np.split(order, np.searchsorted(owner[order], np.arange(clients + 1)))[1:-1]
 
 
-def deal_evenly(rows: int, clients: int, rng: np.random.Generator) -> Parts:
+def deal_evenly(rows: int, clients: int, rng: Generator) -> Parts:
     """Deal rows at random, so that sizes differ by at most one."""
     return rows_of_owners(rng.permutation(np.arange(rows) % clients), clients)
 
 
-def deal(codes: Ints, counts: Ints, rng: np.random.Generator) -> Parts:
-    """Deal shuffled rows of every class by a table of counts; rows that are left over go to nobody.
-
-    Args:
-        codes: [N], class of each row, 0 to K - 1.
-        counts: [J, K], rows of each class that a client gets.
-        rng: shuffles the rows of a class.
-    """
+def deal(codes: Ints, counts: Ints, rng: Generator) -> Parts:
+    """Deal rows of classes [N] at random by a table of counts [J, K]; who is left has no client."""
     owner = np.full(len(codes), -1, dtype=np.int64)
     for k, column in enumerate(counts.T):
         rows = rng.permutation(np.flatnonzero(codes == k))
@@ -60,19 +51,11 @@ def deal(codes: Ints, counts: Ints, rng: np.random.Generator) -> Parts:
 
 
 def in_proportion(
-    sizes: Ints,
-    weights: NDArray[np.bool_ | np.integer[Any] | np.floating[Any]],
-    rng: np.random.Generator,
+    sizes: Ints, weights: NDArray[np.bool_ | np.integer[Any] | np.floating[Any]], rng: Generator
 ) -> Ints:
-    """Split whole numbers of rows in proportion to weights, by the largest remainder.
+    """Split the rows of classes [K] in proportion to weights [J, K], by the largest remainder.
 
-    Args:
-        sizes: [K], rows of each class.
-        weights: [J, K], not negative. A class in which all weights are zero goes to nobody.
-        rng: decides which of equal remainders is rounded up.
-
-    Returns:
-        Counts [J, K]; each column adds up to its size.
+    Equal remainders are rounded by chance. A class in which all weights are zero goes to nobody.
 
     >>> in_proportion(np.array([10]), np.array([[1], [2], [1]]), np.random.default_rng(1)).sum(0)
     array([10])
@@ -88,14 +71,8 @@ def in_proportion(
     return counts + (rank < rest)
 
 
-def top_up(counts: Ints, minimum: int, rng: np.random.Generator) -> Ints:
-    """Move random rows from the largest clients until every client has `minimum` rows.
-
-    Args:
-        counts: [J, K], rows of each class that a client has; at least J * minimum in all.
-        minimum: rows that a client must have.
-        rng: draws, without replacement, which of its rows a client gives.
-    """
+def top_up(counts: Ints, minimum: int, rng: Generator) -> Ints:
+    """Move random rows from the largest clients until every client has `minimum` rows: [J, K]."""
     counts = counts.copy()
     sizes = counts.sum(1)
     for j in np.flatnonzero(sizes < minimum):
@@ -109,33 +86,18 @@ def top_up(counts: Ints, minimum: int, rng: np.random.Generator) -> Ints:
     return counts
 
 
-def same_shares(train: Sequence[Ints], test: Ints, rng: np.random.Generator) -> Parts:
+def same_shares(train: Sequence[Ints], test: Ints, rng: Generator) -> Parts:
     """Deal the test rows of each class in proportion to the clients' training rows of it.
 
-    Args:
-        train: of each client, the classes of its training rows [n_j].
-        test: [N], class of each test row.
-        rng: shuffles, and breaks ties between equal remainders.
-
-    Returns:
-        Positions in `test`; each in exactly one client, but those of a class that nobody trains
-        on go to nobody. A client whose shares are all small may get none.
+    Rows of a class that nobody trains on go to nobody. A client of small shares may get none.
     """
     kinds, codes, sizes = classes_of(test)
     counts = np.array([[np.count_nonzero(mine == kind) for kind in kinds] for mine in train])
     return deal(codes, in_proportion(sizes, counts.reshape(len(train), -1), rng), rng)
 
 
-def set_aside(types: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Set rows aside at random, of each class in proportion to its size.
-
-    Args:
-        types: [N], class of each row.
-        count: rows to set aside, at most N.
-        rng: draws the rows, and breaks ties between equal remainders.
-
-    Returns:
-        The rows that are left, and those that are not; both ascending.
+def set_aside(types: Ints, count: int, rng: Generator) -> tuple[Ints, Ints]:
+    """Divide rows into those that are left and `count` at random, of each class in proportion.
 
     >>> kept, aside = set_aside(np.array([0, 0, 1, 1, 1, 1]), 3, np.random.default_rng(0))
     >>> len(kept), np.bincount(np.array([0, 0, 1, 1, 1, 1])[aside])
@@ -148,10 +110,5 @@ def set_aside(types: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, 
 
 
 def labels_global(train: Sequence[Ints], test: Ints) -> Parts:
-    """Give each client all test rows of the classes that it trains on; clients share rows.
-
-    Args:
-        train: of each client, the classes of its training rows [n_j].
-        test: [N], class of each test row.
-    """
+    """Give each client all test rows of the classes that it trains on; clients share rows."""
     return [np.flatnonzero(np.isin(test, mine)) for mine in train]

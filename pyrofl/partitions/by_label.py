@@ -2,41 +2,32 @@
 
 Each function takes the class of every row (int [N], any codes) and returns the rows of every
 client. A partition is exact (every row has exactly one client) unless its docstring says
-otherwise, no client is empty, and all chance comes from the generator.
+otherwise, no client is empty, and all chance comes from the generator. What cannot be made so is
+refused by a ValueError.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Annotated, Literal
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from pyrofl.arguments import CountOrNone, Range, checked
-from pyrofl.partitions.allocation import (
-    Classes,
-    Ints,
-    Parts,
-    classes_of,
-    deal,
-    deal_evenly,
-    in_proportion,
-    top_up,
-)
+from pyrofl.partitions import allocation
+from pyrofl.partitions.allocation import Classes, Ints, Parts, deal, in_proportion
 
 Concentration = Annotated[float, Range(0, inf, open_low=True, open_high=True)]
 Cuts = Literal["equal", "shared", "independent"]
 
 
-def iid(types: Ints, clients: int, rng: np.random.Generator) -> Parts:
-    """Deal all rows at random; sizes differ by at most one.
-
-    Raises:
-        ValueError: if there are more clients than rows.
-    """
-    _refuse_empty(clients, types)
-    return deal_evenly(len(types), clients, rng)
+def iid(types: Ints, clients: int, rng: Generator) -> Parts:
+    """Deal all rows at random; sizes differ by at most one."""
+    _classes(types, clients)
+    return allocation.deal_evenly(len(types), clients, rng)
 
 
 @checked
@@ -44,7 +35,7 @@ def dirichlet(
     types: Ints,
     clients: int,
     alpha: Concentration,
-    rng: np.random.Generator,
+    rng: Generator,
     *,
     minimum: int = 1,
     balance: bool = False,
@@ -52,25 +43,13 @@ def dirichlet(
     """Cut each class over the clients by shares drawn from a symmetric Dirichlet.
 
     Papers draw again until every client is large enough, which for small alpha never ends; here
-    the largest clients give random rows to those that are too small.
-
-    Args:
-        types: [N], class of each row.
-        clients: J.
-        alpha: concentration; the smaller, the fewer clients share a class.
-        rng: draws shares and rows.
-        minimum: rows that every client has at least.
-        balance: give no more classes to a client that already holds N / J rows (FedBE's code).
-
-    Raises:
-        ValueError: if alpha is not positive and finite, or there are fewer than J * minimum rows.
+    the largest clients give random rows to those that are too small. With `balance` a client that
+    already holds N / J rows gets no more classes (FedBE's code).
     """
     _, codes, sizes = _classes(types, clients)
-    if not 1 <= minimum <= len(types) // clients:
-        raise ValueError(
-            f"minimum size is {minimum}; expected 1 to {len(types) // clients}, "
-            f"as {clients} clients share {len(types)} rows"
-        )
+    most = len(types) // clients
+    if not 1 <= minimum <= most:
+        raise ValueError(f"minimum size is {minimum}; expected 1 to {most} for {clients} clients")
     counts = np.zeros((clients, len(sizes)), dtype=np.int64)
     for k, size in enumerate(sizes):
         log_shares = _log_gammas(alpha, clients, rng)
@@ -80,90 +59,58 @@ def dirichlet(
         up_to = np.cumsum(np.exp(log_shares - log_shares.max()))
         ends = np.floor(up_to / up_to[-1] * size).astype(np.int64)
         counts[:, k] = np.diff(ends, prepend=0)
-    return deal(codes, top_up(counts, minimum, rng), rng)
+    return deal(codes, allocation.top_up(counts, minimum, rng), rng)
 
 
-def labels(types: Ints, clients: int, per_client: int, rng: np.random.Generator) -> Parts:
+def labels(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
     """Give each client at most `per_client` classes, as in FedRep's experiments.
 
     Every class is cut in equally many shards, give or take one, and each client is dealt
     `per_client` shards from the shuffled pack; two may be of one class, hence "at most".
-
-    Raises:
-        ValueError: if per_client is not 1 to K, J * per_client shards do not reach all K classes,
-            or a class has fewer rows than shards.
     """
     kinds, codes, sizes = _classes(types, clients, per_client)
     if clients * per_client < len(kinds):
-        raise ValueError(
-            f"{clients} clients with {per_client} labels each cannot hold {len(kinds)} classes; "
-            f"expected clients x labels to be at least {len(kinds)}"
-        )
+        held = f"{clients} clients with {per_client} labels each"
+        raise ValueError(f"{held} cannot hold {len(kinds)} classes; expected more of either")
     whole, rest = divmod(clients * per_client, len(kinds))
-    pack = np.concatenate(
-        [np.tile(np.arange(len(kinds)), whole), rng.permutation(len(kinds))[:rest]]
-    )
+    every = np.arange(len(kinds))
+    pack = np.concatenate([np.tile(every, whole), rng.permutation(len(kinds))[:rest]])
     hands = rng.permutation(pack).reshape(clients, per_client)
-    shards = (hands[:, :, None] == np.arange(len(kinds))).sum(1)
+    shards = (hands[:, :, None] == every).sum(1)
     _refuse_small(kinds, sizes, shards.sum(0))
     return deal(codes, in_proportion(sizes, shards, rng), rng)
 
 
 @checked
 def label_groups(
-    types: Ints, clients: int, per_client: int, rng: np.random.Generator, *, cuts: Cuts = "shared"
+    types: Ints, clients: int, per_client: int, rng: Generator, *, cuts: Cuts = "shared"
 ) -> Parts:
     """Give each client exactly `per_client` of the K classes; groups of clients cover all.
 
     Consecutive groups of K / per_client clients deal the K classes among themselves at random, so
     each class has J * per_client / K owners (pFedVEM: pairs with five of ten labels each).
 
-    Args:
-        types: [N], class of each row.
-        clients: J, divisible by K / per_client.
-        per_client: classes of a client; divides K.
-        rng: draws classes, cuts and rows.
-        cuts: how a class is cut for its owners. "equal": the same size up to one row. "shared":
-            distinct uniform cut points, drawn once for all classes, so that all classes of a
-            client are equally large and client sizes have a coefficient of variation near 1.
-            "independent": the same, drawn for each class.
-
-    Raises:
-        ValueError: if per_client does not divide K, clients is no multiple of K / per_client, a
-            class has fewer rows than owners, or cuts is unknown.
+    They cut it "equal": the same size up to one row; "shared": at distinct uniform points, drawn
+    once for all classes, so that all classes of a client are equally large and client sizes have
+    a coefficient of variation near 1; "independent": the same, drawn for each class.
     """
     classes = _classes(types, clients, per_client)
     kinds = len(classes.kinds)
     if kinds % per_client:
-        raise ValueError(
-            f"labels per client is {per_client}; expected a divisor of the {kinds} classes"
-        )
-    group = kinds // per_client
-    _refuse_part_of(clients, group)
-    draws = [rng.permutation(kinds).reshape(group, per_client) for _ in range(clients // group)]
-    return _deal_cut(classes, np.concatenate(draws), cuts, rng)
+        raise ValueError(f"per_client is {per_client}; expected a divisor of the {kinds} classes")
+    shape = (kinds // per_client, per_client)
+    hands = _of_groups(clients, shape[0], lambda: rng.permutation(kinds).reshape(shape))
+    return _deal_cut(classes, hands, cuts, rng)
 
 
 @checked
 def drift(
-    types: Ints, coarse: Ints, clients: int, rng: np.random.Generator, *, cuts: Cuts = "shared"
+    types: Ints, coarse: Ints, clients: int, rng: Generator, *, cuts: Cuts = "shared"
 ) -> Parts:
     """Give each client one fine class of every superclass: the concept drifts between clients.
 
     With F fine classes in every superclass, consecutive groups of F clients deal them among
-    themselves at random (pFedVEM on CIFAR-100: 20 superclasses of 5).
-
-    Args:
-        types: [N], fine class of each row.
-        coarse: [N], superclass of each row.
-        clients: J, divisible by F.
-        rng: draws classes, cuts and rows.
-        cuts: as in `label_groups`.
-
-    Raises:
-        ValueError: if superclasses differ in their number of fine classes, a fine class lies in
-            two of them, clients is no multiple of F, a class has fewer rows than owners, or cuts
-            is unknown.
+    themselves at random (pFedVEM on CIFAR-100: 20 superclasses of 5), cut as by `label_groups`.
     """
     classes = _classes(types, clients)
     pairs = np.unique(np.stack([coarse, classes.codes]), axis=1)
@@ -174,33 +121,25 @@ def drift(
             f"{pairs.shape[1]} pairs for {len(classes.kinds)} fine classes; expected every "
             "superclass to hold equally many and every fine class to lie in one"
         )
-    group = int(per_super[0])
-    _refuse_part_of(clients, group)
-    fine = pairs[1].reshape(-1, group)
-    draws = [rng.permuted(fine, axis=1).T for _ in range(clients // group)]
-    return _deal_cut(classes, np.concatenate(draws), cuts, rng)
+    fine = pairs[1].reshape(-1, per_super[0])
+    hands = _of_groups(clients, per_super[0], lambda: rng.permuted(fine, axis=1).T)
+    return _deal_cut(classes, hands, cuts, rng)
 
 
 @checked
 def step(
-    types: Ints, clients: int, majors: int, rng: np.random.Generator, *, minor: CountOrNone = 10
+    types: Ints, clients: int, majors: int, rng: Generator, *, minor: CountOrNone = 10
 ) -> Parts:
     """Give each client `majors` large classes and exactly `minor` rows of every other (FedBE).
 
     Every class is major for the same number of clients, which share equally what the others
     leave. FedBE on CIFAR-10, 10 clients, 40,000 rows: 2 x 1,960 + 8 x 10 rows each.
-
-    Raises:
-        ValueError: if majors is not 1 to K, J * majors is no multiple of K, minor is negative, or
-            a class is too small.
     """
     kinds, codes, sizes = _classes(types, clients, majors)
     owners, rest = divmod(clients * majors, len(kinds))
     if rest:
-        raise ValueError(
-            f"{clients} clients with {majors} major classes each; expected clients x majors to be "
-            f"a multiple of the {len(kinds)} classes"
-        )
+        total = f"{clients} clients x {majors} major classes"
+        raise ValueError(f"{total}; expected a multiple of the {len(kinds)} classes")
     needed = owners + minor * (clients - owners)
     _refuse_small(kinds, sizes, np.full(len(kinds), needed))
     major = np.zeros((clients, len(kinds)), dtype=np.bool_)
@@ -211,15 +150,12 @@ def step(
     return deal(codes, np.where(major, large, minor), rng)
 
 
-def shares(types: Ints, clients: int, per_client: int, rng: np.random.Generator) -> Parts:
+def shares(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
     """Give each client random classes and U(0.3, 0.7) parts of them (pFedMB).
 
     Client j gets the share u_jc / sum_i u_ic of class c, over the owners i of that class.
 
     Not exact: rows of a class that no client drew go to nobody.
-
-    Raises:
-        ValueError: if per_client is not 1 to K, or a class is too small to give every owner a row.
     """
     kinds, codes, sizes = _classes(types, clients, per_client)
     hands = np.stack([rng.permutation(len(kinds))[:per_client] for _ in range(clients)])
@@ -227,24 +163,14 @@ def shares(types: Ints, clients: int, per_client: int, rng: np.random.Generator)
     np.put_along_axis(weights, hands, rng.uniform(0.3, 0.7, hands.shape), axis=1)
     counts = in_proportion(sizes, weights, rng)
     owners = (weights > 0).sum(0)
-    short = np.flatnonzero(((weights > 0) & (counts == 0)).any(0))
-    if len(short):
-        raise ValueError(
-            f"class {kinds[short[0]]} has {sizes[short[0]]} rows for {owners[short[0]]} clients; "
-            "expected enough to give each at least one"
-        )
+    for k in np.flatnonzero(((weights > 0) & (counts == 0)).any(0)):
+        owned = f"{sizes[k]} rows for {owners[k]} clients"
+        raise ValueError(f"class {kinds[k]} has {owned}; expected at least one for each")
     return deal(codes, counts, rng)
 
 
-def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: np.random.Generator) -> Parts:
-    """Deal classes cut for their owners, who are as many for every class (pFedVEM's experiments).
-
-    Args:
-        classes: K of them.
-        hands: [J, S], the classes of each client.
-        cuts: as in `label_groups`.
-        rng: draws cuts and rows.
-    """
+def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: Generator) -> Parts:
+    """Deal the classes [J, S] of each client, of which all have as many owners, cut for these."""
     kinds, codes, sizes = classes
     owned = np.zeros((len(hands), len(kinds)), dtype=np.bool_)
     np.put_along_axis(owned, hands, True, axis=1)
@@ -262,16 +188,13 @@ def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: np.random.Generato
     return deal(codes, owned + in_proportion(sizes - owners, extra, rng), rng)
 
 
-def _random_slices(rows: int, parts: int, rng: np.random.Generator) -> Ints:
-    """Draw the sizes [parts] of consecutive slices between distinct uniform cut points.
-
-    Every slice has at least one row; sizes are nearly geometric (pFedVEM's random slicing).
-    """
+def _random_slices(rows: int, parts: int, rng: Generator) -> Ints:
+    """Draw sizes of slices between distinct uniform points (pFedVEM): nearly geometric, none 0."""
     cuts = np.sort(rng.choice(rows - 1, parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=rows).astype(np.int64)
 
 
-def _log_gammas(alpha: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def _log_gammas(alpha: float, count: int, rng: Generator) -> NDArray[np.float64]:
     """Draw logarithms of Gamma(alpha) variables, up to a shared constant.
 
     Gamma(a) = Gamma(a + 1) U^(1/a); in logs nothing vanishes, however small alpha is.
@@ -284,24 +207,21 @@ def _log_gammas(alpha: float, count: int, rng: np.random.Generator) -> NDArray[n
 
 def _classes(types: Ints, clients: int, per_client: int = 1) -> Classes:
     """Return the classes, if they are enough for the clients and for each of them."""
-    _refuse_empty(clients, types)
-    classes = classes_of(types)
+    if not 1 <= clients <= len(types):
+        raise ValueError(f"clients is {clients}; expected 1 to {len(types)}, the number of rows")
+    classes = allocation.classes_of(types)
     if not 1 <= per_client <= len(classes.kinds):
         raise ValueError(f"classes per client is {per_client}; expected 1 to {len(classes.kinds)}")
     return classes
 
 
-def _refuse_empty(clients: int, types: Ints) -> None:
-    if not 1 <= clients <= len(types):
-        raise ValueError(f"clients is {clients}; expected 1 to {len(types)}, the number of rows")
-
-
-def _refuse_part_of(clients: int, group: int) -> None:
+def _of_groups(clients: int, group: int, draw: Callable[[], Ints]) -> Ints:
+    """Draw the classes of one group of clients after the other: [J, S]."""
     if clients % group:
         raise ValueError(
-            f"clients is {clients}; expected a multiple of {group}, "
-            "as that many together hold every class once"
+            f"clients is {clients}; expected a multiple of {group}, who hold all classes"
         )
+    return np.concatenate([draw() for _ in range(clients // group)])
 
 
 def _refuse_small(kinds: Ints, sizes: Ints, needed: Ints) -> None:

@@ -2,24 +2,59 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
+from numpy.random import Generator, default_rng
 from torch import Tensor
 
 from pyrofl.arguments import CountOrNone, checked, known
 from pyrofl.data import Dataset, Federation
-from pyrofl.partitions.allocation import (
-    Ints,
-    Parts,
-    deal_evenly,
-    labels_global,
-    rows_of_owners,
-    same_shares,
-    set_aside,
-)
-from pyrofl.partitions.specs import PARTITIONS, RECIPES, Value, read
+from pyrofl.partitions import allocation, by_label
+from pyrofl.partitions.allocation import Ints, Parts
 
 __all__ = ["PARTITIONS", "TEST_POLICIES", "class_counts", "split"]
+
+_LINES = (
+    "iid: all rows dealt at random, equal sizes",
+    "dirichlet:A[,min=M][,balance]: class shares from Dirichlet(A), at least M rows each",
+    "labels:S: at most S labels per client, in equal shards",
+    "label-groups:S: exactly S labels per client, groups of clients cover all, equal cuts",
+    "slices:S[,independent]: label groups cut at random points, so that sizes differ widely",
+    "drift[,independent][,equal]: one fine class of every superclass, cut at random points",
+    "step:M[,minor=R]: M large classes per client and R rows of every other",
+    "shares:S: S random classes per client, in U(0.3, 0.7) shares",
+    "groups[:COLUMN]: the natural groups of the data set, one client each",
+    "domains:PARTITION: one domain per client, in turn; PARTITION within each domain",
+)
+PARTITIONS: dict[str, str] = {re.split(r"[:\[]", line)[0]: line for line in _LINES}
+
+
+class Recipe(NamedTuple):
+    """How the words of a partition's name become the arguments of its function."""
+
+    draw: Callable[..., Parts]
+    main: tuple[str, type[int] | type[float]] | None = None  # what the number after ":" is
+    options: Mapping[str, tuple[str, Any]] = {}  # word: an argument and its value; word=: its type
+
+
+PER_CLIENT = ("per_client", int)
+CUTS = {word: ("cuts", word) for word in ("shared", "independent")}
+DIRICHLET = {"min=": ("minimum", int), "balance": ("balance", True)}
+RECIPES = {
+    "iid": Recipe(by_label.iid),
+    "dirichlet": Recipe(by_label.dirichlet, ("alpha", float), DIRICHLET),
+    "labels": Recipe(by_label.labels, PER_CLIENT),
+    "label-groups": Recipe(partial(by_label.label_groups, cuts="equal"), PER_CLIENT),
+    "slices": Recipe(by_label.label_groups, PER_CLIENT, CUTS),
+    "drift": Recipe(by_label.drift, options=CUTS | {"equal": ("cuts", "equal")}),
+    "step": Recipe(by_label.step, ("majors", int), {"minor=": ("minor", int)}),
+    "shares": Recipe(by_label.shares, PER_CLIENT),
+}
 
 TEST_POLICIES: dict[str, str] = {
     "same_shares": "test rows of each class in proportion to the client's training rows of it",
@@ -56,9 +91,8 @@ def split(
             differ in shape; a tensor [U, *x] gives its own.
 
     Raises:
-        ValueError: if a name is unknown, a number is missing or malformed, the data set lacks the
-            classes or groups that are asked for, the partition cannot be made, or the server's
-            rows are too many or of another shape.
+        ValueError: if a name or number is wrong, the data set lacks the classes or groups that are
+            asked for, the partition cannot be made, or the server's rows do not suit.
     """
     known(test, TEST_POLICIES, "test policy")
     name, options = read(partition)
@@ -71,27 +105,24 @@ def split(
     groups = name == "groups"
     names: tuple[str, ...] = ()
     if groups:
-        column = _column(dataset, str(options["column"]))
+        column = _column(dataset, options["column"])
         names, train = _by_group(dataset, column, clients, train_rows, held_out)
     elif clients is None or clients < 1:
         raise ValueError(f"clients is {clients}; expected at least 1 for partition {partition}")
     else:
-        rng = np.random.default_rng([seed, 0])
-        train = _draw(dataset, train_rows, name, clients + held_out, options, rng)
-    rng = np.random.default_rng([seed, 1])
+        rng = default_rng([seed, 0])
+        train = _draw(dataset, train_rows, partition, clients + held_out, rng)
+    rng = default_rng([seed, 1])
     if groups and test == "independent":
-        raise ValueError(
-            "test policy is independent; natural groups are not drawn, so expected "
-            "same_shares, labels_global or uniform"
-        )
+        raise ValueError("test policy is independent; expected another, as groups are not drawn")
     if groups and test == "same_shares":
-        tests = rows_of_owners(dataset.groups[column].numpy()[test_rows], len(names))
-        tests = [test_rows[part] for part in tests]
+        owners = dataset.groups[column].numpy()[test_rows]
+        tests = [test_rows[part] for part in allocation.rows_of_owners(owners, len(names))]
     elif not len(test_rows):
         tests = [test_rows for _ in train]
     elif test == "independent":
         try:
-            tests = _draw(dataset, test_rows, name, len(train), options, rng)
+            tests = _draw(dataset, test_rows, partition, len(train), rng)
         except ValueError as error:
             raise ValueError(f"test policy independent cannot be met: {error}") from error
     else:
@@ -131,7 +162,7 @@ def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> t
             f"server is {server}; expected a number of rows from 1 to {len(rows) - 1}, or a share "
             f"of the {len(rows)} training rows above 0 and below 1"
         )
-    kept, withheld = set_aside(_types(dataset)[rows], count, np.random.default_rng([seed, 2]))
+    kept, withheld = allocation.set_aside(_types(dataset)[rows], count, default_rng([seed, 2]))
     return rows[kept], rows[withheld]
 
 
@@ -140,22 +171,18 @@ def _by_group(
 ) -> tuple[tuple[str, ...], Parts]:
     """Give every group its training rows; return the names of the groups as well."""
     codes = dataset.groups[column].numpy()
-    names = dataset.group_names.get(column) or tuple(
-        f"{column} {code}" for code in range(int(codes.max()) + 1)
-    )
+    default = (f"{column} {code}" for code in range(int(codes.max()) + 1))
+    names = dataset.group_names.get(column) or tuple(default)
     if clients is not None and clients + held_out != len(names):
         raise ValueError(
             f"clients is {clients} with {held_out} held out; expected {len(names)} together, the "
             f"number of groups in column {column}"
         )
-    empty = np.flatnonzero(np.bincount(codes[rows], minlength=len(names)) == 0)
-    if len(empty):
+    for empty in np.flatnonzero(np.bincount(codes[rows], minlength=len(names)) == 0):
         taken = np.count_nonzero(~dataset.is_test.numpy()) - len(rows)
         left = f", as the server took {taken}" if taken else ""
-        raise ValueError(
-            f"group {names[empty[0]]} has no training row{left}; expected at least one"
-        )
-    return names, [rows[part] for part in rows_of_owners(codes[rows], len(names))]
+        raise ValueError(f"group {names[empty]} has no training row{left}; expected at least one")
+    return names, [rows[part] for part in allocation.rows_of_owners(codes[rows], len(names))]
 
 
 def _column(dataset: Dataset, column: str) -> str:
@@ -173,17 +200,11 @@ def _column(dataset: Dataset, column: str) -> str:
     return next(iter(dataset.groups))
 
 
-def _draw(
-    dataset: Dataset,
-    rows: Ints,
-    name: str,
-    clients: int,
-    options: dict[str, Value],
-    rng: np.random.Generator,
-) -> Parts:
+def _draw(dataset: Dataset, rows: Ints, partition: str, clients: int, rng: Generator) -> Parts:
     """Partition some rows of the data set by a recipe."""
+    name, options = read(partition)
     if name == "domains":
-        return _by_domain(dataset, rows, str(options["within"]), clients, rng)
+        return _by_domain(dataset, rows, options["within"], clients, rng)
     if name != "iid" and not dataset.classes:
         raise ValueError(f"{dataset.name} has no classes for {name}; expected iid or groups")
     columns = [_types(dataset)[rows]]
@@ -198,9 +219,7 @@ def _draw(
     return [rows[part] for part in parts]
 
 
-def _by_domain(
-    dataset: Dataset, rows: Ints, within: str, clients: int, rng: np.random.Generator
-) -> Parts:
+def _by_domain(dataset: Dataset, rows: Ints, within: str, clients: int, rng: Generator) -> Parts:
     """Deal the clients to the domains in turn, and partition each domain over its own."""
     if "domain" not in dataset.groups:
         raise ValueError(f"{dataset.name} has no domains; expected data sets joined by a plus sign")
@@ -208,26 +227,23 @@ def _by_domain(
     domains = int(every.max()) + 1
     if clients < domains:
         raise ValueError(f"clients is {clients}; expected one for each of {domains} domains")
-    name, options = read(within)
     parts: Parts = [rows] * clients
     for d in range(domains):
         mine, share = rows[every[rows] == d], len(parts[d::domains])
-        parts[d::domains] = _draw(dataset, mine, name, share, options, rng)
+        parts[d::domains] = _draw(dataset, mine, within, share, rng)
     return parts
 
 
-def _test(
-    dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: np.random.Generator
-) -> Parts:
+def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: Generator) -> Parts:
     """Deal the test rows by a policy that needs no second partition."""
     types = _types(dataset)
     mine = [types[part] for part in train]
     if policy == "uniform":
-        parts = deal_evenly(len(rows), len(train), rng)
+        parts = allocation.deal_evenly(len(rows), len(train), rng)
     elif policy == "same_shares":
-        parts = same_shares(mine, types[rows], rng)
+        parts = allocation.same_shares(mine, types[rows], rng)
     elif dataset.classes:
-        parts = labels_global(mine, types[rows])
+        parts = allocation.labels_global(mine, types[rows])
     else:
         raise ValueError(f"test policy is labels_global, but {dataset.name} has no classes")
     return [rows[part] for part in parts]
@@ -238,3 +254,46 @@ def _types(dataset: Dataset) -> Ints:
     if dataset.types is not None:
         return dataset.types.numpy()
     return dataset.y.numpy() if dataset.classes else np.zeros(len(dataset.y), dtype=np.int64)
+
+
+def read(partition: str) -> tuple[str, dict[str, Any]]:
+    """Read a partition's name and the arguments that it gives to its function.
+
+    >>> read("dirichlet:0.3,min=10")
+    ('dirichlet', {'alpha': 0.3, 'minimum': 10})
+    >>> read("groups:county")
+    ('groups', {'column': 'county'})
+    >>> read("domains:dirichlet:0.3")
+    ('domains', {'within': 'dirichlet:0.3'})
+    """
+    name, colon, rest = re.fullmatch(r"([^:,]*)([:,]?)(.*)", partition, re.DOTALL).groups()  # type: ignore[union-attr]
+    known(name, PARTITIONS, "partition")
+    if name == "groups":
+        return name, {"column": rest}
+    if name == "domains":
+        if read(rest)[0] in ("groups", "domains"):
+            raise ValueError(f"partition {partition!r} has {rest!r}; expected one that is drawn")
+        return name, {"within": rest}
+    recipe, about = RECIPES[name], PARTITIONS[name]
+    options: dict[str, Any] = {}
+    words = rest.split(",") if colon else []
+    if recipe.main:
+        argument, kind = recipe.main
+        if colon != ":":
+            raise ValueError(f"partition {partition!r} lacks its number; expected {about}")
+        options[argument] = _number(words.pop(0), kind, partition)
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key + equals not in recipe.options:
+            raise ValueError(f"partition {partition!r} has {word!r}; expected {about}")
+        argument, found = recipe.options[key + equals]
+        options[argument] = _number(value, found, partition) if equals else found
+    return name, options
+
+
+def _number(word: str, kind: type[int] | type[float], partition: str) -> int | float:
+    try:
+        return kind(word)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise ValueError(f"partition {partition!r} has {word!r}; expected {what}") from None

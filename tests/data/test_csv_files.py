@@ -81,7 +81,10 @@ def test_spaces_blank_lines_and_a_byte_order_mark_do_no_harm(table):
         ({"target": "mass", "group": "zone"}, "unknown column in .*'zone'; expected one of site"),
         ({"target": "mass", "features": ["wings"]}, "unknown column in .*'wings'"),
         ({"target": "mass", "features": ["species"]}, "column species holds text"),
-        ({"target": "mass", "features": ["mass"]}, "expected them without the target"),
+        (
+            {"target": "mass", "features": ["mass"]},
+            "features are mass; expected no target or group",
+        ),
         ({"target": "note"}, "column note lacks 4 of 6 values"),
         ({"target": "mass", "features": ["note"]}, "column note lacks 4 of 6 values"),
         ({"target": "mass", "group": "note"}, "column note lacks 4 of 6 values"),
@@ -89,7 +92,10 @@ def test_spaces_blank_lines_and_a_byte_order_mark_do_no_harm(table):
             {"target": "mass", "likelihood": "categorical"},
             "column mass holds numbers with decimals",
         ),
-        ({"target": "species", "likelihood": "normal"}, "column species holds text, which suits"),
+        (
+            {"target": "species", "likelihood": "normal"},
+            "column species holds text; expected numbers for normal",
+        ),
         (
             {"target": "mass", "likelihood": "norml"},
             "unknown likelihood 'norml'; did you mean normal",

@@ -259,7 +259,7 @@ class TestLabelGroups:
     @pytest.mark.parametrize(
         ("clients", "per_client", "message"),
         [
-            (10, 3, "labels per client is 3; expected a divisor of the 10 classes"),
+            (10, 3, "per_client is 3; expected a divisor of the 10 classes"),
             (9, 5, "clients is 9; expected a multiple of 2"),
             (10, 11, "classes per client is 11; expected 1 to 10"),
             (60, 5, "class 0 has 20 rows; expected at least 30"),
@@ -330,7 +330,7 @@ class TestStep:
     @pytest.mark.parametrize(
         ("clients", "majors", "minor", "message"),
         [
-            (7, 2, 1, "expected clients x majors to be a multiple of the 10 classes"),
+            (7, 2, 1, "7 clients x 2 major classes; expected a multiple of the 10 classes"),
             (10, 2, 50, "class 0 has 50 rows; expected at least 402"),
             (10, 2, -1, "minor is -1; expected a whole number of at least 0"),
             (10, 11, 1, "classes per client is 11; expected 1 to 10"),

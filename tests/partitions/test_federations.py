@@ -10,11 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyrofl.checkpoints import fingerprint
 from pyrofl.data import Dataset
 from pyrofl.data.datasets import join, load
-from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts, split
-from pyrofl.partitions.specs import read
+from pyrofl.files.hashed import fingerprint
+from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts, read, split
 
 
 def toy(kinds=10, each=60, tests=20):
@@ -402,7 +401,10 @@ def test_refuses_arguments(arguments, message):
     ("arguments", "message"),
     [
         ({"clients": 19}, "clients is 19 with 0 held out; expected 20 together"),
-        ({"test": "independent"}, "natural groups are not drawn"),
+        (
+            {"test": "independent"},
+            "policy is independent; expected another, as groups are not drawn",
+        ),
         ({"partition": "groups:clients"}, "did you mean client"),
     ],
 )
