@@ -10,14 +10,14 @@ sums over machines, and secure ones, need nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Who
-from pyrofl.inference.servers.robust import Combine, combining, mean
+from pyrofl.inference.servers.averages import Combine, combining, mean
 from pyrofl.tensors import Tensors, join_up, matches
 
 Weight = Callable[[Tensors, Who], Tensor]
@@ -47,11 +47,7 @@ def by(name: str) -> Weight:
 
 @dataclass(frozen=True)
 class Total:
-    """Pool the weighted sum instead of the mean.
-
-    Attributes:
-        weight: of the clients.
-    """
+    """Pool the weighted sum instead of the mean."""
 
     weight: Weight
 
@@ -85,7 +81,7 @@ class Pooled:
         weights: patterns of names, the first that match count -> the clients' weights. The names
             of one entry are pooled together, which matters to Krum and clipping.
         then: (server, pooled [*p]) -> the next state.
-        how: "mean", or a merge that bears bad messages, see `robust.combining`.
+        how: "mean", or a merge that bears bad messages, see `combining`.
         of: (server, message [C, ...]) -> what is pooled, named as the server's tensors where
             it stands for them. The server's own state goes through it too, for merges that need
             the value before.
@@ -95,15 +91,10 @@ class Pooled:
     then: Callable[[Tensors, Tensors], Tensors] = go_there
     how: str | Combine = "mean"
     of: Callable[[Tensors, Tensors], Tensors] = as_sent
-    combine: Combine = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Read how.
-
-        Raises:
-            ValueError: if it is unknown, or a number is out of its range.
-        """
-        object.__setattr__(self, "combine", combining(self.how))
+        """Refuse an unknown `how`."""
+        combining(self.how)
 
     def __repr__(self) -> str:
         """Tell what is pooled how."""
@@ -113,11 +104,7 @@ class Pooled:
     def __call__(
         self, server: Tensors, message: Tensors, who: Who, generator: Generator
     ) -> Tensors:
-        """Return the next state.
-
-        Raises:
-            CannotMerge: if weights or messages do not permit it.
-        """
+        """Return the next state, or raise CannotMerge if weights or messages do not permit it."""
         return self.close(server, self.weigh(server, message, who))
 
     def weigh(self, server: Tensors, message: Tensors, who: Who) -> Weighed:
@@ -127,37 +114,30 @@ class Pooled:
         return Weighed(values, {p: self.weights[p](message, who) for p in used})
 
     def fold(self, *parts: Weighed) -> Weighed:
-        """Return one that stands for several: their mean, with the sum of their weights.
-
-        Raises:
-            CannotMerge: if weights do not permit it.
-        """
+        """Return one that stands for several: their mean, with the sum of their weights."""
         values, weights = join_up(p.values for p in parts), join_up(p.weights for p in parts)
-        folded: Tensors = {}
-        for names, patterns in self._groups(values):
-            mine = {n: values[n] for n in names}
-            none = {n: torch.zeros_like(v[0]) for n, v in mine.items()}
-            folded |= _pool(mean, mine, weights[patterns], none, 0.0)
-        return Weighed(
-            {n: v[None] for n, v in folded.items()},
-            {p: w.sum(0, keepdim=True) for p, w in weights.items()},
-        )
+        folded = self._pooled(Weighed(values, weights), mean, {}, 0.0)
+        sums = {p: w.sum(0, keepdim=True) for p, w in weights.items()}
+        return Weighed({n: v[None] for n, v in folded.items()}, sums)
 
     def close(self, server: Tensors, weighed: Weighed) -> Tensors:
         """Return the next state, given what was weighed, or folded."""
-        old = server | {
-            n: v[0] for n, v in self.of(server, {n: v[None] for n, v in server.items()}).items()
-        }
-        pooled: Tensors = {}
-        for names, patterns in self._groups(weighed.values):
-            weight = weighed.weights[patterns]
-            mine = {n: weighed.values[n] for n in names}
-            before = {n: old.get(n, torch.zeros_like(v[0])) for n, v in mine.items()}
-            found = _pool(self.combine, mine, weight, before, UNUSED)
+        ahead = self.of(server, {n: v[None] for n, v in server.items()})
+        old = server | {n: v[0] for n, v in ahead.items()}
+        pooled = self._pooled(weighed, combining(self.how), old, UNUSED)
+        for names, patterns in self._groups(pooled):
             if isinstance(self.weights[patterns], Total):
-                found = {n: v * weight.sum() for n, v in found.items()}
-            pooled |= found
+                pooled |= {n: pooled[n] * weighed.weights[patterns].sum() for n in names}
         return self.then(server, pooled)
+
+    def _pooled(self, weighed: Weighed, combine: Combine, before: Tensors, least: float) -> Tensors:
+        """Make one value [*p] of clients' values, or keep those before that are given no weight."""
+        found: Tensors = {}
+        for names, patterns in self._groups(weighed.values):
+            mine = {n: weighed.values[n] for n in names}
+            old = {n: before.get(n, torch.zeros_like(v[0])) for n, v in mine.items()}
+            found |= _pool(combine, mine, weighed.weights[patterns], old, least)
+        return found
 
     def _groups(self, values: Tensors) -> list[tuple[list[str], str]]:
         """Return names that are pooled together, and the patterns that they match first."""
@@ -172,14 +152,9 @@ class Pooled:
 def _pool(
     combine: Combine, values: Tensors, weight: Tensor, before: Tensors, least: float
 ) -> Tensors:
-    """Make one value [*p] of clients' values; or [K, *p], each of the K on its own.
+    """Make one value [*p] of [C, *p] by weights [C]; or [K, *p] of [C, K, *p] by [C, K], apart.
 
-    Args:
-        combine: how.
-        values: [C, *p]; or [C, K, *p].
-        weight: [C]; or [C, K].
-        before: what stays where all weights together are not above `least`.
-        least: 0 or more.
+    What was before stays where all weights together are not above `least`.
     """
     if weight.dim() == 1:
         return combine(values, weight, before)
