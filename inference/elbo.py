@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
@@ -163,23 +163,22 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
 def log_prob(name: str, site: Any) -> Tensor:
     """Return the log density of a site's value, neither scaled nor masked."""
     try:
-        result: Tensor = site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
+        return cast("Tensor", site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"]))
     except ValueError as error:
         raise ValueError(f"site {name!r}: {error}") from error
-    return result
 
 
 def weighed(site: Any, value: Tensor) -> Tensor:
     """Scale and mask what a site contributes, as Pyro does."""
-    result: Tensor = scale_and_mask(value, site["scale"], site["mask"])
-    return result
+    return cast("Tensor", scale_and_mask(value, site["scale"], site["mask"]))
 
 
 def alike(site: Any, partner: Any) -> bool:
     """Say whether both programs scale and mask a site in the same way, as a KL needs."""
     pairs = [(site[key], partner[key]) for key in ("scale", "mask")]
-    known = [a is b or not (torch.is_tensor(a) or torch.is_tensor(b)) for a, b in pairs]
-    return all(known) and all(a is b or a == b for a, b in pairs)
+    return all(
+        a is b or (not (torch.is_tensor(a) or torch.is_tensor(b)) and a == b) for a, b in pairs
+    )
 
 
 def is_point(fn: Any) -> bool:

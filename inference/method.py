@@ -138,9 +138,6 @@ class Method(Summarised):
     they know of its rows: these are gone when it has trained.
 
     What is replaced by `dataclasses.replace` takes effect everywhere, or is refused.
-
-    Raises:
-        ValueError: if model or guide is another one than some function was built for.
     """
 
     init: Callable[[Generator, int], Tensors]

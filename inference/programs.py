@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pyro
 import pyro.distributions as dist
@@ -57,8 +57,7 @@ def around(family: Family, centre: Tensor, scale: Tensor) -> TorchDistribution:
 
 def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:
     """Make one event of the last axes, so that no plate counts a parameter's entries as rows."""
-    event: TorchDistribution = fn.to_event(axes)
-    return event
+    return cast("TorchDistribution", fn.to_event(axes))
 
 
 @dataclass(frozen=True)

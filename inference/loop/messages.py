@@ -96,11 +96,7 @@ def agreed(votes: Iterable[tuple[Form, int]], last: Form) -> Form:
 
 
 def unlike(form: Form, expected: Form) -> str:
-    """Say in which tensor a message has not the form that it should have, or "".
-
-    >>> unlike((("w", (3,), torch.half),), (("w", (2,), torch.half),))
-    'w has shape [3]; expected shape [2]'
-    """
+    """Say in which tensor a message has not the form that it should have, or ""."""
     known = {name: (shape, dtype) for name, shape, dtype in expected}
     for name in sorted({name for name, *_ in form} ^ known.keys()):
         return f"{name} is {'missing' if name in known else 'there'}; expected {sorted(known)}"
@@ -126,11 +122,7 @@ def merged(old: Tensors, new: Tensors) -> tuple[Tensors, list[str]]:
 
 
 def kinds(rejected: Iterable[str]) -> dict[str, int]:
-    """Count what was wrong by what was expected instead.
-
-    >>> kinds(["a: tau is -1; expected > 0", "b: tau is -2; expected > 0"])
-    {'> 0': 2}
-    """
+    """Count what was wrong by what was expected instead: "a: tau is -1; expected > 0" by "> 0"."""
     return dict(Counter(reason.rpartition("; expected ")[2] for reason in rejected))
 
 

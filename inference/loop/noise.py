@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyro.distributions as dist
@@ -116,8 +116,7 @@ def draw(
     on how far they are padded. TypeError: clients cannot be told apart in the distribution.
     """
     if isinstance(fn, dist.Delta):
-        point: Tensor = fn.v
-        return point
+        return cast("Tensor", fn.v)
     if isinstance(fn, (torchdist.Independent, dist.MaskedDistribution)):
         return draw(fn.base_dist, axis, generators, rows, normals)
     if isinstance(fn, torchdist.TransformedDistribution):
@@ -169,8 +168,7 @@ def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dt
 
 def _sample(fn: Any, generator: Generator) -> Tensor:
     with lent(generator):
-        value: Tensor = fn.rsample() if fn.has_rsample else fn.sample()
-    return value
+        return cast("Tensor", fn.rsample() if fn.has_rsample else fn.sample())
 
 
 def _integer(generator: Generator) -> int:

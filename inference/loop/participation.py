@@ -113,6 +113,7 @@ class Stragglers:
 
 def _uniform(ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
     """Draw two numbers from 0 to 1 for every client of a round: [C, 2]."""
-    rngs = [stream(seed, Stream.WORK, number, names[i]) for i in ids.tolist()]
-    drawn = [torch.rand(2, generator=g, dtype=torch.float64) for g in rngs]
-    return torch.stack(drawn) if drawn else torch.zeros(0, 2, dtype=torch.float64)
+    drawn = torch.zeros(len(ids), 2, dtype=torch.float64)
+    for own, i in zip(drawn, ids.tolist(), strict=True):
+        own.uniform_(generator=stream(seed, Stream.WORK, number, names[i]))
+    return drawn

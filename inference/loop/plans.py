@@ -37,11 +37,8 @@ class Plan(NamedTuple):
 def plan(rows: list[Tensor], epochs: list[int], batch: int | None, order: list[Generator]) -> Plan:
     """Lay out the epochs of every client back to back, as one stream of minibatches.
 
-    Args:
-        rows: of each client, its rows.
-        epochs: of each client, how many times it goes through them.
-        batch: rows of a minibatch; the last of an epoch may be shorter. None: all rows, in order.
-        order: of each client, the generator that shuffles every epoch.
+    Every epoch is shuffled by the client's `order`; its last minibatch may be shorter than `batch`.
+    None takes all rows, in order.
     """
     sizes, many = torch.tensor([len(r) for r in rows]), torch.tensor(epochs)
     longest = int(sizes.max())
@@ -95,19 +92,13 @@ def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
 def joined(
     parts: Sequence[Tensors], before: Sequence[Tensors], widths: Sequence[int]
 ) -> tuple[Tensors, Axes]:
-    """Concatenate what groups of clients have, their rows padded to the longest client of all.
+    """Concatenate what groups have changed [C, ...], or had before; widths are of their longest.
 
-    Args:
-        parts: what each group has changed, [C, ...].
-        before: what each had, [C, ...]; what only others have changed is as it was.
-        widths: rows of the longest client of each.
-
-    Returns:
-        All names that one of them has changed, and where their rows are, if groups differ there.
+    Rows are padded to the longest client of all; where they are is told, if groups differ there.
     """
     if len(parts) == 1:
         return parts[0], {}
-    changed: list[Tensors] = [{} for _ in parts]
+    changed: Tensors = {}
     axes: Axes = {}
     for name in dict.fromkeys(n for part in parts for n in part):
         values = [part.get(name, old.get(name)) for part, old in zip(parts, before, strict=True)]
@@ -117,9 +108,8 @@ def joined(
         if len({v.shape[1:] for v in found}) > 1:
             axes[name] = _rows(name, found, widths)
             found = [_widened(v, axes[name], max(widths)) for v in found]
-        for part, value in zip(changed, found, strict=True):
-            part[name] = value
-    return join_up(changed), axes
+        changed |= join_up({name: v} for v in found)
+    return changed, axes
 
 
 def _rows(name: str, values: Sequence[Tensor], widths: Sequence[int]) -> list[int]:
@@ -136,7 +126,6 @@ def _rows(name: str, values: Sequence[Tensor], widths: Sequence[int]) -> list[in
 
 
 def _widened(value: Tensor, axes: list[int], width: int) -> Tensor:
-    shape = [width if axis in axes else size for axis, size in enumerate(value.shape)]
-    wide = value.new_zeros(shape)
-    wide[tuple(slice(size) for size in value.shape)] = value
+    wide = value.new_zeros([width if a in axes else n for a, n in enumerate(value.shape)])
+    wide[tuple(map(slice, value.shape))] = value
     return wide

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyro
 import torch
@@ -25,11 +26,11 @@ from pyrofl.inference.loop.messages import (
     unlike,
 )
 from pyrofl.inference.loop.participation import Draw, Stragglers, drawn, everyone
-from pyrofl.inference.loop.state import ClientState, Round, by_name, chunks, meet, to_data
+from pyrofl.inference.loop.state import ClientState, Round, chunks, meet, to_data
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, separate, stream
 from pyrofl.inference.servers.averages import CannotMerge
-from pyrofl.tensors import Tensors, cut, join_up, role, under
+from pyrofl.tensors import Tensors, cut, join_up, pick, role, under
 
 TOLD = 3  # reasons in one line
 
@@ -86,6 +87,10 @@ def federate(
     if (begun := start.number if start else 0) < rounds:
         inbox(at(begun), {}, torch.zeros(0), keep_messages)
 
+    step = partial(
+        advance, seed=seed, chunk=chunk, memory=state_memory, keep_messages=keep_messages
+    )
+
     def go(state: Round) -> Iterator[Round]:
         for number in range(state.number, rounds):
             now, source = at(number), stream(seed, Stream.WHO, number)
@@ -95,17 +100,8 @@ def federate(
             elif now.all_train:
                 ids = torch.arange(data.clients)
             heard = slow.heard(asked, data.names, seed, number)
-            state = advance(
-                slow.working(now, data.names, seed, number),
-                data,
-                state,
-                ids,
-                heard,
-                seed=seed,
-                chunk=chunk,
-                memory=state_memory,
-                keep_messages=keep_messages,
-            )
+            now = slow.working(now, data.names, seed, number)
+            state = step(now, data, state, ids, heard)
             state = replace(state, silent=asked[~torch.isin(asked, heard)])
             if on_bad_message == "raise" and state.rejected:
                 more = [f"and {len(state.rejected) - TOLD} more"][: len(state.rejected) > TOLD]
@@ -116,11 +112,12 @@ def federate(
 
 
 def first(method: Method, data: Federation, seed: Seed, server: Tensors | None = None) -> Round:
-    """Return the state before round one."""
+    """Return the state before round one; rows that `init` has of clients are dealt by name."""
     if server is None:
-        server = by_name(
-            method.init(stream(seed, Stream.START), data.clients), method.per_client, data
-        )
+        server = method.init(stream(seed, Stream.START), data.clients)
+        order = sorted(range(data.clients), key=data.names.__getitem__)
+        place = torch.tensor(order).argsort()
+        server = server | {n: v[place] for n, v in pick(server, method.per_client).items()}
     return Round(0, to_data(server, data), {}, torch.zeros(data.clients, dtype=torch.bool))
 
 

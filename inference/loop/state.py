@@ -17,7 +17,7 @@ from torch import Tensor
 from pyrofl.data import Federation, Who
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
-from pyrofl.tensors import Tensors, matches, size_in_bytes
+from pyrofl.tensors import Tensors, size_in_bytes
 
 COPIED = 64_000_000  # bytes of all clients' state up to which every round has a copy of its own
 ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
@@ -70,13 +70,6 @@ def to_data(tensors: Tensors, data: Federation) -> Tensors:
         n: v.detach().to(device, data.dtype if v.is_floating_point() else None)
         for n, v in tensors.items()
     }
-
-
-def by_name(server: Tensors, per_client: str, data: Federation) -> Tensors:
-    """Deal rows that the server has for every client [J, *p] by their names, not their places."""
-    order = sorted(range(data.clients), key=data.names.__getitem__)
-    place = torch.tensor(order).argsort()
-    return {n: v[place] if matches(n, per_client) else v for n, v in server.items()}
 
 
 def meet(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,10 +24,7 @@ Combine = Callable[[Tensors, Tensor, Tensors], Tensors]
 
 
 class CannotMerge(ValueError):
-    """Good messages that a merge can make nothing of; the server keeps its state, and it is told.
-
-    Raised by merges, such as Krum's with too few messages.
-    """
+    """Raised by a merge that can make nothing of good messages; the server keeps its state."""
 
 
 def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
@@ -53,8 +51,7 @@ def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
         raise CannotMerge(
             f"weights are {weight.tolist()}; expected finite, so their sum, not all zero, none < 0"
         )
-    mean: Tensor = torch.tensordot((weight / total).to(value), value, 1)
-    return mean
+    return cast("Tensor", torch.tensordot((weight / total).to(value), value, 1))
 
 
 def average(message: Tensors, weight: Tensor) -> Tensors:
@@ -133,11 +130,7 @@ def trimmed(message: Tensors, weight: Tensor, share: float) -> Tensors:
 
 
 def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
-    """Average values [C, *p] by weights [C], without the `each` largest and smallest at a place.
-
-    >>> middle(torch.tensor([9.0, 1.0, 2.0, -7.0]), torch.tensor([1.0, 3.0, 1.0, 1.0]), 1)
-    tensor(1.2500)
-    """
+    """Average values [C, *p] by weights [C], without the `each` largest and smallest at a place."""
     if not each:
         return weighted_mean(value, weight)
     order = value.sort(0)

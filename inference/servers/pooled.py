@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import or_
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Who
+from pyrofl.inference.optim import Optim
 from pyrofl.inference.servers.averages import Combine, combining, mean
 from pyrofl.tensors import Tensors, join_up, matches
 
@@ -61,11 +63,6 @@ def as_sent(server: Tensors, message: Tensors) -> Tensors:
     return message
 
 
-def go_there(server: Tensors, pooled: Tensors) -> Tensors:
-    """Put what was pooled in the place of what the server had of it."""
-    return server | pooled
-
-
 class Weighed(NamedTuple):
     """What clients sent, and what each counts: [C, ...]; C is 1 once they have been folded."""
 
@@ -80,7 +77,7 @@ class Pooled:
     Attributes:
         weights: patterns of names, the first that match count -> the clients' weights. The names
             of one entry are pooled together, which matters to Krum and clipping.
-        then: (server, pooled [*p]) -> the next state.
+        then: (server, pooled [*p]) -> the next state; by default what was pooled takes its place.
         how: "mean", or a merge that bears bad messages, see `combining`.
         of: (server, message [C, ...]) -> what is pooled, named as the server's tensors where
             it stands for them. The server's own state goes through it too, for merges that need
@@ -88,7 +85,7 @@ class Pooled:
     """
 
     weights: Mapping[str, Weight]
-    then: Callable[[Tensors, Tensors], Tensors] = go_there
+    then: Callable[[Tensors, Tensors], Tensors] = or_
     how: str | Combine = "mean"
     of: Callable[[Tensors, Tensors], Tensors] = as_sent
 
@@ -168,11 +165,9 @@ def _pool(
 
 
 def followed(merge: Merge, change: Callable[[Tensors, Tensors], Tensors]) -> Merge:
-    """Let a server go on from what it would merge, such as by a step of an optimiser.
+    """Let a server go on from what it would merge by (server, merged) -> the next state.
 
-    Args:
-        merge: a declaration stays one.
-        change: (server, merged) -> the next state.
+    A declaration stays one. The change may be the step of an optimiser, such as `descend`.
     """
     if isinstance(merge, Pooled):
         then = merge.then
@@ -182,3 +177,32 @@ def followed(merge: Merge, change: Callable[[Tensors, Tensors], Tensors]) -> Mer
         return change(server, merge(server, message, who, generator))
 
     return both
+
+
+def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server/optim") -> Tensors:
+    """Take one optimiser step on the server along pseudo-gradients.
+
+    Args:
+        make: the optimiser, such as `sgd(1.0, momentum=0.9)`; the server counts as one client, so
+            that `clip` is the norm over all tensors of the gradient.
+        server: holds the values [*p], and what the optimiser remembers of earlier rounds.
+        gradient: [*p] by the names of the values.
+        role: of the optimiser's memory; names under "server/" never travel.
+
+    Returns:
+        New values and memory, to be put into the server's state.
+    """
+    params = {n: server[n].detach()[None].clone().requires_grad_() for n in gradient}
+    optimiser = make(list(params.values()))
+    for group in optimiser.param_groups:
+        # A fused one needs equal strides everywhere, and memory of all tensors or of none.
+        group["fused"] = None
+    for n, p in params.items():
+        p.grad = gradient[n].detach()[None].clone()
+        start = f"{role}/{n}:"
+        known = {k.removeprefix(start): v for k, v in server.items() if k.startswith(start)}
+        optimiser.state[p] = {k: v.clone() for k, v in known.items()}
+    optimiser.step()
+    state = {f"{role}/{n}:{k}": v for n, p in params.items() for k, v in optimiser.state[p].items()}
+    memory = {n: v for n, v in state.items() if torch.is_tensor(v)}
+    return {n: p.detach()[0] for n, p in params.items()} | memory
