@@ -54,9 +54,8 @@ def train(
             # Full batches are padded to the longest of a group; nothing depends on who is in it.
             parts = buckets(sizes) if full else [torch.arange(len(sizes))]
             widths = [int(sizes[some].max()) for some in parts]
-            begin = [cut(local, some) for some in parts]
-            if full:
-                begin = [narrowed(mine, axes, w) for mine, w in zip(begin, widths, strict=True)]
+            each = zip(parts, widths, strict=True)
+            begin = [narrowed(cut(local, some), axes, width) for some, width in each]
             done = [
                 _in_turn(
                     method,

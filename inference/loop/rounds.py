@@ -115,8 +115,7 @@ def first(method: Method, data: Federation, seed: Seed, server: Tensors | None =
     """Return the state before round one; rows that `init` has of clients are dealt by name."""
     if server is None:
         server = method.init(stream(seed, Stream.START), data.clients)
-        order = sorted(range(data.clients), key=data.names.__getitem__)
-        place = torch.tensor(order).argsort()
+        place = torch.tensor(sorted(range(data.clients), key=data.names.__getitem__)).argsort()
         server = server | {n: v[place] for n, v in pick(server, method.per_client).items()}
     return Round(0, to_data(server, data), {}, torch.zeros(data.clients, dtype=torch.bool))
 

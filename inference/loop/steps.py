@@ -98,13 +98,8 @@ class PhaseRun:
                 f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "
                 f"number for each of {len(batch)} clients"
             )
-        grads = torch.autograd.grad(
-            loss,
-            list(params.values()),
-            self.ones[: len(loss)],
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        moving, ones = list(params.values()), self.ones[: len(loss)]
+        grads = torch.autograd.grad(loss, moving, ones, allow_unused=True, materialize_grads=True)
         for (name, p), grad in zip(params.items(), grads, strict=True):
             if p.dim() and not optimiser.state.get(p):
                 self._lay_out(name, p, grad)

@@ -58,11 +58,6 @@ class Total:
         return self.weight(message, who)
 
 
-def as_sent(server: Tensors, message: Tensors) -> Tensors:
-    """Pool messages as they are."""
-    return message
-
-
 class Weighed(NamedTuple):
     """What clients sent, and what each counts: [C, ...]; C is 1 once they have been folded."""
 
@@ -87,7 +82,7 @@ class Pooled:
     weights: Mapping[str, Weight]
     then: Callable[[Tensors, Tensors], Tensors] = or_
     how: str | Combine = "mean"
-    of: Callable[[Tensors, Tensors], Tensors] = as_sent
+    of: Callable[[Tensors, Tensors], Tensors] = lambda server, message: message
 
     def __post_init__(self) -> None:
         """Refuse an unknown `how`."""
