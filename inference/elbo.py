@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
 from pyro.distributions.util import scale_and_mask
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.trace_struct import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Batch
-from pyrofl.inference.loop.recording import recorded
 from pyrofl.inference.programs import Program
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors
@@ -94,20 +95,16 @@ def traces(
     """Run the guide, then the model on its draws; return both traces.
 
     The one place that inserts the axis of the rows: tensors [C, *p] reach programs as [C, 1, *p].
-
-    Raises:
-        ValueError: if a tensor has no leading axis for the batch's clients (it would broadcast
-            without an error), or a latent site of the model is missing in the guide or the other
-            way round.
     """
     received, local = with_rows(received, len(batch)), with_rows(local, len(batch))
     with KeptPlates(), plate(DRAWS, draws, -3) if draws else nullcontext():
         q = recorded(guide, (received, local, batch))
         p = recorded(model, (received, local, batch), q)
-    unguided = {n for n, _ in latent(p)} - {n for n, _ in latent(q)}
-    unmodelled = {
-        n for n, s in latent(q) if n not in p.nodes and not s["infer"].get("is_auxiliary")
-    }
+    guided = dict(latent(q))
+    unguided = [n for n, _ in latent(p) if n not in guided]
+    unmodelled = [
+        n for n, s in guided.items() if n not in p.nodes and not s["infer"].get("is_auxiliary")
+    ]
     if unguided or unmodelled:
         raise ValueError(
             f"the guide lacks {sorted(unguided)} and the model lacks {sorted(unmodelled)}; "
@@ -149,49 +146,39 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
     first value is what a score function needs: the costs that it multiplies are scaled already.
     """
     fn, value = site["fn"], site["value"]
-    closed = analytic and partner is not None and fn.has_rsample and not is_point(fn)
-    if closed and alike(site, partner):
+    spread = fn.has_rsample and not is_point(fn)
+    if analytic and spread and partner is not None and alike(site, partner):
         with suppress(NotImplementedError):
-            exact = kl_divergence(once(site), once(partner))
+            # What is one distribution for all draws is taken without their axis.
+            exact = kl_divergence(*(s.get(ONCE, s["fn"]) for s in (site, partner)))
             return exact, weighed(site, exact)
     log_q = fn.log_density if isinstance(fn, dist.Delta) else fn.log_prob(value)
     paid = log_q if fn.has_rsample else log_q.detach()
     ratio = weighed(site, paid)
     if partner is not None and not isinstance(partner["fn"], dist.ImproperUniform):
-        log_p = partner["fn"].log_prob(value)
-        ratio = ratio - weighed(partner, log_p)
+        ratio = ratio - weighed(partner, partner["fn"].log_prob(value))
     return scale_and_mask(log_q, mask=site["mask"]), ratio
 
 
 def log_prob(name: str, site: Any) -> Tensor:
-    """Return the log density of a site's value, neither scaled nor masked.
-
-    Raises:
-        ValueError: if the value does not fit; it names the site.
-    """
+    """Return the log density of a site's value, neither scaled nor masked."""
     try:
-        result: Tensor = site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
+        return cast("Tensor", site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"]))
     except ValueError as error:
         raise ValueError(f"site {name!r}: {error}") from error
-    return result
 
 
 def weighed(site: Any, value: Tensor) -> Tensor:
     """Scale and mask what a site contributes, as Pyro does."""
-    result: Tensor = scale_and_mask(value, site["scale"], site["mask"])
-    return result
-
-
-def once(site: Any) -> Any:
-    """Return the distribution of a site, without the axis of draws where it is one for all."""
-    return site.get(ONCE, site["fn"])
+    return cast("Tensor", scale_and_mask(value, site["scale"], site["mask"]))
 
 
 def alike(site: Any, partner: Any) -> bool:
     """Say whether both programs scale and mask a site in the same way, as a KL needs."""
     pairs = [(site[key], partner[key]) for key in ("scale", "mask")]
-    known = [a is b or not (torch.is_tensor(a) or torch.is_tensor(b)) for a, b in pairs]
-    return all(known) and all(a is b or a == b for a, b in pairs)
+    return all(
+        a is b or (not (torch.is_tensor(a) or torch.is_tensor(b)) and a == b) for a, b in pairs
+    )
 
 
 def is_point(fn: Any) -> bool:
@@ -210,12 +197,9 @@ def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
 
 
 def per_draw(value: Tensor, clients: int, draws: bool = True) -> Tensor:
-    """Sum a site's log density over rows and a program's own plates: to [S or 1, C].
+    """Sum a site's log density [..., S or 1, C, B or 1] over all but draws and clients.
 
-    Args:
-        value: [..., S or 1, C, B or 1] if there are draws, otherwise [..., C, B or 1]; or less.
-        clients: C.
-        draws: whether there is an axis of draws.
+    Without draws there is no axis for them: [..., C, B or 1]; the result is [S or 1, C] or [1, C].
     """
     if value.dim() < 2 or value.shape[-2] != clients:
         value = value.expand(torch.broadcast_shapes(value.shape, (clients, 1)))
@@ -224,3 +208,45 @@ def per_draw(value: Tensor, clients: int, draws: bool = True) -> Tensor:
     if own > 0:
         value = value.flatten(0, own - 1).sum(0)
     return value.reshape(-1, clients)
+
+
+class _Recorder(Messenger):
+    """Gives latent sites the values that are known, and keeps every site's message."""
+
+    def __init__(self, known: Any) -> None:
+        super().__init__()
+        self.known, self.trace = known, Trace()
+
+    def _pyro_sample(self, msg: Any) -> None:
+        site = None if msg["is_observed"] else self.known.get(msg["name"])
+        if site is None:
+            return
+        if site["type"] != "sample" or site["is_observed"]:
+            raise RuntimeError(f"site {msg['name']!r} must be sampled in the trace")
+        msg["value"], msg["infer"], msg["done"] = site["value"], site["infer"], True
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if not msg["infer"].get("_do_not_trace"):
+            self._pyro_post_param(msg)
+
+    def _pyro_post_param(self, msg: Any) -> None:
+        sites, name = self.trace.nodes, msg["name"]
+        if name in sites and {msg["type"], sites[name]["type"]} != {"param"}:
+            raise RuntimeError(f"several sites are named {name!r}; expected one, or params alone")
+        sites[name] = msg
+
+
+def recorded(program: Program, args: tuple[Any, ...], known: Any = None) -> Trace:
+    """Run a program and return its trace; latent sites take the values that a known one has.
+
+    As `poutine.trace(poutine.replay(program, trace=known)).get_trace(*args)`, in less time, and
+    without nodes of arguments and result. Errors of the program get a note with its sites so far.
+    """
+    recorder = _Recorder(known.nodes if known else {})
+    try:
+        with recorder:
+            program(*args)
+    except Exception as error:
+        error.add_note(recorder.trace.format_shapes())
+        raise
+    return recorder.trace

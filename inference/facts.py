@@ -17,12 +17,8 @@ from torch import Tensor
 from pyrofl.tensors import Tensors, sparse
 
 
-class Fact:
-    """Something that holds for all names that a pattern matches."""
-
-
 @dataclass(frozen=True)
-class Rule(Fact):
+class Rule:
     """What entries of a message must be; a client that breaks a rule is rejected.
 
     Attributes:
@@ -35,7 +31,7 @@ class Rule(Fact):
 
 
 @dataclass(frozen=True)
-class WireCost(Fact):
+class WireCost:
     """What a tensor costs on the wire where that is not all its entries.
 
     Attributes:
@@ -46,7 +42,7 @@ class WireCost(Fact):
 
 
 @dataclass(frozen=True)
-class Mark(Fact):
+class Mark:
     """A fact without any number; `SHARED` and `PER_CLIENT` are the two there are."""
 
     text: str
@@ -67,20 +63,18 @@ their guide. Their guide reads nothing of the client's own, so draws agree once 
 PER_CLIENT = Mark("a row for every client")
 """Of what the server holds, [J, *p]: the rows that `init` gives are dealt in the order of names."""
 
+Fact = Rule | WireCost | Mark
+
 Facts = Mapping[str, Fact | tuple[Fact, ...]]
 """Patterns of names, separated by spaces -> what holds for them."""
 
-Kind = TypeVar("Kind", bound=Fact)
+Kind = TypeVar("Kind", Rule, WireCost, Mark)
 
 
 def of_kind(facts: Facts, kind: type[Kind]) -> dict[str, Kind]:
     """Return patterns -> their fact of a kind."""
-    return {
-        names: fact
-        for names, known in facts.items()
-        for fact in (known if isinstance(known, tuple) else (known,))
-        if isinstance(fact, kind)
-    }
+    each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in facts.items())
+    return {names: fact for names, known in each for fact in known if isinstance(fact, kind)}
 
 
 def marked(facts: Facts, mark: Mark) -> str:

@@ -19,10 +19,9 @@ from pyrofl.inference.evaluation.asked import ModelAsked, RowsAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.prepare import statistics
 from pyrofl.inference.loop.messages import OnBadMessage
-from pyrofl.inference.loop.participation import Draw, everyone
+from pyrofl.inference.loop.participation import Draw, Stragglers, everyone
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.loop.state import Round
-from pyrofl.inference.loop.stragglers import Stragglers
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior

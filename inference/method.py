@@ -13,7 +13,7 @@ from pyrofl.files.pickles import Pickled
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, SHARED, Facts, Rule, WireCost, marked, of_kind
 from pyrofl.inference.optim import Optim
-from pyrofl.inference.programs import Loss, Program, refuse_replaced
+from pyrofl.inference.programs import Loss, Program
 from pyrofl.inference.servers.pooled import Merge, Pooled
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, dense, pick, spread_out
@@ -99,8 +99,7 @@ class View:
 
     Attributes:
         read: (received, local) -> what the programs are to read as local; a list is an ensemble.
-        download: (server, who) -> received for prediction, where that is more than clients
-            receive to train, such as an ensemble.
+        download: (server, who) -> received for prediction, where clients need more than to train.
     """
 
     read: Callable[[Tensors, Tensors], Tensors | list[Tensors]]
@@ -140,9 +139,6 @@ class Method(Pickled, Summarised):
     they know of its rows: these are gone when it has trained.
 
     What is replaced by `dataclasses.replace` takes effect everywhere, or is refused.
-
-    Raises:
-        ValueError: if model or guide is another one than some function was built for.
     """
 
     init: Callable[[Generator, int], Tensors]
@@ -162,19 +158,23 @@ class Method(Pickled, Summarised):
     all_train: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse programs that part of the method would not hear of."""
-        parts: dict[str, object] = {
-            n: getattr(self, n)
-            for n in ("init", "merge", "download", "join", "upload", "statistics", "model")
-        }
+        """Refuse programs that a part, `built_for` others, would not hear of."""
+        names = ("init", "merge", "download", "join", "upload", "statistics", "model")
+        parts: dict[str, object] = {n: getattr(self, n) for n in names}
         parts |= {f"the view {n!r}": view for n, view in self.views.items()}
-        for kind in ("phases", "adapt"):
-            for i, phase in enumerate(getattr(self, kind)):
+        for kind, phases in (("phases", self.phases), ("adapt", self.adapt)):
+            for i, phase in enumerate(phases):
                 for move in phase.moves:
-                    function = move.loss if isinstance(move, Step) else move
-                    what = move.names if isinstance(move, Step) else _name(move)
-                    parts[f"{kind}[{i}] ({what})"] = function
-        refuse_replaced(parts, {"model": self.model, "guide": self.guide})
+                    moving = move.loss if isinstance(move, Step) else move
+                    parts[f"{kind}[{i}] ({_moved(move)})"] = moving
+        for what, function in parts.items():
+            for kind, program in getattr(function, "built_for", {}).items():
+                if getattr(self, kind) is not program:
+                    raise ValueError(
+                        f"{kind} was replaced, but {what} reads the one that the method was built "
+                        "with; expected build(...) with a prior, likelihood or guide of your own, "
+                        f"or {what} replaced too"
+                    )
 
     @property
     def main_view(self) -> str:
@@ -211,11 +211,10 @@ class Method(Pickled, Summarised):
 
     def summary(self) -> Mapping[str, object]:
         """Tell what it is."""
-        merge = self.merge if isinstance(self.merge, Pooled) else _name(self.merge)
         return {
             "model": f"{_name(self.model)}, with the guide {_name(self.guide)}",
             "clients": "; ".join(map(_told, self.phases)) or "do not train",
-            "server": merge,
+            "server": self.merge if isinstance(self.merge, Pooled) else _name(self.merge),
             "views": ", ".join(self.views) + "; adapted before a test" * bool(self.adapt),
             "rounds": "all clients train" if self.all_train else "who reports trains",
         }
@@ -225,8 +224,11 @@ def _name(function: object) -> str:
     return getattr(function, "__name__", type(function).__name__).strip("_")
 
 
+def _moved(move: Step | Move) -> str:
+    return move.names if isinstance(move, Step) else _name(move)
+
+
 def _told(phase: Phase) -> str:
     """Say what a phase moves, and how often."""
-    moved = [m.names if isinstance(m, Step) else _name(m) for m in phase.moves]
     epochs = "epochs by client" if callable(phase.epochs) else f"{phase.epochs}"
-    return f"{', '.join(moved)} ({epochs} x {phase.batch or 'all'} rows)"
+    return f"{', '.join(map(_moved, phase.moves))} ({epochs} x {phase.batch or 'all'} rows)"

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyrofl.arguments import NotNegative, Positive, ShareBelowOne, checked
+from pyrofl.tensors import like
 
 Optim = Callable[[list[Tensor]], Optimizer]
 """Makes an optimiser from torch.optim that works element by element, for stacked clients."""
@@ -62,7 +63,7 @@ def clipped(make: Optim, norm: Positive) -> Optim:
         factor = (norm / (squares.sqrt() + 1e-6)).clamp(max=1)
         for p in moving:
             # Not in place: autograd may hand out one tensor as the gradient of several.
-            p.grad = p.grad * factor.reshape(-1, *(1 for _ in p.shape[1:]))
+            p.grad = p.grad * like(factor, p)
 
     def make_clipped(params: list[Tensor]) -> Optimizer:
         optimiser = make(params)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pyro
 import pyro.distributions as dist
@@ -52,14 +52,12 @@ def _improper(clients: int, shape: Size) -> TorchDistribution:
 def around(family: Family, centre: Tensor, scale: Tensor) -> TorchDistribution:
     """Centre a family at parameters [C, 1, *p] with one scale per client, [C, 1]."""
     axes = centre.dim() - scale.dim()
-    scale = scale.reshape(*scale.shape, *(1 for _ in range(axes)))
-    return as_event(family(centre, scale), axes)
+    return as_event(family(centre, scale.reshape(*scale.shape, *(1,) * axes)), axes)
 
 
 def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:
     """Make one event of the last axes, so that no plate counts a parameter's entries as rows."""
-    event: TorchDistribution = fn.to_event(axes)
-    return event
+    return cast("TorchDistribution", fn.to_event(axes))
 
 
 @dataclass(frozen=True)
@@ -128,12 +126,9 @@ class Guide:
 
 
 def built_for(**programs: Program) -> Callable[[Function], Function]:
-    """Mark a function of a method that reads its model or guide by itself.
+    """Mark a function of a method that reads its model= or guide= by itself.
 
     `replace(method, guide=...)` would not reach it, and so is refused; see `Method`.
-
-    Args:
-        programs: model= or guide=, those that it reads.
     """
 
     def mark(function: Function) -> Function:
@@ -141,23 +136,3 @@ def built_for(**programs: Program) -> Callable[[Function], Function]:
         return function
 
     return mark
-
-
-def refuse_replaced(functions: Mapping[str, object], programs: Mapping[str, Program]) -> None:
-    """Refuse programs other than those that functions were `built_for`.
-
-    Args:
-        functions: what they do -> function.
-        programs: the method's model and guide.
-
-    Raises:
-        ValueError: naming what would go on with the old program.
-    """
-    for what, function in functions.items():
-        for kind, program in getattr(function, "built_for", {}).items():
-            if programs[kind] is not program:
-                raise ValueError(
-                    f"{kind} was replaced, but {what} reads the one that the method was built "
-                    f"with; expected build(...) with a prior, likelihood or guide of your own, or "
-                    f"{what} replaced too"
-                )

@@ -5,11 +5,9 @@ Who holds what is drawn from NumPy's streams instead, keyed by (seed, purpose); 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from numbers import Integral
-from typing import overload
 
 from torch import Generator
 
@@ -56,11 +54,7 @@ class Seeds:
     noise: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: if one is no whole number, or negative.
-        """
+        """Check the numbers."""
         for name, value in vars(self).items():
             if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
                 raise ValueError(f"seed of {name} is {value!r}; expected a whole number >= 0")
@@ -71,24 +65,12 @@ Seed = int | Seeds
 
 
 def separate(seed: Seed) -> Seeds:
-    """Return the seed of each purpose.
-
-    Raises:
-        ValueError: if the seed is no whole number, or negative.
-    """
+    """Return the seed of each purpose."""
     return seed if isinstance(seed, Seeds) else Seeds(seed, seed, seed)
 
 
 def continued(seed: Seed | None, last: Seed | None) -> Seed:
-    """Return the seed of a run that goes on from another's last round, if there is one.
-
-    Args:
-        seed: asked for; None is `last`, or 0.
-        last: of the run that is gone on from.
-
-    Raises:
-        ValueError: if they differ.
-    """
+    """Return the seed of a run: the last one, where it goes on from another run, or else 0."""
     if seed is None or last is None:
         return next(known for known in (seed, last, 0) if known is not None)
     if separate(seed) != separate(last):
@@ -97,41 +79,5 @@ def continued(seed: Seed | None, last: Seed | None) -> Seed:
 
 
 def stream(seed: Seed, purpose: Stream, *key: int | str) -> Generator:
-    """Return the random generator of a purpose in a run.
-
-    Args:
-        seed: of the run.
-        purpose: what it is for.
-        key: what `Stream` names: a round, the name of a client...
-
-    Raises:
-        ValueError: as `separate`.
-    """
+    """Return a run's random generator of a purpose; `Stream` names its key: a round, a client."""
     return generator(getattr(separate(seed), SEED_OF.get(purpose, "noise")), purpose, *key)
-
-
-class Streams(Sequence[Generator]):
-    """Streams of some clients, each made when it is first needed.
-
-    Args:
-        make: the name of a client -> its stream, always the same one.
-        names: of the clients.
-    """
-
-    def __init__(self, make: Callable[[str], Generator], names: Sequence[str]) -> None:
-        """Make none yet."""
-        self.make, self.names = make, names
-
-    def __len__(self) -> int:
-        """Return the number of clients."""
-        return len(self.names)
-
-    @overload
-    def __getitem__(self, at: int) -> Generator: ...
-    @overload
-    def __getitem__(self, at: slice) -> Streams: ...
-    def __getitem__(self, at: int | slice) -> Generator | Streams:
-        """Return a client's stream, or the streams of several clients."""
-        if isinstance(at, slice):
-            return Streams(self.make, self.names[at])
-        return self.make(self.names[at])

@@ -46,8 +46,8 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Program, Supervised, built_for
+from pyrofl.inference.servers.averages import Combine, combining
 from pyrofl.inference.servers.pooled import Merge, Pooled, evenly
-from pyrofl.inference.servers.robust import Combine, combining
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import Family, as_event

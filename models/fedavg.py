@@ -27,8 +27,8 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import Method, Phase, Step, as_received, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, Supervised, flat
+from pyrofl.inference.servers.averages import Combine
 from pyrofl.inference.servers.pooled import Pooled, by_size
-from pyrofl.inference.servers.robust import Combine
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.schedules import decayed

@@ -34,8 +34,7 @@ from torch import Tensor
 from pyrofl.arguments import NotNegative, Positive, ShareBelowOne, checked
 from pyrofl.inference.method import Method
 from pyrofl.inference.optim import Optim, sgd
-from pyrofl.inference.servers.optimisers import descend
-from pyrofl.inference.servers.pooled import followed
+from pyrofl.inference.servers.pooled import descend, followed
 from pyrofl.models import fedavg
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors

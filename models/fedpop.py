@@ -43,7 +43,7 @@ from pyrofl.inference.method import Method, Move, Phase, Step, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised, built_for
 from pyrofl.inference.servers import Pooled, by_size, evenly
-from pyrofl.inference.servers.robust import Combine, combining
+from pyrofl.inference.servers.averages import Combine, combining
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import Family, as_event

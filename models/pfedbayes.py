@@ -37,7 +37,7 @@ from pyrofl.inference.method import Method, Phase, Step, as_received, return_rec
 from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Program, built_for
 from pyrofl.inference.servers import Pooled, blend, evenly
-from pyrofl.inference.servers.robust import Combine
+from pyrofl.inference.servers.averages import Combine
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import Family, as_event

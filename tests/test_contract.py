@@ -23,11 +23,10 @@ from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fast import row_space
 from pyrofl.inference.loop import local as training
 from pyrofl.inference.loop import plans
-from pyrofl.inference.loop.participation import bernoulli, fixed
+from pyrofl.inference.loop.participation import Stragglers, bernoulli, fixed
 from pyrofl.inference.loop.plans import buckets
 from pyrofl.inference.loop.rounds import advance, federate, first
 from pyrofl.inference.loop.state import Round, meet
-from pyrofl.inference.loop.stragglers import Stragglers
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors import export
 from pyrofl.tensors import generator, matches, size_in_bytes

@@ -17,10 +17,9 @@ from pyrofl.cli.setup import threads
 from pyrofl.data import Federation, Who
 from pyrofl.data.conjugate import linear_regression
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.participation import bernoulli
+from pyrofl.inference.loop.participation import Stragglers, bernoulli
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
-from pyrofl.inference.loop.stragglers import Stragglers
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals

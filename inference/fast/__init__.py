@@ -16,7 +16,9 @@ from pyrofl.inference.method import Method, Phase
 from pyrofl.tensors import Tensors
 
 Rewrite = Callable[[Method, Phase, Tensors, Federation, int], tuple[Phase, ...] | None]
-"""(method, phase, local, data, rows of the longest client) -> phases that do the same, or None."""
+"""(method, phase, local, data, rows of the longest client) -> phases that do the same, or None.
+
+Of local the names count, of data the shape of a row."""
 
 REWRITES: tuple[Rewrite, ...] = (on_frozen_base, with_few_rows)
 
@@ -24,16 +26,6 @@ REWRITES: tuple[Rewrite, ...] = (on_frozen_base, with_few_rows)
 def rewritten(
     method: Method, phase: Phase, local: Tensors, data: Federation, longest: int
 ) -> tuple[Phase, ...]:
-    """Return the phases that take the least time to do what a phase says.
-
-    Args:
-        method: gives model and guide.
-        phase: as the paper has it.
-        local: what clients hold, [C, ...]; its names count.
-        data: the federation; the shape of a row counts.
-        longest: rows of the longest client.
-    """
-    for rewrite in REWRITES:
-        if (found := rewrite(method, phase, local, data, longest)) is not None:
-            return found
-    return (phase,)
+    """Return the phases that take the least time to do what a phase says; see `Rewrite`."""
+    found = (rewrite(method, phase, local, data, longest) for rewrite in REWRITES)
+    return next((phases for phases in found if phases is not None), (phase,))

@@ -23,24 +23,15 @@ FEATURES = "rows/features"  # local tensor with what the base makes of the clien
 def on_frozen_base(
     method: Method, phase: Phase, local: Tensors, data: Federation, longest: int
 ) -> tuple[Phase, ...] | None:
-    """Rewrite a phase that moves the last layers of a network, the others being points.
-
-    Returns:
-        A phase that computes the features, one that trains on them and one that drops them; None
-        if the phase moves something else, the network cannot be cut there or there is no epoch.
-    """
+    """Rewrite a phase that moves the last layers of a network, the others being points."""
     model = method.model
     steps = [m for m in phase.moves if isinstance(m, Step) and isinstance(m.loss, Elbo)]
-    if phase.epochs == 0 or len(steps) < len(phase.moves) or not isinstance(model, Supervised):
+    if not isinstance(model, Supervised) or model.forward is not None:
         return None
-    if model.forward is not None:
+    if phase.epochs == 0 or len(steps) < len(phase.moves):
         return None
-    moving = " ".join(step.names for step in steps)
-    still = {
-        n: where
-        for n, where in model.homes(method.guide, local).items()
-        if not matches(where, moving)
-    }
+    moving, homes = " ".join(step.names for step in steps), model.homes(method.guide, local)
+    still = {n: home for n, home in homes.items() if not matches(home, moving)}
     head = " ".join(n for n in model.net.shapes if n not in still)
     cut = _cut(model.net, head) if still and head else None
     if cut is None:

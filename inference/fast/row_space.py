@@ -40,10 +40,6 @@ def with_few_rows(
 
     It has one step on minibatches, by SGD without weight decay, on an ELBO that depends on the
     layer by nothing but the network's outputs.
-
-    Returns:
-        A phase that computes what no step changes, one that trains and one that makes the weight;
-        None where that is not the same, or takes longer.
     """
     model = method.model
     if not isinstance(model, Supervised) or model.forward is not None or len(phase.moves) != 1:
@@ -72,16 +68,11 @@ def plain(optim: Optim) -> bool:
 
 
 def pays(phase: Phase, shape: Size, rows: int) -> bool:
-    """Say whether a phase takes less time in the space of a client's rows.
+    """Say whether a phase takes less time in the space of at most so many rows of a client.
 
-    Counted in products of one row with the layer: two in every epoch, and what a step reads and
-    writes; against those before and after, X W_0' and C' X, and X X', which may not be larger than
-    the layer.
-
-    Args:
-        phase: the phase.
-        shape: (out, in) of the layer.
-        rows: of the longest client.
+    Counted in products of one row with the layer [out, in]: two in every epoch, and what a step
+    reads and writes; against those before and after, X W_0' and C' X, and X X', which may not be
+    larger than the layer.
     """
     out, wide = shape
     if callable(phase.epochs) or phase.batch is None:
@@ -179,10 +170,7 @@ class RowProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
-        """Return y + gram @ coefficients: [C, B, out], [C, B, n], [C, n, out].
-
-        `rows` [C * B] tells which of all C * n rows those of the minibatch are.
-        """
+        """Return y + gram @ coefficients: [C, B, out], [C, B, n], [C, n, out]; rows are [C * B]."""
         ctx.rows, ctx.shape = rows, coefficients.shape
         return torch.baddbmm(y, gram, coefficients)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import groupby
+from typing import Any
 
 import pyro
 import torch
@@ -13,11 +14,10 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.federation import share
 from pyrofl.inference.fast import rewritten
-from pyrofl.inference.loop.padding import Axes, joined, narrowed
-from pyrofl.inference.loop.plans import Plan, buckets, plan
+from pyrofl.inference.loop.plans import Axes, Plan, buckets, joined, narrowed, plan
 from pyrofl.inference.loop.steps import Feed, PhaseRun
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.seeds import Seed, Stream, Streams, stream
+from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, join_up
 
 
@@ -32,42 +32,30 @@ def train(
     number: int,
     phases: Sequence[Phase] | None = None,
 ) -> tuple[Tensors, Tensors, Tensor]:
-    """Run the phases on some clients side by side.
-
-    Args:
-        method: gives model, guide and, unless `phases` are given, the phases.
-        received: what came down, [C, ...].
-        local: private state and received, [C, ...]; not changed.
-        data: the federation.
-        who: the C clients.
-        seed: of the run.
-        number: of the round; with the seed and the client's name it fixes all random numbers.
-        phases: to run instead of the method's.
+    """Run the method's phases, or others, from local [C, ...] for C clients side by side.
 
     Returns:
-        local after training, the mean loss of each gradient step by its names, [C], and how many
-        gradient steps were made, [C] int64.
+        local after training, [C, ...], the mean loss of each gradient step by its names, [C], and
+        how many gradient steps were made, [C] int64.
     """
-    ids, known = who.ids.tolist(), local.keys()
+    known, sizes = local.keys(), data.sizes[who.ids.cpu()]
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # goes on from phase to phase
     order = partial(stream, seed, Stream.ORDER, number)
     losses: Tensors = {}
-    made, axes = torch.zeros(len(ids), dtype=torch.long), Axes()
+    made, axes = torch.zeros(len(sizes), dtype=torch.long), Axes()
     # Of all who train, and of these if they have joined later and hold more: clients that train
     # take the same way whoever is beside them.
-    longest = int(torch.cat([data.sizes[: data.clients], data.sizes[who.ids.cpu()]]).max())
+    longest = int(torch.cat([data.sizes[: data.clients], sizes]).max())
     asked = method.phases if phases is None else phases
     fastest = [fast for phase in asked for fast in rewritten(method, phase, local, data, longest)]
-    # Full batches are padded to the longest client of a group; nothing depends on who is in it.
-    everyone, alike = [torch.arange(len(ids))], buckets(data.sizes[who.ids.cpu()])
     with pyro.validation_enabled(False):
-        for full, group in groupby(fastest, _is_full):
+        for full, group in groupby(fastest, lambda phase: phase.batch is None):
             turn = [(phase, _epochs(phase, who)) for phase in group]
-            parts = alike if full else everyone
-            widths = [max(len(data.train[ids[c]]) for c in some.tolist()) for some in parts]
-            begin = [cut(local, some) for some in parts]
-            if full:
-                begin = [narrowed(mine, axes, w) for mine, w in zip(begin, widths, strict=True)]
+            # Full batches are padded to the longest of a group; nothing depends on who is in it.
+            parts = buckets(sizes) if full else [torch.arange(len(sizes))]
+            widths = [int(sizes[some].max()) for some in parts]
+            each = zip(parts, widths, strict=True)
+            begin = [narrowed(cut(local, some), axes, width) for some, width in each]
             done = [
                 _in_turn(
                     method,
@@ -91,10 +79,6 @@ def train(
     return kept, losses, made
 
 
-def _is_full(phase: Phase) -> bool:
-    return phase.batch is None
-
-
 def _in_turn(
     method: Method,
     phases: Sequence[tuple[Phase, Tensor]],
@@ -105,13 +89,10 @@ def _in_turn(
     noise: Callable[[str], Generator],
     order: Callable[[str], Generator],
 ) -> tuple[Tensors, Tensors, Tensor]:
-    """Run phases and their epochs [C], all on full batches or none; return what `train` does.
-
-    Of local only what has changed. Generators are made when one is needed, by a client's name.
-    """
+    """Run phases, all on full batches or none, epochs [C] times; of local return what changes."""
     ids, old = who.ids.tolist(), local
     rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
-    whole = data.batch(who.ids) if _is_full(phases[0][0]) else None
+    whole = data.batch(who.ids) if phases[0][0].batch is None else None
     losses: Tensors = {}
     made = torch.zeros(len(ids), dtype=torch.long)
     for phase, steps in phases:
@@ -121,11 +102,7 @@ def _in_turn(
         # Clients that finish early must be the last: stepping then means a shorter prefix.
         rank = steps.argsort(descending=True, stable=True)
         back, ranked = rank.argsort(), Who(who.ids[rank], who.size[rank])
-        feed = (
-            _minibatches(data, ranked, schedule.of(rank))
-            if whole is None
-            else _again(whole.some(rank))
-        )
+        feed = _again(whole.some(rank)) if whole else _minibatches(data, ranked, schedule.of(rank))
         own = Streams(noise, [names[c] for c in rank.tolist()])
         run = PhaseRun(method, phase, cut(received, rank), cut(local, rank), ranked, own)
         run.go(steps[rank], feed)
@@ -135,14 +112,27 @@ def _in_turn(
     return {n: v for n, v in local.items() if v is not old.get(n)}, losses, made
 
 
-def _again(whole: Batch) -> Feed:
-    def feed(_: int, active: int) -> Batch:
-        nonlocal whole
-        if active < len(whole):
-            whole = whole.some(slice(active))
-        return whole
+class Streams(Sequence[Generator]):
+    """Streams of the clients of these names, each made when it is first needed."""
 
-    return feed
+    def __init__(self, make: Callable[[str], Generator], names: Sequence[str]) -> None:
+        """Make none yet; `make` gives always the same one for a name."""
+        self.make, self.names = make, names
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self.names)
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return a client's stream, or the streams of several clients."""
+        if isinstance(at, slice):
+            return Streams(self.make, self.names[at])
+        return self.make(self.names[at])
+
+
+def _again(whole: Batch) -> Feed:
+    shorter = cache(lambda active: whole.some(slice(active)))
+    return lambda _, active: shorter(active)
 
 
 def _minibatches(data: Federation, who: Who, schedule: Plan) -> Feed:

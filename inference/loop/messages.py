@@ -1,4 +1,4 @@
-"""What is accepted from clients: every message is looked at before it is merged."""
+"""Messages at the server: looked at, and held until they are merged, or folded as they come."""
 
 from __future__ import annotations
 
@@ -7,28 +7,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from pyrofl.data import Who
 from pyrofl.inference.facts import FINITE, POSITIVE, Rule
-from pyrofl.tensors import Tensors, pick
+from pyrofl.inference.method import Method
+from pyrofl.inference.servers.averages import CannotMerge
+from pyrofl.inference.servers.pooled import Pooled, Weighed
+from pyrofl.tensors import Tensors, cut, pick
 
 OnBadMessage = Literal["reject", "raise"]
+
+Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+"""Names, shapes [*p] and types of a message's tensors, in the order of their names."""
 
 
 class BadMessage(RuntimeError):
     """A message that cannot be merged, in a run that is to stop then."""
-
-
-class CannotMerge(ValueError):
-    """Good messages that a merge can make nothing of; the server keeps its state, and it is told.
-
-    Raised by merges, such as Krum's with too few messages.
-    """
-
-
-Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
-"""Names, shapes [*p] and types of a message's tensors, in the order of their names."""
 
 
 def inspect(
@@ -38,14 +33,7 @@ def inspect(
     names: Sequence[str],
     rules: Mapping[str, Rule] | None = None,
 ) -> list[str]:
-    """Return the first thing that is wrong with each client's message or private state, or "".
-
-    Args:
-        message: what the clients send, [C, *p].
-        private: what they would keep, [C, *p]; it must be finite.
-        who: the C clients; a size must be positive.
-        names: of all clients, by id.
-        rules: patterns of names, separated by spaces -> what else must hold for a message.
+    """Return what is first wrong with each client's message or private state [C, *p], or "".
 
     >>> who = Who(torch.tensor([1]), torch.ones(1))
     >>> inspect({"tau": torch.tensor([-0.1])}, {}, who, ("a", "b"), {"tau": POSITIVE})
@@ -63,8 +51,6 @@ def inspect(
             continue
         holds = rule.holds(value)
         good = holds.reshape(len(ids), holds.shape[1:].numel()).all(1)
-        if bool(good.all()):
-            continue
         for c in (~good).nonzero().flatten().tolist():
             found[c] = found[c] or f"{names[ids[c]]}: {_named(name, value[c], holds[c], rule)}"
     return found
@@ -84,20 +70,23 @@ def _duties(
             yield name, value, rule
 
 
+def _named(name: str, value: Tensor, holds: Tensor, rule: Rule) -> str:
+    """Name the first entry of a client's tensor [*p] that breaks a rule."""
+    at = tuple((~holds).nonzero()[0].tolist())
+    shown = f"{float(value[at]):.6g}" if holds.shape == value.shape else "not"
+    return f"{name}{list(at) if at else ''} is {shown}; expected {rule.text}"
+
+
 def form_of(message: Tensors) -> Form:
     """Return the form of a message [C, *p]."""
     return tuple((n, tuple(v.shape[1:]), v.dtype) for n, v in sorted(message.items()))
 
 
 def agreed(votes: Iterable[tuple[Form, int]], last: Form) -> Form:
-    """Return the form that the messages of a round must have.
+    """Return the form that messages must have, given those that numbers of clients sent.
 
     It is the last round's, if that has a name in common with what most clients sent, who decide
     otherwise, the first of equals.
-
-    Args:
-        votes: forms, and how many clients have sent them.
-        last: form of the last round's messages.
     """
     count: Counter[Form] = Counter()
     for form, clients in votes:
@@ -107,14 +96,9 @@ def agreed(votes: Iterable[tuple[Form, int]], last: Form) -> Form:
 
 
 def unlike(form: Form, expected: Form) -> str:
-    """Say in which tensor a message has not the form that it should have, or "".
-
-    >>> unlike((("w", (3,), torch.half),), (("w", (2,), torch.half),))
-    'w has shape [3]; expected shape [2]'
-    """
+    """Say in which tensor a message has not the form that it should have, or ""."""
     known = {name: (shape, dtype) for name, shape, dtype in expected}
-    names = {name for name, *_ in form}
-    for name in sorted(names ^ known.keys()):
+    for name in sorted({name for name, *_ in form} ^ known.keys()):
         return f"{name} is {'missing' if name in known else 'there'}; expected {sorted(known)}"
     for name, shape, dtype in form:
         if shape != known[name][0]:
@@ -124,19 +108,8 @@ def unlike(form: Form, expected: Form) -> str:
     return ""
 
 
-def _named(name: str, value: Tensor, holds: Tensor, rule: Rule) -> str:
-    """Name the first entry of a client's tensor [*p] that breaks a rule."""
-    at = tuple((~holds).nonzero()[0].tolist())
-    shown = f"{float(value[at]):.6g}" if holds.shape == value.shape else "not"
-    return f"{name}{list(at) if at else ''} is {shown}; expected {rule.text}"
-
-
 def merged(old: Tensors, new: Tensors) -> tuple[Tensors, list[str]]:
-    """Return the server's next state: the old one, if the new one is not finite or lacks a tensor.
-
-    Returns:
-        The state, and what was wrong: one line or none.
-    """
+    """Return the server's next state, and what was wrong with the new one if it is the old one."""
     for name in old:
         if name not in new:
             return old, [f"the server: merged lacks {name}; expected what it held before"]
@@ -149,9 +122,81 @@ def merged(old: Tensors, new: Tensors) -> tuple[Tensors, list[str]]:
 
 
 def kinds(rejected: Iterable[str]) -> dict[str, int]:
-    """Count what was wrong by what was expected instead.
-
-    >>> kinds(["a: tau is -1; expected > 0", "b: tau is -2; expected > 0"])
-    {'> 0': 2}
-    """
+    """Count what was wrong by what was expected instead: "a: tau is -1; expected > 0" by "> 0"."""
     return dict(Counter(reason.rpartition("; expected ")[2] for reason in rejected))
+
+
+class Inbox:
+    """Holds every message of a round until the merge, in tables [asked, ...], one for each form."""
+
+    def __init__(self, method: Method, server: Tensors, asked: Tensor) -> None:
+        """Begin; `asked` are sorted ids of those whose message may come."""
+        self.method, self.server, self.asked = method, server, asked
+        self.by_form: dict[Form, Tensors] = {}
+
+    def take(self, form: Form, who: Who, sent: Tensors) -> None:
+        """Take the messages [C, ...] of some clients, all of one form."""
+        held = self.by_form.setdefault(form, {})
+        if len(who.ids) == len(self.asked):  # all at once: one copy, of these clients alone
+            held |= {n: v.index_select(0, who.ids.argsort()) for n, v in sent.items()}
+            return
+        for name, value in sent.items():
+            if name not in held:
+                held[name] = value.new_empty(len(self.asked), *value.shape[1:])
+            held[name][torch.searchsorted(self.asked, who.ids.cpu())] = value
+
+    def left(self, form: Form, who: Who) -> Tensors:
+        """Return what a Round holds of the messages of `who`, sorted, in this form: [M, ...]."""
+        held = self.by_form.get(form, {})
+        if len(who.ids) == len(self.asked):
+            return held
+        return cut(held, torch.searchsorted(self.asked, who.ids.cpu()))
+
+    def merged(self, form: Form, message: Tensors, who: Who, source: Generator) -> Tensors:
+        """Return the server's next state; CannotMerge says why there is none."""
+        return self.method.merge(self.server, message, who, source)
+
+
+class FoldingInbox(Inbox):
+    """Folds what comes into one for each form: no more than a chunk's messages are in memory."""
+
+    def __init__(self, merge: Pooled, server: Tensors) -> None:
+        """Begin."""
+        self.merge, self.server = merge, server
+        self.folded: dict[Form, Weighed | Exception] = {}
+        self.message: Tensors = {}
+
+    def take(self, form: Form, who: Who, sent: Tensors) -> None:
+        """Fold the messages [C, ...] of some clients, all of one form."""
+        self.message = self.message or {n: v[:0].clone() for n, v in sent.items()}
+        before = self.folded.get(form)
+        if not len(who.ids) or isinstance(before, Exception):
+            return
+        try:
+            more = self.merge.fold(self.merge.weigh(self.server, sent, who))
+            self.folded[form] = self.merge.fold(before, more) if before else more
+        except (CannotMerge, KeyError) as error:  # which matters if they are those to be merged
+            self.folded[form] = error
+
+    def left(self, form: Form, who: Who) -> Tensors:
+        """Return what messages look like, without any."""
+        return self.message
+
+    def merged(self, form: Form, message: Tensors, who: Who, source: Generator) -> Tensors:
+        """Return the server's next state; CannotMerge says why there is none."""
+        folded = self.folded[form]
+        if isinstance(folded, Exception):
+            raise folded
+        return self.merge.close(self.server, folded)
+
+
+def inbox(method: Method, server: Tensors, asked: Tensor, keep_messages: bool) -> Inbox:
+    """Return what takes the messages of a round; refuse to fold those that a merge needs apart."""
+    if keep_messages:
+        return Inbox(method, server, asked)
+    if not isinstance(method.merge, Pooled) or method.merge.how != "mean":
+        raise ValueError(
+            "keep_messages is False and this method's merge needs all messages at once; expected "
+            "a merge that is Pooled by weighted means, or keep_messages=True"
+        )
+    return FoldingInbox(method.merge, server)

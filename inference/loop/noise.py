@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyro.distributions as dist
@@ -29,18 +29,10 @@ class ClientNoise(Messenger):
 
     What a client draws then depends on nothing but its generator, so it is the same alone, side by
     side with others and on a machine of its own.
-
-    Args:
-        generators: one per client, in the order of the batch.
-        ahead: normal numbers that a client may draw at once for later visits of the same site.
-
-    Raises:
-        ValueError: at a site outside `batch.clients()`, or of a family that cannot be drawn one
-            client at a time, while several clients are stacked; chunk=1 runs both.
     """
 
     def __init__(self, generators: Sequence[Generator], ahead: int = 0) -> None:
-        """Keep one generator per client."""
+        """Keep a generator per client, which may draw `ahead` normal numbers of a site at once."""
         super().__init__()
         self.generators, self.ahead = generators, ahead
         self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
@@ -63,31 +55,25 @@ class ClientNoise(Messenger):
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg):
-            axis = client_axis(msg)
+            fn, name, clients, axis = msg["fn"], msg["name"], len(self.generators), client_axis(msg)
             rows = any(frame.name == "rows" for frame in msg["cond_indep_stack"])
-            if axis is None and len(self.generators) > 1:
+            if axis is None and clients > 1:
                 raise ValueError(
-                    f"site {msg['name']!r} lies outside batch.clients(), so it couples "
-                    f"{len(self.generators)} clients; move it inside, or run with chunk=1"
+                    f"site {name!r} lies outside batch.clients(), so it couples {clients} clients; "
+                    "move it inside, or run with chunk=1"
                 )
             try:
-                msg["value"] = draw(
-                    msg["fn"], axis, self.generators, rows, partial(self._normal, msg["name"])
-                )
+                msg["value"] = draw(fn, axis, self.generators, rows, partial(self._normal, name))
             except TypeError as error:
                 raise ValueError(
-                    f"site {msg['name']!r}: {type(msg['fn']).__name__} cannot be drawn for "
-                    f"{len(self.generators)} clients side by side; run with chunk=1"
+                    f"site {name!r}: {type(fn).__name__} cannot be drawn for {clients} clients "
+                    "side by side; run with chunk=1"
                 ) from error
             msg["done"] = True
 
 
 class GuideMean(Messenger):
-    """Put the mean of its distribution at every latent site: a point prediction.
-
-    Raises:
-        ValueError: at a site whose distribution has no mean.
-    """
+    """Put the mean of its distribution at every latent site: a point prediction."""
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg):
@@ -100,8 +86,7 @@ class GuideMean(Messenger):
                     f"site {msg['name']!r}: {type(msg['fn']).__name__} has no mean to predict "
                     "from; give a number of draws"
                 )
-            msg["value"] = mean
-            msg["done"] = True
+            msg["value"], msg["done"] = mean, True
 
 
 def open_latent(msg: Message) -> bool:
@@ -113,10 +98,8 @@ def open_latent(msg: Message) -> bool:
 
 def client_axis(site: Message) -> int | None:
     """Return the axis of a site's batch shape that belongs to the client plate."""
-    for frame in site["cond_indep_stack"]:
-        if frame.name == "clients":
-            return len(site["fn"].batch_shape) + int(frame.dim)
-    return None
+    dims = [int(frame.dim) for frame in site["cond_indep_stack"] if frame.name == "clients"]
+    return len(site["fn"].batch_shape) + dims[0] if dims else None
 
 
 def draw(
@@ -128,20 +111,12 @@ def draw(
 ) -> Tensor:
     """Draw once from a distribution of stacked clients; client c uses generators[c] alone.
 
-    Args:
-        fn: a distribution whose batch shape has the clients at `axis`.
-        axis: position of the client axis; None if there is one client and no plate.
-        generators: one per client.
-        rows: whether the axis behind the clients' are rows. The noise of a row does not depend
-            then on how far the batch is padded.
-        normals: gives standard normal noise [C, *p] instead, if rows are none.
-
-    Raises:
-        TypeError: if several clients cannot be told apart in the distribution.
+    The clients are at `axis` of its batch shape; None is one client without a plate. `normals`
+    gives standard normal noise [C, *p] unless the axis behind are rows, whose noise does not depend
+    on how far they are padded. TypeError: clients cannot be told apart in the distribution.
     """
     if isinstance(fn, dist.Delta):
-        point: Tensor = fn.v
-        return point
+        return cast("Tensor", fn.v)
     if isinstance(fn, (torchdist.Independent, dist.MaskedDistribution)):
         return draw(fn.base_dist, axis, generators, rows, normals)
     if isinstance(fn, torchdist.TransformedDistribution):
@@ -151,21 +126,23 @@ def draw(
         return value
     if isinstance(fn, torchdist.Normal) and axis is not None:
         shape = list(fn.batch_shape)
-        own = torch.Size([shape.pop(axis), *shape])
+        own, dtype = torch.Size([shape.pop(axis), *shape]), fn.loc.dtype
         if rows:
-            noise = torch.stack([_of_rows(own[1:], axis, g, fn.loc.dtype) for g in generators])
+            noise = torch.stack([_of_rows(own[1:], axis, g, dtype) for g in generators])
+        elif normals is None:
+            noise = _normals(generators, own[1:], dtype)
         else:
-            noise = (
-                _normals(generators, own[1:], fn.loc.dtype)
-                if normals is None
-                else normals(own, fn.loc.dtype)
-            )
+            noise = normals(own, dtype)
         return torch.addcmul(fn.loc, fn.scale, noise.movedim(0, axis).to(fn.loc.device))
     if axis is None or (len(generators) == 1 and not rows):
         return _sample(fn, generators[0])
+    singles = [
+        _rebuilt(fn, partial(torch.narrow, dim=axis, start=c, length=1))
+        for c in range(len(generators))
+    ]
     parts = [
-        _rows(fn, axis, c, g) if rows else _sample(_rebuilt(fn, _client(axis, c)), g)
-        for c, g in enumerate(generators)
+        _rows(one, axis, g) if rows else _sample(one, g)
+        for one, g in zip(singles, generators, strict=True)
     ]
     value = torch.cat(parts, axis)
     if value.shape != fn.batch_shape + fn.event_shape:
@@ -191,29 +168,22 @@ def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dt
 
 def _sample(fn: Any, generator: Generator) -> Tensor:
     with lent(generator):
-        value: Tensor = fn.rsample() if fn.has_rsample else fn.sample()
-    return value
+        return cast("Tensor", fn.rsample() if fn.has_rsample else fn.sample())
 
 
 def _integer(generator: Generator) -> int:
     return int(torch.randint(2**62, (), generator=generator))
 
 
-def _client(axis: int, client: int) -> Callable[[Tensor], Tensor]:
-    return lambda value: value.narrow(axis, client, 1)
-
-
-def _rows(fn: Any, axis: int, client: int, generator: Generator) -> Tensor:
+def _rows(fn: Any, axis: int, generator: Generator) -> Tensor:
     """Draw the rows of one client in blocks of one size, so that padding changes no row's draw."""
     own = keyed(_integer(generator))
     count = fn.batch_shape[axis + 1]
-    filled = torch.arange(-(-count // BLOCK) * BLOCK).clamp(max=count - 1)
-    mine = _client(axis, client)
-
-    def block(at: Tensor) -> Any:
-        return _rebuilt(fn, lambda value: mine(value).movedim(axis + 1, 0)[at])
-
-    blocks = [_sample(block(at), own) for at in filled.view(-1, BLOCK)]
+    filled = torch.arange(-(-count // BLOCK) * BLOCK).clamp(max=count - 1).view(-1, BLOCK)
+    first = _rebuilt(fn, lambda value: value.movedim(axis + 1, 0))
+    blocks = [
+        _sample(_rebuilt(first, partial(torch.index_select, dim=0, index=at)), own) for at in filled
+    ]
     return torch.cat(blocks)[:count].movedim(0, axis + 1)
 
 

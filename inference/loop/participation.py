@@ -1,11 +1,16 @@
-"""Who takes part in a round; draws are of places in the federation, not of names."""
+"""Who takes part in a round, and how well; draws are of places in the federation, not of names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
+
+from pyrofl.arguments import Count, CountOrNone, PositiveShare, Share, check_fields, checked
+from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.seeds import Seed, Stream, stream
 
 Draw = Callable[[Generator, int], Tensor]
 """(generator, clients) -> ids of those drawn, int64."""
@@ -16,14 +21,9 @@ def everyone(_: Generator, clients: int) -> Tensor:
     return torch.arange(clients)
 
 
-def fixed(count: int) -> Draw:
-    """Draw this many clients, uniformly without replacement.
-
-    Raises:
-        ValueError: if count is less than 1, or (when drawing) more than there are clients.
-    """
-    if count < 1:
-        raise ValueError(f"count of participants is {count}; expected at least 1")
+@checked
+def fixed(count: Count) -> Draw:
+    """Draw this many clients, uniformly without replacement; ValueError if there are fewer."""
 
     def draw(generator: Generator, clients: int) -> Tensor:
         if count > clients:
@@ -33,30 +33,20 @@ def fixed(count: int) -> Draw:
     return draw
 
 
-def fraction(share: float) -> Draw:
-    """Draw this share of the clients, rounded, at least one, uniformly without replacement.
-
-    Raises:
-        ValueError: if share is not in (0, 1].
-    """
-    if not 0 < share <= 1:
-        raise ValueError(f"share of participants is {share}; expected 0 < share <= 1")
-
-    def draw(generator: Generator, clients: int) -> Tensor:
-        return fixed(max(1, round(share * clients)))(generator, clients)
-
-    return draw
+@checked
+def fraction(share: PositiveShare) -> Draw:
+    """Draw this share of the clients, rounded, at least one, uniformly without replacement."""
+    return lambda generator, clients: fixed(max(1, round(share * clients)))(generator, clients)
 
 
-def bernoulli(probability: float, least: int = 2) -> Draw:
+@checked
+def bernoulli(probability: PositiveShare, least: CountOrNone = 2) -> Draw:
     """Draw each client independently; anew until there are at least `least` (pFedVEM).
 
     Raises:
-        ValueError: if probability is not in (0, 1], or (when drawing) there are fewer than `least`
-            clients, or a thousand draws found too few.
+        ValueError: when drawing, if there are fewer than `least` clients, or a thousand draws
+            found too few.
     """
-    if not 0 < probability <= 1:
-        raise ValueError(f"probability of reporting is {probability}; expected 0 < p <= 1")
 
     def draw(generator: Generator, clients: int) -> Tensor:
         for _ in range(1000):
@@ -77,3 +67,53 @@ def drawn(ids: Tensor, clients: int) -> Tensor:
     if not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= clients or len(ids.unique()) < len(ids):
         raise ValueError(f"drawn clients are {ids.tolist()}; expected distinct ids below {clients}")
     return ids
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """What goes wrong at clients, drawn anew in every round, whoever else takes part.
+
+    Attributes:
+        fail: probability that a client that would report is not heard. It has trained, and keeps
+            its private state; the server merges what the others sent.
+        least: smallest share of its epochs that a client does; each draws a share uniformly from
+            it to 1, and does at least one epoch of every phase that has any.
+    """
+
+    fail: Share = 0.0
+    least: PositiveShare = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        check_fields(self)
+
+    def heard(self, ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
+        """Return those of the clients `ids` whose messages arrive in a round; names are by id."""
+        return ids[_uniform(ids, names, seed, number)[:, 0] >= self.fail] if self.fail else ids
+
+    def working(self, method: Method, names: Sequence[str], seed: Seed, number: int) -> Method:
+        """Return the method with fewer epochs, rounded up, for some clients; names are by id."""
+        if self.least == 1:
+            return method
+
+        def shortened(phase: Phase) -> Phase:
+            whole = phase.epochs
+            if not callable(whole) and whole <= 1:
+                return phase
+
+            def epochs(ids: Tensor) -> Tensor:
+                most = whole(ids) if callable(whole) else torch.full((len(ids),), whole)
+                share = _uniform(ids.cpu(), names, seed, number)[:, 1]
+                return torch.ceil((self.least + (1 - self.least) * share) * most.cpu()).long()
+
+            return replace(phase, epochs=epochs)
+
+        return replace(method, phases=tuple(map(shortened, method.phases)))
+
+
+def _uniform(ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
+    """Draw two numbers from 0 to 1 for every client of a round: [C, 2]."""
+    drawn = torch.zeros(len(ids), 2, dtype=torch.float64)
+    for own, i in zip(drawn, ids.tolist(), strict=True):
+        own.uniform_(generator=stream(seed, Stream.WORK, number, names[i]))
+    return drawn

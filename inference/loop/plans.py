@@ -1,14 +1,23 @@
-"""Plans: in which order clients go through their rows."""
+"""Clients of different sizes side by side: minibatches in streams, full batches in groups.
+
+Groups are padded apart; what they have taken together is padded to the longest client of all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pyrofl.tensors import Tensors, join_up
+
 WORTH = 2000  # rows of padding in a step that cost more time than a step more: measured
+
+Axes = dict[str, list[int]]
+"""Name of a local tensor -> its axes of rows, padded to the longest client of all."""
 
 
 class Plan(NamedTuple):
@@ -25,33 +34,11 @@ class Plan(NamedTuple):
         return Plan(rows[:, clients], mask[:, clients], steps[clients], at[:, clients])
 
 
-def buckets(sizes: Tensor) -> list[Tensor]:
-    """Group clients by numbers of rows [C], the largest first, so that padding wastes few.
-
-    Returns:
-        positions of the clients of each group, all in one of them.
-    """
-    order = sizes.argsort(descending=True, stable=True)
-    return list(order.split(_runs(sizes[order])))
-
-
-def _runs(sizes: Tensor) -> list[int]:
-    """Cut sizes that fall wherever that saves more rows of padding than a group is worth."""
-    spared = (sizes[0] - sizes) * torch.arange(len(sizes), 0, -1)
-    first = int(spared.argmax())
-    if spared[first] <= WORTH:
-        return [len(sizes)]
-    return [*_runs(sizes[:first]), *_runs(sizes[first:])]
-
-
 def plan(rows: list[Tensor], epochs: list[int], batch: int | None, order: list[Generator]) -> Plan:
     """Lay out the epochs of every client back to back, as one stream of minibatches.
 
-    Args:
-        rows: of each client, its rows.
-        epochs: of each client, how many times it goes through them.
-        batch: rows of a minibatch; the last of an epoch may be shorter. None: all rows, in order.
-        order: of each client, the generator that shuffles every epoch.
+    Every epoch is shuffled by the client's `order`; its last minibatch may be shorter than `batch`.
+    None takes all rows, in order.
     """
     sizes, many = torch.tensor([len(r) for r in rows]), torch.tensor(epochs)
     longest = int(sizes.max())
@@ -76,3 +63,69 @@ def _picked(table: Tensor, index: Tensor, mask: Tensor) -> Tensor:
     index = (index * mask).transpose(0, 1)
     found = table.gather(1, index.flatten(1)).view(index.shape)
     return found.transpose(0, 1) * mask
+
+
+def buckets(sizes: Tensor) -> list[Tensor]:
+    """Group places of clients by their numbers of rows [C], the largest first."""
+    order = sizes.argsort(descending=True, stable=True)
+    return list(order.split(_runs(sizes[order])))
+
+
+def _runs(sizes: Tensor) -> list[int]:
+    """Cut sizes that fall wherever that saves more rows of padding than a group is worth."""
+    spared = (sizes[0] - sizes) * torch.arange(len(sizes), 0, -1)
+    first = int(spared.argmax())
+    if spared[first] <= WORTH:
+        return [len(sizes)]
+    return [*_runs(sizes[:first]), *_runs(sizes[first:])]
+
+
+def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
+    """Cut axes of rows to the longest client of a group."""
+    cut = dict(tensors)
+    for name in axes.keys() & cut.keys():
+        for axis in axes[name]:
+            cut[name] = cut[name].narrow(axis, 0, min(width, cut[name].shape[axis]))
+    return cut
+
+
+def joined(
+    parts: Sequence[Tensors], before: Sequence[Tensors], widths: Sequence[int]
+) -> tuple[Tensors, Axes]:
+    """Concatenate what groups have changed [C, ...], or had before; widths are of their longest.
+
+    Rows are padded to the longest client of all; where they are is told, if groups differ there.
+    """
+    if len(parts) == 1:
+        return parts[0], {}
+    changed: Tensors = {}
+    axes: Axes = {}
+    for name in dict.fromkeys(n for part in parts for n in part):
+        values = [part.get(name, old.get(name)) for part, old in zip(parts, before, strict=True)]
+        found = [v for v in values if v is not None]
+        if len(found) < len(values):
+            raise ValueError(f"a client that makes no step in this phase would lack {name!r}")
+        if len({v.shape[1:] for v in found}) > 1:
+            axes[name] = _rows(name, found, widths)
+            found = [_widened(v, axes[name], max(widths)) for v in found]
+        changed |= join_up({name: v} for v in found)
+    return changed, axes
+
+
+def _rows(name: str, values: Sequence[Tensor], widths: Sequence[int]) -> list[int]:
+    shapes = [tuple(v.shape[1:]) for v in values]
+    if len({len(shape) for shape in shapes}) == 1:
+        lengths = enumerate(zip(*shapes, strict=True), 1)
+        differ = [(axis, found) for axis, found in lengths if len(set(found)) > 1]
+        if all(found == tuple(widths) for _, found in differ):
+            return [axis for axis, _ in differ]
+    raise ValueError(
+        f"{name!r} has shapes {shapes} in groups of clients with up to {list(widths)} rows; "
+        "expected them to differ only in axes of rows"
+    )
+
+
+def _widened(value: Tensor, axes: list[int], width: int) -> Tensor:
+    wide = value.new_zeros([width if a in axes else n for a, n in enumerate(value.shape)])
+    wide[tuple(map(slice, value.shape))] = value
+    return wide

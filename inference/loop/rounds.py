@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import get_args
 
 import pyro
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation
-from pyrofl.inference.loop.client_state import Keeper
-from pyrofl.inference.loop.inbox import inbox
+from pyrofl.arguments import Count, CountOrNone, checked
+from pyrofl.data import Federation, Who
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.messages import (
     BadMessage,
-    CannotMerge,
     Form,
+    Inbox,
     OnBadMessage,
     agreed,
     form_of,
+    inbox,
     inspect,
     merged,
     unlike,
 )
-from pyrofl.inference.loop.participation import Draw, drawn, everyone
-from pyrofl.inference.loop.state import Round, by_name, chunks, meet, to_data
-from pyrofl.inference.loop.stragglers import Stragglers
+from pyrofl.inference.loop.participation import Draw, Stragglers, drawn, everyone
+from pyrofl.inference.loop.state import ClientState, Round, chunks, meet, to_data
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, separate, stream
-from pyrofl.tensors import Tensors, cut, join_up, role, under
+from pyrofl.inference.servers.averages import CannotMerge
+from pyrofl.tensors import Tensors, cut, join_up, pick, role, under
 
 TOLD = 3  # reasons in one line
 
 
+@checked
 def federate(
     method: Method | Callable[[int], Method],
     data: Federation,
-    rounds: int,
+    rounds: CountOrNone,
     *,
     seed: Seed = 0,
     participation: Draw = everyone,
     trains: Draw | None = None,
-    chunk: int | None = None,
+    chunk: Count | None = None,
     server: Tensors | None = None,
     start: Round | None = None,
     stragglers: Stragglers | None = None,
     on_bad_message: OnBadMessage = "reject",
-    state_memory: int | None = None,
+    state_memory: CountOrNone | None = None,
     keep_messages: bool = True,
 ) -> Iterator[Round]:
     """Run federated rounds, yielding the state after each.
@@ -73,19 +73,11 @@ def federate(
             chunk's are all that are in memory, and those of a Round are [0, ...].
 
     Raises:
-        ValueError: if rounds, chunk or a seed is negative, a draw does not fit the clients, or
-            messages are not to be kept and the method cannot fold them.
+        ValueError: if a draw does not fit the clients, or messages are not to be kept and the
+            method cannot fold them.
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
     """
-    seed = separate(seed)
-    if rounds < 0 or (chunk is not None and chunk < 1):
-        raise ValueError(f"rounds is {rounds}, chunk {chunk}; expected >= 0 and >= 1")
-    if on_bad_message not in get_args(OnBadMessage) or (state_memory or 0) < 0:
-        raise ValueError(
-            f"on_bad_message is {on_bad_message!r}, state_memory {state_memory}; expected one of "
-            f"{get_args(OnBadMessage)}, and None or >= 0 bytes"
-        )
-    slow = stragglers or Stragglers()
+    seed, slow = separate(seed), stragglers or Stragglers()
     at = method if not isinstance(method, Method) else lambda _: method
     if start is not None and (server is not None or len(start.seen) != data.clients):
         raise ValueError(
@@ -94,23 +86,23 @@ def federate(
         )
     if (begun := start.number if start else 0) < rounds:
         inbox(at(begun), {}, torch.zeros(0), keep_messages)
+
     step = partial(
         advance, seed=seed, chunk=chunk, memory=state_memory, keep_messages=keep_messages
     )
 
     def go(state: Round) -> Iterator[Round]:
         for number in range(state.number, rounds):
-            now = at(number)
-            source = stream(seed, Stream.WHO, number)
-            asked = drawn(participation(source, data.clients), data.clients)
+            now, source = at(number), stream(seed, Stream.WHO, number)
+            asked = ids = drawn(participation(source, data.clients), data.clients)
             if trains is not None:
                 ids = drawn(trains(source, data.clients), data.clients)
-            else:
-                ids = torch.arange(data.clients) if now.all_train else asked
+            elif now.all_train:
+                ids = torch.arange(data.clients)
             heard = slow.heard(asked, data.names, seed, number)
             now = slow.working(now, data.names, seed, number)
             state = step(now, data, state, ids, heard)
-            state = replace(state, silent=asked[~torch.isin(asked, heard)].sort().values)
+            state = replace(state, silent=asked[~torch.isin(asked, heard)])
             if on_bad_message == "raise" and state.rejected:
                 more = [f"and {len(state.rejected) - TOLD} more"][: len(state.rejected) > TOLD]
                 raise BadMessage("; ".join([*state.rejected[:TOLD], *more]))
@@ -120,11 +112,11 @@ def federate(
 
 
 def first(method: Method, data: Federation, seed: Seed, server: Tensors | None = None) -> Round:
-    """Return the state before round one."""
+    """Return the state before round one; rows that `init` has of clients are dealt by name."""
     if server is None:
-        server = by_name(
-            method.init(stream(seed, Stream.START), data.clients), method.per_client, data
-        )
+        server = method.init(stream(seed, Stream.START), data.clients)
+        place = torch.tensor(sorted(range(data.clients), key=data.names.__getitem__)).argsort()
+        server = server | {n: v[place] for n, v in pick(server, method.per_client).items()}
     return Round(0, to_data(server, data), {}, torch.zeros(data.clients, dtype=torch.bool))
 
 
@@ -147,67 +139,71 @@ def advance(
     """
     reporters = reporters[torch.isin(reporters, ids)].sort().values
     letters = inbox(method, state.server, reporters, keep_messages)
-    parts: list[_Part] = []
-    with Keeper(state.private, data.clients, memory) as keeper:
-        for some in chunks(method, data, state, ids, chunk, seed):
-            part, mine, sent = _train_chunk(method, data, state, some, reporters, seed)
-            keeper.write(part.kept, mine)
-            letters.take(part.form, data.who(part.heard), sent)
-            parts.append(part)
-        form = agreed([(part.form, len(part.kept)) for part in parts], form_of(state.message))
-        parts = [_believed(part, form, keeper, data) for part in parts]
-        heard = torch.cat([part.heard for part in parts])
-        who, server, bad = data.who(heard.sort().values), state.server, list[str]()
-        letters.close(form, who)
+    with ClientState(state.private, data.clients, memory) as keeper:
+        done = [
+            _train_chunk(method, data, state, data.who(some), reporters, seed, keeper, letters)
+            for some in chunks(method, data, state, ids, chunk, seed)
+        ]
+        form = agreed([(c.form, c.reasons.count("")) for c in done], form_of(state.message))
+        for c in done:
+            if odd := unlike(c.form, form):
+                keeper.take_back(c.told["ids"])
+                c.reasons = [
+                    r or f"{data.names[i]}: {odd}"
+                    for r, i in zip(c.reasons, c.told["ids"].tolist(), strict=True)
+                ]
+        reasons = [reason for c in done for reason in c.reasons]
+        told = join_up(c.told for c in done) | {"good": torch.tensor([not r for r in reasons])}
+        told = cut(told, told["ids"].argsort())
+        heard = told["good"] & torch.isin(told["ids"], reporters)
+        who, server, bad = data.who(told["ids"][heard]), state.server, list[str]()
+        message = letters.left(form, who)
         try:
-            if len(heard):
+            if len(who.ids):
                 with torch.no_grad(), pyro.validation_enabled(False):
-                    new = letters.merged(who, stream(seed, Stream.MERGE, state.number))
+                    source = stream(seed, Stream.MERGE, state.number)
+                    new = letters.merged(form, message, who, source)
                 server, bad = merged(server, to_data(new, data))
         except CannotMerge as error:
             bad = [f"the server: {error}"]
-        order = torch.cat([part.trained for part in parts]).argsort()
-        each = cut(join_up([part.each for part in parts]), order)
         seen = state.seen.clone()
-        seen[torch.cat([part.kept for part in parts])] = True
+        seen[told["ids"][told["good"]]] = True
         return Round(
             number=state.number + 1,
             server=server,
             private=keeper.close(),
             seen=seen,
             who=who,
-            message=letters.left(),
-            trained=ids.sort().values,
-            rejected=(*(reason for part in parts for reason in part.rejected), *bad),
-            loss=role("loss", each),
-            steps=each["steps"],
-            down=each["down"],
-            up=torch.cat([part.up for part in parts])[heard.argsort()],
+            message=message,
+            trained=told["ids"],
+            rejected=(*filter(None, reasons), *bad),
+            loss=role("loss", told),
+            steps=told["steps"],
+            down=told["down"],
+            up=told["up"][heard],
         )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What one chunk of clients leaves behind."""
+@dataclass
+class _Chunk:
+    """What clients that trained side by side leave behind besides their messages and state."""
 
     form: Form
-    trained: Tensor
-    kept: Tensor  # ids whose state is good
-    heard: Tensor  # those of them that report
-    rejected: Sequence[str]
-    each: Tensors  # what is recorded of every one, [trained]
-    up: Tensor  # [heard]
+    reasons: list[str]  # what is wrong with each, or ""
+    told: Tensors  # ids, steps, losses, bytes: [C]
 
 
 def _train_chunk(
     method: Method,
     data: Federation,
     state: Round,
-    ids: Tensor,
+    who: Who,
     reporters: Tensor,
     seed: Seed,
-) -> tuple[_Part, Tensors, Tensors]:
-    who = data.who(ids)
+    keeper: ClientState,
+    letters: Inbox,
+) -> _Chunk:
+    """Train clients side by side; hand in their state and the messages of the reporters."""
     received, private = meet(method, data, state, who, seed)
     local, loss, steps = train(
         method, received, private | received, data, who, seed=seed, number=state.number
@@ -217,31 +213,13 @@ def _train_chunk(
         message = method.upload(received, local)
     watched = mine | {f"its loss of {n}": v for n, v in loss.items()}
     reasons = inspect(message, watched, who, data.names, method.rules)
-    good = torch.tensor([not reason for reason in reasons])
-    report = good & torch.isin(ids, reporters)
-    kept, heard = (index.nonzero().flatten().to(data.x.device) for index in (good, report))
-    sent = cut(message, heard) if len(kept) else {}
-    part = _Part(
-        form=form_of(message),
-        trained=ids,
-        kept=ids[good],
-        heard=ids[report],
-        rejected=[reason for reason in reasons if reason],
-        each=under("loss", loss) | {"steps": steps, "down": _weigh(method, received, len(ids))},
-        up=_weigh(method, sent, len(heard)),
-    )
-    return part, cut(mine, kept), sent
-
-
-def _believed(part: _Part, expected: Form, keeper: Keeper, data: Federation) -> _Part:
-    """Leave out the clients of a part if their messages have not the form that they must have."""
-    odd = unlike(part.form, expected)
-    if not odd or not len(part.kept):
-        return part
-    keeper.take_back(part.kept)
-    told = (*part.rejected, *(f"{data.names[i]}: {odd}" for i in part.kept.tolist()))
-    return replace(part, kept=part.kept[:0], heard=part.heard[:0], up=part.up[:0], rejected=told)
-
-
-def _weigh(method: Method, tensors: Tensors, clients: int) -> Tensor:
-    return method.weigh(tensors) if tensors else torch.zeros(clients, dtype=torch.long)
+    ids, good, form = who.ids.cpu(), torch.tensor([not r for r in reasons]), form_of(message)
+    heard = good & torch.isin(ids, reporters)
+    keeper.write(ids[good], cut(mine, good.nonzero().flatten().to(data.x.device)))
+    sent = cut(message, heard.nonzero().flatten().to(data.x.device)) if bool(good.any()) else {}
+    letters.take(form, data.who(ids[heard]), sent)
+    up = torch.zeros(len(ids), dtype=torch.long)
+    up[heard] = method.weigh(sent) if sent else 0
+    down = method.weigh(received) if received else torch.zeros_like(up)
+    told = {"ids": ids, "steps": steps, "down": down, "up": up}
+    return _Chunk(form, reasons, told | under("loss", loss))

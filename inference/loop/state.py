@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +18,13 @@ from pyrofl.data import Federation, Who
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.summaries import Summarised
-from pyrofl.tensors import Tensors, matches, size_in_bytes
+from pyrofl.tensors import Tensors, size_in_bytes
 
+COPIED = 64_000_000  # bytes of all clients' state up to which every round has a copy of its own
 ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the processor, on Linux
+
+nobody = partial(torch.zeros, 0, dtype=torch.long)
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,15 +53,15 @@ class Round(Summarised):
     server: Tensors
     private: Tensors
     seen: Tensor
-    who: Who = field(default_factory=lambda: Who(torch.zeros(0, dtype=torch.long), torch.zeros(0)))
+    who: Who = field(default_factory=lambda: Who(nobody(), torch.zeros(0)))
     message: Tensors = field(default_factory=dict)
-    trained: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    trained: Tensor = field(default_factory=nobody)
     rejected: tuple[str, ...] = ()
     loss: Tensors = field(default_factory=dict)
-    steps: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    silent: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    down: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    up: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    steps: Tensor = field(default_factory=nobody)
+    silent: Tensor = field(default_factory=nobody)
+    down: Tensor = field(default_factory=nobody)
+    up: Tensor = field(default_factory=nobody)
 
     @property
     def title(self) -> str:
@@ -92,32 +99,21 @@ def to_data(tensors: Tensors, data: Federation) -> Tensors:
     }
 
 
-def by_name(server: Tensors, per_client: str, data: Federation) -> Tensors:
-    """Deal rows that the server has for every client [J, *p] by their names, not their places."""
-    order = sorted(range(data.clients), key=data.names.__getitem__)
-    place = torch.tensor(order).argsort()
-    return {n: v[place] if matches(n, per_client) else v for n, v in server.items()}
-
-
 def meet(
     method: Method, data: Federation, state: Round, who: Who, seed: Seed
 ) -> tuple[Tensors, Tensors]:
     """Return what some clients receive now and their private state, that of newcomers new."""
     received = method.download(state.server, who)
-    fresh = to_data(method.join(received, who, stream(seed, Stream.START)), data)
-    known = torch.zeros(len(who.ids), dtype=torch.bool)
-    inside = who.ids.cpu() < data.clients
-    known[inside] = state.seen[who.ids.cpu()[inside]]
-    private = {}
-    for name, value in fresh.items():
-        private[name] = value
-        if name in state.private and bool(known.any()):
-            old = state.private[name][who.ids.cpu()[known]].to(value)
-            if bool(known.all()):
-                private[name] = old
-            else:
-                private[name] = value.clone(memory_format=torch.contiguous_format)
-                private[name][known] = old
+    private = to_data(method.join(received, who, stream(seed, Stream.START)), data)
+    ids = who.ids.cpu()
+    known = torch.isin(ids, state.seen.nonzero().flatten())
+    for name in private.keys() & state.private.keys() if bool(known.any()) else ():
+        old = state.private[name][ids[known]].to(private[name])
+        if not bool(known.all()):
+            both = private[name].clone(memory_format=torch.contiguous_format)
+            both[known] = old
+            old = both
+        private[name] = old
     return received, private
 
 
@@ -135,22 +131,12 @@ def chunk_bytes() -> int:
 
 
 def chunks(
-    method: Method,
-    data: Federation,
-    state: Round,
-    ids: Tensor,
-    chunk: int | None,
-    seed: Seed,
+    method: Method, data: Federation, state: Round, ids: Tensor, chunk: int | None, seed: Seed
 ) -> Iterator[Tensor]:
-    """Split clients into groups that are trained side by side, the largest clients first.
-
-    Raises:
-        ValueError: if chunk is less than 1.
-    """
+    """Split clients into groups that are trained side by side, the largest clients first."""
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is {chunk}; expected None or at least 1")
-    order = data.sizes[ids].argsort(descending=True, stable=True)
-    ids = ids[order]
+    ids = ids[data.sizes[ids].argsort(descending=True, stable=True)]
     if chunk is not None:
         yield from ids.split(chunk)
         return
@@ -158,6 +144,104 @@ def chunks(
     most = max(1, chunk_bytes() // max(size_in_bytes(private | received), 1))
     row = data.x[0].numel() * data.x.element_size()
     while len(ids):  # all clients of a chunk are padded to its first, the longest
-        fit = max(1, ROWS_BYTES // max(row * int(data.sizes[ids[0]]), 1))
-        some, ids = ids[: min(most, fit)], ids[min(most, fit) :]
+        fit = min(most, max(1, ROWS_BYTES // max(row * int(data.sizes[ids[0]]), 1)))
+        some, ids = ids[:fit], ids[fit:]
         yield some
+
+
+def _while_fresh(name: str) -> Any:
+    """Return a method of dict that is refused once a later round has written into the tensors."""
+
+    def method(self: OneCopy, *args: Any) -> Any:
+        if self.stale:
+            raise ValueError(
+                "the private state of this round has been overwritten by a later one, as all "
+                "clients' state is too large to keep twice; test a round before asking for the next"
+            )
+        return getattr(dict, name)(self, *args)
+
+    return method
+
+
+class OneCopy(dict[str, Tensor]):
+    """State that is too large for a copy in every round: the next round writes into it."""
+
+    stale = False
+    __getitem__, __iter__, __or__, __ror__ = map(
+        _while_fresh, ("__getitem__", "__iter__", "__or__", "__ror__")
+    )
+    get, items, values, copy = map(_while_fresh, ("get", "items", "values", "copy"))
+
+
+class ClientState:
+    """Private state [J, ...] during a round; of its tensors more than `memory` bytes are mapped."""
+
+    def __init__(self, old: Tensors, clients: int, memory: int | None) -> None:
+        """Begin with that of the round before."""
+        self.old, self.clients, self.memory = old, clients, memory
+        self.new: Tensors = {}
+        self.undo: list[tuple[Tensor, Tensor, Tensor]] = []  # table, ids, what was there
+        self.in_place = isinstance(old, OneCopy)
+
+    def __enter__(self) -> ClientState:
+        """Begin a round."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Take everything back if the round fails on its way."""
+        if kind is not None:
+            self.take_back(torch.arange(self.clients))
+
+    def write(self, ids: Tensor, mine: Tensors) -> None:
+        """Write down what some clients keep, [C, ...]."""
+        total = self.clients * sum(v.shape[1:].numel() * v.element_size() for v in mine.values())
+        self.in_place |= total > COPIED
+        for name, value in mine.items():
+            if name not in self.new:
+                self.new[name] = self._begin(name, value, total)
+            table = self.new[name]
+            if table is self.old.get(name):
+                self.undo.append((table, ids, table[ids]))
+            table[ids] = value.to(table.device)
+
+    def _begin(self, name: str, like: Tensor, total: int) -> Tensor:
+        old: Tensor | None = self.old.get(name)
+        if old is not None and isinstance(self.old, OneCopy):
+            return old
+        shape = (self.clients, *like.shape[1:])
+        on_disk = self.memory is not None and total > self.memory
+        new = mapped(shape, like.dtype) if on_disk else like.new_zeros(shape)
+        return new if old is None else new.copy_(old)
+
+    def take_back(self, ids: Tensor) -> None:
+        """Make the state of some clients again what it was before the round."""
+        for name, table in self.new.items():
+            if table is not self.old.get(name):
+                table[ids] = self.old[name][ids] if name in self.old else 0
+        for table, written, value in self.undo:
+            again = torch.isin(written, ids)
+            table[written[again]] = value[again]
+
+    def close(self) -> Tensors:
+        """Return the state after the round; where it is the only copy, the old one is stale."""
+        if not self.new:
+            return self.old
+        new = self.old | self.new
+        if isinstance(self.old, OneCopy):
+            self.old.stale = True
+        return OneCopy(new) if self.in_place else new
+
+
+def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros in a temporary file (see TMPDIR) that is gone once nobody uses them."""
+    handle, path = tempfile.mkstemp(prefix="pyrofl-")
+    try:
+        count = torch.Size(shape).numel()
+        size = count * dtype.itemsize
+        if hasattr(os, "posix_fallocate") and size:  # or writing would kill the process
+            os.posix_fallocate(handle, 0, size)
+        return torch.from_file(path, shared=True, size=count, dtype=dtype).view(shape)
+    finally:
+        os.close(handle)
+        with suppress(PermissionError):  # some systems keep a file until it is closed
+            os.unlink(path)

@@ -66,16 +66,13 @@ class PhaseRun:
         for t, left in enumerate((steps > times[:, None]).sum(1).tolist()):
             if left < active:
                 active = left
-                self._shorten(active)
+                self.now = cut(self.local, slice(active))
+                self.received = cut(self.received, slice(active))
+                self.noise.narrow(active)
+                for optimiser in self.optimisers:
+                    narrow(optimiser, active)
             with self.noise:
                 self._moves(feed(t, active))
-
-    def _shorten(self, active: int) -> None:
-        self.now = cut(self.local, slice(active))
-        self.received = cut(self.received, slice(active))
-        self.noise.narrow(active)
-        for optimiser in self.optimisers:
-            narrow(optimiser, active)
 
     def _moves(self, batch: Batch) -> None:
         gradient = iter(zip(self.params, self.optimisers, strict=True))
@@ -84,31 +81,25 @@ class PhaseRun:
                 params, optimiser = next(gradient)
                 for _ in range(move.repeat):
                     self._step(move, params, optimiser, batch)
-            else:
-                changed = move(self.received, self.now, batch)
-                if not self.once:  # a move may return tensors that others of its writes overwrite
-                    changed = {n: v.clone() for n, v in changed.items()}
-                for name, value in changed.items():
-                    self._write(name, value.detach())
+                continue
+            changed = move(self.received, self.now, batch)
+            if not self.once:  # a move may return tensors that others of its writes overwrite
+                changed = {n: v.clone() for n, v in changed.items()}
+            for name, value in changed.items():
+                self._write(name, value.detach())
 
     def _step(
         self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch
     ) -> None:
-        loss = step.loss(
-            self.method.model, self.method.guide, self.received, self.now | params, batch
-        )
+        programs = self.method.model, self.method.guide
+        loss = step.loss(*programs, self.received, self.now | params, batch)
         if loss.shape != batch.size.shape:
             raise ValueError(
                 f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "
                 f"number for each of {len(batch)} clients"
             )
-        grads = torch.autograd.grad(
-            loss,
-            list(params.values()),
-            self.ones[: len(loss)],
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        moving, ones = list(params.values()), self.ones[: len(loss)]
+        grads = torch.autograd.grad(loss, moving, ones, allow_unused=True, materialize_grads=True)
         for (name, p), grad in zip(params.items(), grads, strict=True):
             if p.dim() and not optimiser.state.get(p):
                 self._lay_out(name, p, grad)

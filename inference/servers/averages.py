@@ -1,12 +1,30 @@
-"""Weighted means over clients."""
+"""Averages over clients: weighted means, and what a few bad messages cannot move far.
+
+clip     Sun, Kairouz, Suresh and McMahan, "Can You Really Backdoor Federated Learning?", 2019
+median, trimmed   Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning:
+         Towards Optimal Statistical Rates", ICML 2018, definitions 1 and 2
+krum     Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine
+         Tolerant Gradient Descent", NeurIPS 2017, section 4 and, of several, section 6
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from pyrofl.inference.loop.messages import CannotMerge
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, cut, like, total
+
+Combine = Callable[[Tensors, Tensor, Tensors], Tensors]
+"""(message [C, *p], weight [C], server [*p]) -> one value [*p] for every name of the message."""
+
+
+class CannotMerge(ValueError):
+    """Raised by a merge that can make nothing of good messages; the server keeps its state."""
 
 
 def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
@@ -33,9 +51,7 @@ def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
         raise CannotMerge(
             f"weights are {weight.tolist()}; expected finite, so their sum, not all zero, none < 0"
         )
-    share = (weight / total).to(value)
-    mean: Tensor = torch.tensordot(share, value, 1)
-    return mean
+    return cast("Tensor", torch.tensordot((weight / total).to(value), value, 1))
 
 
 def average(message: Tensors, weight: Tensor) -> Tensors:
@@ -46,3 +62,107 @@ def average(message: Tensors, weight: Tensor) -> Tensors:
 def blend(old: Tensors, new: Tensors, keep: float) -> Tensors:
     """Move only part of the way: keep * old + (1 - keep) * new, for the names of `new`."""
     return {n: keep * old[n] + (1 - keep) * v for n, v in new.items()} if keep else new
+
+
+def combining(how: str | Combine) -> Combine:
+    """Read how messages become one.
+
+    Args:
+        how: "mean" weighs clients by size; "median" takes the middle of every coordinate and
+            "trimmed:0.1" the mean without its 10% largest and 10% smallest values; "krum:2" takes
+            the one message that is nearest to its neighbours, whichever 2 are bad, and
+            "krum:2:5" the mean of 5 such; "clip:1.0" shortens the change of every client to a
+            norm of at most 1. Or a function.
+
+    Raises:
+        ValueError: if it is none of these, or a number is out of its range.
+    """
+    if callable(how):
+        return how
+    name, *words = how.split(":")
+    with suppress(ValueError):
+        match name, [float(word) for word in words]:
+            case "mean", []:
+                return mean
+            case "median", []:
+                return counted(median)
+            case "trimmed", [share] if 0 <= share < 0.5:
+                return counted(lambda message, weight, _: trimmed(message, weight, share))
+            case "clip", [norm] if norm > 0:
+                return counted(lambda message, weight, old: clipped(message, weight, old, norm))
+        match name, [int(word) for word in words]:
+            case "krum", [bad] if bad >= 0:
+                return counted(lambda message, weight, _: krum(message, weight, bad))
+            case "krum", [bad, best] if bad >= 0 and best >= 1:
+                return counted(lambda message, weight, _: krum(message, weight, bad, best))
+    raise ValueError(
+        f"merge is {how!r}; expected mean, median, trimmed:SHARE below 0.5, krum:BAD, "
+        "krum:BAD:BEST or clip:NORM"
+    )
+
+
+def counted(rule: Combine) -> Combine:
+    """Leave out messages of weight 0, which a rule would count like the others."""
+
+    def some(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
+        at = weight.nonzero().flatten()
+        if not len(at):
+            raise CannotMerge(f"weights are {weight.tolist()}; expected one above 0")
+        return rule(cut(message, at), weight[at], server) if message else {}
+
+    return some
+
+
+def mean(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
+    """Take the weighted mean, which a single client can move anywhere."""
+    return average(message, weight)
+
+
+def median(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
+    """Take the median of every coordinate, clients counting the same whatever size they claim."""
+    return {n: middle(v, torch.ones_like(weight), (len(v) - 1) // 2) for n, v in message.items()}
+
+
+def trimmed(message: Tensors, weight: Tensor, share: float) -> Tensors:
+    """Take the weighted mean of every coordinate without this share of clients at either end."""
+    each = math.floor(share * len(weight) + 1e-9)  # 0.29 of 100 is 28.999...
+    return {n: middle(v, weight, each) for n, v in message.items()}
+
+
+def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
+    """Average values [C, *p] by weights [C], without the `each` largest and smallest at a place."""
+    if not each:
+        return weighted_mean(value, weight)
+    order = value.sort(0)
+    kept = slice(each, len(value) - each)
+    share = weight.to(value)[order.indices[kept]]
+    return (share / share.sum(0) * order.values[kept]).sum(0)
+
+
+def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
+    """Take the weighted mean of the `best` messages that lie closest to others; `bad` may not.
+
+    A message's score is the sum of its squared distances, over all its tensors [C, *p], to the
+    C - bad - 2 nearest others.
+    """
+    clients, least = len(weight), max(2 * bad + 3, best)
+    if clients < least:
+        raise CannotMerge(
+            f"krum of {clients} messages, {bad} of them bad and {best} taken; expected at least "
+            f"{least} messages in every round"
+        )
+    flat = torch.cat([v.reshape(clients, -1) for v in message.values()], 1)
+    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
+    nearest = apart.sort(1).values[:, 1 : clients - bad - 1]  # the first is the message itself
+    chosen = nearest.sum(1).argsort(stable=True)[:best].sort().values
+    return average({n: v[chosen] for n, v in message.items()}, weight[chosen])
+
+
+def clipped(message: Tensors, weight: Tensor, server: Tensors, norm: float) -> Tensors:
+    """Take the weighted mean after shortening changes, over all tensors, from the server's."""
+    change = {n: v - server[n] for n, v in message.items()}
+    factor = norm / total({n: v.square() for n, v in change.items()}).sqrt()
+    near = {n: server[n] + like(factor, v) * v for n, v in change.items()}
+    # Those within the norm stay as they are, to the last bit.
+    kept = {n: torch.where(like(factor < 1, v), near[n], v) for n, v in message.items()}
+    return average(kept, weight)

@@ -10,14 +10,16 @@ sums over machines, and secure ones, need nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import or_
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Who
-from pyrofl.inference.servers.robust import Combine, combining, mean
+from pyrofl.inference.optim import Optim
+from pyrofl.inference.servers.averages import Combine, combining, mean
 from pyrofl.tensors import Tensors, join_up, matches
 
 Weight = Callable[[Tensors, Who], Tensor]
@@ -47,27 +49,13 @@ def by(name: str) -> Weight:
 
 @dataclass(frozen=True)
 class Total:
-    """Pool the weighted sum instead of the mean.
-
-    Attributes:
-        weight: of the clients.
-    """
+    """Pool the weighted sum instead of the mean."""
 
     weight: Weight
 
     def __call__(self, message: Tensors, who: Who) -> Tensor:
         """Return the weights."""
         return self.weight(message, who)
-
-
-def as_sent(server: Tensors, message: Tensors) -> Tensors:
-    """Pool messages as they are."""
-    return message
-
-
-def go_there(server: Tensors, pooled: Tensors) -> Tensors:
-    """Put what was pooled in the place of what the server had of it."""
-    return server | pooled
 
 
 class Weighed(NamedTuple):
@@ -84,26 +72,21 @@ class Pooled:
     Attributes:
         weights: patterns of names, the first that match count -> the clients' weights. The names
             of one entry are pooled together, which matters to Krum and clipping.
-        then: (server, pooled [*p]) -> the next state.
-        how: "mean", or a merge that bears bad messages, see `robust.combining`.
+        then: (server, pooled [*p]) -> the next state; by default what was pooled takes its place.
+        how: "mean", or a merge that bears bad messages, see `combining`.
         of: (server, message [C, ...]) -> what is pooled, named as the server's tensors where
             it stands for them. The server's own state goes through it too, for merges that need
             the value before.
     """
 
     weights: Mapping[str, Weight]
-    then: Callable[[Tensors, Tensors], Tensors] = go_there
+    then: Callable[[Tensors, Tensors], Tensors] = or_
     how: str | Combine = "mean"
-    of: Callable[[Tensors, Tensors], Tensors] = as_sent
-    combine: Combine = field(init=False, compare=False)
+    of: Callable[[Tensors, Tensors], Tensors] = lambda server, message: message
 
     def __post_init__(self) -> None:
-        """Read how.
-
-        Raises:
-            ValueError: if it is unknown, or a number is out of its range.
-        """
-        object.__setattr__(self, "combine", combining(self.how))
+        """Refuse an unknown `how`."""
+        combining(self.how)
 
     def __repr__(self) -> str:
         """Tell what is pooled how."""
@@ -113,11 +96,7 @@ class Pooled:
     def __call__(
         self, server: Tensors, message: Tensors, who: Who, generator: Generator
     ) -> Tensors:
-        """Return the next state.
-
-        Raises:
-            CannotMerge: if weights or messages do not permit it.
-        """
+        """Return the next state, or raise CannotMerge if weights or messages do not permit it."""
         return self.close(server, self.weigh(server, message, who))
 
     def weigh(self, server: Tensors, message: Tensors, who: Who) -> Weighed:
@@ -127,37 +106,30 @@ class Pooled:
         return Weighed(values, {p: self.weights[p](message, who) for p in used})
 
     def fold(self, *parts: Weighed) -> Weighed:
-        """Return one that stands for several: their mean, with the sum of their weights.
-
-        Raises:
-            CannotMerge: if weights do not permit it.
-        """
+        """Return one that stands for several: their mean, with the sum of their weights."""
         values, weights = join_up(p.values for p in parts), join_up(p.weights for p in parts)
-        folded: Tensors = {}
-        for names, patterns in self._groups(values):
-            mine = {n: values[n] for n in names}
-            none = {n: torch.zeros_like(v[0]) for n, v in mine.items()}
-            folded |= _pool(mean, mine, weights[patterns], none, 0.0)
-        return Weighed(
-            {n: v[None] for n, v in folded.items()},
-            {p: w.sum(0, keepdim=True) for p, w in weights.items()},
-        )
+        folded = self._pooled(Weighed(values, weights), mean, {}, 0.0)
+        sums = {p: w.sum(0, keepdim=True) for p, w in weights.items()}
+        return Weighed({n: v[None] for n, v in folded.items()}, sums)
 
     def close(self, server: Tensors, weighed: Weighed) -> Tensors:
         """Return the next state, given what was weighed, or folded."""
-        old = server | {
-            n: v[0] for n, v in self.of(server, {n: v[None] for n, v in server.items()}).items()
-        }
-        pooled: Tensors = {}
-        for names, patterns in self._groups(weighed.values):
-            weight = weighed.weights[patterns]
-            mine = {n: weighed.values[n] for n in names}
-            before = {n: old.get(n, torch.zeros_like(v[0])) for n, v in mine.items()}
-            found = _pool(self.combine, mine, weight, before, UNUSED)
+        ahead = self.of(server, {n: v[None] for n, v in server.items()})
+        old = server | {n: v[0] for n, v in ahead.items()}
+        pooled = self._pooled(weighed, combining(self.how), old, UNUSED)
+        for names, patterns in self._groups(pooled):
             if isinstance(self.weights[patterns], Total):
-                found = {n: v * weight.sum() for n, v in found.items()}
-            pooled |= found
+                pooled |= {n: pooled[n] * weighed.weights[patterns].sum() for n in names}
         return self.then(server, pooled)
+
+    def _pooled(self, weighed: Weighed, combine: Combine, before: Tensors, least: float) -> Tensors:
+        """Make one value [*p] of clients' values, or keep those before that are given no weight."""
+        found: Tensors = {}
+        for names, patterns in self._groups(weighed.values):
+            mine = {n: weighed.values[n] for n in names}
+            old = {n: before.get(n, torch.zeros_like(v[0])) for n, v in mine.items()}
+            found |= _pool(combine, mine, weighed.weights[patterns], old, least)
+        return found
 
     def _groups(self, values: Tensors) -> list[tuple[list[str], str]]:
         """Return names that are pooled together, and the patterns that they match first."""
@@ -172,14 +144,9 @@ class Pooled:
 def _pool(
     combine: Combine, values: Tensors, weight: Tensor, before: Tensors, least: float
 ) -> Tensors:
-    """Make one value [*p] of clients' values; or [K, *p], each of the K on its own.
+    """Make one value [*p] of [C, *p] by weights [C]; or [K, *p] of [C, K, *p] by [C, K], apart.
 
-    Args:
-        combine: how.
-        values: [C, *p]; or [C, K, *p].
-        weight: [C]; or [C, K].
-        before: what stays where all weights together are not above `least`.
-        least: 0 or more.
+    What was before stays where all weights together are not above `least`.
     """
     if weight.dim() == 1:
         return combine(values, weight, before)
@@ -193,11 +160,9 @@ def _pool(
 
 
 def followed(merge: Merge, change: Callable[[Tensors, Tensors], Tensors]) -> Merge:
-    """Let a server go on from what it would merge, such as by a step of an optimiser.
+    """Let a server go on from what it would merge by (server, merged) -> the next state.
 
-    Args:
-        merge: a declaration stays one.
-        change: (server, merged) -> the next state.
+    A declaration stays one. The change may be the step of an optimiser, such as `descend`.
     """
     if isinstance(merge, Pooled):
         then = merge.then
@@ -207,3 +172,32 @@ def followed(merge: Merge, change: Callable[[Tensors, Tensors], Tensors]) -> Mer
         return change(server, merge(server, message, who, generator))
 
     return both
+
+
+def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server/optim") -> Tensors:
+    """Take one optimiser step on the server along pseudo-gradients.
+
+    Args:
+        make: the optimiser, such as `sgd(1.0, momentum=0.9)`; the server counts as one client, so
+            that `clip` is the norm over all tensors of the gradient.
+        server: holds the values [*p], and what the optimiser remembers of earlier rounds.
+        gradient: [*p] by the names of the values.
+        role: of the optimiser's memory; names under "server/" never travel.
+
+    Returns:
+        New values and memory, to be put into the server's state.
+    """
+    params = {n: server[n].detach()[None].clone().requires_grad_() for n in gradient}
+    optimiser = make(list(params.values()))
+    for group in optimiser.param_groups:
+        # A fused one needs equal strides everywhere, and memory of all tensors or of none.
+        group["fused"] = None
+    for n, p in params.items():
+        p.grad = gradient[n].detach()[None].clone()
+        start = f"{role}/{n}:"
+        known = {k.removeprefix(start): v for k, v in server.items() if k.startswith(start)}
+        optimiser.state[p] = {k: v.clone() for k, v in known.items()}
+    optimiser.step()
+    state = {f"{role}/{n}:{k}": v for n, p in params.items() for k, v in optimiser.state[p].items()}
+    memory = {n: v for n, v in state.items() if torch.is_tensor(v)}
+    return {n: p.detach()[0] for n, p in params.items()} | memory

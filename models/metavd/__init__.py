@@ -51,7 +51,7 @@ from pyrofl.inference.facts import PER_CLIENT, SPARSE
 from pyrofl.inference.method import Method, Phase, Step, View, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, built_for
-from pyrofl.inference.servers.robust import Combine, combining
+from pyrofl.inference.servers.averages import Combine, combining
 from pyrofl.models import guides
 from pyrofl.models.guides.dropout import (
     BOUND,

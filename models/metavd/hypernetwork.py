@@ -17,8 +17,8 @@ from torch.nn.utils import get_total_norm
 
 from pyrofl.data import Who
 from pyrofl.inference.optim import Optim, sgd
-from pyrofl.inference.servers.optimisers import descend
-from pyrofl.inference.servers.robust import Combine, mean
+from pyrofl.inference.servers.averages import Combine, mean
+from pyrofl.inference.servers.pooled import descend
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
 PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"

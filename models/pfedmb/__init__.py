@@ -38,8 +38,8 @@ from pyrofl.inference.facts import SHARE, WireCost
 from pyrofl.inference.method import Method, Phase, Step, as_trained, send_all
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, built_for
+from pyrofl.inference.servers.averages import Combine
 from pyrofl.inference.servers.pooled import Pooled, Weight, by_size
-from pyrofl.inference.servers.robust import Combine
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import categorical

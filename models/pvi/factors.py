@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Who
-from pyrofl.inference.loop.messages import CannotMerge
+from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.tensors import Tensors, role, spread_out, under
 

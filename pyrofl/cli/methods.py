@@ -14,7 +14,7 @@ import pyrofl.models
 from pyrofl.arguments import known
 from pyrofl.cli.settings import DONE, Build, accepted, arguments, read_settings
 from pyrofl.cli.setup import Task
-from pyrofl.inference.loop.inbox import inbox
+from pyrofl.inference.loop.messages import inbox
 from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.method import Method
 from pyrofl.models.likelihoods import named

@@ -15,8 +15,14 @@ from torch import nn
 
 from pyrofl import nets
 from pyrofl.data import Dataset, Federation, datasets
-from pyrofl.inference.loop.participation import Draw, bernoulli, everyone, fixed, fraction
-from pyrofl.inference.loop.stragglers import Stragglers
+from pyrofl.inference.loop.participation import (
+    Draw,
+    Stragglers,
+    bernoulli,
+    everyone,
+    fixed,
+    fraction,
+)
 from pyrofl.inference.seeds import Seeds
 from pyrofl.nets import Network
 from pyrofl.partitions import federations

@@ -20,8 +20,7 @@ from pyrofl.files import hashed as container
 from pyrofl.files.run_folder import versions
 from pyrofl.inference.checkpoints import Keeper, load, save
 from pyrofl.inference.fit import Run, fit
-from pyrofl.inference.loop.participation import bernoulli
-from pyrofl.inference.loop.stragglers import Stragglers
+from pyrofl.inference.loop.participation import Stragglers, bernoulli
 from pyrofl.inference.method import Method
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seeds
@@ -277,7 +276,7 @@ class Interrupted(Exception):
 
 def test_what_stops_a_test_loses_no_round(tmp_path, monkeypatch):
     # With one copy of what clients keep, the next round writes over that of the round before.
-    monkeypatch.setattr("pyrofl.inference.loop.client_state.COPIED", 0)
+    monkeypatch.setattr("pyrofl.inference.loop.state.COPIED", 0)
     method, path, real = contract.built("pfedvem"), tmp_path / "run.ckpt", Run.test
     whole = fit(method, data(), 5, **OPTIONS)
 

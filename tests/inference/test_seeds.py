@@ -18,12 +18,12 @@ from pyrofl.data import Federation
 from pyrofl.data.conjugate import linear_regression
 from pyrofl.inference import seeds
 from pyrofl.inference.loop import local
-from pyrofl.inference.loop.participation import bernoulli
+from pyrofl.inference.loop.local import Streams
+from pyrofl.inference.loop.participation import Stragglers, bernoulli
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
-from pyrofl.inference.loop.stragglers import Stragglers
 from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Stream, Streams, stream
+from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi
 from pyrofl.nets import build
 from pyrofl.tensors import generator

@@ -10,7 +10,7 @@ from toys import last
 
 from pyrofl.inference.loop.participation import fixed
 from pyrofl.inference.loop.rounds import federate
-from pyrofl.inference.servers.optimisers import descend
+from pyrofl.inference.servers.pooled import descend
 from pyrofl.models import fedavg, fedavgm, fedopt, fedper
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, pick, role

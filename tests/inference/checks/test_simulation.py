@@ -28,11 +28,11 @@ from pyrofl.inference.checks.replicas import (
 )
 from pyrofl.inference.checks.simulation import Ranks, rank, simulated
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.loop.messages import CannotMerge
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Program
+from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import fedavg, guides, pfedvem, pvi
 from pyrofl.models.guides import correlated
 from pyrofl.models.likelihoods import normal

@@ -9,10 +9,10 @@ import pytest
 import torch
 import toys
 
-from pyrofl.inference.loop import client_state
-from pyrofl.inference.loop.client_state import Keeper, OneCopy, mapped
+from pyrofl.inference.loop import state as client_state
 from pyrofl.inference.loop.participation import fixed
 from pyrofl.inference.loop.rounds import advance, federate, first
+from pyrofl.inference.loop.state import ClientState, OneCopy, mapped
 from pyrofl.models import pfedvem
 from pyrofl.tensors import Tensors
 
@@ -78,7 +78,7 @@ def test_a_round_that_fails_on_its_way_takes_back_what_it_wrote(blobs, monkeypat
 
 def test_a_round_in_which_nobody_keeps_anything_spoils_nothing():
     old = OneCopy({"a": torch.zeros(3)})
-    assert Keeper(old, 3, None).close() is old
+    assert ClientState(old, 3, None).close() is old
     assert not old.stale
 
 

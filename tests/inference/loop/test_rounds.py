@@ -204,11 +204,11 @@ def test_everyone_is_everyone():
 @pytest.mark.parametrize(
     ("make", "value", "message"),
     [
-        (fixed, 0, "count of participants is 0; expected at least 1"),
-        (fraction, 0.0, "share of participants is 0.0"),
-        (fraction, 1.1, "share of participants is 1.1"),
-        (bernoulli, 0.0, "probability of reporting is 0.0"),
-        (bernoulli, 1.5, "probability of reporting is 1.5"),
+        (fixed, 0, "count is 0; expected a whole number of at least 1"),
+        (fraction, 0.0, "share is 0.0; expected a number above 0 to 1"),
+        (fraction, 1.1, "share is 1.1; expected a number above 0 to 1"),
+        (bernoulli, 0.0, "probability is 0.0; expected a number above 0 to 1"),
+        (bernoulli, 1.5, "probability is 1.5; expected a number above 0 to 1"),
     ],
 )
 def test_participation_out_of_range_is_refused(make, value, message):
@@ -227,8 +227,8 @@ def test_draws_that_do_not_fit_are_refused(blobs, ids):
 @pytest.mark.parametrize(
     ("rounds", "options", "told"),
     [
-        (-1, {}, "rounds is -1, chunk None; expected >= 0 and >= 1"),
-        (1, {"chunk": 0}, "rounds is 1, chunk 0; expected"),
+        (-1, {}, "rounds is -1; expected a whole number of at least 0"),
+        (1, {"chunk": 0}, "chunk is 0; expected a whole number of at least 1"),
         (1, {"seed": -1}, "seed of init is -1; expected a whole number >= 0"),
     ],
 )
@@ -417,7 +417,7 @@ def test_what_federate_is_given_is_checked_before_the_first_round(blobs):
     other = first(method, toys.blobs(held_out=2), 0)
     for options, message in (
         ({"rounds": -1}, "rounds is -1"),
-        ({"rounds": 1, "chunk": 0}, "chunk 0"),
+        ({"rounds": 1, "chunk": 0}, "chunk is 0"),
         ({"rounds": 1, "start": other}, "start is a round of 10 clients; expected 12"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.servers.averages import average, blend, weighted_mean
-from pyrofl.inference.servers.optimisers import descend
+from pyrofl.inference.servers.pooled import descend
 from pyrofl.models import pfedvem
 from pyrofl.tensors import Tensors, generator
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from pyrofl.data import Batch, Who
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.servers.averages import average
-from pyrofl.inference.servers.robust import combining, krum, median, middle
+from pyrofl.inference.servers.averages import average, combining, krum, median, middle
 from pyrofl.models import (
     fedabml,
     fedavg,

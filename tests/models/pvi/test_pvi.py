@@ -24,13 +24,13 @@ from pyrofl.data import Batch, Federation
 from pyrofl.data.conjugate import gaussian_means, linear_regression
 from pyrofl.inference.elbo import latent, log_densities, per_draw, traces
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.loop.messages import CannotMerge
 from pyrofl.inference.loop.participation import fixed
 from pyrofl.inference.loop.rounds import advance, federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.programs import Program
+from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import guides, likelihoods, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import build
