@@ -150,11 +150,7 @@ class Joint:
 
 
 def joined(
-    model: Method | Program,
-    data: Federation,
-    state: Round | None,
-    seed: Seed,
-    shared: str | None,
+    model: Method | Program, data: Federation, state: Round | None, seed: Seed, shared: str | None
 ) -> tuple[Joint, Method, Round]:
     """Bind a program, or a method's model, to all training clients, and run it once.
 

@@ -1,7 +1,6 @@
 """Figures that check posteriors: ranks, coverage, predictions per client, and newcomers.
 
-As in `pyrofl.figures`, every function returns a matplotlib Figure of its own. Places are numbers
-between 0 and 1 that are uniform if all is well: `checks.sbc(...).places`, or `checks.pit`.
+Places are numbers between 0 and 1 that are uniform if all is well, of `checks.sbc` or `checks.pit`.
 """
 
 from __future__ import annotations
@@ -11,20 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures.style import (
-    COLOURS,
-    GREY,
-    Summary,
-    bubbles,
-    name_rows,
-    panels,
-    styles,
-    with_legend,
-)
+from pyrofl.figures import style
+from pyrofl.figures.style import COLOURS, GREY, Summary, panels, styles, with_legend
 from pyrofl.metrics import Bins, calibration_error
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+__all__ = ["coverage", "narrowing", "predictive_checks", "ranks", "reliability_by_client"]
 
 BAND = 0.99
 EXTREME = 0.025  # p values that are marked, at either end
@@ -43,10 +36,8 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
     """
     from scipy.stats import binom
 
-    across = "rank of the truth among the draws (share)"
-    figure, grid = panels(
-        len(places), columns, 2.2, 1.7, (0.6, 0.9), grid=None, across=across, sharex=True
-    )
+    words: dict[str, Any] = {"across": "rank of the truth among the draws (share)", "sharex": True}
+    figure, grid = panels(len(places), columns, 2.2, 1.7, (0.6, 0.9), grid=None, **words)
     band: dict[str, Any] = {"color": GREY, "alpha": 0.35, "lw": 0, "zorder": 3}
     for axes, (title, values) in zip(grid, places.items(), strict=True):
         known = _finite(values)
@@ -65,10 +56,11 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
 def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draw how often central intervals hold the truth, against how often they say they do.
 
+    The band holds 99% of what chance makes of calibrated intervals, at every level for itself, for
+    the shortest N.
+
     Args:
-        places: title of a panel -> name of a curve -> places [N]; NaN are left out. The band holds
-            99% of what chance makes of calibrated intervals, at every level for itself, for the
-            shortest N.
+        places: title of a panel -> name of a curve -> places [N]; NaN are left out.
     """
     from scipy.stats import binom
 
@@ -109,14 +101,12 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
         axes.hlines(places, low, high, color=COLOURS[0], lw=3, alpha=0.4, label="95% predicted")
         axes.plot(part["mean"], places, "|", color=COLOURS[0], label="mean of the prediction")
         off = (p < EXTREME) | (p > 1 - EXTREME)
-        for chosen, colour, label in (
-            (~off, "black", "observed"),
-            (off, COLOURS[1], "p below 0.025 or above 0.975"),
-        ):
+        extreme = (off, COLOURS[1], f"p below {EXTREME} or above {1 - EXTREME}")
+        for chosen, colour, label in ((~off, "black", "observed"), extreme):
             if chosen.any():
                 axes.plot(seen[chosen], places[chosen], "o", ms=4, color=colour, label=label)
         axes.set_xlabel((unit or {}).get(statistic, statistic))
-        name_rows(axes, names)
+        style.name_rows(axes, names)
     return with_legend(figure, grid)
 
 
@@ -133,7 +123,7 @@ def reliability_by_client(bins: Mapping[str, Bins], columns: int = 5) -> Figure:
     for axes, (name, found) in zip(grid, bins.items(), strict=True):
         count, sure, right = (np.asarray(value.cpu()) for value in found)
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated")
-        bubbles(axes, sure, right, count, np.isfinite(sure), "bins; area: rows", look)
+        style.bubbles(axes, sure, right, count, np.isfinite(sure), "bins; area: rows", look)
         error = float(calibration_error(found)[0])
         axes.set_title(f"{name}: {count.sum():.0f} rows, ECE {error:.2f}", fontsize=8, pad=3)
         axes.set(xlim=(0, 1), ylim=(-0.05, 1.05), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))

@@ -1,7 +1,6 @@
 """Figures of posteriors that statisticians teach with: shrinkage, forests, what federation costs.
 
-As in `pyrofl.figures`, every function returns a matplotlib Figure of its own. A `Summary` is what
-`pyrofl.reference.cost` has in its columns mean, low and high.
+A `Summary` is what `pyrofl.reference.cost` has in its columns mean, low and high.
 """
 
 from __future__ import annotations
@@ -11,21 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures.style import (
-    COLOURS,
-    GREY,
-    MARKERS,
-    Summary,
-    canvas,
-    mark_sizes,
-    name_rows,
-    panels,
-    with_legend,
-)
+from pyrofl.figures import style
+from pyrofl.figures.style import COLOURS, GREY, Summary, panels, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+__all__ = ["cost", "courses", "forest", "lines", "pooling", "shrinkage"]
 
 
 def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
@@ -36,7 +28,7 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
             drawn in standard deviations, one in its own unit.
         names: of the two fits.
     """
-    figure = canvas(8.4, _height(len(table)))
+    figure = style.canvas(8.4, _height(len(table)))
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))
     columns = ("mean", "low", "high")
     mine = tuple(table[c].to_numpy() for c in columns)
@@ -48,10 +40,8 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
         left.set_xlabel(f"mean and 95% interval\n(around the mean of {names[1]}, in its sds)")
     _intervals(left, list(map(str, table.index)), {names[0]: mine, names[1]: other})
     places = np.arange(len(table))
-    for axes, column, target, near in (
-        (middle, "difference", 0.0, 0.2),
-        (right, "ratio", 1.0, 0.15),
-    ):
+    shown = ((middle, "difference", 0.0, 0.2), (right, "ratio", 1.0, 0.15))
+    for axes, column, target, near in shown:
         axes.axvspan(target - near, target + near, color=GREY, alpha=0.2, linewidth=0)
         axes.axvline(target, color=GREY, linewidth=0.8)
         axes.plot(table[column], places, "o", color=COLOURS[0], markersize=3.5)
@@ -83,12 +73,7 @@ def forest(
 
 
 def shrinkage(
-    names: Sequence[str],
-    raw: Any,
-    posterior: Summary,
-    centre: float,
-    title: str,
-    truth: Any = None,
+    names: Sequence[str], raw: Any, posterior: Summary, centre: float, title: str, truth: Any = None
 ) -> Figure:
     """Draw how each client's own estimate is pulled towards the population.
 
@@ -139,13 +124,11 @@ def pooling(
     size = np.asarray(size, dtype=float)
     # Clients of one size would hide each other.
     beside = size * np.exp(0.04 * np.sin(2.4 * np.arange(len(size))))
-    for axes, name, (mean, sd), colour in (
-        (grid[0], "each on its own", raw, COLOURS[1]),
-        (grid[1], "hierarchical", partial, COLOURS[0]),
-    ):
+    fits = {"each on its own": (raw, COLOURS[1]), "hierarchical": (partial, COLOURS[0])}
+    for axes, (name, ((mean, sd), colour)) in zip(grid, fits.items(), strict=True):
         axes.axhline(centre, color=GREY, linestyle="--", label="population mean")
         axes.errorbar(beside, mean, sd, fmt="o", ms=3, lw=0.8, color=colour, label=name, alpha=0.8)
-        mark_sizes(axes.xaxis, size)
+        style.mark_sizes(axes.xaxis, size)
         axes.set_xlabel(unit)
     grid[0].set_ylabel(title)
     return with_legend(figure, grid, note="bars: one standard error or deviation")
@@ -164,8 +147,8 @@ def courses(
         up: label of the parameters, with their unit.
     """
     columns = min(len(labels), 4)
-    look: dict[str, Any] = {"grid": None, "across": across, "up": up}
-    figure, grid = panels(len(labels), columns, 2.1, 1.8, (0, 0.6), **look, sharex=True)
+    look: dict[str, Any] = {"grid": None, "across": across, "up": up, "sharex": True}
+    figure, grid = panels(len(labels), columns, 2.1, 1.8, (0, 0.6), **look)
     for k, (axes, label) in enumerate(zip(grid, labels, strict=True)):
         mean, low, high = (np.asarray(v)[:, k] for v in posterior)
         axes.axhline(0, color=GREY, linewidth=0.8)
@@ -207,10 +190,10 @@ def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -
     for i, (name, summary) in enumerate(fits.items()):
         mean, low, high = (np.asarray(v, dtype=float) for v in summary)
         at = places + shift * (i - (len(fits) - 1) / 2)
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "lw": 1.2, "ms": 3.5}
-        style |= {"fmt": MARKERS[i % len(MARKERS)], "label": name}
-        axes.errorbar(mean, at, xerr=(mean - low, high - mean), **style)
-    name_rows(axes, labels)
+        look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "lw": 1.2, "ms": 3.5}
+        look |= {"fmt": style.MARKERS[i % len(style.MARKERS)], "label": name}
+        axes.errorbar(mean, at, xerr=(mean - low, high - mean), **look)
+    style.name_rows(axes, labels)
 
 
 def _height(rows: float) -> float:
