@@ -22,8 +22,9 @@ def federated(data: Federation, steps: int, lr: float, scale: float) -> Iterator
     """
     features, classes = data.x[0].numel(), len(data.classes)
     shapes = {"weight": (classes, features), "bias": (classes,)}
-    centre = {n: torch.zeros(s) for n, s in shapes.items()}
-    spread = {n: torch.full(s, scale) for n, s in shapes.items()}
+    server = {f"loc {n}": torch.zeros(s) for n, s in shapes.items()}
+    server |= {f"sd {n}": torch.full(s, scale) for n, s in shapes.items()}
+    positive = dist.constraints.softplus_positive
 
     def model(x: Tensor, y: Tensor) -> None:
         w = {
@@ -36,25 +37,19 @@ def federated(data: Federation, steps: int, lr: float, scale: float) -> Iterator
 
     def guide(x: Tensor, y: Tensor) -> None:
         for n, s in shapes.items():
-            loc = pyro.param(f"loc {n}", centre[n].clone)
-            sd = pyro.param(
-                f"sd {n}", spread[n].clone, constraint=dist.constraints.softplus_positive
-            )
+            loc = pyro.param(f"loc {n}", server[f"loc {n}"].clone)
+            sd = pyro.param(f"sd {n}", server[f"sd {n}"].clone, constraint=positive)
             pyro.sample(n, dist.Normal(loc, sd).to_event(len(s)))
 
     while True:
-        total = {n: torch.zeros(s) for n, s in shapes.items()}
-        variance = {n: torch.zeros(s) for n, s in shapes.items()}
+        total = {n: torch.zeros_like(v) for n, v in server.items()}
         for rows in data.train[: data.clients]:
             with pyro.get_param_store().scope():
                 optimiser = pyro.optim.SGD({"lr": lr / len(rows)})  # type: ignore[attr-defined]
                 fit = SVI(model, guide, optimiser, TraceMeanField_ELBO())
                 for _ in range(steps):
                     fit.step(data.x[rows], data.y[rows])
-                for n in shapes:
-                    total[n] += len(rows) * pyro.param(f"loc {n}").detach()
-                    variance[n] += len(rows) * pyro.param(f"sd {n}").detach()
-        size = int(data.sizes[: data.clients].sum())
-        centre = {n: v / size for n, v in total.items()}
-        spread = {n: v / size for n, v in variance.items()}
-        yield centre["weight"]
+                for n, v in total.items():
+                    v += len(rows) * pyro.param(n).detach()
+        server = {n: v / data.sizes[: data.clients].sum() for n, v in total.items()}
+        yield server["loc weight"]

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from pyrofl import nets
-from pyrofl.bench import floor, plain, scaling, svi
-from pyrofl.bench.cases import CASES, start
-from pyrofl.bench.federations import equal, images
-from pyrofl.bench.timing import alternate
+from pyrofl.bench import floor, measuring, plain, svi
+from pyrofl.bench.cases import CASES, equal, images, start
+from pyrofl.bench.measuring import alternate
 from pyrofl.cli.parser import main
 from pyrofl.data import Federation, datasets
 from pyrofl.inference.loop.rounds import federate
@@ -31,7 +30,7 @@ def test_hand_written_fedavg_is_ours(digits):
     method = fedavg.build(net, epochs=3, batch=None, lr=0.1)
     server = {f"w/{n}": v for n, v in net.init(generator(0)).items()}
     *_, ours = federate(method, digits, 2, server=server)
-    by_hand = floor.fedavg(digits, start(digits), 3, 3, 10_000, 0.1, 0.9)
+    by_hand = floor.fedavg(digits, start(digits), 3, 3, 10_000, 0.1)
     one_by_one = plain.fedavg(digits, net.fresh(generator(0)), epochs=3, batch=10_000, lr=0.1)
     known = list(role("w", ours.server).values())
     next(by_hand), next(one_by_one)
@@ -95,13 +94,13 @@ def test_sides_take_turns():
 
 
 def test_growth_is_measured_against_its_base():
-    found = scaling.clients(1, (10, 20))
+    found = measuring.clients(1, (10, 20))
     assert [row.case for row in found] == ["clients=10", "clients=20"]
     assert (found[1].ratio, found[1].low) == (1.0, 1.0)
 
 
 def test_memory_is_measured_in_a_process_of_its_own():
-    (peak,) = scaling.memory(300, (100,), limit=0)
+    (peak,) = measuring.memory(300, (100,), limit=0)
     assert (peak.clients, peak.chunk) == (300, 100)
     assert 0 < peak.mib < 2000
     assert peak.state_mib == pytest.approx(300 * 4 * (79_510 + 1_010 + 1) / 2**20)
@@ -125,4 +124,6 @@ def test_an_unknown_case_is_refused(tmp_path, capsys):
 
 
 def test_every_case_says_what_it_compares():
-    assert all(case.text and (case.target is None or case.target > 0) for case in CASES.values())
+    for case in CASES.values():
+        assert getattr(case.sides, "func", case.sides).__doc__.startswith("Put ")
+        assert case.target is None or case.target > 0
