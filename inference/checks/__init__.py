@@ -8,19 +8,6 @@ from pyrofl.inference.evaluation.evaluate import Scores, calibration, prediction
 from pyrofl.inference.evaluation.predict import predict
 from pyrofl.inference.evaluation.uncertainty import calibration_by_client, uncertainty
 
-__all__ = [
-    "STATISTICS",
-    "Ranks",
-    "Scores",
-    "calibration",
-    "calibration_by_client",
-    "compare_loo",
-    "loo",
-    "newcomer",
-    "pit",
-    "predict",
-    "predictions",
-    "predictive_checks",
-    "sbc",
-    "uncertainty",
-]
+__all__ = ["STATISTICS", "Ranks", "compare_loo", "loo", "newcomer", "pit", "predictive_checks"]
+__all__ += ["Scores", "calibration", "calibration_by_client", "predict", "predictions", "sbc"]
+__all__ += ["uncertainty"]

@@ -22,13 +22,7 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Range, checked
 from pyrofl.data import Federation
-from pyrofl.inference.checks.replicas import (
-    compact,
-    first_of,
-    rounds_of,
-    side_by_side,
-    with_responses,
-)
+from pyrofl.inference.checks import replicas
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
@@ -107,24 +101,18 @@ class Ranks:
     def p_values(self) -> xarray.Dataset:
         """Return the p value of uniform ranks by the chi-square test, one for each coordinate.
 
-        Replications are independent, and so are ranks of one coordinate. Those of two clients in
-        one replication are not, as long as something is shared, nor are those of two coordinates
-        of a client: they are never thrown together here.
+        Ranks of one coordinate are independent. Those of two clients in one replication are not, as
+        long as something is shared, nor are those of two coordinates of a client: they are never
+        thrown together here.
         """
         import xarray
+        from scipy.stats import chi2
 
-        known = self.ranks.dropna("replication")
-        found: xarray.Dataset = xarray.apply_ufunc(
-            self._p_value, known, input_core_dims=[["replication"]]
-        )
+        at = self.ranks.dropna("replication") // ((self.draws + 1) // self.bins)
+        expected = at.sizes["replication"] / self.bins
+        excess = sum(((at == b).sum("replication") - expected) ** 2 for b in range(self.bins))
+        found: xarray.Dataset = xarray.apply_ufunc(chi2.sf, excess / expected, self.bins - 1)
         return found
-
-    def _p_value(self, ranks: Any) -> Any:
-        from scipy.stats import chisquare
-
-        width = (self.draws + 1) // self.bins
-        counts = [((ranks // width) == b).sum(-1) for b in range(self.bins)]
-        return chisquare(np.stack(counts, -1), axis=-1).pvalue
 
     def table(self) -> pandas.DataFrame:
         """Return a row for each coordinate, named as in `arviz.summary`.
@@ -169,8 +157,8 @@ def sbc(
 
     The federation gives clients, their rows x and nothing else; all its responses are simulated, so
     a method that was built for it suits every replication. All sites of the posterior are ranked,
-    deterministic ones too. Draws are independent, so none is left out to thin them. Replications
-    are fitted side by side: as fast as one federation with that many more clients.
+    deterministic ones too. Replications are fitted side by side: as fast as one federation with
+    that many more clients.
 
     Args:
         method: a method, or round number (from 0) -> method.
@@ -189,8 +177,7 @@ def sbc(
         what: further arguments of `pyrofl.posterior`: model and adapted.
 
     Raises:
-        ValueError: if a number is out of its range, the prior is improper, or the model has not
-            just one response that the federation's y stands for.
+        ValueError: if the prior is improper, or the model has not just one response.
 
     Warns:
         UserWarning: if fits were not finite; `Ranks.failed` names them.
@@ -199,25 +186,25 @@ def sbc(
 
     bins = _bins(replications, draws, bins)
     at = method if not isinstance(method, Method) else lambda _: method
-    template = compact(data)
-    ids = torch.arange(template.clients)
+    template = replicas.compact(data)
     begin = first(at(0), template, seed, server)
     truth, y = simulated(at(0), template, begin, replications, seed)
-    seeds = torch.randint(
-        2**62, (replications,), generator=stream(seed, Stream.CALIBRATION)
-    ).tolist()
+    source = stream(seed, Stream.CALIBRATION)
+    seeds = torch.randint(2**62, (replications,), generator=source).tolist()
     last = at(max(rounds - 1, 0))
     found: list[Tensors] = []
     failed: dict[int, str] = {}
     for r, (state, bad) in enumerate(_fits(at, template, y, rounds, begin, seeds, chunk)):
         seen = {}
         if not bad:
-            seen = posterior(last, template, state, draws, ids=ids, seed=seeds[r], **what)
+            seen = posterior(last, template, state, draws, seed=seeds[r], **what)
             bad = _not_finite(seen)
+        known = {n: v.value[r] for n, v in truth.items()}
         if bad:
             failed[r] = bad
-        known = {n: v.value[r] for n, v in truth.items()}
-        found.append(_missing(known) if bad else _ranked(seen, known, last.shared, seeds[r]))
+            found.append({n: torch.full(v.shape, torch.nan) for n, v in known.items()})
+        else:
+            found.append(_ranked(seen, known, last.shared, seeds[r]))
     if len(failed) == replications:
         raise ValueError(f"no fit is finite, the first for {failed[0]}; expected some")
     if failed:
@@ -226,28 +213,19 @@ def sbc(
             f"replications {', '.join(map(str, failed))}",
             stacklevel=2,
         )
-    ranks = xarray.Dataset(
-        {
-            n: (("replication", *v.axes[1:]), np.stack([one[n].cpu().numpy() for one in found]))
-            for n, v in truth.items()
-        },
-        {"replication": range(replications), "client": list(template.names)},
-    )
-    return Ranks(ranks, draws, bins, tuple(f"{r}: {bad}" for r, bad in failed.items()))
+    ranks = {
+        n: (("replication", *v.axes[1:]), torch.stack([one[n].cpu() for one in found]).numpy())
+        for n, v in truth.items()
+    }
+    coords = {"replication": range(replications), "client": list(template.names)}
+    told = tuple(f"{r}: {bad}" for r, bad in failed.items())
+    return Ranks(xarray.Dataset(ranks, coords), draws, bins, told)
 
 
 def simulated(
     method: Method, data: Federation, state: Round, count: int, seed: Seed = 0
 ) -> tuple[dict[str, Variable], Tensor]:
-    """Draw R truths and responses from the model, given the server.
-
-    Returns:
-        Sites, latent and deterministic, [R, C, *p] or [R, *p] if all clients share them, with the
-        names of their axes; and responses [R, N, ...] of all rows, client by client.
-
-    Raises:
-        ValueError: if the prior has no draws, or the model has not just one response.
-    """
+    """Draw R truths, [R, C, *p] or [R, *p], and responses [R, N, ...] client by client."""
     table = Table(data, torch.arange(data.clients), method.shared, {})
     try:
         known = studies(method, data, state, count, table.ids, of_prior=True, seed=seed)
@@ -275,24 +253,22 @@ def _fits(
     """Yield the last round of each replication, and which of its clients were not finite."""
     clients = template.clients
     refused: dict[int, str] = {}
-    step = max(1, BYTES // max(template.x.numel() * template.x.element_size(), 1))
+    step = max(1, BYTES // max(template.x.nbytes, 1))
+
+    def side_by_side(number: int) -> Method:
+        return replicas.side_by_side(at(number), clients, refused)
+
     for k, some in enumerate(y.split(step)):
-        states = federate(
-            lambda number: side_by_side(at(number), clients, refused),
-            with_responses(template, some),
-            rounds,
-            seed=seeds[k * step],
-            chunk=chunk,
-            start=first_of(begin.server, len(some), clients),
-        )
-        state, bad = first_of(begin.server, len(some), clients), [""] * len(some)
-        for state in states:
+        many, bad = replicas.with_responses(template, some), [""] * len(some)
+        state = replicas.first_of(begin.server, len(some), clients)
+        what: dict[str, Any] = {"seed": seeds[k * step], "chunk": chunk, "start": state}
+        for state in federate(side_by_side, many, rounds, **what):
             of_clients = (reason.partition("/") for reason in state.rejected)
             told = [(int(copy), client) for copy, _, client in of_clients]
             for copy, reason in (*told, *refused.items()):
                 bad[copy] = bad[copy] or f"{reason} in round {state.number}"
             refused.clear()
-        for one, reason in zip(rounds_of(state, clients), bad, strict=True):
+        for one, reason in zip(replicas.rounds_of(state, clients), bad, strict=True):
             yield one, reason or _not_finite(one.server | one.private)
 
 
@@ -303,10 +279,6 @@ def _ranked(seen: Tensors, known: Tensors, shared: str, seed: int) -> Tensors:
         n: rank(seen[n][:, 0] if matches(n, shared) else seen[n], truth, source)
         for n, truth in known.items()
     }
-
-
-def _missing(known: Tensors) -> Tensors:
-    return {n: torch.full(v.shape, torch.nan) for n, v in known.items()}
 
 
 def _not_finite(tensors: Tensors) -> str:
