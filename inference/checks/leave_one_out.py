@@ -73,30 +73,22 @@ def loo(
 
 
 def compare_loo(
-    models: Mapping[str, Any],
-    draws: int = 1000,
-    *,
-    method: str = "stacking",
-    var_name: str | None = None,
-    **what: Any,
+    models: Mapping[str, Any], draws: int = 1000, *, method: str = "stacking", **what: Any
 ) -> pd.DataFrame:
     """Compare models by leave-one-out: ArviZ's table, the best first, with their largest Pareto k.
 
     Args:
-        models: name -> what `loo` takes, as are draws, var_name and what; all of the same rows.
+        models: name -> what `loo` takes, all of the same rows.
         draws: of each run.
         method: of weighing the models, as in `arviz.compare`.
-        var_name: observed site.
-        what: of `to_arviz`.
+        what: further arguments of `loo`.
 
     Raises:
         ValueError: if models are about different rows, or as `loo`.
     """
-    found = {n: loo(m, draws, var_name=var_name, **what) for n, m in models.items()}
+    found = {n: loo(m, draws, **what) for n, m in models.items()}
     ks = {n: one.pareto_k for n, one in found.items()}
-    whose = {
-        n: k["row_client"] if "row_client" in k.coords else k[k.dims[0]] for n, k in ks.items()
-    }
+    whose = {n: k.coords.get("row_client", k[k.dims[0]]) for n, k in ks.items()}
     first, *others = found
     for other in others:
         if not whose[first].equals(whose[other]):

@@ -15,15 +15,13 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.tensors import Tensors
 
-SIZES = (0, 1, 2, 5, 10, 20)
-
 
 def newcomer(
     method: Method,
     data: Federation,
     state: Round,
     client: str,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = (0, 1, 2, 5, 10, 20),
     draws: int = 1000,
     **what: Any,
 ) -> dict[int, Tensors]:
@@ -38,7 +36,7 @@ def newcomer(
         data: the federation.
         state: a round.
         client: name of a held-out client.
-        sizes: numbers of rows, such as 0, 1, 2, 5.
+        sizes: numbers of rows.
         draws: S.
         what: of `pyrofl.posterior`: model, seed, and adapted, by default "phases".
 

@@ -37,11 +37,10 @@ def with_responses(data: Federation, y: Tensor) -> Federation:
 
 
 def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = None) -> Method:
-    """Return the method for copies of a federation, which has so many `clients`, side by side.
+    """Return the method for copies of a federation of J `clients`, none of which reaches another.
 
-    Client j of copy r is number r J + j, by the name of "r/client j". What the server holds for
-    copy r is under "r/"; nothing of one copy reaches another. `refused` is told which copies'
-    servers keep their state, and why.
+    Client j of copy r is number r J + j; what the server holds for copy r is under "r/". `refused`
+    is told which copies' servers keep their state, and why.
     """
     refused = {} if refused is None else refused
 

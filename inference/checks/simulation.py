@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -69,13 +68,11 @@ class Ranks:
 
     def of_client(self, client: str) -> dict[str, Any]:
         """Return the places [R] of what a client has or shares, by coordinate."""
-        known = self.places
-        if "client" in known.dims:
-            known = known.sel(client=client)
+        at = {"client": client} if "client" in self.ranks.dims else {}
         return {
-            place: values.isel(at).to_numpy()
-            for values in known.values()
-            for place, at in coordinates(values.isel(replication=0))
+            place: values.isel(index).to_numpy()
+            for values in self.places.sel(at).values()
+            for place, index in coordinates(values.isel(replication=0))
         }
 
     def coverage(self, levels: Sequence[float] = LEVELS) -> xarray.Dataset:
@@ -118,7 +115,7 @@ class Ranks:
         """Return a row for each coordinate, named as in `arviz.summary`.
 
         Columns: variable; p, see `p_values`; p_holm, adjusted for the number of rows, which holds
-        whatever depends on what (Holm 1979); and the coverage of 50%, 80% and 95% intervals.
+        whatever depends on what (Holm, 1979); and the coverage of 50%, 80% and 95% intervals.
         """
         import pandas
 
@@ -130,7 +127,9 @@ class Ranks:
                 rows[place] = {"variable": name, "p": float(values.isel(at))}
                 rows[place] |= {f"{v:.0%}": float(c) for v, c in zip(LEVELS, covered, strict=True)}
         table = pandas.DataFrame.from_dict(rows, orient="index")
-        table.insert(2, "p_holm", _holm(table["p"].to_numpy()))
+        ordered = table["p"].sort_values()
+        holm = (ordered * range(len(ordered), 0, -1)).clip(upper=1.0).cummax()
+        table.insert(2, "p_holm", holm)
         return table
 
     @property
@@ -194,7 +193,8 @@ def sbc(
     last = at(max(rounds - 1, 0))
     found: list[Tensors] = []
     failed: dict[int, str] = {}
-    for r, (state, bad) in enumerate(_fits(at, template, y, rounds, begin, seeds, chunk)):
+    fits = _fits(at, template, y, begin, seeds, rounds=rounds, chunk=chunk)
+    for r, (state, bad) in enumerate(fits):
         seen = {}
         if not bad:
             seen = posterior(last, template, state, draws, seed=seeds[r], **what)
@@ -203,16 +203,16 @@ def sbc(
         if bad:
             failed[r] = bad
             found.append({n: torch.full(v.shape, torch.nan) for n, v in known.items()})
-        else:
-            found.append(_ranked(seen, known, last.shared, seeds[r]))
+            continue
+        source = stream(seeds[r], Stream.CALIBRATION)
+        mine = {n: v[:, 0] if matches(n, last.shared) else v for n, v in seen.items()}
+        found.append({n: rank(mine[n], value, source) for n, value in known.items()})
     if len(failed) == replications:
         raise ValueError(f"no fit is finite, the first for {failed[0]}; expected some")
     if failed:
-        warnings.warn(
-            f"{len(failed)} of {replications} fits are not finite, and have no ranks: "
-            f"replications {', '.join(map(str, failed))}",
-            stacklevel=2,
-        )
+        which = f"replications {', '.join(map(str, failed))}"
+        lost = f"{len(failed)} of {replications} fits are not finite, and have no ranks: {which}"
+        warnings.warn(lost, stacklevel=2)
     ranks = {
         n: (("replication", *v.axes[1:]), torch.stack([one[n].cpu() for one in found]).numpy())
         for n, v in truth.items()
@@ -232,37 +232,33 @@ def simulated(
     except NotImplementedError as error:
         raise ValueError(f"the prior has no draws: {error}; expected a proper one") from error
     made = table.studied(known, {"posterior", "posterior_predictive"})
-    responses = {n: v for n, v in made["posterior_predictive"].items() if v.axes[1] == "row"}
-    if len(responses) != 1:
-        raise ValueError(
-            f"responses inside batch.rows() are {sorted(responses)}; expected just one, as y"
-        )
     sites = {n: v for n, v in made["posterior"].items() if "row" not in v.axes}
-    return sites, next(iter(responses.values())).value
+    responses = {n: v for n, v in made["posterior_predictive"].items() if v.axes[1] == "row"}
+    if len(responses) == 1:
+        return sites, responses.popitem()[1].value
+    names = sorted(responses)
+    raise ValueError(f"responses inside batch.rows() are {names}; expected just one, as y")
 
 
 def _fits(
     at: Callable[[int], Method],
-    template: Federation,
+    data: Federation,
     y: Tensor,
-    rounds: int,
     begin: Round,
-    seeds: Sequence[int],
-    chunk: int | None,
+    seeds: list[int],
+    **how: Any,
 ) -> Iterator[tuple[Round, str]]:
     """Yield the last round of each replication, and which of its clients were not finite."""
-    clients = template.clients
-    refused: dict[int, str] = {}
-    step = max(1, BYTES // max(template.x.nbytes, 1))
+    clients, refused = data.clients, dict[int, str]()
+    step = max(1, BYTES // max(data.x.nbytes, 1))
 
     def side_by_side(number: int) -> Method:
         return replicas.side_by_side(at(number), clients, refused)
 
     for k, some in enumerate(y.split(step)):
-        many, bad = replicas.with_responses(template, some), [""] * len(some)
-        state = replicas.first_of(begin.server, len(some), clients)
-        what: dict[str, Any] = {"seed": seeds[k * step], "chunk": chunk, "start": state}
-        for state in federate(side_by_side, many, rounds, **what):
+        many, bad = replicas.with_responses(data, some), [""] * len(some)
+        state = start = replicas.first_of(begin.server, len(some), clients)
+        for state in federate(side_by_side, many, seed=seeds[k * step], start=start, **how):
             of_clients = (reason.partition("/") for reason in state.rejected)
             told = [(int(copy), client) for copy, _, client in of_clients]
             for copy, reason in (*told, *refused.items()):
@@ -270,15 +266,6 @@ def _fits(
             refused.clear()
         for one, reason in zip(replicas.rounds_of(state, clients), bad, strict=True):
             yield one, reason or _not_finite(one.server | one.private)
-
-
-def _ranked(seen: Tensors, known: Tensors, shared: str, seed: int) -> Tensors:
-    """Return the rank of every site of one replication."""
-    source = stream(seed, Stream.CALIBRATION)
-    return {
-        n: rank(seen[n][:, 0] if matches(n, shared) else seen[n], truth, source)
-        for n, truth in known.items()
-    }
 
 
 def _not_finite(tensors: Tensors) -> str:
@@ -298,19 +285,10 @@ def _bins(replications: int, draws: int, bins: int | None) -> int:
     """Return the number of bins, checked; None asks for the usual one."""
     most = min(20, max(2, replications // EXPECTED))
     fitting = [b for b in range(2, most + 1) if (draws + 1) % b == 0]
-    if bins is None and fitting:
-        return fitting[-1]
-    if bins is None or (draws + 1) % bins:
-        raise ValueError(
-            f"draws is {draws}, bins {bins}; expected draws + 1 to be a multiple of the number of "
-            f"bins, such as 199 draws and 20 bins; by default at most {most} bins"
-        )
-    return bins
-
-
-def _holm(p: Any) -> Any:
-    """Adjust p values [m] for their number (Holm, Scandinavian Journal of Statistics 1979)."""
-    order, m = np.argsort(p), len(p)
-    found = np.empty(m)
-    found[order] = np.maximum.accumulate(np.minimum(1.0, p[order] * (m - np.arange(m))))
-    return found
+    found = bins or max(fitting, default=0)
+    if found and not (draws + 1) % found:
+        return found
+    raise ValueError(
+        f"draws is {draws}, bins {bins}; expected draws + 1 to be a multiple of the number of "
+        f"bins, such as 199 draws and 20 bins; by default at most {most} bins"
+    )

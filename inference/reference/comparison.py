@@ -39,10 +39,8 @@ def cost(federated: Any, reference: Any, group: str = "posterior") -> pandas.Dat
     mine, other = (one[group].data_vars for one in (federated, reference))
     common = [n for n in mine if n in other]
     if not common:
-        raise ValueError(
-            f"variables are {', '.join(map(str, mine))} and {', '.join(map(str, other))}; "
-            "expected at least one in both"
-        )
+        names = " and ".join(", ".join(map(str, one)) for one in (mine, other))
+        raise ValueError(f"variables are {names}; expected at least one in both")
     rows = {}
     for name in map(str, common):
         x, y = (one[name].stack(sample=("chain", "draw")) for one in (mine, other))

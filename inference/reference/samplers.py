@@ -166,10 +166,7 @@ def pooled(data: Federation) -> Federation:
 
 
 class OncePlate(pyro.plate):
-    """The plate over clients, which lets go of sites that all of them share.
-
-    Such a site is sampled as if it stood before the plate; inside, every client gets its value.
-    """
+    """The plate over clients; what all of them share is sampled as if it stood before the plate."""
 
     shared = ""
 
@@ -239,10 +236,8 @@ class Joint:
             trace = poutine.trace(self).get_trace()
         except KeyError as error:
             missing = str(error.args[0]).splitlines()[0]  # Pyro adds lines about shapes
-            raise ValueError(
-                f"the model reads {missing} of the server or its clients; expected state, a round "
-                "of the method"
-            ) from error
+            told = f"the model reads {missing} of the server or its clients"
+            raise ValueError(f"{told}; expected state, a round of the method") from error
         found = {}
         for name, site in latent(trace):
             frames = {frame.name for frame in site["cond_indep_stack"]}
@@ -301,10 +296,7 @@ def alone(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
 def _gathered(
     joint: Joint, chains: Sequence[Tensors], seed: int, dims: Dims, stats: Tensors
 ) -> Any:
-    """Return all groups for ArviZ of chains, draws of sites as Pyro gives them, [S, *batch, *p].
-
-    Statistics are [chain, S], with "log_q" unless the draws follow the posterior.
-    """
+    """Return all groups for ArviZ of chains' draws [S, *batch, *p]; statistics are [chain, S]."""
     method, data, ids = joint.method, joint.data, joint.batch.ids
     table = Table(data, ids, method.shared, dims)
     draws = len(next(iter(chains[0].values())))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyrofl import nets
-from pyrofl.bench import floor, plain, svi
+from pyrofl.bench import floor, one_by_one
 from pyrofl.data import Dataset, Federation
 from pyrofl.data.datasets import per_class
 from pyrofl.inference.loop.participation import bernoulli, everyone, fraction
@@ -42,10 +42,7 @@ class Case(NamedTuple):
 
 
 def images(loaded: Dataset | None, flat: bool, clients: int = 100) -> Federation:
-    """Deal 5,000 images to clients, each with five labels, the largest with fifty times the least.
-
-    None for a data set makes rows up, which take as long; a flat row is one axis.
-    """
+    """Deal 5,000 images, or rows made up, to unequal clients that each have five labels."""
     table = made_up() if loaded is None else per_class(loaded, ROWS // CLASSES)
     data = split(table, "slices:5", clients=clients, seed=0)
     x = data.x.flatten(1) if flat else data.x.reshape(len(data.x), -1, SIDE, SIDE)
@@ -96,7 +93,7 @@ def pfedvem_plain(loaded: Dataset | None) -> Sides:
     w1, b1, w2, b2 = start(data)
     base = torch.nn.Sequential(torch.nn.Linear(*w1.shape[::-1]), torch.nn.ReLU())
     base.load_state_dict({"0.weight": w1, "0.bias": b1})
-    other = plain.pfedvem(data, base, [w2, b2])
+    other = one_by_one.pfedvem(data, base, [w2, b2])
     mine = ours(pfedvem.build(network(data)), data, participation=bernoulli(0.1))
     return mine, partial(next, other)
 
@@ -120,7 +117,7 @@ def fedavg_plain(loaded: Dataset | None, spec: str = MLP) -> Sides:
     """Put FedAvg of 100 clients beside one client at a time with a DataLoader."""
     data = images(loaded, flat=spec == MLP)
     net = network(data, spec)
-    other = plain.fedavg(data, net.fresh(generator(0)))
+    other = one_by_one.fedavg(data, net.fresh(generator(0)))
     return ours(fedavg.build(net, epochs=1), data), partial(next, other)
 
 
@@ -144,16 +141,14 @@ def pyro_svi(_: Dataset | None) -> Sides:
     bayesian = {"prior": fixed(), "guide": guides.mean_field, "scale": 0.05, "draws": 1}
     training = {"epochs": 10, "batch": None, "momentum": 0.0}
     method = fedavg.build(network(data, "softmax"), **bayesian, **training)  # type: ignore[arg-type]
-    return ours(method, data), partial(next, svi.federated(data, steps=10, lr=0.01, scale=0.05))
+    return ours(method, data), partial(next, one_by_one.svi(data, 10, lr=0.01, scale=0.05))
 
 
 def importing(_: Dataset | None) -> Sides:
     """Put the import of this package beside that of Pyro alone."""
-    mine, pyros = (
-        partial(subprocess.run, [sys.executable, "-c", f"import {name}"], check=True)
-        for name in ("pyrofl", "pyro, pyro.infer")
-    )
-    return mine, pyros
+    words = [[sys.executable, "-c", f"import {name}"] for name in ("pyrofl", "pyro, pyro.infer")]
+    mine, other = (partial(subprocess.run, one, check=True) for one in words)
+    return mine, other
 
 
 def many_clients(clients: int, share: float = 0.1, rows: int = 50) -> tuple[Side, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,9 +45,8 @@ def bench(args: Namespace) -> None:
     columns = ("case", "ours_s", "other_s", "low", "high", "ratio")
     print(run_folder.table(columns, [[getattr(row, n) for n in columns] for row in rows]))
     run_folder.write_csv(out / "bench.csv", Measured._fields, rows)
-    save(ratios(rows, {n: case.target for n, case in CASES.items()}), out / "ratios.png")
-    growing = [row for row in rows if row.case.startswith("clients=")]
-    if growing:
+    save(ratios(rows), out / "ratios.png")
+    if growing := [row for row in rows if row.case.startswith("clients=")]:
         save(clients_per_second(growing), out / "clients.png")
     if peaks:
         print(run_folder.table(Peak._fields, peaks))
@@ -74,14 +73,14 @@ def _peaks(quick: bool) -> list[Peak]:
     return [*measuring.memory(1000), *measuring.memory(10_000, (0,))]
 
 
-def ratios(rows: Sequence[Measured], targets: Mapping[str, float | None]) -> Figure:
+def ratios(rows: Sequence[Measured]) -> Figure:
     """Draw how many times faster we are in every case, its range, and the ratio we are after."""
-    shown = [row for row in rows if row.case in targets]
+    shown = [row for row in rows if row.case in CASES]
     figure, (axes,) = panels(1, 1, 7, 1.2 + 0.4 * max(len(shown), 1), grid=None)
     for place, row in enumerate(shown):
         axes.plot([row.low, row.high], [place, place], color="C0")
         axes.plot(row.ratio, place, "o", color="C0")
-        if target := targets[row.case]:
+        if target := CASES[row.case].target:
             axes.plot(target, place, "|", color="C3", markersize=16, markeredgewidth=2)
     axes.axvline(1, color="0.6", linewidth=0.8)
     axes.set_yticks(range(len(shown)), [row.case for row in shown])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from pyrofl.bench.plain import BASE_EPOCHS, BATCH, DRAWS, HEAD_EPOCHS, MOMENTUM
+from pyrofl.bench.one_by_one import BASE_EPOCHS, BATCH, DRAWS, HEAD_EPOCHS, MOMENTUM
 from pyrofl.data import Federation
 from pyrofl.inference.loop.plans import Plan, plan
 from pyrofl.models.likelihoods import normalised
@@ -21,6 +21,7 @@ from pyrofl.nets.stacked import products
 from pyrofl.tensors import generator, like
 
 Weights = list[Tensor]
+"""Weight [out, in] and bias of an MLP's hidden layer, and of its head or the heads' centre."""
 Rows = tuple[Tensor, Tensor, Tensor]  # x [C, B, in], y [C, B], mask [C, B]
 
 
@@ -32,18 +33,13 @@ def fedavg(
     batch: int = BATCH,
     lr: float = 0.01,
 ) -> Iterator[Weights]:
-    """Run FedAvg on an MLP with one hidden layer, yielding the weights after each round.
-
-    They start at weight [out, in] and bias of the hidden layer, and of the head. SGD is on the mean
-    loss, its momentum afresh each round.
-    """
+    """Run FedAvg, yielding the weights after each round."""
     weights = start
     while True:
         total = [torch.zeros_like(w) for w in weights]
         for who in _chunks(data, chunk):
             own = [w.expand(len(who), *w.shape).clone() for w in weights]
-            schedule = _plan(data, who, epochs, batch)
-            for (x, y, mask), params, optimiser in _steps(data, own, schedule, lr):
+            for (x, y, mask), params, optimiser in _steps(data, who, own, epochs, batch, lr):
                 w1, b1, w2, b2 = params
                 losses = _losses(products(products(x, w1, b1).relu(), w2, b2), y, mask)
                 _descend((losses.sum(1) / mask.sum(1)).sum(), params, optimiser)
@@ -57,11 +53,7 @@ def fedavg(
 def pfedvem(
     data: Federation, start: Weights, chunk: int, share: float, lr: float = 1e-3
 ) -> Iterator[Weights]:
-    """Run pFedVEM on an MLP with one hidden layer, yielding base and centre after each round.
-
-    They start at weight [out, in] and bias of the hidden layer, and of the centre of the heads. An
-    epoch on the heads is one step on all rows; a share of the clients reports.
-    """
+    """Run pFedVEM, of which a share reports, yielding base and centre after each round."""
     weights, source = start, generator(0)
     d = sum(w.numel() for w in start[2:])
     mean = [w.expand(data.clients, *w.shape).clone() for w in start[2:]]
@@ -83,8 +75,8 @@ def pfedvem(
             for _ in range(HEAD_EPOCHS):
                 value = _losses(_head(features, mu, pi, source), y, mask).sum() / DRAWS
                 _descend(value + _divergence(mu, pi, weights[2:], tau), mu + pi, on_heads)
-            schedule = _plan(data, who, BASE_EPOCHS, BATCH)
-            for (x, y, mask), params, optimiser in _steps(data, base, schedule, lr):
+            steps = _steps(data, who, base, BASE_EPOCHS, BATCH, lr)
+            for (x, y, mask), params, optimiser in steps:
                 hidden = products(x, *params).relu()
                 known, width = ([v.detach()[: len(x)] for v in part] for part in (mu, pi))
                 losses = _losses(_head(hidden, known, width, source), y, mask)
@@ -111,11 +103,11 @@ def _plan(data: Federation, who: Tensor, epochs: int, batch: int | None) -> Plan
 
 
 def _steps(
-    data: Federation, own: Weights, schedule: Plan, lr: float
+    data: Federation, who: Tensor, own: Weights, epochs: int, batch: int, lr: float
 ) -> Iterator[tuple[Rows, Weights, torch.optim.Optimizer]]:
     """Yield the rows of clients with a step left, their weights and the optimiser of these."""
-    times = torch.arange(len(schedule.rows))
-    left = (schedule.steps > times[:, None]).sum(1).tolist()
+    schedule = _plan(data, who, epochs, batch)
+    left = (schedule.steps > torch.arange(len(schedule.rows))[:, None]).sum(1).tolist()
     params = [w.detach().requires_grad_() for w in own]
     optimiser = torch.optim.SGD(params, lr, MOMENTUM, fused=True)
     for t, active in enumerate(left):

@@ -63,10 +63,7 @@ def summed_up(case: str, pairs: list[tuple[float, float]]) -> Measured:
 
 
 def clients(turns: int, counts: tuple[int, ...] = CLIENTS) -> list[Measured]:
-    """Time rounds in which a tenth of the clients takes part, by the number of clients.
-
-    The other side is what a thousand clients take, by participant: a ratio of 1 is linear.
-    """
+    """Time a tenth of the clients beside as many of a thousand: a ratio of 1 is linear."""
     sides = {n: many_clients(n) for n in counts}
     return _against("clients", sides, min(1000, max(counts)), turns)
 
@@ -89,11 +86,7 @@ def _against(
 
 
 def memory(clients: int, chunks: tuple[int, ...] = CHUNKS, limit: int = 2**30) -> list[Peak]:
-    """Measure the memory of pFedVEM in a process of its own for every number of clients in a chunk.
-
-    Clients have 50 rows each, and a tenth of them trains in a round; private state is on the disk
-    beyond this `limit`, in bytes.
-    """
+    """Measure chunks in a process each; private state beyond `limit`, in bytes, is on the disk."""
     found = []
     for chunk in chunks:
         words = [sys.executable, "-m", __name__, *map(str, (clients, chunk, limit))]
@@ -103,7 +96,7 @@ def memory(clients: int, chunks: tuple[int, ...] = CHUNKS, limit: int = 2**30) -
 
 
 def one_peak(clients: int, chunk: int, limit: int) -> dict[str, float]:
-    """Run three rounds here and say what they took."""
+    """Run three rounds in which a tenth of the clients trains, and say what they took."""
     torch.set_num_threads(1)
     data = equal(clients, 50)
     net = network(data)

@@ -177,9 +177,8 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     style.mark_sizes(sizes.xaxis, size)
     for axes in (weights, distances):
         axes.yaxis.set_major_locator(style.whole_numbers(6))
-    equal: dict[str, Any] = {"color": COLOURS[1], "linestyle": "--", "label": "equal weights"}
-    weights.axvline(100 / len(tau), **equal)
-    sizes.axhline(100 / len(tau), **equal)
+    for draw in (weights.axvline, sizes.axhline):
+        draw(100 / len(tau), color=COLOURS[1], linestyle="--", label="equal weights")
     return with_legend(figure, [weights])
 
 
@@ -188,8 +187,7 @@ def clients(size: Any, value: Any, metric: str) -> Figure:
     size, value = np.asarray(size), np.asarray(value, dtype=float)
     figure, (axes,) = panels(1, 1, 5.4, 3.8)
     axes.scatter(size, value, s=22, color=COLOURS[0], alpha=0.7)
-    mean = float(np.nanmean(value))
-    axes.axhline(mean, color=COLOURS[1], linestyle="--", label="mean of clients")
+    axes.axhline(float(np.nanmean(value)), color=COLOURS[1], ls="--", label="mean of clients")
     style.mark_sizes(axes.xaxis, size)
     axes.set_ylabel(style.axis_label(metric))
     return with_legend(figure, [axes])

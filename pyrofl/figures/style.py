@@ -82,15 +82,12 @@ def panels(
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Give every name its colour, marker and kind of line."""
-    return {
-        name: {
-            "color": COLOURS[i % len(COLOURS)],
-            "marker": MARKERS[i % len(MARKERS)],
-            # Another round through the colours has other lines.
-            "linestyle": LINES[(i % len(COLOURS) + i // len(COLOURS)) % len(LINES)],
-        }
-        for i, name in enumerate(dict.fromkeys(names))
-    }
+    looks = {}
+    for i, name in enumerate(dict.fromkeys(names)):
+        again, k = divmod(i, len(COLOURS))  # another round through the colours has other lines
+        kind = LINES[(k + again) % len(LINES)]
+        looks[name] = {"color": COLOURS[k], "marker": MARKERS[k], "linestyle": kind}
+    return looks
 
 
 def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFrame:

@@ -1,6 +1,9 @@
-"""One client at a time in plain torch with a DataLoader, as research code does it.
+"""One client at a time, as research code does it: in plain torch with a DataLoader, and by SVI.
 
-The arithmetic is that of `pyrofl.models.fedavg` and `pyrofl.models.pfedvem`, step for step.
+The arithmetic is that of `pyrofl.models.fedavg` and `pyrofl.models.pfedvem`, step for step. All
+clients train, with momentum that starts afresh each round; of pFedVEM's a share reports, at least
+two, and an epoch on a head is a full-batch step. SVI is Pyro's, with a parameter store for each
+client and full-batch steps of SGD, whose lr is that of the mean loss.
 """
 
 from __future__ import annotations
@@ -9,7 +12,11 @@ import copy
 import math
 from collections.abc import Iterator
 
+import pyro
+import pyro.distributions as dist
+import pyro.optim
 import torch
+from pyro.infer import SVI, TraceMeanField_ELBO
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, linear, softplus
@@ -25,7 +32,7 @@ DRAWS, HEAD_EPOCHS, BASE_EPOCHS = 5, 10, 5  # of pFedVEM
 def fedavg(
     data: Federation, module: nn.Module, *, epochs: int = 1, batch: int = BATCH, lr: float = 0.01
 ) -> Iterator[nn.Module]:
-    """Run FedAvg with all clients and fresh momentum, yielding the global module of each round."""
+    """Run FedAvg, yielding the global module after each round."""
     tables = _tables(data)
     rows = sum(map(len, tables))
     while True:
@@ -88,11 +95,7 @@ class Personal(nn.Module):
 def pfedvem(
     data: Federation, base: nn.Module, centre: list[Tensor], share: float = 0.1, lr: float = 1e-3
 ) -> Iterator[list[Personal]]:
-    """Run pFedVEM, yielding every client's model after each round.
-
-    All clients train, and a share of them reports, at least two. The base is all but the last
-    layer, the centre weight and bias of the server's head; an epoch on a head is a full-batch step.
-    """
+    """Run pFedVEM from a base and a head's weight and bias, yielding every client's model."""
     tables = _tables(data)
     models = [Personal(base, centre) for _ in tables]
     while True:
@@ -119,6 +122,41 @@ def pfedvem(
         states = [(len(tables[j]) / size, models[j].base.state_dict()) for j in heard]
         base.load_state_dict({n: sum(w * s[n] for w, s in states) for n in base.state_dict()})
         yield models
+
+
+def svi(data: Federation, steps: int, lr: float, scale: float) -> Iterator[Tensor]:
+    """Average clients' Bayesian softmax regressions, yielding means of weights [class, feature]."""
+    features, classes = data.x[0].numel(), len(data.classes)
+    shapes = {"weight": (classes, features), "bias": (classes,)}
+    server = {f"loc {n}": torch.zeros(s) for n, s in shapes.items()}
+    server |= {f"sd {n}": torch.full(s, scale) for n, s in shapes.items()}
+    positive = dist.constraints.softplus_positive
+
+    def model(x: Tensor, y: Tensor) -> None:
+        start = {n: dist.Normal(torch.zeros(s), 1.0).to_event(len(s)) for n, s in shapes.items()}
+        weight, bias = (pyro.sample(n, prior) for n, prior in start.items())
+        with pyro.plate("rows", len(x)):
+            logits = x.flatten(1) @ weight.mT + bias
+            pyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        for n, s in shapes.items():
+            loc = pyro.param(f"loc {n}", server[f"loc {n}"].clone)
+            sd = pyro.param(f"sd {n}", server[f"sd {n}"].clone, constraint=positive)
+            pyro.sample(n, dist.Normal(loc, sd).to_event(len(s)))
+
+    while True:
+        total = {n: torch.zeros_like(v) for n, v in server.items()}
+        for rows in data.train[: data.clients]:
+            with pyro.get_param_store().scope():
+                optimiser = pyro.optim.SGD({"lr": lr / len(rows)})  # type: ignore[attr-defined]
+                fit = SVI(model, guide, optimiser, TraceMeanField_ELBO())
+                for _ in range(steps):
+                    fit.step(data.x[rows], data.y[rows])
+                for n, v in total.items():
+                    v += len(rows) * pyro.param(n).detach()
+        server = {n: v / data.sizes[: data.clients].sum() for n, v in total.items()}
+        yield server["loc weight"]
 
 
 def _descend(loss: Tensor, optimiser: Optimizer) -> None:
