@@ -8,19 +8,6 @@ from pyrofl.inference.evaluation.evaluate import Scores, calibration, calibratio
 from pyrofl.inference.evaluation.predict import predict, predict_batch
 from pyrofl.inference.evaluation.uncertainty import uncertainty
 
-__all__ = [
-    "STATISTICS",
-    "Ranks",
-    "Scores",
-    "calibration",
-    "calibration_by_client",
-    "compare_loo",
-    "loo",
-    "newcomer",
-    "pit",
-    "predict",
-    "predict_batch",
-    "predictive_checks",
-    "sbc",
-    "uncertainty",
-]
+__all__ = ["STATISTICS", "Ranks", "compare_loo", "loo", "newcomer", "pit", "predictive_checks"]
+__all__ += ["Scores", "calibration", "calibration_by_client", "predict", "predict_batch", "sbc"]
+__all__ += ["uncertainty"]

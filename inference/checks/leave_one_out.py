@@ -49,9 +49,8 @@ def loo(
     Raises:
         ValueError: if there are no log densities of the draws, or the guide is a point.
     """
-    data = found
-    if isinstance(found, Run | Sequence):
-        runs = [found] if isinstance(found, Run) else found
+    data, runs = found, [found] if isinstance(found, Run) else found
+    if isinstance(runs, Sequence):
         data = to_arviz(runs, draws, groups=("posterior", "log_likelihood"), **what)
     log_lik = _log_likelihood(data, var_name)
     log_p, log_q = _log_densities(data, log_lik)
@@ -59,9 +58,8 @@ def loo(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
         if hasattr(arviz, "loo_approximate_posterior"):
-            elpd = arviz.loo_approximate_posterior(
-                data, log_p, log_q, pointwise=True, var_name=log_lik.name
-            )
+            asked = {"pointwise": True, "var_name": log_lik.name}
+            elpd = arviz.loo_approximate_posterior(data, log_p, log_q, **asked)
         else:
             elpd = _smoothed(log_lik, log_p - log_q)
     bad = int((elpd.pareto_k > elpd.good_k).sum())
@@ -75,12 +73,7 @@ def loo(
 
 
 def compare_loo(
-    models: Mapping[str, Any],
-    draws: int = 1000,
-    *,
-    method: str = "stacking",
-    var_name: str | None = None,
-    **what: Any,
+    models: Mapping[str, Any], draws: int = 1000, *, method: str = "stacking", **what: Any
 ) -> pd.DataFrame:
     """Compare models by leave-one-out: ArviZ's table, the best first, with their largest Pareto k.
 
@@ -88,16 +81,17 @@ def compare_loo(
         models: name -> what `loo` takes, all of the same rows.
         draws: of each run.
         method: of weighing the models, as in `arviz.compare`.
-        var_name: observed site, if there are several.
-        what: further arguments of `to_arviz`.
+        what: further arguments of `loo`.
 
     Raises:
         ValueError: if models are about different rows, or as `loo`.
     """
-    found = {n: loo(m, draws, var_name=var_name, **what) for n, m in models.items()}
+    found = {n: loo(m, draws, **what) for n, m in models.items()}
+    ks = {n: one.pareto_k for n, one in found.items()}
+    whose = {n: k.coords.get("row_client", k[k.dims[0]]) for n, k in ks.items()}
     first, *others = found
     for other in others:
-        if not _places(found[first]).equals(_places(found[other])):
+        if not whose[first].equals(whose[other]):
             raise ValueError(
                 f"{first!r} and {other!r} are about different rows; expected the same clients with "
                 "the same number of rows"
@@ -108,14 +102,8 @@ def compare_loo(
         # ArviZ 0.23 sorts in a way that newer pandas deprecates.
         warnings.filterwarnings("ignore", "The inplace keyword", DeprecationWarning)
         table: pd.DataFrame = compared(found, method=method, **exact)
-    table["largest_k"] = [float(found[n].pareto_k.max()) for n in table.index]
+    table["largest_k"] = [float(ks[n].max()) for n in table.index]
     return table
-
-
-def _places(elpd: Any) -> Any:
-    """Return the client of every place."""
-    k = elpd.pareto_k
-    return k["row_client"] if "row_client" in k.coords else k[k.dims[0]]
 
 
 def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
@@ -131,9 +119,7 @@ def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
     return found
 
 
-def _log_densities(
-    data: Any, log_lik: xarray.DataArray
-) -> tuple[xarray.DataArray, xarray.DataArray]:
+def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:
     """Return log p and log q of what each row depends on: chain, draw, and row or client."""
     stats = data.get("sample_stats", {})
     if "log_p" not in stats or "log_q" not in stats:
@@ -158,22 +144,14 @@ def _smoothed(log_lik: xarray.DataArray, ratio: xarray.DataArray) -> Any:
     log_weights = (ratio - log_lik).transpose(*log_lik.dims).stack(__sample__=samples)
     weights, k = psislw(log_weights)  # type: ignore[no-untyped-call]
     log_lik = log_lik.stack(__sample__=samples)
-    count, rows = log_lik.sizes["__sample__"], k.size
+    count = log_lik.sizes["__sample__"]
     elpd = _log_sum_exp(weights + log_lik, "__sample__")
     spent = _log_sum_exp(log_lik, "__sample__") - np.log(count) - elpd
     good = min(1 - 1 / np.log10(count), 0.7)
-    values = {
-        "elpd_loo": float(elpd.sum()),
-        "se": float((rows * elpd.var()) ** 0.5),
-        "p_loo": float(spent.sum()),
-        "n_samples": count,
-        "n_data_points": rows,
-        "warning": bool((k > good).any()),
-        "loo_i": elpd,
-        "pareto_k": k,
-        "scale": "log",
-        "good_k": good,
-    }
+    se, bad = float((k.size * elpd.var()) ** 0.5), bool((k > good).any())
+    values: dict[str, Any] = {"elpd_loo": float(elpd.sum()), "se": se, "p_loo": float(spent.sum())}
+    values |= {"n_samples": count, "n_data_points": k.size, "warning": bad, "loo_i": elpd}
+    values |= {"pareto_k": k, "scale": "log", "good_k": good}
     return ELPDData(data=list(values.values()), index=list(values))
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 import torch
 
 from pyrofl.data import Federation
 from pyrofl.inference.checks.replicas import seeing
-from pyrofl.inference.evaluation.asked import Adapted
+from pyrofl.inference.evaluation.asked import ModelAsked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors
-
-SIZES = (0, 1, 2, 5, 10, 20)
 
 
 def newcomer(
@@ -25,12 +22,9 @@ def newcomer(
     data: Federation,
     state: Round,
     client: str,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = (0, 1, 2, 5, 10, 20),
     draws: int = 1000,
-    *,
-    model: str | None = None,
-    adapted: Adapted = "phases",
-    seed: Seed = 0,
+    **asked: Unpack[ModelAsked],
 ) -> dict[int, Tensors]:
     """Draw from the posterior of a held-out client that joins with more and more rows.
 
@@ -43,24 +37,21 @@ def newcomer(
         data: the federation.
         state: a round.
         client: name of a held-out client.
-        sizes: numbers of rows, such as 0, 1, 2, 5.
+        sizes: numbers of rows.
         draws: S.
-        model: one of the method's views.
-        adapted: "phases" or "adapt": what is run on the rows.
-        seed: of the run.
+        asked: as in `pyrofl.posterior`; adapted is "phases" unless given.
 
     Returns:
         n -> site -> draws [S, *p].
 
     Raises:
-        ValueError: if the client is not held out, or has fewer rows than asked for; or as
-            `posterior`.
+        ValueError: if the client is not held out, or has fewer rows than asked for.
     """
     found = {}
     for n in sizes:
         alone, known, i = joining(method, data, client, n)
-        what: dict[str, Any] = {"model": model, "adapted": adapted, "seed": seed}
-        sites = posterior(alone, known, state, draws, ids=torch.tensor([i]), **what)
+        how: ModelAsked = {"adapted": "phases", **asked}
+        sites = posterior(alone, known, state, draws, ids=torch.tensor([i]), **how)
         found[n] = {name: v[:, 0] for name, v in sites.items()}
     return found
 
@@ -68,10 +59,7 @@ def newcomer(
 def joining(
     method: Method, data: Federation, client: str, size: int
 ) -> tuple[Method, Federation, int]:
-    """Return method and federation in which a held-out client has its first rows, and its id.
-
-    No client of a federation is without rows. One that is to have none has one that nobody sees.
-    """
+    """Return method and federation in which a held-out client has its first rows, and its id."""
     held_out = data.names[data.clients :]
     if client not in held_out:
         raise ValueError(f"client is {client!r}; expected a held-out one of {list(held_out)}")
@@ -79,6 +67,6 @@ def joining(
     if not 0 <= size <= len(data.train[i]):
         raise ValueError(f"size is {size}; expected 0 to {len(data.train[i])}, {client}'s rows")
     rows = [r[: max(size, 1)] if j == i else r for j, r in enumerate(data.train)]
-    if not size:
+    if not size:  # no client of a federation is without rows: nobody sees the one it has
         method = seeing(method, lambda batch: replace(batch, mask=torch.zeros_like(batch.mask)))
     return method, replace(data, train=tuple(rows)), i

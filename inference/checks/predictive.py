@@ -21,7 +21,6 @@ from pyrofl.inference.fit import Run
 
 if TYPE_CHECKING:
     import pandas
-    import xarray
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """Rows [..., N] -> what they are summarised by, [...]."""
@@ -34,6 +33,7 @@ STATISTICS: dict[str, Statistic] = {
     "zeros": lambda y: (y == 0).mean(-1),
 }
 GROUPS = ("posterior_predictive", "observed_data")
+COLUMNS = ("variable", "client", "statistic", "observed", "mean", "low", "high", "p")
 
 
 def predictive_checks(
@@ -62,7 +62,14 @@ def predictive_checks(
     """
     import pandas
 
-    asked = _asked(statistics)
+    known = statistics if isinstance(statistics, Mapping) else STATISTICS
+    names = [statistics] if isinstance(statistics, str) else statistics
+    asked: dict[str, Any] = {n: known.get(n) for n in names}
+    if not asked or not all(map(callable, asked.values())):
+        raise ValueError(
+            f"statistics are {', '.join(asked) or 'none'}; expected functions by name, or some of "
+            f"{', '.join(STATISTICS)}"
+        )
     rows = []
     for variable, client, seen, made in _clients(found, draws, what):
         for name, statistic in asked.items():
@@ -73,19 +80,9 @@ def predictive_checks(
                     f"{drawn.shape} of {made.shape}; expected to reduce the last axis"
                 )
             low, high = np.quantile(drawn, [0.025, 0.975])
-            rows.append(
-                {
-                    "variable": variable,
-                    "client": client,
-                    "statistic": name,
-                    "observed": float(value),
-                    "mean": drawn.mean(),
-                    "low": low,
-                    "high": high,
-                    "p": (drawn > value).mean() + (drawn == value).mean() / 2,
-                }
-            )
-    return pandas.DataFrame(rows)
+            p = (drawn > value).mean() + (drawn == value).mean() / 2
+            rows.append((variable, client, name, float(value), drawn.mean(), low, high, p))
+    return pandas.DataFrame(rows, columns=COLUMNS)
 
 
 def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
@@ -115,33 +112,16 @@ def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
     return pandas.concat(tables, ignore_index=True)
 
 
-def _asked(statistics: Collection[str] | Mapping[str, Statistic]) -> dict[str, Statistic]:
-    """Look statistics up by name."""
-    if isinstance(statistics, Mapping):
-        known = dict(statistics)
-    else:
-        names = [statistics] if isinstance(statistics, str) else list(statistics)
-        known = {n: STATISTICS.get(n) for n in names}
-    if not known or not all(callable(v) for v in known.values()):
-        raise ValueError(
-            f"statistics are {', '.join(map(str, known)) or 'none'}; expected functions by name, "
-            f"or some of {', '.join(STATISTICS)}"
-        )
-    return {n: v for n, v in known.items() if v is not None}
-
-
 def _clients(
     found: Any, draws: int, what: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
     """Yield site, client, its rows [N] and draws of them [S, N]."""
     if isinstance(found, Run):
         found = found.to_arviz(draws, groups=GROUPS, **what)
-    known: list[xarray.Dataset] = []
     for group in GROUPS:
         if group not in found:
             raise ValueError(f"group {group} is missing; expected to_arviz(..., groups='all')")
-        known.append(found[group])
-    predictive, observed = known
+    predictive, observed = (found[group] for group in GROUPS)
     shared = [n for n in map(str, observed.data_vars) if n in predictive.data_vars]
     names = [n for n in shared if observed[n].dims == ("row",)]
     if not names or "row_client" not in predictive.coords:
@@ -151,8 +131,7 @@ def _clients(
         )
     owner = np.asarray(predictive["row_client"])
     for name in names:
-        seen = np.asarray(observed[name], dtype=float)
-        made = np.asarray(predictive[name], dtype=float)
+        seen, made = (np.asarray(group[name], dtype=float) for group in (observed, predictive))
         made = made.reshape(-1, made.shape[-1])
         for client in dict.fromkeys(owner.tolist()):
             yield name, str(client), seen[owner == client], made[:, owner == client]

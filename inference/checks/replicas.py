@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.loop.messages import merged
 from pyrofl.inference.loop.state import Round
-from pyrofl.inference.method import Method, Move, Phase, Step, View
+from pyrofl.inference.method import Method, Phase, Step, View
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.tensors import Tensors, cut, join_up, under
 
@@ -23,100 +24,79 @@ def compact(data: Federation) -> Federation:
     rows = torch.cat(data.train[: data.clients])
     parts = torch.arange(len(rows)).split(data.sizes[: data.clients].tolist())
     rows = rows.to(data.x.device)
-    return Federation(
-        data.x[rows],
-        data.y[rows],
-        parts,
-        tuple(part[:0] for part in parts),
-        data.names[: data.clients],
-        data.classes,
-    )
+    none, names = tuple(part[:0] for part in parts), data.names[: data.clients]
+    return Federation(data.x[rows], data.y[rows], parts, none, names, data.classes)
 
 
 def with_responses(data: Federation, y: Tensor) -> Federation:
-    """Put copies of a `compact` federation of J clients, that answer y [R, N, ...], side by side.
-
-    Client j of copy r is number r J + j, by the name of "0/client 0".
-    """
-    rows = len(data.y)
-    return Federation(
-        data.x.repeat(len(y), *(1 for _ in data.x.shape[1:])),
-        y.flatten(0, 1).to(data.y.dtype),
-        tuple(part + r * rows for r in range(len(y)) for part in data.train),
-        tuple(part for _ in y for part in data.test),
-        tuple(f"{r}/{name}" for r in range(len(y)) for name in data.names),
-        data.classes,
-    )
+    """Put copies of a `compact` federation, that answer y [R, N, ...], side by side."""
+    copies, rows = range(len(y)), len(data.y)
+    x, answers = torch.cat([data.x] * len(y)), y.flatten(0, 1).to(data.y.dtype)
+    train = tuple(part + r * rows for r in copies for part in data.train)
+    names = tuple(f"{r}/{name}" for r in copies for name in data.names)
+    return Federation(x, answers, train, tuple(data.test) * len(y), names, data.classes)
 
 
 def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = None) -> Method:
-    """Return the method for copies of a federation, whose clients train side by side.
+    """Return the method for copies of a federation of J `clients`, none of which reaches another.
 
-    A copy has so many `clients`. What the server holds for copy r is under "r/"; nothing of one
-    copy reaches another. `refused` is told which copies' servers keep their state, and why.
+    Client j of copy r is number r J + j; what the server holds for copy r is under "r/". `refused`
+    is told which copies' servers keep their state, and why.
     """
     refused = {} if refused is None else refused
 
-    def of_copies(
-        who: Who, make: Callable[[int, Tensor, Who], Tensors]
-    ) -> dict[int, tuple[Tensor, Tensors]]:
-        """Call with every copy, the places of its clients, and who they are in it."""
-        copy, found = who.ids // clients, {}
+    def parts(who: Who) -> Iterator[tuple[int, Tensor, Who]]:
+        """Yield every copy, the places of its clients, and who they are in it."""
+        copy = who.ids // clients
         for r in copy.unique().tolist():
             at = (copy == r).nonzero().flatten()
-            found[r] = (at, make(r, at, Who(who.ids[at] % clients, who.size[at])))
-        return found
+            yield r, at, Who(who.ids[at] % clients, who.size[at])
 
-    def joined(found: dict[int, tuple[Tensor, Tensors]]) -> Tensors:
-        order = torch.cat([at for at, _ in found.values()]).argsort()
-        return cut(join_up(part for _, part in found.values()), order)
+    def joined(who: Who, make: Callable[[int, Tensor, Who], Tensors]) -> Tensors:
+        """Call with every part, and put what it makes in the order of all clients."""
+        found = [(at, make(r, at, mine)) for r, at, mine in parts(who)]
+        order = torch.cat([at for at, _ in found]).argsort()
+        return cut(join_up(part for _, part in found), order)
 
-    def download(
-        server: Tensors, who: Who, one: Callable[[Tensors, Who], Tensors] = method.download
-    ) -> Tensors:
+    def download(of: Callable[[Tensors, Who], Tensors], server: Tensors, who: Who) -> Tensors:
         each = _parted(server)
-        return joined(of_copies(who, lambda r, at, mine: one(each[r], mine)))
-
-    def of_view(view: Any) -> Callable[[Tensors, Who], Tensors] | None:
-        own = getattr(view, "download", None)
-        return None if own is None else lambda server, who: download(server, who, own)
+        return joined(who, lambda r, at, mine: of(each[r], mine))
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
         def one(r: int, at: Tensor, mine: Who) -> Tensors:
             equal = Generator().set_state(generator.get_state())
             return method.join(cut(received, at), mine, equal)
 
-        return joined(of_copies(who, one))
+        return joined(who, one)
 
     def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         each = _parted(server)
-
-        def one(r: int, at: Tensor, mine: Who) -> Tensors:
+        for r, at, mine in parts(who):
             try:
                 made = method.merge(each[r], cut(message, at), mine, generator)
-                state, bad = merged(each[r], made)
+                each[r], bad = merged(each[r], made)
             except CannotMerge as error:
-                state, bad = each[r], [f"the server: {error}"]
+                bad = [f"the server: {error}"]
             refused.update((r, reason) for reason in bad)
-            return state
-
-        found = of_copies(who, one)
-        return _whole(each | {r: state for r, (_, state) in found.items()})
+        return _whole(each)
 
     def counted(phase: Phase) -> Phase:
-        epochs = phase.epochs
-        if not callable(epochs):
+        if not callable(of := phase.epochs):
             return phase
-        return replace(phase, epochs=lambda ids: epochs(ids % clients))
+        return replace(phase, epochs=lambda ids: of(ids % clients))
+
+    def viewed(view: Any) -> View:
+        own = getattr(view, "download", None)
+        return View(view, own and partial(download, own))
 
     home = seeing(method, lambda batch: replace(batch, ids=batch.ids % clients))
     return replace(
         home,
         phases=tuple(map(counted, home.phases)),
-        download=download,
+        download=partial(download, method.download),
         join=join,
         merge=merge,
-        views={n: View(view, of_view(view)) for n, view in method.views.items()},
+        views={n: viewed(view) for n, view in method.views.items()},
     )
 
 
@@ -156,16 +136,13 @@ def seeing(method: Method, change: Callable[[Batch], Batch]) -> Method:
         """Change the last argument, the batch."""
         return lambda *args: function(*args[:-1], change(args[-1]))
 
-    def moved(move: Step | Move) -> Step | Move:
-        return replace(move, loss=changed(move.loss)) if isinstance(move, Step) else changed(move)
+    def moved(phase: Phase) -> Phase:
+        moves = [
+            replace(move, loss=changed(move.loss)) if isinstance(move, Step) else changed(move)
+            for move in phase.moves
+        ]
+        return replace(phase, moves=tuple(moves))
 
-    def phases(of: tuple[Phase, ...]) -> tuple[Phase, ...]:
-        return tuple(replace(phase, moves=tuple(map(moved, phase.moves))) for phase in of)
-
-    return replace(
-        method,
-        model=changed(method.model),
-        guide=changed(method.guide),
-        phases=phases(method.phases),
-        adapt=phases(method.adapt),
-    )
+    what: dict[str, Any] = {n: changed(getattr(method, n)) for n in ("model", "guide")}
+    what |= {n: tuple(map(moved, getattr(method, n))) for n in ("phases", "adapt")}
+    return replace(method, **what)

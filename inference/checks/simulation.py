@@ -16,19 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Range, checked
 from pyrofl.data import Federation
-from pyrofl.inference.checks.replicas import (
-    compact,
-    first_of,
-    rounds_of,
-    side_by_side,
-    with_responses,
-)
+from pyrofl.inference.checks import replicas
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.loop.state import Round
@@ -75,13 +68,11 @@ class Ranks:
 
     def of_client(self, client: str) -> dict[str, Any]:
         """Return the places [R] of what a client has or shares, by coordinate."""
-        known = self.places
-        if "client" in known.dims:
-            known = known.sel(client=client)
+        at = {"client": client} if "client" in self.ranks.dims else {}
         return {
-            place: values.isel(at).to_numpy()
-            for values in known.values()
-            for place, at in coordinates(values.isel(replication=0))
+            place: values.isel(index).to_numpy()
+            for values in self.places.sel(at).values()
+            for place, index in coordinates(values.isel(replication=0))
         }
 
     def coverage(self, levels: Sequence[float] = LEVELS) -> xarray.Dataset:
@@ -107,30 +98,24 @@ class Ranks:
     def p_values(self) -> xarray.Dataset:
         """Return the p value of uniform ranks by the chi-square test, one for each coordinate.
 
-        Replications are independent, and so are ranks of one coordinate. Those of two clients in
-        one replication are not, as long as something is shared, nor are those of two coordinates
-        of a client: they are never thrown together here.
+        Ranks of one coordinate are independent. Those of two clients in one replication are not, as
+        long as something is shared, nor are those of two coordinates of a client: they are never
+        thrown together here.
         """
         import xarray
+        from scipy.stats import chi2
 
-        known = self.ranks.dropna("replication")
-        found: xarray.Dataset = xarray.apply_ufunc(
-            self._p_value, known, input_core_dims=[["replication"]]
-        )
+        at = self.ranks.dropna("replication") // ((self.draws + 1) // self.bins)
+        expected = at.sizes["replication"] / self.bins
+        excess = sum(((at == b).sum("replication") - expected) ** 2 for b in range(self.bins))
+        found: xarray.Dataset = xarray.apply_ufunc(chi2.sf, excess / expected, self.bins - 1)
         return found
-
-    def _p_value(self, ranks: Any) -> Any:
-        from scipy.stats import chisquare
-
-        width = (self.draws + 1) // self.bins
-        counts = [((ranks // width) == b).sum(-1) for b in range(self.bins)]
-        return chisquare(np.stack(counts, -1), axis=-1).pvalue
 
     def table(self) -> pandas.DataFrame:
         """Return a row for each coordinate, named as in `arviz.summary`.
 
         Columns: variable; p, see `p_values`; p_holm, adjusted for the number of rows, which holds
-        whatever depends on what (Holm 1979); and the coverage of 50%, 80% and 95% intervals.
+        whatever depends on what (Holm, 1979); and the coverage of 50%, 80% and 95% intervals.
         """
         import pandas
 
@@ -142,7 +127,9 @@ class Ranks:
                 rows[place] = {"variable": name, "p": float(values.isel(at))}
                 rows[place] |= {f"{v:.0%}": float(c) for v, c in zip(LEVELS, covered, strict=True)}
         table = pandas.DataFrame.from_dict(rows, orient="index")
-        table.insert(2, "p_holm", _holm(table["p"].to_numpy()))
+        ordered = table["p"].sort_values()
+        holm = (ordered * range(len(ordered), 0, -1)).clip(upper=1.0).cummax()
+        table.insert(2, "p_holm", holm)
         return table
 
     @property
@@ -169,8 +156,8 @@ def sbc(
 
     The federation gives clients, their rows x and nothing else; all its responses are simulated, so
     a method that was built for it suits every replication. All sites of the posterior are ranked,
-    deterministic ones too. Draws are independent, so none is left out to thin them. Replications
-    are fitted side by side: as fast as one federation with that many more clients.
+    deterministic ones too. Replications are fitted side by side: as fast as one federation with
+    that many more clients.
 
     Args:
         method: a method, or round number (from 0) -> method.
@@ -189,8 +176,7 @@ def sbc(
         what: further arguments of `pyrofl.posterior`: model and adapted.
 
     Raises:
-        ValueError: if a number is out of its range, the prior is improper, or the model has not
-            just one response that the federation's y stands for.
+        ValueError: if the prior is improper, or the model has not just one response.
 
     Warns:
         UserWarning: if fits were not finite; `Ranks.failed` names them.
@@ -199,110 +185,83 @@ def sbc(
 
     bins = _bins(replications, draws, bins)
     at = method if not isinstance(method, Method) else lambda _: method
-    template = compact(data)
-    ids = torch.arange(template.clients)
+    template = replicas.compact(data)
     begin = first(at(0), template, seed, server)
     truth, y = simulated(at(0), template, begin, replications, seed)
-    seeds = torch.randint(
-        2**62, (replications,), generator=stream(seed, Stream.CALIBRATION)
-    ).tolist()
+    source = stream(seed, Stream.CALIBRATION)
+    seeds = torch.randint(2**62, (replications,), generator=source).tolist()
     last = at(max(rounds - 1, 0))
     found: list[Tensors] = []
     failed: dict[int, str] = {}
-    for r, (state, bad) in enumerate(_fits(at, template, y, rounds, begin, seeds, chunk)):
+    fits = _fits(at, template, y, begin, seeds, rounds=rounds, chunk=chunk)
+    for r, (state, bad) in enumerate(fits):
         seen = {}
         if not bad:
-            seen = posterior(last, template, state, draws, ids=ids, seed=seeds[r], **what)
+            seen = posterior(last, template, state, draws, seed=seeds[r], **what)
             bad = _not_finite(seen)
+        known = {n: v.value[r] for n, v in truth.items()}
         if bad:
             failed[r] = bad
-        known = {n: v.value[r] for n, v in truth.items()}
-        found.append(_missing(known) if bad else _ranked(seen, known, last.shared, seeds[r]))
+            found.append({n: torch.full(v.shape, torch.nan) for n, v in known.items()})
+            continue
+        source = stream(seeds[r], Stream.CALIBRATION)
+        mine = {n: v[:, 0] if matches(n, last.shared) else v for n, v in seen.items()}
+        found.append({n: rank(mine[n], value, source) for n, value in known.items()})
     if len(failed) == replications:
         raise ValueError(f"no fit is finite, the first for {failed[0]}; expected some")
     if failed:
-        warnings.warn(
-            f"{len(failed)} of {replications} fits are not finite, and have no ranks: "
-            f"replications {', '.join(map(str, failed))}",
-            stacklevel=2,
-        )
-    ranks = xarray.Dataset(
-        {
-            n: (("replication", *v.axes[1:]), np.stack([one[n].cpu().numpy() for one in found]))
-            for n, v in truth.items()
-        },
-        {"replication": range(replications), "client": list(template.names)},
-    )
-    return Ranks(ranks, draws, bins, tuple(f"{r}: {bad}" for r, bad in failed.items()))
+        which = f"replications {', '.join(map(str, failed))}"
+        lost = f"{len(failed)} of {replications} fits are not finite, and have no ranks: {which}"
+        warnings.warn(lost, stacklevel=2)
+    ranks = {
+        n: (("replication", *v.axes[1:]), torch.stack([one[n].cpu() for one in found]).numpy())
+        for n, v in truth.items()
+    }
+    coords = {"replication": range(replications), "client": list(template.names)}
+    told = tuple(f"{r}: {bad}" for r, bad in failed.items())
+    return Ranks(xarray.Dataset(ranks, coords), draws, bins, told)
 
 
 def simulated(
     method: Method, data: Federation, state: Round, count: int, seed: Seed = 0
 ) -> tuple[dict[str, Variable], Tensor]:
-    """Draw R truths and responses from the model, given the server.
-
-    Returns:
-        Sites, latent and deterministic, [R, C, *p] or [R, *p] if all clients share them, with the
-        names of their axes; and responses [R, N, ...] of all rows, client by client.
-
-    Raises:
-        ValueError: if the prior has no draws, or the model has not just one response.
-    """
+    """Draw R truths, [R, C, *p] or [R, *p], and responses [R, N, ...] client by client."""
     axes = ClientAxes(data, torch.arange(data.clients), method.shared, {})
     made = of_prior(axes, method, state, Asked(draws=count, seed=seed))
-    responses = {n: v for n, v in made["prior_predictive"].items() if v.axes[1] == "row"}
-    if len(responses) != 1:
-        raise ValueError(
-            f"responses inside batch.rows() are {sorted(responses)}; expected just one, as y"
-        )
     sites = {n: v for n, v in made["prior"].items() if "row" not in v.axes}
-    return sites, next(iter(responses.values())).value
+    responses = {n: v for n, v in made["prior_predictive"].items() if v.axes[1] == "row"}
+    if len(responses) == 1:
+        return sites, responses.popitem()[1].value
+    names = sorted(responses)
+    raise ValueError(f"responses inside batch.rows() are {names}; expected just one, as y")
 
 
 def _fits(
     at: Callable[[int], Method],
-    template: Federation,
+    data: Federation,
     y: Tensor,
-    rounds: int,
     begin: Round,
-    seeds: Sequence[int],
-    chunk: int | None,
+    seeds: list[int],
+    **how: Any,
 ) -> Iterator[tuple[Round, str]]:
     """Yield the last round of each replication, and which of its clients were not finite."""
-    clients = template.clients
-    refused: dict[int, str] = {}
-    step = max(1, BYTES // max(template.x.numel() * template.x.element_size(), 1))
+    clients, refused = data.clients, dict[int, str]()
+    step = max(1, BYTES // max(data.x.nbytes, 1))
+
+    def side_by_side(number: int) -> Method:
+        return replicas.side_by_side(at(number), clients, refused)
+
     for k, some in enumerate(y.split(step)):
-        states = federate(
-            lambda number: side_by_side(at(number), clients, refused),
-            with_responses(template, some),
-            rounds,
-            seed=seeds[k * step],
-            chunk=chunk,
-            start=first_of(begin.server, len(some), clients),
-        )
-        state, bad = first_of(begin.server, len(some), clients), [""] * len(some)
-        for state in states:
+        many, bad = replicas.with_responses(data, some), [""] * len(some)
+        state = start = replicas.first_of(begin.server, len(some), clients)
+        for state in federate(side_by_side, many, seed=seeds[k * step], start=start, **how):
             of_clients = (reason.partition("/") for reason in state.rejected)
             told = [(int(copy), client) for copy, _, client in of_clients]
             for copy, reason in (*told, *refused.items()):
                 bad[copy] = bad[copy] or f"{reason} in round {state.number}"
             refused.clear()
-        for one, reason in zip(rounds_of(state, clients), bad, strict=True):
+        for one, reason in zip(replicas.rounds_of(state, clients), bad, strict=True):
             yield one, reason or _not_finite(one.server | one.private)
-
-
-def _ranked(seen: Tensors, known: Tensors, shared: str, seed: int) -> Tensors:
-    """Return the rank of every site of one replication."""
-    source = stream(seed, Stream.CALIBRATION)
-    return {
-        n: rank(seen[n][:, 0] if matches(n, shared) else seen[n], truth, source)
-        for n, truth in known.items()
-    }
-
-
-def _missing(known: Tensors) -> Tensors:
-    return {n: torch.full(v.shape, torch.nan) for n, v in known.items()}
 
 
 def _not_finite(tensors: Tensors) -> str:
@@ -322,19 +281,10 @@ def _bins(replications: int, draws: int, bins: int | None) -> int:
     """Return the number of bins, checked; None asks for the usual one."""
     most = min(20, max(2, replications // EXPECTED))
     fitting = [b for b in range(2, most + 1) if (draws + 1) % b == 0]
-    if bins is None and fitting:
-        return fitting[-1]
-    if bins is None or (draws + 1) % bins:
-        raise ValueError(
-            f"draws is {draws}, bins {bins}; expected draws + 1 to be a multiple of the number of "
-            f"bins, such as 199 draws and 20 bins; by default at most {most} bins"
-        )
-    return bins
-
-
-def _holm(p: Any) -> Any:
-    """Adjust p values [m] for their number (Holm, Scandinavian Journal of Statistics 1979)."""
-    order, m = np.argsort(p), len(p)
-    found = np.empty(m)
-    found[order] = np.maximum.accumulate(np.minimum(1.0, p[order] * (m - np.arange(m))))
-    return found
+    found = bins or max(fitting, default=0)
+    if found and not (draws + 1) % found:
+        return found
+    raise ValueError(
+        f"draws is {draws}, bins {bins}; expected draws + 1 to be a multiple of the number of "
+        f"bins, such as 199 draws and 20 bins; by default at most {most} bins"
+    )

@@ -26,10 +26,9 @@ def cost(federated: Any, reference: Any, group: str = "posterior") -> pandas.Dat
         A row for each coordinate, named as in `arviz.summary`, with columns variable; mean, sd,
         low and high, the ends of the central 95%; the same of the reference, as reference_mean and
         so on; difference of the means in reference sds, and error, its standard error, by the
-        effective draws of the reference and all draws of the other, which are independent; ratio
-        of the sds; and energy, the distance
-        (2 E|X - Y| - E|X - X'| - E|Y - Y'|)^1/2 in reference sds: 0 for equal distributions, 0.05
-        is small, 1 is large.
+        effective draws of the reference and all (independent) ones of the other; ratio of the sds;
+        and energy, the distance (2 E|X - Y| - E|X - X'| - E|Y - Y'|)^1/2 in reference sds: 0 for
+        equal distributions, 0.05 is small, 1 is large.
 
     Raises:
         ValueError: if no variable is in both, or their axes or labels differ.
@@ -37,20 +36,16 @@ def cost(federated: Any, reference: Any, group: str = "posterior") -> pandas.Dat
     import pandas
     from scipy.stats import energy_distance
 
-    mine, other = (_dataset(one, group) for one in (federated, reference))
-    common = [n for n in mine.data_vars if n in other.data_vars]
+    mine, other = (one[group].data_vars for one in (federated, reference))
+    common = [n for n in mine if n in other]
     if not common:
-        raise ValueError(
-            f"variables are {', '.join(map(str, mine))} and {', '.join(map(str, other))}; "
-            "expected at least one in both"
-        )
+        names = " and ".join(", ".join(map(str, one)) for one in (mine, other))
+        raise ValueError(f"variables are {names}; expected at least one in both")
     rows = {}
     for name in map(str, common):
         x, y = (one[name].stack(sample=("chain", "draw")) for one in (mine, other))
-        axes = [d for d in x.dims if d != "sample"]
-        if set(axes) != set(y.dims) - {"sample"} or any(
-            x[d].values.tolist() != y[d].values.tolist() for d in axes
-        ):
+        mine_at, other_at = ({d: v[d].values.tolist() for d in v.dims[:-1]} for v in (x, y))
+        if mine_at != other_at:
             raise ValueError(f"{name}: axes are {x.dims} and {y.dims}; expected the same labels")
         for place, at in coordinates(x.isel(sample=0)):
             a, b = (one.isel(at).to_numpy().astype(float) for one in (x, y))
@@ -78,10 +73,3 @@ def _effective(draws: xarray.DataArray) -> float:
     """Return how many independent draws tell the mean as well, given those of all chains."""
     chains = draws.unstack("sample").transpose("chain", "draw").to_numpy()
     return float(import_arviz().ess(chains, method="mean"))
-
-
-def _dataset(data: Any, group: str) -> xarray.Dataset:
-    """Return one group of an InferenceData or a DataTree."""
-    found = data[group]
-    dataset: xarray.Dataset = found.to_dataset() if hasattr(found, "to_dataset") else found
-    return dataset

@@ -16,26 +16,34 @@ them. Sites outside `batch.clients()` are sampled once in any case.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import pyro
 import torch
+from pyro import poutine
 from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 
 from pyrofl.arguments import Count, CountOrNone, Positive, checked
-from pyrofl.data import Federation
-from pyrofl.inference.elbo import latent
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.elbo import latent, with_rows
 from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.facts import SHARED
+from pyrofl.inference.loop.noise import Message
+from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.arviz import ClientAxes, Variable, chained, of_prior
+from pyrofl.inference.posteriors.arviz import PLACES, ClientAxes, Variable, chained, of_prior
+from pyrofl.inference.posteriors.pointwise import pointwise_at
 from pyrofl.inference.programs import Program
-from pyrofl.inference.reference.joint import Dims, Joint, alone, joined
-from pyrofl.inference.seeds import Stream, stream
-from pyrofl.tensors import Tensors
+from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.tensors import Tensors, cut, matches, seeded
+
+Dims = Mapping[str, tuple[str, ...]]
 
 
 @checked
@@ -74,21 +82,20 @@ def nuts(
         these are draws of the posterior, and `diverging` is there too.
 
     Raises:
-        ValueError: if a number is out of its range, the model reads what it is not given, the
-            prior of a shared site differs between clients, or a latent site lies inside
-            `batch.rows()`.
+        ValueError: if the model reads what it is not given, the prior of a shared site differs
+            between clients, or a latent site lies inside `batch.rows()`.
     """
-    bound = joined(model, data, state, seed, shared)
+    joint = joined(model, data, state, seed, shared)
     found, diverging = [], torch.zeros(chains, draws, dtype=torch.bool)
     for chain in range(chains):
         with alone(data, seed, chain), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`torch.jit.trace` is deprecated", FutureWarning)
-            kernel = NUTS(bound[0], jit_compile=jit, ignore_jit_warnings=True, **options)
+            kernel = NUTS(joint, jit_compile=jit, ignore_jit_warnings=True, **options)
             sampler = MCMC(kernel, draws, warmup_steps=warmup, disable_progbar=True)
             sampler.run()
         found.append(sampler.get_samples())
         diverging[chain, sampler.diagnostics()["divergences"]["chain 0"]] = True
-    return _gathered(bound, data, found, seed, dims or {}, {"diverging": diverging})
+    return _gathered(joint, found, seed, dims or {}, {"diverging": diverging})
 
 
 @checked
@@ -129,11 +136,11 @@ def centralised(
     Raises:
         ValueError: as `nuts`.
     """
-    bound = joined(model, data, state, seed, shared)
+    joint = joined(model, data, state, seed, shared)
     with alone(data, seed), pyro.settings.context(module_local_params=True):
-        q = guide(bound[0])
+        q = guide(joint)
         elbo: Any = Trace_ELBO(particles, max_plate_nesting=2, vectorize_particles=True)
-        objective = elbo(bound[0], q)
+        objective = elbo(joint, q)
         objective()  # makes the guide's parameters
         optimiser = torch.optim.Adam(objective.parameters(), lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
@@ -144,49 +151,176 @@ def centralised(
             optimiser.step()
             schedule.step()
         with torch.no_grad():
-            traces = [pyro.poutine.trace(q).get_trace() for _ in range(draws)]
-        names = [n for n, _ in latent(pyro.poutine.trace(bound[0]).get_trace())]
+            traces = [poutine.trace(q).get_trace() for _ in range(draws)]
+        names = [n for n, _ in latent(poutine.trace(joint).get_trace())]
         sites = {n: torch.stack([t.nodes[n]["value"] for t in traces]) for n in names}
         log_q = torch.stack([t.log_prob_sum().detach() for t in traces])[None]
     stats = {"loss": torch.full((1, draws), loss.item()), "log_q": log_q}
-    return _gathered(bound, data, [sites], seed, dims or {}, stats)
+    return _gathered(joint, [sites], seed, dims or {}, stats)
+
+
+def pooled(data: Federation) -> Federation:
+    """Return a federation of one client that holds all training clients' rows."""
+    train, test = (torch.cat(part[: data.clients]).unique() for part in (data.train, data.test))
+    return replace(data, train=(train,), test=(test,), names=("all",), held_out=0)
+
+
+class OncePlate(pyro.plate):
+    """The plate over clients; what all of them share is sampled as if it stood before the plate."""
+
+    shared = ""
+
+    def _lets_go(self, msg: Message) -> bool:
+        made = msg["type"] != "sample" or msg["infer"].get("_deterministic")
+        return not made and matches(msg["name"], self.shared)
+
+    def _process_message(self, msg: Message) -> None:
+        if not self._lets_go(msg):
+            super()._process_message(msg)
+        elif msg["fn"].batch_shape.numel() > 1:
+            raise ValueError(
+                f"site {msg['name']!r} has batch shape {list(msg['fn'].batch_shape)}; expected one "
+                "prior, the same for all clients, as they share it"
+            )
+
+    def _postprocess_message(self, msg: Message) -> None:
+        if not self._lets_go(msg):
+            super()._postprocess_message(msg)
+            return
+        # The traces around the program have written down the one value by now.
+        lead = msg["value"].dim() - msg["fn"].event_dim
+        batch = torch.broadcast_shapes(msg["value"].shape[:lead], (self.size, 1))
+        msg["value"] = msg["value"].expand(batch + msg["value"].shape[lead:])
+
+
+@dataclass(frozen=True)
+class Everybody(Batch):
+    """All rows of all clients, for programs whose shared sites are to be sampled once."""
+
+    shared: str = ""
+
+    def clients(self) -> pyro.plate:
+        """Return the Pyro plate over clients, dim -2."""
+        plate = OncePlate("clients", len(self.ids), dim=-2)
+        plate.shared = self.shared
+        return plate
+
+
+class Site(NamedTuple):
+    """What is known of a latent site: its shapes, and whether every client has its own."""
+
+    own: bool
+    batch: torch.Size
+    event: torch.Size
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A method's model, bound to what it reads, [C, ...], and to all rows of a federation."""
+
+    method: Method
+    data: Federation
+    state: Round
+    received: Tensors
+    local: Tensors
+    batch: Everybody
+
+    def __call__(self) -> Any:
+        """Run the model."""
+        received, local = (with_rows(v, len(self.batch)) for v in (self.received, self.local))
+        return self.method.model(received, local, self.batch)
+
+    def sites(self) -> dict[str, Site]:
+        """Return the latent sites; refuse those of rows, where padding would be sampled too."""
+        try:
+            trace = poutine.trace(self).get_trace()
+        except KeyError as error:
+            missing = str(error.args[0]).splitlines()[0]  # Pyro adds lines about shapes
+            told = f"the model reads {missing} of the server or its clients"
+            raise ValueError(f"{told}; expected state, a round of the method") from error
+        found = {}
+        for name, site in latent(trace):
+            frames = {frame.name for frame in site["cond_indep_stack"]}
+            if "rows" in frames:
+                raise ValueError(f"site {name!r} lies inside batch.rows(); expected it outside")
+            found[name] = Site("clients" in frames, site["fn"].batch_shape, site["fn"].event_shape)
+        return found
+
+
+def joined(
+    model: Method | Program, data: Federation, state: Round | None, seed: Seed, shared: str | None
+) -> Joint:
+    """Bind a model to all training clients and run it once: what is not a client's is shared."""
+    method = model if isinstance(model, Method) else _bare(model)
+    if state is None:  # the model reads nothing
+        method = _bare(method.model, method.shared)
+        state = first(method, data, seed)
+    ids = torch.arange(data.clients)
+    received, view = prepared(method, data, state, data.who(ids), seed=seed)
+    if isinstance(view, list):
+        raise ValueError("the method's main view is an ensemble; expected one model")
+    once = method.shared if shared is None else shared
+    batch = Everybody(**vars(data.batch(ids)), shared=once)
+    joint = Joint(method, data, state, received, view, batch)
+    with alone(data, seed):
+        common = " ".join([once, *(n for n, site in joint.sites().items() if not site.own)])
+    facts = {**method.facts, common.strip(): SHARED}
+    return replace(joint, method=replace(method, facts=facts))
+
+
+def _bare(model: Program, shared: str = "") -> Method:
+    """Return a method that has a model and does nothing."""
+    return Method(
+        init=lambda generator, clients: {},
+        model=model,
+        guide=model,
+        phases=(),
+        merge=lambda server, message, who, generator: server,
+        facts={shared: SHARED},
+    )
+
+
+@contextmanager
+def alone(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
+    """Give a sampler of Pyro's random numbers and a floating-point type, and no one else."""
+    before = torch.get_default_dtype()
+    with seeded(int(torch.randint(2**62, (), generator=stream(seed, Stream.SAMPLER, *key)))):
+        torch.set_default_dtype(data.dtype)
+        try:
+            with pyro.validation_enabled(False), pyro.get_param_store().scope():
+                yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 def _gathered(
-    bound: tuple[Joint, Method, Round],
-    data: Federation,
-    chains: Sequence[Tensors],
-    seed: int,
-    dims: Dims,
-    stats: Tensors,
+    joint: Joint, chains: Sequence[Tensors], seed: int, dims: Dims, stats: Tensors
 ) -> Any:
-    """Return all groups of draws for ArviZ.
-
-    Each chain has its sites' draws as Pyro gives them, [S, *batch, *p]. Statistics are [chain, S],
-    with "log_q" unless the draws follow the posterior.
-    """
-    joint, method, state = bound
-    ids = torch.arange(data.clients)
+    """Return all groups for ArviZ of chains' draws [S, *batch, *p]; statistics are [chain, S]."""
+    method, data, ids = joint.method, joint.data, joint.batch.ids
     axes = ClientAxes(data, ids, method.shared, dims)
     draws = len(next(iter(chains[0].values())))
     made = []
     for chain, sites in enumerate(chains):
         with alone(data, seed, chain, 1):
-            found = joint.groups(sites, axes, stream(seed, Stream.ROWS, Stream.SAMPLER, chain))
+            known = joint.sites()
+            source = stream(seed, Stream.ROWS, Stream.SAMPLER, chain)
+            values = {
+                n: sites[n].reshape(draws, *[len(ids)][: s.own], *s.event) for n, s in known.items()
+            }
+            clients = []
+            for c in range(len(ids)):
+                mine = {n: v[:, c] if known[n].own else v for n, v in values.items()}
+                one = slice(c, c + 1)
+                received, local = (cut(v, one) for v in (joint.received, joint.local))
+                what = (received, local, data.batch(ids[one]), source)
+                clients.append(pointwise_at(method.model, method.shared, mine, *what))
+            found = axes.groups(clients, PLACES)
         # All clients' draws belong together, whether or not they share a site.
-        known = found["sample_stats"]
-        log_p = known["log_p"].value.reshape(draws, -1).sum(1)
+        log_p = found["sample_stats"]["log_p"].value.reshape(draws, -1).sum(1)
         of_draws = {"log_p": log_p, "log_q": log_p} | {n: v[chain] for n, v in stats.items()}
         found["sample_stats"] = {n: Variable(v, ("draw",)) for n, v in of_draws.items()}
         asked = Asked(draws=draws, seed=seed + chain)
-        found |= of_prior(axes, method, state, asked, lenient=True)
+        found |= of_prior(axes, method, joint.state, asked, lenient=True)
         made.append(found | {"constant_data": axes.constants()})
     return chained(made, data, ids)
-
-
-def pooled(data: Federation) -> Federation:
-    """Return a federation of one client that holds all training clients' rows."""
-    rows = [torch.cat(part[: data.clients]) for part in (data.train, data.test)]
-    return replace(
-        data, train=(rows[0].unique(),), test=(rows[1].unique(),), names=("all",), held_out=0
-    )

@@ -1,10 +1,10 @@
-"""The cases of `pyrofl bench`: our side and the other, and the ratio that we are after."""
+"""The cases of `pyrofl bench`: what they run on, our side and the other, and what we are after."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,40 +13,62 @@ import torch
 from torch import Tensor
 
 from pyrofl import nets
-from pyrofl.bench import floor, plain, svi
-from pyrofl.bench.federations import equal, images
-from pyrofl.bench.timing import Side
+from pyrofl.bench import floor, one_by_one
 from pyrofl.data import Dataset, Federation
+from pyrofl.data.datasets import per_class
 from pyrofl.inference.loop.participation import bernoulli, everyone, fraction
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.models.priors import fixed
+from pyrofl.partitions.federations import split
 from pyrofl.tensors import generator
 
 MANY = 1_000_000  # rounds, of which as many are made as are timed
 FLOOR_CHUNK = 50  # clients side by side at which the hand-written loop is fastest, on two cores
 MLP = "mlp:100"
+SIDE, CLASSES, ROWS = 28, 10, 5000  # of the images
 
+Side = Callable[[], object]
+"""Does the work once."""
 Sides = tuple[Side, Side]
 
 
 class Case(NamedTuple):
     """A comparison."""
 
-    text: str
     target: float | None  # ratio that we are after
     sides: Callable[[Dataset | None], Sides]  # data set or None -> a round of ours and the other's
 
 
-def turning(rounds: Iterator[Any]) -> Side:
-    """Make one round of an endless run at every call."""
-    return lambda: next(rounds)
+def images(loaded: Dataset | None, flat: bool, clients: int = 100) -> Federation:
+    """Deal 5,000 images, or rows made up, to unequal clients that each have five labels."""
+    table = made_up() if loaded is None else per_class(loaded, ROWS // CLASSES)
+    data = split(table, "slices:5", clients=clients, seed=0)
+    x = data.x.flatten(1) if flat else data.x.reshape(len(data.x), -1, SIDE, SIDE)
+    return Federation(x, data.y, data.train, data.test, data.names, data.classes)
+
+
+def made_up() -> Dataset:
+    """Make up images whose brightness tells their label."""
+    g, y = generator(0), torch.arange(ROWS) % CLASSES
+    x = torch.rand(ROWS, SIDE * SIDE, generator=g) + 0.1 * y[:, None]
+    is_test = torch.rand(ROWS, generator=g) < 0.01
+    return Dataset("made up", x, y, is_test, tuple(map(str, range(CLASSES))))
+
+
+def equal(clients: int, rows: int, features: int = SIDE * SIDE) -> Federation:
+    """Give every client this many rows out of one table of 5,000, which clients share."""
+    g = generator(1)
+    x, y = torch.rand(ROWS, features, generator=g), torch.arange(ROWS) % CLASSES
+    train = tuple(torch.randperm(ROWS, generator=g)[:rows] for _ in range(clients))
+    none = (torch.zeros(0, dtype=torch.long),) * clients
+    return Federation(x, y, train, none, classes=tuple(map(str, range(CLASSES))))
 
 
 def ours(method: Method, data: Federation, **what: Any) -> Side:
     """Run our loop, a round at every call."""
-    return turning(federate(method, data, MANY, **what))
+    return partial(next, federate(method, data, MANY, **what))
 
 
 def without_shortcuts(method: Method) -> Method:
@@ -66,14 +88,14 @@ def start(data: Federation) -> list[Tensor]:
 
 
 def pfedvem_plain(loaded: Dataset | None) -> Sides:
-    """Put pFedVEM beside one client at a time."""
+    """Put pFedVEM of 100 clients beside one client at a time with a DataLoader."""
     data = images(loaded, flat=True)
-    net = network(data)
     w1, b1, w2, b2 = start(data)
     base = torch.nn.Sequential(torch.nn.Linear(*w1.shape[::-1]), torch.nn.ReLU())
     base.load_state_dict({"0.weight": w1, "0.bias": b1})
-    other = plain.pfedvem(data, base, [w2, b2])
-    return ours(pfedvem.build(net), data, participation=bernoulli(0.1)), turning(other)
+    other = one_by_one.pfedvem(data, base, [w2, b2])
+    mine = ours(pfedvem.build(network(data)), data, participation=bernoulli(0.1))
+    return mine, partial(next, other)
 
 
 def pfedvem_floor(loaded: Dataset | None) -> Sides:
@@ -81,31 +103,29 @@ def pfedvem_floor(loaded: Dataset | None) -> Sides:
     data = images(loaded, flat=True)
     method = without_shortcuts(pfedvem.build(network(data)))
     other = floor.pfedvem(data, start(data), FLOOR_CHUNK, 0.1)
-    return ours(method, data, participation=bernoulli(0.1)), turning(other)
+    return ours(method, data, participation=bernoulli(0.1)), partial(next, other)
 
 
 def few_rows(_: Dataset | None) -> Sides:
-    """Put FedAvg of clients with few rows beside the same with the products of every step."""
+    """Put FedAvg of 100 clients with 50 rows beside the same with the products of every step."""
     data = equal(clients=100, rows=50)
     method = fedavg.build(network(data))
     return ours(method, data), ours(without_shortcuts(method), data)
 
 
-def fedavg_plain(loaded: Dataset | None, spec: str) -> Sides:
-    """Put FedAvg beside one client at a time."""
+def fedavg_plain(loaded: Dataset | None, spec: str = MLP) -> Sides:
+    """Put FedAvg of 100 clients beside one client at a time with a DataLoader."""
     data = images(loaded, flat=spec == MLP)
     net = network(data, spec)
-    return ours(fedavg.build(net, epochs=1), data), turning(
-        plain.fedavg(data, net.fresh(generator(0)))
-    )
+    other = one_by_one.fedavg(data, net.fresh(generator(0)))
+    return ours(fedavg.build(net, epochs=1), data), partial(next, other)
 
 
 def fedavg_floor(loaded: Dataset | None) -> Sides:
     """Put FedAvg, with the products of every step, beside batched torch written by hand."""
     data = images(loaded, flat=True)
     method = without_shortcuts(fedavg.build(network(data), epochs=1))
-    other = floor.fedavg(data, start(data), FLOOR_CHUNK, 1, 10, 0.01, 0.9)
-    return ours(method, data), turning(other)
+    return ours(method, data), partial(next, floor.fedavg(data, start(data), FLOOR_CHUNK))
 
 
 def fedavg_alone(loaded: Dataset | None) -> Sides:
@@ -116,21 +136,19 @@ def fedavg_alone(loaded: Dataset | None) -> Sides:
 
 
 def pyro_svi(_: Dataset | None) -> Sides:
-    """Put Bayesian softmax regression beside `pyro.infer.SVI` for every client."""
+    """Put Bayesian softmax regression of 100 clients beside `pyro.infer.SVI` for every client."""
     data = equal(clients=100, rows=50, features=64)
     bayesian = {"prior": fixed(), "guide": guides.mean_field, "scale": 0.05, "draws": 1}
     training = {"epochs": 10, "batch": None, "momentum": 0.0}
     method = fedavg.build(network(data, "softmax"), **bayesian, **training)  # type: ignore[arg-type]
-    return ours(method, data), turning(svi.federated(data, steps=10, lr=0.01, scale=0.05))
+    return ours(method, data), partial(next, one_by_one.svi(data, 10, lr=0.01, scale=0.05))
 
 
 def importing(_: Dataset | None) -> Sides:
     """Put the import of this package beside that of Pyro alone."""
-    mine, pyros = (
-        [sys.executable, "-c", f"import {name}"] for name in ("pyrofl", "pyro, pyro.infer")
-    )
-    run = partial(subprocess.run, check=True)
-    return lambda: run(mine), lambda: run(pyros)
+    words = [[sys.executable, "-c", f"import {name}"] for name in ("pyrofl", "pyro, pyro.infer")]
+    mine, other = (partial(subprocess.run, one, check=True) for one in words)
+    return mine, other
 
 
 def many_clients(clients: int, share: float = 0.1, rows: int = 50) -> tuple[Side, int]:
@@ -142,25 +160,13 @@ def many_clients(clients: int, share: float = 0.1, rows: int = 50) -> tuple[Side
 
 
 CASES: Mapping[str, Case] = {
-    "pfedvem-plain": Case(
-        "a round of pFedVEM, 100 clients, against one client at a time with a DataLoader",
-        8.0,
-        pfedvem_plain,
-    ),
-    "fedavg-plain": Case(
-        "a round of FedAvg, 100 clients, MLP, against one client at a time with a DataLoader",
-        3.0,
-        partial(fedavg_plain, spec=MLP),
-    ),
-    "fedavg-cnn-plain": Case("the same with a CNN", 1.0, partial(fedavg_plain, spec="cnn-pfedvem")),
-    "fedavg-alone": Case("the same code with chunk=1, MLP", None, fedavg_alone),
-    "pfedvem-floor": Case("batched torch by hand, without Pyro: pFedVEM", 0.8, pfedvem_floor),
-    "fedavg-floor": Case("batched torch by hand, without Pyro: FedAvg", 0.8, fedavg_floor),
-    "few-rows": Case(
-        "the same code without training in the space of rows: FedAvg, 100 clients of 50 rows",
-        None,
-        few_rows,
-    ),
-    "svi": Case("pyro.infer.SVI for each of 100 clients with 50 rows", 10.0, pyro_svi),
-    "import": Case("import of pyro", 1 / 1.5, importing),
+    "pfedvem-plain": Case(8.0, pfedvem_plain),
+    "fedavg-plain": Case(3.0, fedavg_plain),
+    "fedavg-cnn-plain": Case(1.0, partial(fedavg_plain, spec="cnn-pfedvem")),
+    "fedavg-alone": Case(None, fedavg_alone),
+    "pfedvem-floor": Case(0.8, pfedvem_floor),
+    "fedavg-floor": Case(0.8, fedavg_floor),
+    "few-rows": Case(None, few_rows),
+    "svi": Case(10.0, pyro_svi),
+    "import": Case(1 / 1.5, importing),
 }

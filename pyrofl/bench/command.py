@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from pyrofl.bench import scaling
+from pyrofl.bench import measuring
 from pyrofl.bench.cases import CASES
-from pyrofl.bench.timing import Measured, alternate
+from pyrofl.bench.measuring import Measured, Peak
 from pyrofl.data import datasets
 from pyrofl.figures import save
 from pyrofl.figures.style import panels
@@ -42,59 +42,51 @@ def bench(args: Namespace) -> None:
         peaks = _peaks(args.quick) if "memory" in asked else []
     finally:
         torch.set_num_threads(before)
-    print(run_folder.table(("case", "ours_s", "other_s", "low", "high", "ratio"), map(_line, rows)))
+    columns = ("case", "ours_s", "other_s", "low", "high", "ratio")
+    print(run_folder.table(columns, [[getattr(row, n) for n in columns] for row in rows]))
     run_folder.write_csv(out / "bench.csv", Measured._fields, rows)
-    save(ratios(rows, {n: case.target for n, case in CASES.items()}), out / "ratios.png")
-    growing = [row for row in rows if row.case.startswith("clients=")]
-    if growing:
+    save(ratios(rows), out / "ratios.png")
+    if growing := [row for row in rows if row.case.startswith("clients=")]:
         save(clients_per_second(growing), out / "clients.png")
     if peaks:
-        print(run_folder.table(scaling.Peak._fields, peaks))
-        run_folder.write_csv(out / "memory.csv", scaling.Peak._fields, peaks)
+        print(run_folder.table(Peak._fields, peaks))
+        run_folder.write_csv(out / "memory.csv", Peak._fields, peaks)
         save(memory(peaks), out / "memory.png")
 
 
 def _measured(args: Namespace, asked: list[str]) -> Iterator[Measured]:
     loaded = datasets.load(args.data, data_dir=args.data_dir) if args.data else None
-    turns = 2 if args.quick else args.turns
+    turns, most = (2, 3) if args.quick else (args.turns, None)
     for name in asked:
         sys.stderr.write(f"{name}\n")
         if name == "clients":
-            yield from scaling.clients(
-                turns, scaling.CLIENTS[:3] if args.quick else scaling.CLIENTS
-            )
+            yield from measuring.clients(turns, measuring.CLIENTS[:most])
         elif name == "rows":
-            yield from scaling.rows(turns, scaling.ROWS[:3] if args.quick else scaling.ROWS)
+            yield from measuring.rows(turns, measuring.ROWS[:most])
         elif name in CASES:
-            yield alternate(name, *CASES[name].sides(loaded), turns)
+            yield measuring.alternate(name, *CASES[name].sides(loaded), turns)
 
 
-def _peaks(quick: bool) -> list[scaling.Peak]:
+def _peaks(quick: bool) -> list[Peak]:
     if quick:
-        return scaling.memory(100, scaling.CHUNKS[:2])
-    return [*scaling.memory(1000), *scaling.memory(10_000, (0,))]
+        return measuring.memory(100, measuring.CHUNKS[:2])
+    return [*measuring.memory(1000), *measuring.memory(10_000, (0,))]
 
 
-def _line(row: Measured) -> tuple[object, ...]:
-    return row.case, row.ours_s, row.other_s, row.low, row.high, row.ratio
-
-
-def ratios(rows: Sequence[Measured], targets: Mapping[str, float | None]) -> Figure:
+def ratios(rows: Sequence[Measured]) -> Figure:
     """Draw how many times faster we are in every case, its range, and the ratio we are after."""
-    shown = [row for row in rows if row.case in targets]
+    shown = [row for row in rows if row.case in CASES]
     figure, (axes,) = panels(1, 1, 7, 1.2 + 0.4 * max(len(shown), 1), grid=None)
     for place, row in enumerate(shown):
         axes.plot([row.low, row.high], [place, place], color="C0")
         axes.plot(row.ratio, place, "o", color="C0")
-        target = targets[row.case]
-        if target:
+        if target := CASES[row.case].target:
             axes.plot(target, place, "|", color="C3", markersize=16, markeredgewidth=2)
     axes.axvline(1, color="0.6", linewidth=0.8)
     axes.set_yticks(range(len(shown)), [row.case for row in shown])
     axes.invert_yaxis()
-    axes.set(
-        xscale="log", xlabel="times faster than the other side (median and range; red: aimed at)"
-    )
+    axes.set_xscale("log")
+    axes.set_xlabel("times faster than the other side (median and range; red: aimed at)")
     return figure
 
 
@@ -109,14 +101,13 @@ def clients_per_second(rows: Sequence[Measured]) -> Figure:
     return figure
 
 
-def memory(peaks: Sequence[scaling.Peak]) -> Figure:
+def memory(peaks: Sequence[Peak]) -> Figure:
     """Draw the peak of memory against clients side by side."""
     figure, (axes,) = panels(1, 1, 5, 3.5, grid=None)
     for clients in sorted({peak.clients for peak in peaks}):
         mine = [peak for peak in peaks if peak.clients == clients]
         label = f"{clients:,} clients, their state {mine[0].state_mib:,.0f} MiB"
-        known = [peak for peak in mine if peak.chunk]
-        if known:
+        if known := [peak for peak in mine if peak.chunk]:
             axes.plot([p.chunk for p in known], [p.mib for p in known], "o-", label=label)
         for peak in mine:
             if not peak.chunk:

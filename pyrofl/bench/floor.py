@@ -13,41 +13,36 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from pyrofl.bench.one_by_one import BASE_EPOCHS, BATCH, DRAWS, HEAD_EPOCHS, MOMENTUM
 from pyrofl.data import Federation
 from pyrofl.inference.loop.plans import Plan, plan
 from pyrofl.models.likelihoods import normalised
 from pyrofl.nets.stacked import products
-from pyrofl.tensors import generator
+from pyrofl.tensors import generator, like
 
 Weights = list[Tensor]
+"""Weight [out, in] and bias of an MLP's hidden layer, and of its head or the heads' centre."""
+Rows = tuple[Tensor, Tensor, Tensor]  # x [C, B, in], y [C, B], mask [C, B]
 
 
 def fedavg(
     data: Federation,
     start: Weights,
     chunk: int,
-    epochs: int,
-    batch: int,
-    lr: float,
-    momentum: float,
+    epochs: int = 1,
+    batch: int = BATCH,
+    lr: float = 0.01,
 ) -> Iterator[Weights]:
-    """Run FedAvg on an MLP with one hidden layer, yielding the weights after each round.
-
-    They start at weight [out, in] and bias of the hidden layer, and of the head. SGD is on the mean
-    loss, its momentum afresh each round.
-    """
+    """Run FedAvg, yielding the weights after each round."""
     weights = start
     while True:
         total = [torch.zeros_like(w) for w in weights]
         for who in _chunks(data, chunk):
-            schedule = _plan(data, who, epochs, batch)
             own = [w.expand(len(who), *w.shape).clone() for w in weights]
-            for t, active, optimiser, params in _steps(own, schedule, lr, momentum):
-                x, y, mask = _minibatch(data, schedule, t, active)
+            for (x, y, mask), params, optimiser in _steps(data, who, own, epochs, batch, lr):
                 w1, b1, w2, b2 = params
-                hidden = products(x, w1, b1).relu()
-                logits = products(hidden, w2, b2)
-                _descend(_mean_loss(logits, y, mask), params, optimiser)
+                losses = _losses(products(products(x, w1, b1).relu(), w2, b2), y, mask)
+                _descend((losses.sum(1) / mask.sum(1)).sum(), params, optimiser)
             size = data.sizes[who].to(data.dtype)
             for part, mine in zip(total, own, strict=True):
                 part += torch.tensordot(size, mine, 1)
@@ -56,23 +51,9 @@ def fedavg(
 
 
 def pfedvem(
-    data: Federation,
-    start: Weights,
-    chunk: int,
-    share: float,
-    *,
-    draws: int = 5,
-    head_epochs: int = 10,
-    base_epochs: int = 5,
-    batch: int = 10,
-    lr: float = 1e-3,
-    momentum: float = 0.9,
+    data: Federation, start: Weights, chunk: int, share: float, lr: float = 1e-3
 ) -> Iterator[Weights]:
-    """Run pFedVEM on an MLP with one hidden layer, yielding base and centre after each round.
-
-    They start at weight [out, in] and bias of the hidden layer, and of the centre of the heads. An
-    epoch on the heads is one step on all rows; a share of the clients reports.
-    """
+    """Run pFedVEM, of which a share reports, yielding base and centre after each round."""
     weights, source = start, generator(0)
     d = sum(w.numel() for w in start[2:])
     mean = [w.expand(data.clients, *w.shape).clone() for w in start[2:]]
@@ -87,25 +68,20 @@ def pfedvem(
             with torch.no_grad():
                 parts = zip(mu, pi, weights[2:], strict=True)
                 around = [softplus(p).square() + (m - c).square() for m, p, c in parts]
-                tau = d / torch.cat([v.flatten(1) for v in around], 1).sum(1)
-                taus[who] = tau
-                schedule = _plan(data, who, 1, None)
-                x, y, mask = _minibatch(data, schedule, 0, len(who))
-                features = products(x, base[0], base[1]).relu()
-            on_heads = torch.optim.SGD(mu + pi, lr, momentum, fused=True)
-            for _ in range(head_epochs):
-                logits = _head(features, mu, pi, draws, source)
-                value = _sum_loss(logits, y, mask) / draws + _divergence(mu, pi, weights[2:], tau)
-                _descend(value, mu + pi, on_heads)
-            schedule = _plan(data, who, base_epochs, batch)
-            fixed = [v.detach() for v in mu], [v.detach() for v in pi]
-            for t, active, optimiser, params in _steps(base, schedule, lr, momentum):
-                x, y, mask = _minibatch(data, schedule, t, active)
-                hidden = products(x, params[0], params[1]).relu()
-                known, width = ([v[:active] for v in part] for part in fixed)
-                logits = _head(hidden, known, width, draws, source)
-                scale = mask.sum(1) * draws
-                _descend((_losses(logits, y, mask).sum((0, 2)) / scale).sum(), params, optimiser)
+                taus[who] = tau = d / torch.cat([v.flatten(1) for v in around], 1).sum(1)
+                x, y, mask = _minibatch(data, _plan(data, who, 1, None), 0, len(who))
+                features = products(x, *base).relu()
+            on_heads = torch.optim.SGD(mu + pi, lr, MOMENTUM, fused=True)
+            for _ in range(HEAD_EPOCHS):
+                value = _losses(_head(features, mu, pi, source), y, mask).sum() / DRAWS
+                _descend(value + _divergence(mu, pi, weights[2:], tau), mu + pi, on_heads)
+            steps = _steps(data, who, base, BASE_EPOCHS, BATCH, lr)
+            for (x, y, mask), params, optimiser in steps:
+                hidden = products(x, *params).relu()
+                known, width = ([v.detach()[: len(x)] for v in part] for part in (mu, pi))
+                losses = _losses(_head(hidden, known, width, source), y, mask)
+                scale = mask.sum(1) * DRAWS
+                _descend((losses.sum((0, 2)) / scale).sum(), params, optimiser)
             for table, v in zip(mean + spread, mu + pi, strict=True):
                 table[who] = v.detach()
             size = data.sizes[who] * reporting[who]
@@ -127,27 +103,24 @@ def _plan(data: Federation, who: Tensor, epochs: int, batch: int | None) -> Plan
 
 
 def _steps(
-    own: Weights, schedule: Plan, lr: float, momentum: float
-) -> Iterator[tuple[int, int, torch.optim.Optimizer, Weights]]:
-    """Yield the time, the number of clients with a step left, their optimiser and weights."""
-    times = torch.arange(len(schedule.rows))
-    left = (schedule.steps > times[:, None]).sum(1).tolist()
+    data: Federation, who: Tensor, own: Weights, epochs: int, batch: int, lr: float
+) -> Iterator[tuple[Rows, Weights, torch.optim.Optimizer]]:
+    """Yield the rows of clients with a step left, their weights and the optimiser of these."""
+    schedule = _plan(data, who, epochs, batch)
+    left = (schedule.steps > torch.arange(len(schedule.rows))[:, None]).sum(1).tolist()
     params = [w.detach().requires_grad_() for w in own]
-    optimiser = torch.optim.SGD(params, lr, momentum, fused=True)
+    optimiser = torch.optim.SGD(params, lr, MOMENTUM, fused=True)
     for t, active in enumerate(left):
         if active < len(params[0]):
-            memory = [optimiser.state[p].get("momentum_buffer") for p in params]
+            memory = [optimiser.state[p]["momentum_buffer"] for p in params]
             params = [w.detach()[:active].requires_grad_() for w in own]
-            optimiser = torch.optim.SGD(params, lr, momentum, fused=True)
+            optimiser = torch.optim.SGD(params, lr, MOMENTUM, fused=True)
             for p, buffer in zip(params, memory, strict=True):
-                if buffer is not None:  # there is none without momentum
-                    optimiser.state[p]["momentum_buffer"] = buffer[:active]
-        yield t, active, optimiser, params
+                optimiser.state[p]["momentum_buffer"] = buffer[:active]
+        yield _minibatch(data, schedule, t, active), params, optimiser
 
 
-def _minibatch(
-    data: Federation, schedule: Plan, t: int, active: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _minibatch(data: Federation, schedule: Plan, t: int, active: int) -> Rows:
     rows = schedule.rows[t, :active]
     x, y = (v.index_select(0, rows.flatten()).unflatten(0, rows.shape) for v in (data.x, data.y))
     return x.flatten(2), y, schedule.mask[t, :active]
@@ -159,37 +132,28 @@ def _losses(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     return -normalised(logits).gather(-1, truth[..., None])[..., 0] * mask
 
 
-def _mean_loss(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    return (_losses(logits, y, mask).sum(1) / mask.sum(1)).sum()
-
-
-def _sum_loss(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    return _losses(logits, y, mask).sum()
-
-
 def _descend(loss: Tensor, params: Weights, optimiser: torch.optim.Optimizer) -> None:
-    grads = torch.autograd.grad(loss, params)
-    for p, grad in zip(params, grads, strict=True):
+    for p, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
         p.grad = grad.contiguous()  # as fused optimisers take for granted
     optimiser.step()
 
 
-def _head(x: Tensor, mu: Weights, pi: Weights, draws: int, source: torch.Generator) -> Tensor:
+def _head(x: Tensor, mu: Weights, pi: Weights, source: torch.Generator) -> Tensor:
     """Draw K heads for every client and run them as one of K times the outputs: [K, C, B, out]."""
     weight, bias = (
-        m + softplus(p) * torch.randn(draws, *m.shape, generator=source)
+        m + softplus(p) * torch.randn(DRAWS, *m.shape, generator=source)
         for m, p in zip(mu, pi, strict=True)
     )
     wide = weight.transpose(0, 1).flatten(1, 2)
     y: Tensor = products(x, wide, bias.transpose(0, 1).flatten(1))
-    return torch.unflatten(y, -1, (draws, -1)).movedim(-2, 0)
+    return torch.unflatten(y, -1, (DRAWS, -1)).movedim(-2, 0)
 
 
 def _divergence(mu: Weights, pi: Weights, centre: Weights, tau: Tensor) -> Tensor:
     """Return the KL divergence of all heads from Normal(centre, 1 / tau)."""
     total = torch.zeros(())
     for m, p, c in zip(mu, pi, centre, strict=True):
-        t = tau.view(-1, *(1 for _ in c.shape))
+        t = like(tau, m)
         variance = softplus(p).square() * t
         total = total + 0.5 * (variance + (m - c).square() * t - 1 - variance.log()).sum()
     return total

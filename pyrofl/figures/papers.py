@@ -1,33 +1,21 @@
-"""Figures that single papers are known for: branches, ensembles, entropy, new clients, pruning.
-
-As in `pyrofl.figures`, every function returns a matplotlib Figure of its own.
-"""
+"""Figures that single papers are known for: branches, ensembles, entropy, new clients, pruning."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures.style import (
-    COLOURS,
-    LINES,
-    axis_label,
-    band,
-    canvas,
-    density,
-    line,
-    mark_rounds,
-    panels,
-    styles,
-    whole_numbers,
-    with_legend,
-)
+from pyrofl.figures import style
+from pyrofl.figures.style import COLOURS, panels, styles, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+__all__ = ["after_epochs", "alphas", "confidence_histogram", "densities", "distance", "simplex"]
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex, in the plane
 
@@ -48,7 +36,7 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
         alike.setdefault(name, []).append(j)
     columns = -(-len(alike) // max(5, -(-len(alike) // 4)))
     rows = -(-len(alike) // columns)
-    figure = canvas(max(7.2, 2.1 * columns * len(weights)), 1.2 * rows + 1.4)
+    figure = style.canvas(max(7.2, 2.1 * columns * len(weights)), 1.2 * rows + 1.4)
     blocks = figure.subfigures(1, len(weights), wspace=0.04, squeeze=False)[0]
     colours = styles(f"branch {b + 1}" for b in range(branches))
     shown: list[Axes] = []
@@ -60,12 +48,12 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
             axes.set_title(name, fontsize=9, pad=3)
             axes.axhline(1 / branches, color="#bbbbbb", linewidth=0.8)
             for b, (branch, look) in enumerate(colours.items()):
-                for m, j in enumerate(members):
-                    line = {"color": look["color"], "linestyle": LINES[m % len(LINES)]}
-                    axes.plot(value[:, j, b], lw=1.6, label="" if m else branch, **line)
+                for j, kind in zip(members, cycle(style.LINES), strict=False):
+                    label = branch if j == members[0] else ""
+                    axes.plot(value[:, j, b], kind, lw=1.6, color=look["color"], label=label)
             axes.tick_params(labelsize=8)
             if i + columns >= len(alike):
-                mark_rounds(axes.xaxis)
+                style.mark_rounds(axes.xaxis)
                 axes.tick_params(labelbottom=True)
             shown.append(axes)
         for axes in grid[len(alike) :]:
@@ -153,9 +141,9 @@ def densities(entropy: Mapping[str, Sequence[Any]], classes: int) -> Figure:
     for name, look in styles(entropy).items():
         clients = [np.asarray(value).ravel() for value in entropy[name]]
         for value in clients:
-            axes.plot(*density(value, top), color=look["color"], lw=0.7, alpha=0.4)
+            axes.plot(*style.density(value, top), color=look["color"], lw=0.7, alpha=0.4)
         thick = look | {"marker": None, "linewidth": 2.4, "label": name}
-        axes.plot(*density(np.concatenate(clients), top), **thick)
+        axes.plot(*style.density(np.concatenate(clients), top), **thick)
     axes.set(xlim=(0, top), ylim=(0, None), ylabel="density")
     axes.set_xlabel(f"entropy of the prediction (nats; at most log {classes} = {top:.2f})")
     return with_legend(figure, [axes], note="thin: one client each; thick: all of them")
@@ -176,9 +164,9 @@ def after_epochs(
     figure, (axes,) = panels(1, 1, 5.8, 3.9)
     for name, look in styles(curves).items():
         found = pandas.DataFrame(np.atleast_2d(np.asarray(curves[name])), columns=epochs)
-        band(axes, found.agg(["mean", "sem"]).T, name, look)
-    axes.set(xlabel="epochs of fine-tuning", ylabel=axis_label(metric))
-    axes.xaxis.set_major_locator(whole_numbers(10))
+        style.band(axes, found.agg(["mean", "sem"]).T, name, look)
+    axes.set(xlabel="epochs of fine-tuning", ylabel=style.axis_label(metric))
+    axes.xaxis.set_major_locator(style.whole_numbers(10))
     note = "mean ± one standard error over seeds" if axes.collections else ""
     return with_legend(figure, [axes], note=note)
 
@@ -194,7 +182,7 @@ def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
 
     many = len(measures)
     figure, grid = panels(many, many, max(4.4, 5.4 / many), 3.7)
-    style = styles(name for curves in measures.values() for name in curves)
+    looks = styles(name for curves in measures.values() for name in curves)
     most = 1
     for axes, (label, curves) in zip(grid, measures.items(), strict=True):
         for name, values in curves.items():
@@ -203,10 +191,10 @@ def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
             if runs > 2:  # of two runs the t band spans the page
                 half = t.ppf(0.975, runs - 1) * logs.std(0, ddof=1) / runs**0.5
                 ends = np.exp([mean - half, mean + half])
-            line(axes, range(len(mean)), np.exp(mean), ends, name, style[name])
+            style.line(axes, range(len(mean)), np.exp(mean), ends, name, looks[name])
             most = max(most, runs)
         axes.set_yscale("log")
         axes.set_title(label, fontsize=10)
-        mark_rounds(axes.xaxis)
+        style.mark_rounds(axes.xaxis)
     note = f"geometric mean of {most} runs and its 95% confidence band" if most > 2 else ""
-    return with_legend(figure, grid, style, note)
+    return with_legend(figure, grid, looks, note)

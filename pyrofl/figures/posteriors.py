@@ -1,7 +1,7 @@
-"""Figures of posteriors that statisticians teach with: shrinkage, forests, what federation costs.
+"""Figures of posteriors, such as shrinkage and what federation costs, and of checks of them.
 
-As in `pyrofl.figures`, every function returns a matplotlib Figure of its own. A `Summary` is what
-`pyrofl.reference.cost` has in its columns mean, low and high.
+A `Summary` is what `pyrofl.reference.cost` has in its columns mean, low and high. Places are
+numbers between 0 and 1 that are uniform if all is well, of `checks.sbc` or `checks.pit`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures.style import (
-    COLOURS,
-    GREY,
-    MARKERS,
-    Summary,
-    canvas,
-    mark_sizes,
-    name_rows,
-    panels,
-    with_legend,
-)
+from pyrofl.figures import style
+from pyrofl.figures.style import COLOURS, GREY, Summary, panels, styles, with_legend
+from pyrofl.metrics import Bins, calibration_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+__all__ = ["cost", "courses", "forest", "lines", "pooling", "shrinkage"]
+__all__ += ["coverage", "narrowing", "predictive_checks", "ranks", "reliability_by_client"]
+
+BAND = 0.99
+EXTREME = 0.025  # p values that are marked, at either end
 
 
 def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
@@ -36,11 +34,10 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
             drawn in standard deviations, one in its own unit.
         names: of the two fits.
     """
-    figure = canvas(8.4, _height(len(table)))
+    figure = style.canvas(8.4, _height(len(table)))
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))
-    columns = ("mean", "low", "high")
-    mine = tuple(table[c].to_numpy() for c in columns)
-    other = tuple(table[f"reference_{c}"].to_numpy() for c in columns)
+    ends = ("mean", "low", "high")
+    mine, other = (tuple(table[w + c].to_numpy() for c in ends) for w in ("", "reference_"))
     left.set_xlabel("mean and 95% interval")
     if table["variable"].nunique() > 1:  # of different units, perhaps
         centre, unit = (table[c].to_numpy() for c in ("reference_mean", "reference_sd"))
@@ -48,10 +45,8 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
         left.set_xlabel(f"mean and 95% interval\n(around the mean of {names[1]}, in its sds)")
     _intervals(left, list(map(str, table.index)), {names[0]: mine, names[1]: other})
     places = np.arange(len(table))
-    for axes, column, target, near in (
-        (middle, "difference", 0.0, 0.2),
-        (right, "ratio", 1.0, 0.15),
-    ):
+    shown = ((middle, "difference", 0.0, 0.2), (right, "ratio", 1.0, 0.15))
+    for axes, column, target, near in shown:
         axes.axvspan(target - near, target + near, color=GREY, alpha=0.2, linewidth=0)
         axes.axvline(target, color=GREY, linewidth=0.8)
         axes.plot(table[column], places, "o", color=COLOURS[0], markersize=3.5)
@@ -83,12 +78,7 @@ def forest(
 
 
 def shrinkage(
-    names: Sequence[str],
-    raw: Any,
-    posterior: Summary,
-    centre: float,
-    title: str,
-    truth: Any = None,
+    names: Sequence[str], raw: Any, posterior: Summary, centre: float, title: str, truth: Any = None
 ) -> Figure:
     """Draw how each client's own estimate is pulled towards the population.
 
@@ -139,13 +129,11 @@ def pooling(
     size = np.asarray(size, dtype=float)
     # Clients of one size would hide each other.
     beside = size * np.exp(0.04 * np.sin(2.4 * np.arange(len(size))))
-    for axes, name, (mean, sd), colour in (
-        (grid[0], "each on its own", raw, COLOURS[1]),
-        (grid[1], "hierarchical", partial, COLOURS[0]),
-    ):
+    fits = {"each on its own": (raw, COLOURS[1]), "hierarchical": (partial, COLOURS[0])}
+    for axes, (name, ((mean, sd), colour)) in zip(grid, fits.items(), strict=True):
         axes.axhline(centre, color=GREY, linestyle="--", label="population mean")
         axes.errorbar(beside, mean, sd, fmt="o", ms=3, lw=0.8, color=colour, label=name, alpha=0.8)
-        mark_sizes(axes.xaxis, size)
+        style.mark_sizes(axes.xaxis, size)
         axes.set_xlabel(unit)
     grid[0].set_ylabel(title)
     return with_legend(figure, grid, note="bars: one standard error or deviation")
@@ -164,8 +152,8 @@ def courses(
         up: label of the parameters, with their unit.
     """
     columns = min(len(labels), 4)
-    look: dict[str, Any] = {"grid": None, "across": across, "up": up}
-    figure, grid = panels(len(labels), columns, 2.1, 1.8, (0, 0.6), **look, sharex=True)
+    look: dict[str, Any] = {"grid": None, "across": across, "up": up, "sharex": True}
+    figure, grid = panels(len(labels), columns, 2.1, 1.8, (0, 0.6), **look)
     for k, (axes, label) in enumerate(zip(grid, labels, strict=True)):
         mean, low, high = (np.asarray(v)[:, k] for v in posterior)
         axes.axhline(0, color=GREY, linewidth=0.8)
@@ -200,19 +188,156 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
     return with_legend(figure, grid)
 
 
+def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure:
+    """Draw histograms of places, with the band that holds 99% of the bins of uniform ones.
+
+    Too few at both ends: intervals are too wide; too many: too narrow; a slope: a shifted posterior
+    (Talts et al. 2018, figures 3 to 6).
+
+    Args:
+        places: title of a panel -> places [N]; NaN are left out.
+        bins: equally wide.
+        columns: of panels.
+    """
+    from scipy.stats import binom
+
+    words: dict[str, Any] = {"across": "rank of the truth among the draws (share)", "sharex": True}
+    figure, grid = panels(len(places), columns, 2.2, 1.7, (0.6, 0.9), grid=None, **words)
+    band: dict[str, Any] = {"color": GREY, "alpha": 0.35, "lw": 0, "zorder": 3}
+    for axes, (title, values) in zip(grid, places.items(), strict=True):
+        known = _finite(values)
+        counts, edges = np.histogram(known, bins, (0, 1))
+        ends = binom.ppf([(1 - BAND) / 2, (1 + BAND) / 2], len(known), 1 / bins)
+        axes.axhspan(*ends, label="99% of uniform ranks", **band)
+        axes.stairs(counts, edges, fill=True, color=COLOURS[0], label="replications")
+        axes.axhline(len(known) / bins, color="black", linewidth=0.8)
+        axes.set_title(title, fontsize=9)
+        axes.set(xlim=(0, 1), xticks=(0, 0.5, 1), ylim=(0, None))
+        axes.tick_params(labelsize=8)
+        axes.xaxis.set_major_formatter("{x:g}")
+    return with_legend(figure, grid)
+
+
+def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Draw how often central intervals hold the truth, against how often they say they do.
+
+    The band holds 99% of what chance makes of calibrated intervals, at every level for itself, for
+    the shortest N.
+
+    Args:
+        places: title of a panel -> name of a curve -> places [N]; NaN are left out.
+    """
+    from scipy.stats import binom
+
+    figure, grid = panels(len(places), len(places), 3.4, 4.0, (0.4, 0), sharey=True)
+    levels = np.linspace(0, 1, 101)
+    look = styles(name for curves in places.values() for name in curves)
+    for axes, (title, curves) in zip(grid, places.items(), strict=True):
+        known = {name: _finite(values) for name, values in curves.items()}
+        count = min(map(len, known.values()))
+        ends = [binom.ppf((1 + side * BAND) / 2, count, levels) / count for side in (-1, 1)]
+        axes.fill_between(levels, *ends, color=GREY, alpha=0.3, lw=0, label="99% band of chance")
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=1)
+        for name, values in known.items():
+            inside = (2 * np.abs(values - 0.5) <= levels[:, None]).mean(1)
+            axes.plot(levels, inside, label=name, **look[name] | {"marker": None})
+        axes.set_title(title, fontsize=10)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="level of the central interval")
+    grid[0].set_ylabel("held the truth (share)")
+    return with_legend(figure, grid, look)
+
+
+def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figure:
+    """Draw a statistic of each client's rows beside what its posterior predicts of it.
+
+    Args:
+        table: what `checks.predictive_checks` returns, of one observed site: a panel for each
+            statistic, a row for each client.
+        unit: statistic -> label of its axis.
+    """
+    statistics = list(dict.fromkeys(table["statistic"]))
+    names = list(dict.fromkeys(table["client"]))
+    many, tall = len(statistics), (0.12 if len(names) > 40 else 0.24) * len(names)
+    figure, grid = panels(many, many, 2.8, tall, (1, 1.4), grid=None, sharey=True)
+    places = np.arange(len(names))
+    for axes, statistic in zip(grid, statistics, strict=True):
+        part = table[table["statistic"] == statistic].set_index("client").loc[names]
+        low, high, seen, p = (part[c].to_numpy() for c in ("low", "high", "observed", "p"))
+        axes.hlines(places, low, high, color=COLOURS[0], lw=3, alpha=0.4, label="95% predicted")
+        axes.plot(part["mean"], places, "|", color=COLOURS[0], label="mean of the prediction")
+        off = (p < EXTREME) | (p > 1 - EXTREME)
+        extreme = (off, COLOURS[1], f"p below {EXTREME} or above {1 - EXTREME}")
+        for chosen, colour, label in ((~off, "black", "observed"), extreme):
+            if chosen.any():
+                axes.plot(seen[chosen], places[chosen], "o", ms=4, color=colour, label=label)
+        axes.set_xlabel((unit or {}).get(statistic, statistic))
+        style.name_rows(axes, names)
+    return with_legend(figure, grid)
+
+
+def reliability_by_client(bins: Mapping[str, Bins], columns: int = 5) -> Figure:
+    """Draw a reliability diagram for every client.
+
+    Args:
+        bins: client -> bins [bins], as `pyrofl.checks.calibration_by_client` returns them.
+        columns: of panels.
+    """
+    words: dict[str, Any] = {"across": "confidence", "up": "right (share)", "sharex": True}
+    figure, grid = panels(len(bins), columns, 1.9, 1.9, (0.6, 0.9), **words, sharey=True)
+    look = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
+    for axes, (name, found) in zip(grid, bins.items(), strict=True):
+        count, sure, right = (np.asarray(value.cpu()) for value in found)
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated")
+        style.bubbles(axes, sure, right, count, np.isfinite(sure), "bins; area: rows", look)
+        error = float(calibration_error(found)[0])
+        axes.set_title(f"{name}: {count.sum():.0f} rows, ECE {error:.2f}", fontsize=8, pad=3)
+        axes.set(xlim=(0, 1), ylim=(-0.05, 1.05), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+        axes.tick_params(labelsize=8)
+    return with_legend(figure, grid[:1])
+
+
+def narrowing(
+    sizes: Sequence[int], fits: Mapping[str, Summary], title: str, truth: float | None = None
+) -> Figure:
+    """Draw how a new client's posterior narrows with its rows.
+
+    Args:
+        sizes: numbers of rows, [N].
+        fits: name -> means and ends of intervals, each [N].
+        title: of what is estimated, with its unit.
+        truth: what it is.
+    """
+    figure, (axes,) = panels(1, 1, 5.8, 3.9, grid="y")
+    at, shift = np.arange(len(sizes)), 0.5 / len(fits)
+    if truth is not None:
+        axes.axhline(truth, color="black", linestyle="--", linewidth=1, label="truth")
+    for i, (name, look) in enumerate(styles(fits).items()):
+        mean, low, high = (np.asarray(v, dtype=float) for v in fits[name])
+        look = look | {"linestyle": "none", "ms": 4, "capsize": 3, "label": name}
+        place = at + shift * (i - (len(fits) - 1) / 2)
+        axes.errorbar(place, mean, (mean - low, high - mean), **look)
+    axes.set_xticks(at, list(map(str, sizes)))
+    axes.set(xlabel="rows of the new client", ylabel=title)
+    return with_legend(figure, [axes], note="mean and 95% interval")
+
+
 def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -> None:
     """Draw a mean and an interval for each label and fit, from top to bottom."""
-    places = np.arange(len(labels))
     shift = 0.6 / len(fits)
     for i, (name, summary) in enumerate(fits.items()):
         mean, low, high = (np.asarray(v, dtype=float) for v in summary)
-        at = places + shift * (i - (len(fits) - 1) / 2)
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "lw": 1.2, "ms": 3.5}
-        style |= {"fmt": MARKERS[i % len(MARKERS)], "label": name}
-        axes.errorbar(mean, at, xerr=(mean - low, high - mean), **style)
-    name_rows(axes, labels)
+        at = np.arange(len(labels)) + shift * (i - (len(fits) - 1) / 2)
+        look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "lw": 1.2, "ms": 3.5}
+        look |= {"fmt": style.MARKERS[i % len(style.MARKERS)], "label": name}
+        axes.errorbar(mean, at, xerr=(mean - low, high - mean), **look)
+    style.name_rows(axes, labels)
 
 
 def _height(rows: float) -> float:
     """Return the height of a figure, in inches, for so many rows."""
     return 1.3 + max(0.11 if rows > 40 else 0.23, 1.5 / rows) * rows
+
+
+def _finite(values: Any) -> Any:
+    found = np.asarray(values, dtype=float).ravel()
+    return found[np.isfinite(found)]

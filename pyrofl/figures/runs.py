@@ -1,8 +1,4 @@
-"""Figures of partitions, learning curves, calibration and clients.
-
-Every function returns a matplotlib Figure of its own: no window opens, and pyplot's state is not
-touched.
-"""
+"""Figures of partitions, learning curves, calibration and clients."""
 
 from __future__ import annotations
 
@@ -12,30 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures.style import (
-    COLOURS,
-    GREY,
-    POPULATIONS,
-    Row,
-    about,
-    axis_label,
-    band,
-    bubbles,
-    canvas,
-    label_places,
-    mark_rounds,
-    mark_sizes,
-    panels,
-    styles,
-    whole_numbers,
-    with_legend,
-)
+from pyrofl.figures import style
+from pyrofl.figures.style import COLOURS, GREY, panels, styles, with_legend
 from pyrofl.files.run_folder import replacing
 from pyrofl.metrics import Bins
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+__all__ = ["clients", "comparison", "confidence", "curves", "partition", "reliability", "save"]
 
 # A share of 25 rows has a standard error of at most 0.5 / sqrt(25). Clients may test the same rows,
 # and then a bin of hundreds can be a handful of different ones: it must hold 2% of all as well.
@@ -56,31 +38,26 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
     clients, kinds = counts.shape
     tall = float(np.clip(0.25 * kinds, 1.5, 6))
     wide = float(np.clip(0.32 * clients, 3, 10))
-    figure = canvas(wide + 2, tall + 2.4)
+    figure = style.canvas(wide + 2, tall + 2.4)
     bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, tall])
     bars.bar(range(clients), counts.sum(1), width=0.9, color="#777777")
     bars.set_ylabel("rows")
-    bars.yaxis.set_major_locator(whole_numbers(4))
+    bars.yaxis.set_major_locator(style.whole_numbers(4))
     bars.spines[["top", "right"]].set_visible(False)
-    image = heat.pcolormesh(
-        np.arange(clients + 1) - 0.5,
-        np.arange(kinds + 1) - 0.5,
-        counts.T,
-        cmap="Blues",
-        # The root shows the few rows of a class beside the many.
-        norm=PowerNorm(0.5, vmin=0, vmax=max(1, counts.max())),
-        edgecolors="white",
-        linewidth=0.5 if max(counts.shape) <= 40 else 0,
-    )
+    edges = [np.arange(places + 1) - 0.5 for places in counts.shape]
+    # The root shows the few rows of a class beside the many.
+    look: dict[str, Any] = {"norm": PowerNorm(0.5, vmin=0, vmax=max(1, counts.max()))}
+    look["linewidth"] = 0.5 if max(counts.shape) <= 40 else 0
+    image = heat.pcolormesh(*edges, counts.T, cmap="Blues", edgecolors="white", **look)
     heat.invert_yaxis()
-    label_places(heat.xaxis, names, clients, "client", room=wide / clients)
-    label_places(heat.yaxis, classes, kinds, "class")
+    style.label_places(heat.xaxis, names, clients, "client", room=wide / clients)
+    style.label_places(heat.yaxis, classes, kinds, "class")
     bar = figure.colorbar(image, ax=heat, label="rows of the class", pad=0.01, aspect=tall / 0.15)
-    bar.locator = whole_numbers(6)
+    bar.locator = style.whole_numbers(6)
     return figure
 
 
-def curves(rows: Iterable[Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:
+def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:
     """Draw a metric against the round, with a band of one standard error over seeds.
 
     Args:
@@ -91,24 +68,26 @@ def curves(rows: Iterable[Row] | pandas.DataFrame, metric: str = "accuracy") -> 
     Raises:
         ValueError: if no row is about the metric.
     """
-    table = about(metric, rows).astype({"round": int})
+    table = style.about(metric, rows).astype({"round": int})
     table["line"] = table["method"] + table["adapted"]
     parts = list(table.groupby(["model", "population"], sort=False))
-    style = styles(table["line"])
+    looks = styles(table["line"])
     columns = min(3, len(parts))
     figure, grid = panels(len(parts), 3, max(3.6, 6 / columns), 3.1, (0, 0.5), sharey=True)
     for axes, ((model, population), part) in zip(grid, parts, strict=True):
-        axes.set_title(f"{model} model, {POPULATIONS.get(population, population)}", fontsize=10)
+        who = style.POPULATIONS.get(population, population)
+        axes.set_title(f"{model} model, {who}", fontsize=10)
         for name, points in part.groupby("line", sort=False):
-            band(axes, points.groupby("round")["value"].agg(["mean", "sem"]), name, style[name])
-        mark_rounds(axes.xaxis)
+            means = points.groupby("round")["value"].agg(["mean", "sem"])
+            style.band(axes, means, name, looks[name])
+        style.mark_rounds(axes.xaxis)
     for axes in grid[::columns]:
-        axes.set_ylabel(axis_label(metric))
+        axes.set_ylabel(style.axis_label(metric))
     note = "mean ± one standard error over seeds" if any(a.collections for a in grid) else ""
-    return with_legend(figure, grid, style, note)
+    return with_legend(figure, grid, looks, note)
 
 
-def comparison(rows: Iterable[Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:
+def comparison(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:
     """Draw the final metric of every method: each seed, and the mean with its standard error.
 
     Args:
@@ -119,13 +98,13 @@ def comparison(rows: Iterable[Row] | pandas.DataFrame, metric: str = "accuracy")
     Raises:
         ValueError: if no row is about the metric.
     """
-    table = about(metric, rows)
+    table = style.about(metric, rows)
     table["mark"] = table["model"] + " model" + table["adapted"]
     lanes = {
         name: list(part.groupby("mark", sort=False)["value"])
         for name, part in table.groupby("method", sort=False)
     }
-    style = styles(name for marks in lanes.values() for name, _ in marks)
+    looks = styles(name for marks in lanes.values() for name, _ in marks)
     seeds = max(len(values) for marks in lanes.values() for _, values in marks)
     most = max(map(len, lanes.values()))
     each = 0.26 if len(lanes) < 10 else 0.13  # inches for a mark; many methods stand closer
@@ -135,19 +114,19 @@ def comparison(rows: Iterable[Row] | pandas.DataFrame, metric: str = "accuracy")
         for i, (name, values) in enumerate(marks):
             height = lane + step * (i - (len(marks) - 1) / 2)
             error = np.nan_to_num(values.sem())
-            look = style[name] | {"linestyle": "none", "label": name}
+            look = looks[name] | {"linestyle": "none", "label": name}
             axes.errorbar(values.mean(), height, xerr=error or None, capsize=3, **look)
             if seeds > 1:
                 # Two seeds lie at the very ends of their bar, so they are drawn below it.
                 below = [height + 0.3 * step] * len(values)
-                axes.plot(values, below, ".", markersize=5, color=style[name]["color"], alpha=0.5)
+                axes.plot(values, below, ".", markersize=5, color=look["color"], alpha=0.5)
     axes.set_yticks(range(len(lanes)), list(lanes))
     axes.set_ylim(len(lanes) - 0.5, -0.5)
     for edge in range(1, len(lanes)):
         axes.axhline(edge - 0.5, color="#dddddd", linewidth=0.8)
-    axes.set_xlabel(axis_label(metric))
+    axes.set_xlabel(style.axis_label(metric))
     note = f"mean ± one standard error; dots: {seeds} seeds" if seeds > 1 else ""
-    return with_legend(figure, [axes], style, note)
+    return with_legend(figure, [axes], looks, note)
 
 
 def reliability(bins: Mapping[str, Bins]) -> Figure:
@@ -159,18 +138,18 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
     Args:
         bins: name -> `pyrofl.metrics.calibration_bins` of one axis, [bins].
     """
-    figure = canvas(5.7, 5.8)
+    figure = style.canvas(5.7, 5.8)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     upper.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated")
     notes = ["area: rows of the bin"]
-    for name, style in styles(bins).items():
+    for name, look in styles(bins).items():
         rows, sure, right = (np.asarray(value.cpu()) for value in bins[name])
         enough = rows >= max(FEWEST, SMALLEST * rows.sum())
         if (rows[~enough] > 0).any():
             notes[1:] = [f"hollow: under {FEWEST} rows or {SMALLEST:.0%} of them"]
-        bubbles(upper, sure, right, rows, enough, name, style)
-        look = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.5}
-        lower.stairs(100 * rows / max(1, rows.sum()), np.linspace(0, 1, len(rows) + 1), **look)
+        style.bubbles(upper, sure, right, rows, enough, name, look)
+        thin = {"color": look["color"], "linestyle": look["linestyle"], "linewidth": 1.5}
+        lower.stairs(100 * rows / max(1, rows.sum()), np.linspace(0, 1, len(rows) + 1), **thin)
     upper.set(ylabel="rows of the bin that are right (share)", xlim=(0, 1), ylim=(-0.03, 1.03))
     lower.set(xlabel="confidence (probability of the predicted class)", ylabel="rows (%)")
     lower.set_ylim(0, None)
@@ -195,12 +174,11 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     distances.set(xlabel=r"mean squared deviation, $\|\mu_j - w\|^2 \,/\, d$", ylabel="clients")
     sizes.scatter(size, share, s=18, color=COLOURS[0], alpha=0.7)
     sizes.set_ylabel("weight at the server (%)")
-    mark_sizes(sizes.xaxis, size)
+    style.mark_sizes(sizes.xaxis, size)
     for axes in (weights, distances):
-        axes.yaxis.set_major_locator(whole_numbers(6))
-    equal: dict[str, Any] = {"color": COLOURS[1], "linestyle": "--", "label": "equal weights"}
-    weights.axvline(100 / len(tau), **equal)
-    sizes.axhline(100 / len(tau), **equal)
+        axes.yaxis.set_major_locator(style.whole_numbers(6))
+    for draw in (weights.axvline, sizes.axhline):
+        draw(100 / len(tau), color=COLOURS[1], linestyle="--", label="equal weights")
     return with_legend(figure, [weights])
 
 
@@ -209,10 +187,9 @@ def clients(size: Any, value: Any, metric: str) -> Figure:
     size, value = np.asarray(size), np.asarray(value, dtype=float)
     figure, (axes,) = panels(1, 1, 5.4, 3.8)
     axes.scatter(size, value, s=22, color=COLOURS[0], alpha=0.7)
-    mean = float(np.nanmean(value))
-    axes.axhline(mean, color=COLOURS[1], linestyle="--", label="mean of clients")
-    mark_sizes(axes.xaxis, size)
-    axes.set_ylabel(axis_label(metric))
+    axes.axhline(float(np.nanmean(value)), color=COLOURS[1], ls="--", label="mean of clients")
+    style.mark_sizes(axes.xaxis, size)
+    axes.set_ylabel(style.axis_label(metric))
     return with_legend(figure, [axes])
 
 

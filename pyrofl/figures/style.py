@@ -62,18 +62,13 @@ def panels(
     grid: Literal["both", "x", "y"] | None = "both",
     across: str = "",
     up: str = "",
-    sharex: bool = False,
-    sharey: bool = False,
+    **shared: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `count` panels, at most so many `columns` in a row, and its panels.
-
-    Each is `wide` and `tall`, and beside them all is `room`, in inches. Lines of a `grid` lie
-    behind the data; `across` and `up` are labels of all axes.
-    """
+    """Return a figure of `count` panels and these, in inches; `room` is beside them all."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = canvas(wide * columns + room[0], tall * rows + room[1])
-    found = figure.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False).ravel()
+    found = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
     for axes in found[count:]:
         axes.remove()
     for axes in found[:count] if grid else ():
@@ -87,41 +82,29 @@ def panels(
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Give every name its colour, marker and kind of line."""
-    return {
-        name: {
-            "color": COLOURS[i % len(COLOURS)],
-            "marker": MARKERS[i % len(MARKERS)],
-            # Another round through the colours has other lines.
-            "linestyle": LINES[(i % len(COLOURS) + i // len(COLOURS)) % len(LINES)],
-        }
-        for i, name in enumerate(dict.fromkeys(names))
-    }
+    looks = {}
+    for i, name in enumerate(dict.fromkeys(names)):
+        again, k = divmod(i, len(COLOURS))  # another round through the colours has other lines
+        kind = LINES[(k + again) % len(LINES)]
+        looks[name] = {"color": COLOURS[k], "marker": MARKERS[k], "linestyle": kind}
+    return looks
 
 
 def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFrame:
-    """Return the rows on one metric, and in the column "adapted" words for the end of a label.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """Return the rows on one metric, and in the column "adapted" words for the end of a label."""
     import pandas
 
     table = pandas.DataFrame(rows)
     known = sorted(set(table["metric"])) if len(table) else []
     if metric not in known:
-        raise ValueError(
-            f"no row is about metric {metric!r}; found {', '.join(known) or 'no rows'}"
-        )
+        found = ", ".join(known) or "no rows"
+        raise ValueError(f"no row is about metric {metric!r}; found {found}")
     adapted = table["adapted"].map(lambda how: ADAPTED.get(how, f", {how}"))
     return table.assign(adapted=adapted)[table["metric"] == metric].astype({"value": float})
 
 
 def axis_label(metric: str) -> str:
-    """Return a metric of a table in words, with its unit.
-
-    >>> axis_label("smallest_nll")
-    'negative log likelihood (nats per row), smallest 10% of clients'
-    """
+    """Return a metric of a table in words, with its unit."""
     for prefix, whose in SHARES.items():
         if metric.startswith(prefix):
             return f"{axis_label(metric.removeprefix(prefix))}, {whose}"
@@ -137,25 +120,20 @@ def line(axes: Axes, at: Any, middle: Any, ends: Any, name: str, style: Look) ->
 
 
 def band(axes: Axes, points: pandas.DataFrame, name: str, style: Look) -> None:
-    """Draw means over seeds, and one standard error around them.
-
-    `points` are columns mean and sem by place; a single place, too narrow for a band, gets a bar.
-    """
+    """Draw means over seeds and one standard error around them: columns mean and sem by place."""
     at, mean, error = points.index, points["mean"], points["sem"].fillna(0.0)
     ends = (mean - error, mean + error) if len(at) > 1 and error.any() else None
     line(axes, at, mean, ends, name, style)
-    if len(at) == 1 and error.any():
+    if len(at) == 1 and error.any():  # too narrow for a band
         axes.errorbar(at, mean, error, fmt="none", color=style["color"], capsize=3)
 
 
 def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Estimate a density on [0, top] by normal kernels, mirrored at both ends: places, heights.
-
-    The bandwidth is Silverman's, and no less than 1% of the range.
-    """
+    """Estimate a density on [0, top] by normal kernels, mirrored at both ends: places, heights."""
     counts, edges = np.histogram(np.clip(values, 0, top), 400, (0, top))
     at = (edges[1:] + edges[:-1]) / 2
     low, high = np.quantile(values, [0.25, 0.75])
+    # The bandwidth is Silverman's, and no less than 1% of the range.
     spread = min(np.std(values), (high - low) / 1.34) or np.std(values)
     width = max(0.9 * spread * len(values) ** -0.2, top / 100)
     sources = np.stack([at, -at, 2 * top - at])
@@ -166,19 +144,11 @@ def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any
 
 def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Look) -> None:
     """Draw points, [N], whose area grows with their rows; a line joins all but the hollow ones."""
-    colour, marker = style["color"], style["marker"]
+    colour, area = style["color"], 12 + 90 * rows / max(1, rows.max())
     axes.plot(x, np.where(joined, y, np.nan), linestyle=style["linestyle"], color=colour)
-    axes.scatter(
-        x,
-        y,
-        s=12 + 90 * rows / max(1, rows.max()),
-        marker=marker,
-        facecolors=[colour if full else "white" for full in joined],
-        edgecolors=colour,
-        alpha=0.85,
-        clip_on=False,
-        zorder=3,
-    )
+    look: dict[str, Any] = {"edgecolors": colour, "alpha": 0.85, "clip_on": False, "zorder": 3}
+    look["facecolors"] = [colour if full else "white" for full in joined]
+    axes.scatter(x, y, area, marker=style["marker"], **look)
     axes.plot([], [], label=name, **style)
 
 
@@ -196,14 +166,11 @@ def mark_rounds(axis: Axis) -> None:
 
 
 def mark_sizes(axis: Axis, size: Any) -> None:
-    """Label an axis of clients' training rows, [J]; its scale is the logarithm if they vary much.
-
-    Clients without rows, which a logarithm cannot show, keep the scale linear.
-    """
+    """Label an axis of clients' training rows, [J]; a logarithm if they vary much."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_label_text("training rows of the client")
-    if not size.max() > 20 * size.min() > 0:
+    if not size.max() > 20 * size.min() > 0:  # a logarithm cannot show clients without rows
         return
     axis.axes.set_xscale("log")
     decades = np.log10(size.max() / size.min())
@@ -215,15 +182,12 @@ def mark_sizes(axis: Axis, size: Any) -> None:
 def label_places(
     axis: Axis, names: Sequence[str], places: int, title: str, room: float = np.inf
 ) -> None:
-    """Label places 0, 1... of an axis by name, or by number if they are many.
-
-    A name that starts with the title loses it: "client 3" is 3 on an axis of clients. Names longer
-    than their `room`, in inches, are turned upright.
-    """
+    """Label places 0, 1... of an axis by name, upright if there is no `room`, or by number."""
     axis.set_label_text(title)
     if len(names) != places or places > 20:
         axis.set_major_locator(whole_numbers(10))
         return
+    # "client 3" is 3 on an axis of clients.
     short = [name.removeprefix(f"{title} ") for name in names]
     axis.set_ticks(range(places), short)
     if 0.1 * max(map(len, short)) > room:
@@ -248,13 +212,7 @@ def with_legend(
         found |= dict(zip(labels, handles, strict=True))
     found = {name: found[name] for name in dict.fromkeys([*order, *found])}
     columns = int(figure.get_figwidth() / (0.7 + 0.085 * max(map(len, found))))
-    figure.legend(
-        found.values(),
-        found.keys(),
-        loc="outside upper center",
-        ncols=min(len(found), max(1, columns)),
-        frameon=False,
-        title=note or None,
-        title_fontproperties={"size": 9},
-    )
+    look: dict[str, Any] = {"loc": "outside upper center", "frameon": False, "title_fontsize": 9}
+    look["ncols"] = min(len(found), max(1, columns))
+    figure.legend(found.values(), found.keys(), title=note or None, **look)
     return figure

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from pyrofl import nets
-from pyrofl.bench import floor, plain, scaling, svi
-from pyrofl.bench.cases import CASES, start
-from pyrofl.bench.federations import equal, images
-from pyrofl.bench.timing import alternate
+from pyrofl.bench import floor, measuring, one_by_one
+from pyrofl.bench.cases import CASES, equal, images, start
+from pyrofl.bench.measuring import alternate
 from pyrofl.cli.parser import main
 from pyrofl.data import Federation, datasets
 from pyrofl.inference.loop.rounds import federate
@@ -31,16 +30,16 @@ def test_hand_written_fedavg_is_ours(digits):
     method = fedavg.build(net, epochs=3, batch=None, lr=0.1)
     server = {f"w/{n}": v for n, v in net.init(generator(0)).items()}
     *_, ours = federate(method, digits, 2, server=server)
-    by_hand = floor.fedavg(digits, start(digits), 3, 3, 10_000, 0.1, 0.9)
-    one_by_one = plain.fedavg(digits, net.fresh(generator(0)), epochs=3, batch=10_000, lr=0.1)
+    by_hand = floor.fedavg(digits, start(digits), 3, 3, 10_000, 0.1)
+    each = one_by_one.fedavg(digits, net.fresh(generator(0)), epochs=3, batch=10_000, lr=0.1)
     known = list(role("w", ours.server).values())
-    next(by_hand), next(one_by_one)
-    for others in (next(by_hand), next(one_by_one).parameters()):
+    next(by_hand), next(each)
+    for others in (next(by_hand), next(each).parameters()):
         for mine, other in zip(known, others, strict=True):
             torch.testing.assert_close(mine, other.detach(), rtol=1e-4, atol=1e-5)
 
 
-def accuracy(models: list[plain.Personal], data: Federation) -> float:
+def accuracy(models: list[one_by_one.Personal], data: Federation) -> float:
     scores = [
         (model(data.x[rows]).argmax(1) == data.y[rows]).float().mean()
         for model, rows in zip(models, data.test, strict=True)
@@ -52,7 +51,7 @@ def test_hand_written_pfedvem_learns(digits):
     w1, b1, w2, b2 = start(digits)
     base = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU())
     base.load_state_dict({"0.weight": w1, "0.bias": b1})
-    rounds = plain.pfedvem(digits, base, [w2, b2], share=1.0, lr=0.01)
+    rounds = one_by_one.pfedvem(digits, base, [w2, b2], share=1.0, lr=0.01)
     first = accuracy(next(rounds), digits)
     for _ in range(4):
         models = next(rounds)
@@ -69,7 +68,7 @@ def test_hand_written_pfedvem_learns(digits):
 
 
 def test_pyro_svi_learns_on_every_client(digits):
-    rounds = svi.federated(digits, steps=20, lr=0.5, scale=0.05)
+    rounds = one_by_one.svi(digits, steps=20, lr=0.5, scale=0.05)
     for _ in range(5):
         weight = next(rounds)
     rows = digits.pooled_test
@@ -95,13 +94,13 @@ def test_sides_take_turns():
 
 
 def test_growth_is_measured_against_its_base():
-    found = scaling.clients(1, (10, 20))
+    found = measuring.clients(1, (10, 20))
     assert [row.case for row in found] == ["clients=10", "clients=20"]
     assert (found[1].ratio, found[1].low) == (1.0, 1.0)
 
 
 def test_memory_is_measured_in_a_process_of_its_own():
-    (peak,) = scaling.memory(300, (100,), limit=0)
+    (peak,) = measuring.memory(300, (100,), limit=0)
     assert (peak.clients, peak.chunk) == (300, 100)
     assert 0 < peak.mib < 2000
     assert peak.state_mib == pytest.approx(300 * 4 * (79_510 + 1_010 + 1) / 2**20)
@@ -125,4 +124,6 @@ def test_an_unknown_case_is_refused(tmp_path, capsys):
 
 
 def test_every_case_says_what_it_compares():
-    assert all(case.text and (case.target is None or case.target > 0) for case in CASES.values())
+    for case in CASES.values():
+        assert getattr(case.sides, "func", case.sides).__doc__.startswith("Put ")
+        assert case.target is None or case.target > 0

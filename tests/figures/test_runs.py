@@ -226,6 +226,7 @@ def test_clients_are_points(largest, scale):
     assert axes.lines[0].get_ydata()[0] == pytest.approx(0.6)
     assert axes.get_xscale() == scale
     assert axes.get_ylabel() == "negative log likelihood (nats per row)"
+    assert style.axis_label("smallest_nll") == f"{axes.get_ylabel()}, smallest 10% of clients"
     assert overlaps(axes.figure) == []
 
 

@@ -13,7 +13,7 @@ import pyrofl
 from pyrofl import Method, reference
 from pyrofl.data import Federation
 from pyrofl.inference.posteriors.export import import_arviz, inference_data
-from pyrofl.inference.reference.joint import joined
+from pyrofl.inference.reference.samplers import joined
 
 SIZES = (1, 4, 2, 7)
 
@@ -95,7 +95,7 @@ def test_what_is_shared_is_sampled_once():
     values = {"mu": torch.tensor(0.7).double(), "theta": torch.arange(4.0)[:, None].double()}
     densities = []
     for model in (hierarchy, outside):
-        program, *_ = joined(model, data, None, 0, "mu")
+        program = joined(model, data, None, 0, "mu")
         trace = pyro.poutine.trace(pyro.poutine.condition(program, data=values)).get_trace()
         densities.append(trace.log_prob_sum())
     expected = dist.Normal(0.0, 2.0).log_prob(values["mu"])
@@ -173,7 +173,7 @@ def test_the_reference_is_compared_by_leave_one_out_in_one_call(both):
 
 def test_without_shared_sites_every_client_has_its_own():
     data = federation()
-    sites = joined(hierarchy, data, None, 0, "")[0].sites()
+    sites = joined(hierarchy, data, None, 0, "").sites()
     assert {n: s.batch for n, s in sites.items()} == {"mu": (4, 1), "theta": (4, 1)}
     assert all(site.own for site in sites.values())
 
