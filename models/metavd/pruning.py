@@ -16,37 +16,13 @@ Moments = Callable[[Tensors], tuple[Tensors, Tensors]]
 """Tensors [C, *p] under "loc/" and "spread/" -> mean and variance of the random weights."""
 
 
-def limit(prune: float | str | None, random: bool, *, started: bool) -> float | None:
-    """Return the largest dropout rate that is kept now; None keeps all.
-
-    Args:
-        prune: that rate, or "snip", or None.
-        random: whether there are dropout rates.
-        started: whether it is time.
-
-    Raises:
-        ValueError: if a number is out of its range, or there is nothing to prune by.
-    """
-    if prune is None or prune == "snip":
-        return None
-    if isinstance(prune, str) or not 0 < prune < 1 or not random:
-        raise ValueError(
-            f"prune is {prune!r}; expected None, 'snip', or a dropout rate between 0 and 1 where "
-            "weights are random"
-        )
-    return prune if started else None
-
-
-def drop(tensors: Tensors, moments: Moments, limit: float) -> Tensors:
+def drop(tensors: Tensors, moments: Moments, limit: float | None) -> Tensors:
     """Set weights, and their spreads, to zero where the dropout rate exceeds a limit.
 
-    A rate of more than 0.9 is a variance of more than 9 theta^2.
-
-    Args:
-        tensors: "loc/..." and "spread/...", [C, *p].
-        moments: tensors -> mean and variance of the weights.
-        limit: largest rate that is kept.
+    A rate of more than 0.9 is a variance of more than 9 theta^2; None drops nothing.
     """
+    if limit is None:
+        return tensors
     mean, variance = moments(tensors)
     keep = {n: dropout_rate(v, variance[n]) <= limit for n, v in mean.items()}
     return tensors | {
@@ -71,45 +47,24 @@ def as_sent(message: Tensors, server: Tensors, names: Iterable[str]) -> Tensors:
 def report(
     tensors: Tensors, moments: Moments, limit: float | None, names: Iterable[str]
 ) -> Tensors:
-    """Return a client's "sparsity", the share of its weights that are dropped, and more, [C].
-
-    Args:
-        tensors: "loc/..." and "spread/...", [C, *p].
-        moments: tensors -> mean and variance of the weights.
-        limit: largest dropout rate that is kept; None drops none by its rate.
-        names: of the weights.
-
-    Returns:
-        "sparsity" and, where weights are random, their mean "dropout_rate".
-    """
-    theta = torch.cat([tensors[f"loc/{n}"].flatten(1) for n in names], 1)
-    dropped, found = theta == 0, {}
-    if any(n.startswith("spread/") for n in tensors):
-        variance = torch.cat([v.flatten(1) for v in moments(tensors)[1].values()], 1)
-        rate = dropout_rate(theta, variance)
-        found["dropout_rate"] = rate.mean(1)
-        dropped = dropped if limit is None else dropped | (rate > limit)
-    return {**found, "sparsity": dropped.to(theta).mean(1)}
+    """Return "sparsity", a client's share of dropped weights, and its mean "dropout_rate", [C]."""
+    sent, found = drop(tensors, moments, limit), {}
+    if role("spread", tensors):
+        spread = moments(tensors)[1]
+        rates = [dropout_rate(tensors[f"loc/{n}"], v).flatten(1) for n, v in spread.items()]
+        found["dropout_rate"] = torch.cat(rates, 1).mean(1)
+    theta = torch.cat([sent[f"loc/{n}"].flatten(1) for n in names], 1)
+    return {**found, "sparsity": (theta == 0).to(theta).mean(1)}
 
 
 def snip(
     server: Tensors, gradient: Tensors, moved: Tensors, names: Iterable[str], sparsity: float
 ) -> Tensors:
-    """Drop the least sensitive weights once, in the first merge, and keep them dropped.
+    """Drop a share of the weights, the least sensitive ones, and keep them dropped.
 
     Sensitivity is |theta_k g_k|, with g_k the pseudo-gradient of round one (Lee, Ajanthan and Torr,
     "SNIP: Single-shot Network Pruning based on Connection Sensitivity", ICLR 2019; a round in the
-    place of its minibatch).
-
-    Args:
-        server: before the merge.
-        gradient: theta - mean theta_m, [*p].
-        moved: values after it, [*p].
-        names: of the weights to prune, each on its own.
-        sparsity: share that is dropped.
-
-    Returns:
-        Pruned values, and the masks under "server/keep/".
+    place of its minibatch). `moved` holds the values after it. Masks go to "server/keep/".
     """
     keep = role(KEEP, server)
     if not keep:
