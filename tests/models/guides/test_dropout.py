@@ -305,7 +305,7 @@ def test_limits_are_checked():
     for prune in (1.0, 0.0, "other"):
         with pytest.raises(ValueError, match=rf"prune is '?{prune}'?; expected a number"):
             metavd.build(NET, prune=prune)
-    with pytest.raises(ValueError, match="prune is 0.9 where no weight is random"):
+    with pytest.raises(ValueError, match=r"prune is 0\.9 where no weight is random"):
         metavd.build(NET, prune=0.9, dropout="none")
     metavd.build(NET, prune="snip", dropout="none")
     with pytest.raises(ValueError, match="sparsity is 1"):
