@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import combinations
-from typing import Any, Literal
+from typing import Literal
 
 import pyro
 import pyro.distributions as dist
@@ -147,14 +147,13 @@ def build(
         """Start at equal weights."""
         return evenly(who.size)
 
-    def even(name: str, size: Size, received: Tensors, local: Tensors, data: Batch) -> Any:
-        """State the Dirichlet prior."""
-        return dist.Dirichlet(data.size.new_full(size, concentration)).to_event(1)
-
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         """State p(alpha^i) and p(y | x, alpha^i)."""
         with data.clients():
-            known = (prior or even)("alpha", shape, received, local, data)
+            if prior:
+                known = prior("alpha", shape, received, local, data)
+            else:
+                known = dist.Dirichlet(data.size.new_full(shape, concentration)).to_event(1)
             w = merged(net, local, pyro.sample("alpha", known))
             with data.rows():
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
@@ -170,15 +169,14 @@ def build(
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         """Send weights and the branches that have any."""
-        message = pick(local, "alpha branch/* w/*")
+        message = pick(local, "branch/* w/*")
         if not weighted:
-            return {n: v for n, v in message.items() if n != "alpha"}
-        sent = (message["alpha"] > 0).to(message["alpha"])
-        branch = {
-            n: torch.einsum("cb,cb...->cb...", sent[:, layer[n]], v)
-            for n, v in role("branch", message).items()
-        }
-        return message | under("branch", branch)
+            return message
+        alpha = local["alpha"]
+        sent, branch = (alpha > 0).to(alpha), role("branch", message)
+        for n, v in branch.items():
+            message[f"branch/{n}"] = torch.einsum("cb,cb...->cb...", sent[:, layer[n]], v)
+        return message | {"alpha": alpha}
 
     def of_layer(at: int) -> tuple[str, Weight]:
         """Return the names of a layer's branches, and how each counts (eq. 5, or eq. 6)."""
@@ -255,15 +253,9 @@ def weighty(shapes: Mapping[str, Size]) -> str:
 
 
 def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
-    """Mix the branches of every layer: sum_b alpha_lb W_lb (eq. 1), a network of P parameters.
+    """Mix branches [..., B, *p] by alpha [..., L, B], L = 1 if layers share it: [..., *p] (eq. 1).
 
-    Args:
-        net: the network.
-        tensors: "branch/NAME" [..., B, *p] and, of what has no branches, "w/NAME" [..., *p].
-        alpha: weights [..., L, B], with L = 1 if all layers share them. Leading axes broadcast.
-
-    Returns:
-        Every parameter of the network by its name, [..., *p].
+    Leading axes broadcast; what has no branches is "w/NAME" [..., *p].
     """
     w = role("w", tensors)
     branched = [n for n in net.shapes if f"branch/{n}" in tensors]
@@ -279,15 +271,7 @@ def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
 
 
 def refuse_twins(branches: Tensors, layer: Mapping[str, int]) -> None:
-    """Refuse branches that are equal: with equal weights they have equal gradients for ever.
-
-    Args:
-        branches: [B, *p] by name.
-        layer: the number of each name's layer.
-
-    Raises:
-        ValueError: if two branches agree in all parameters that are mixed by the same weights.
-    """
+    """Refuse branches [B, *p] equal in a layer: at equal weights they have equal gradients."""
     for number in set(layer.values()):
         mine = [n for n, at in layer.items() if at == number]
         count = len(branches[mine[0]])

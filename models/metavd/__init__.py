@@ -222,17 +222,13 @@ def build(
         start = {f"spread/{n}": v.to(like) for n, v in first.items()}
         return received | spread_out(start, len(like))
 
-    def for_prediction(server: Tensors, who: Who) -> Tensors:
-        """Send the spreads of the start, as the authors' code tests."""
-        return begun(download(server, who))
-
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Tell dropout rates and sparsity."""
         return pruning.report(local, moments, limit, shapes)
 
     model = DropoutModel(net, q, shapes, likelihood, prior, coords, prune is not None)
     loss = objective(model, sampling, draws, logit_average, beta, done)
-    deploy = for_prediction if head == "code" else None
+    deploy = (lambda server, who: begun(download(server, who))) if head == "code" else None
     inner, outer, both = sgd(lr, clip=clip), sgd(client_lr, clip=clip), "loc/* spread/*"
     step = test = Step(both, inner, loss)
     if meta:

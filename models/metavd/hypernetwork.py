@@ -35,45 +35,31 @@ def no_tensors(*_: object) -> Tensors:
 
 @dataclass(frozen=True)
 class Source:
-    """A source of spreads; every function runs at the server.
+    """A source of spreads; every function runs at the server."""
 
-    Attributes:
-        start: (generator, clients) -> what the server holds for it, names under "server/".
-        read: (server, ids [C]) -> spreads [C, *p] by the names of the weights. Clients that never
-            trained, whose ids are larger, get what is common.
-        slope: (server, who, found) -> pseudo-gradient of what the server holds, after clients
-            found the spreads [C, *p].
-        store: (server, who, found) -> what the server holds anew without a gradient step.
-        optims: the optimisers of what `slope` is about, by patterns of its names.
-        per_client: patterns of what the server holds of every client, one row for each.
-    """
-
+    # (generator, clients) -> what the server holds for it, names under "server/"
     start: Callable[[Generator, int], Tensors] = no_tensors
+    # (server, ids [C]) -> spreads [C, *p]; ids that never trained, which are larger, get a mean
     read: Callable[[Tensors, Tensor], Tensors] = no_tensors
+    # (server, who, found [C, *p]) -> pseudo-gradient of what it holds, given what clients found
     slope: Callable[[Tensors, Who, Tensors], Tensors] = no_tensors
+    # (server, who, found [C, *p]) -> what it holds anew without a gradient step
     store: Callable[[Tensors, Who, Tensors], Tensors] = no_tensors
-    optims: Mapping[str, Optim] = field(default_factory=dict)
-    per_client: str = ""
+    optims: Mapping[str, Optim] = field(default_factory=dict)  # by patterns of names in `slope`
+    per_client: str = ""  # patterns of what the server holds of every client, one row for each
 
 
 def hypernetwork(
-    first: Tensors,
-    hidden: Sequence[int],
-    embedding: int | None,
-    bound: float,
-    optims: tuple[Optim, Optim],
+    first: Tensors,  # [*p], spreads at the start
+    hidden: Sequence[int],  # widths of the fully connected layers, leaky ReLU of slope 0.1
+    embedding: int | None,  # length of e_m; None is 1 + clients // 4
+    bound: float,  # largest change from the start; beyond it h has no gradient
+    optims: tuple[Optim, Optim],  # of psi and of the embeddings
 ) -> Source:
     """Let a network h_psi map the embedding e_m of each client to its spreads.
 
     s_m = clamp(h_psi(e_m), -bound, bound) + first. The server climbs the vector-Jacobian products
     psi <- psi - lr sum_m g_m J_psi^T (s_m^server - s_m^local), and the same for e_m.
-
-    Args:
-        first: [*p], spreads at the start.
-        hidden: widths of the fully connected hidden layers, leaky ReLU of slope 0.1.
-        embedding: length of e_m; None is 1 + clients // 4.
-        bound: largest change from the start; beyond it h has no gradient.
-        optims: of psi and of the embeddings.
     """
     sizes = [v.numel() for v in first.values()]
 
