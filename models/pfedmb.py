@@ -47,8 +47,6 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, dense, pick, role, under
 
-Posterior = Literal["softmax", "projection", "dirichlet"]
-
 FAMILIES: Mapping[str, guides.Family] = {
     "softmax": simplex.softmax,
     "projection": guides.delta,
@@ -66,7 +64,7 @@ def build(
     likelihood: Likelihood = categorical,
     prior: Prior | None = None,
     concentration: Positive = 1.0,
-    guide: Posterior | guides.Family = "softmax",
+    guide: Literal["softmax", "projection", "dirichlet"] | guides.Family = "softmax",
     scale: float = 0.2,
     draws: Count = 5,
     kl: NotNegative = 1.0,
@@ -122,7 +120,6 @@ def build(
             "none, as the density of any other is 0 or infinite on the faces of the simplex"
         )
     layer = layers(net.matching(branched or weighty(net.shapes)), shared)
-    rest = [n for n in net.shapes if n not in layer]
     shape = Size((max(layer.values()) + 1, branches))
     q = family({"alpha": shape}, scale=scale, loc="point", spread="a")
 
@@ -135,17 +132,14 @@ def build(
         starts = [net.init(generator) for _ in range(branches)]
         stacked = {n: torch.stack([start[n] for start in starts]) for n in layer}
         refuse_twins(stacked, layer)
-        return under("branch", stacked) | under("w", {n: starts[0][n] for n in rest})
+        rest = {n: v for n, v in starts[0].items() if n not in layer}
+        return under("branch", stacked) | under("w", rest)
 
     def download(server: Tensors, who: Who) -> Tensors:
         """Send all branches."""
         # Here too, because every state comes by, wherever it is from, before anybody trains on it.
         refuse_twins(role("branch", server), layer)
         return send_all(server, who)
-
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
-        """Start at equal weights."""
-        return evenly(who.size)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         """State p(alpha^i) and p(y | x, alpha^i)."""
@@ -178,14 +172,11 @@ def build(
             message[f"branch/{n}"] = torch.einsum("cb,cb...->cb...", sent[:, layer[n]], v)
         return message | {"alpha": alpha}
 
-    def of_layer(at: int) -> tuple[str, Weight]:
-        """Return the names of a layer's branches, and how each counts (eq. 5, or eq. 6)."""
-
-        def weight(message: Tensors, who: Who) -> Tensor:
-            share = message["alpha"][:, at] if weighted else who.size.new_ones(1, branches)
-            return who.size[:, None] * share
-
-        return " ".join(f"branch/{n}" for n in layer if layer[n] == at), weight
+    def by_alpha(at: int) -> Weight:
+        """Let clients count for a layer's branches by size and alpha (eq. 5), or size (eq. 6)."""
+        if not weighted:
+            return lambda message, who: who.size[:, None].expand(-1, branches)
+        return lambda message, who: who.size[:, None] * message["alpha"][:, at]
 
     def unsent(name: str, tensors: Tensors) -> Tensor:
         """Return the bytes of branches, without those that stay at home."""
@@ -202,12 +193,12 @@ def build(
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Tell the entropy of the weights, and how many branches are sent."""
         alpha = q.moments(received, local, data)[0]["alpha"]
-        kept = simplex.trimmed(alpha, drop) > 0
-        return {
-            "alpha_entropy": torch.special.entr(alpha).sum(-1).mean(-1),
-            "branches_kept": kept.sum(-1).to(alpha).mean(-1),
-        }
+        entropy, kept = torch.special.entr(alpha), simplex.trimmed(alpha, drop) > 0
+        sums = {"alpha_entropy": entropy.sum(-1), "branches_kept": kept.sum(-1).to(alpha)}
+        return {n: v.mean(-1) for n, v in sums.items()}
 
+    of_layer = [[f"branch/{n}" for n in layer if layer[n] == at] for at in range(shape[0])]
+    pools: dict[str, Weight] = {" ".join(n): by_alpha(at) for at, n in enumerate(of_layer)}
     samples = draws if q.random else None
     # A flat prior says nothing about a point, but its gradient is not defined on the faces.
     prior_counts = q.random or concentration != 1 or prior is not None
@@ -218,12 +209,12 @@ def build(
     return Method(
         init=init,
         download=download,
-        join=join,
+        join=lambda received, who, generator: evenly(who.size),
         model=model,
         guide=q,
         phases=(*both, Phase((settle,))),
         upload=upload,
-        merge=Pooled({**dict(map(of_layer, range(shape[0]))), "w/*": by_size}, how=merge),
+        merge=Pooled(pools | {"w/*": by_size}, how=merge),
         adapt=both,
         views={"personal": as_trained, "global": common},
         statistics=statistics,

@@ -80,7 +80,7 @@ class Teaching(TypedDict, total=False):
     distil_lr_end: float
     distil_momentum: float
     cycle: int
-    augment: distillation.Augment
+    augment: distillation.Augment | None
 
 
 class Settings(Teaching, fedavg.Training, total=False):
@@ -147,7 +147,7 @@ def distilled(
     distil_lr_end: NotNegative = 4e-4,
     distil_momentum: ShareBelowOne = 0.9,
     cycle: Count = 25,
-    augment: distillation.Augment = distillation.as_it_is,
+    augment: distillation.Augment | None = None,
 ) -> Method:
     """Let the server of a method go on from its merged model by distillation.
 

@@ -28,11 +28,6 @@ ROWS = 512  # rows that are predicted at once
 START = 250 / 1580  # share of the steps after which the paper's SWA begins to collect
 
 
-def as_it_is(x: Tensor, generator: Generator) -> Tensor:
-    """Change nothing."""
-    return x
-
-
 def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
     """Return the log probability of every answer, of finitely many, for every row: [B, K]."""
     fn = likelihood(outputs[None], x[None])
@@ -102,7 +97,7 @@ def distil(
     lr_end: float = 4e-4,
     cycle: int = 25,
     momentum: float = 0.9,
-    augment: Augment = as_it_is,
+    augment: Augment | None = None,
 ) -> Tensors:
     """Train a network on probabilities [U, K] of rows: 1/U sum_u -p_u' log p(. | x_u; w).
 
@@ -122,7 +117,7 @@ def distil(
             if swa:
                 optimiser.param_groups[0]["lr"] = cyclical(i, cycle, lr, lr_end)
             rows = index[mask].to(x.device)
-            seen = augment(x[rows], generator)
+            seen = augment(x[rows], generator) if augment else x[rows]
             log_prob = log_answers(student(seen), seen, likelihood)
             optimiser.zero_grad()
             (-(target[rows] * log_prob).sum(1).mean()).backward()

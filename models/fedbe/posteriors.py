@@ -7,7 +7,7 @@ on the CPU, where a generator gives the same draws whatever the clients' device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyro
@@ -89,8 +89,8 @@ def sample(posterior: Posterior, draws: int, generator: Generator) -> Tensors:
     """
     seed = int(torch.randint(2**62, (), generator=generator))
     with seeded(seed), torch.no_grad(), pyro.plate("draws", draws):
-        sites = poutine.trace(posterior).get_trace().nodes.items()
-    return {n: s["value"] for n, s in sites if s["type"] == "sample" and n != "draws"}
+        nodes: Mapping[str, Any] = poutine.trace(posterior).get_trace().nodes
+    return {n: v["value"] for n, v in nodes.items() if v["type"] == "sample" and n != "draws"}
 
 
 def log_prob(posterior: Posterior, values: Tensors) -> Tensor:

@@ -66,8 +66,6 @@ __all__ = ["build", "embed", "layer_before_output"]
 
 Base = Literal["fedavg", "reptile", "maml", "perfedavg"]
 Dropout = Literal["meta", "vd", "ensemble", "none"]
-Precision = Literal["variance", "alpha"]
-Head = Literal["personal", "code"]
 Rate = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 
 DECAY = 5e-4  # of the weights of all that the server learns about spreads
@@ -87,8 +85,8 @@ def build(
     coords: Coordinates = "logvar",
     scale: Positive | None = None,
     sampling: Sampling = "activations",
-    precision: Precision = "variance",
-    head: Head = "personal",
+    precision: Literal["variance", "alpha"] = "variance",
+    head: Literal["personal", "code"] = "personal",
     draws: Count = 3,
     logit_average: bool = False,
     beta: NotNegative | None = 10.0,
@@ -202,10 +200,12 @@ def build(
     def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         """Step on theta, psi and e_m; the hypernetwork learns from every message apart."""
         if limit is not None:
-            message = pruning.fill(message, source.read(server, who.ids))
+            message = pruning.fill(message, under("spread", source.read(server, who.ids)))
         mean = combine(role("loc", message), who.size, role("loc", server))
         if q.random and merge == "mean":
-            theta, variance = moments(pruning.as_sent(message, server, shapes))
+            # What depends on theta's size takes the server's where none was sent.
+            known = pruning.fill(message, {f"loc/{n}": server[f"loc/{n}"] for n in shapes})
+            theta, variance = moments(known)
             for n, v in theta.items():
                 alike = v.square().clamp(min=TINY) if precision == "alpha" else 1
                 mean[n] = product(message[f"loc/{n}"], variance[n] / alike, who.size)

@@ -28,23 +28,18 @@ from pyrofl.tensors import Tensors, like, pick, role, spread_out, total, under
 PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"
 
 
-def no_tensors(*_: object) -> Tensors:
-    """Return nothing."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Source:
     """A source of spreads; every function runs at the server."""
 
     # (generator, clients) -> what the server holds for it, names under "server/"
-    start: Callable[[Generator, int], Tensors] = no_tensors
+    start: Callable[[Generator, int], Tensors] = lambda *_: {}
     # (server, ids [C]) -> spreads [C, *p]; ids that never trained, which are larger, get a mean
-    read: Callable[[Tensors, Tensor], Tensors] = no_tensors
+    read: Callable[[Tensors, Tensor], Tensors] = lambda *_: {}
     # (server, who, found [C, *p]) -> pseudo-gradient of what it holds, given what clients found
-    slope: Callable[[Tensors, Who, Tensors], Tensors] = no_tensors
+    slope: Callable[[Tensors, Who, Tensors], Tensors] = lambda *_: {}
     # (server, who, found [C, *p]) -> what it holds anew without a gradient step
-    store: Callable[[Tensors, Who, Tensors], Tensors] = no_tensors
+    store: Callable[[Tensors, Who, Tensors], Tensors] = lambda *_: {}
     optims: Mapping[str, Optim] = field(default_factory=dict)  # by patterns of names in `slope`
     per_client: str = ""  # patterns of what the server holds of every client, one row for each
 

@@ -30,18 +30,10 @@ def drop(tensors: Tensors, moments: Moments, limit: float | None) -> Tensors:
     }
 
 
-def fill(message: Tensors, spreads: Tensors) -> Tensors:
-    """Give weights that came as zeros the spreads [C, *p] they were sent with."""
-    return message | {
-        f"spread/{n}": torch.where(message[f"loc/{n}"] == 0, v, message[f"spread/{n}"])
-        for n, v in spreads.items()
-    }
-
-
-def as_sent(message: Tensors, server: Tensors, names: Iterable[str]) -> Tensors:
-    """Give weights that came as zeros the server's values, for what depends on theta's size."""
-    kept = {f"loc/{n}": message[f"loc/{n}"] for n in names}
-    return message | {n: torch.where(v == 0, server[n], v) for n, v in kept.items()}
+def fill(message: Tensors, values: Tensors) -> Tensors:
+    """Put values "loc/..." or "spread/..." in the place of those of weights that came as zeros."""
+    dropped = {n: message[f"loc/{n.partition('/')[2]}"] == 0 for n in values}
+    return message | {n: torch.where(dropped[n], v, message[n]) for n, v in values.items()}
 
 
 def report(
@@ -77,6 +69,5 @@ def snip(
 def top(value: Tensor, share: float) -> Tensor:
     """Return bool [*p]: which entries are among the largest; at least one is."""
     count = max(1, round(share * value.numel()))
-    chosen = value.new_zeros(value.numel()).bool()
-    chosen[value.flatten().topk(count).indices] = True
-    return chosen.reshape(value.shape)
+    at = value.flatten().topk(count).indices
+    return value.new_zeros(value.numel(), dtype=torch.bool).index_fill(0, at, True).view_as(value)

@@ -55,18 +55,13 @@ def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | No
     return replace(phase, moves=moves, epochs=phase.epochs if epochs is None else epochs)
 
 
-def head_and_base(net: Network, head: str | None) -> tuple[str, str]:
-    """Return patterns of the head and of the rest; None is the network's own head, "" nothing."""
+def head_and_base(net: Network, head: str | None, *, both: bool = False) -> tuple[str, str]:
+    """Return patterns of the head, None being the network's own, and of the rest; "" is nothing."""
     head = net.head if head is None else head
     mine = net.matching(head) if head else {}
-    return head, " ".join(n for n in net.shapes if n not in mine)
-
-
-def two_parts(net: Network, head: str | None) -> tuple[str, str]:
-    """Return `head_and_base`, neither of them empty."""
-    parts = head_and_base(net, head)
-    if not all(parts):
+    rest = " ".join(n for n in net.shapes if n not in mine)
+    if both and not (head and rest):
         raise ValueError(
             f"head is {head!r}; expected patterns of some but not all of {', '.join(net.shapes)}"
         )
-    return parts
+    return head, rest

@@ -32,10 +32,7 @@ def start_own(received: Tensors, who: Who, generator: Generator) -> Tensors:
 
 
 def seen_by(view: Look, loss: Loss, centre: Look = lambda received, _: received) -> Loss:
-    """Let a loss read a view as local, such as `own`, and around `centre`, as its prior's centre.
-
-    Gradients flow through both.
-    """
+    """Let a loss read a view as local, such as `own`, and `centre` as received, with slopes."""
 
     def seen(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch

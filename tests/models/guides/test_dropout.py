@@ -276,13 +276,13 @@ def test_dropped_weights_stay_at_home():
     close(sent["loc/w"], theta * keep)
     close(sent["spread/w"], s * keep)
     assert sent["loc/b"] is tensors["loc/b"]
-    close(pruning.fill(sent, {"w": s - 1})["spread/w"], torch.where(keep, s, s - 1))
+    close(pruning.fill(sent, {"spread/w": s - 1})["spread/w"], torch.where(keep, s, s - 1))
     found = pruning.report(tensors, moments, 0.9, ["w"])
     close(found["sparsity"], [2 / 3, 1 / 3])
     close(found["dropout_rate"], (s.exp() / (s.exp() + theta**2)).mean(1), 1e-9)
     close(pruning.report(sent, moments, None, ["w"])["sparsity"], [2 / 3, 1 / 3])
     close(pruning.report(tensors, moments, None, ["w"])["sparsity"], [0.0, 0.0])
-    known = pruning.as_sent(sent, {"loc/w": torch.full((3,), 7.0).double()}, ["w"])
+    known = pruning.fill(sent, {"loc/w": torch.full((3,), 7.0).double()})
     close(known["loc/w"], torch.where(keep, theta, 7.0))
 
 
