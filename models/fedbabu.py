@@ -26,7 +26,7 @@ from typing import Literal, Unpack
 from pyrofl.arguments import checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.shared.base_and_head import keep, only, two_parts
+from pyrofl.models.shared.base_and_head import head_and_base, keep, only
 from pyrofl.nets import Network
 
 Tune = Literal["head", "base", "all"]
@@ -51,7 +51,7 @@ def build(
     Raises:
         ValueError: if `head` matches no parameter or all.
     """
-    mine, rest = two_parts(net, head)
+    mine, rest = head_and_base(net, head, both=True)
     settings: fedavg.Training = {"fine_tune": 5, **training}
     method = keep(fedavg.build(net, **settings), mine)
     (train,) = method.phases

@@ -26,7 +26,7 @@ from typing import Unpack
 from pyrofl.arguments import CountOrNone, checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.shared.base_and_head import keep, only, two_parts
+from pyrofl.models.shared.base_and_head import head_and_base, keep, only
 from pyrofl.nets import Network
 
 
@@ -50,7 +50,7 @@ def build(
     Raises:
         ValueError: if `head` matches no parameter or all.
     """
-    mine, rest = two_parts(net, head)
+    mine, rest = head_and_base(net, head, both=True)
     method = keep(fedavg.build(net, **training), mine)
     (train,) = method.phases
     return replace(

@@ -28,22 +28,8 @@ ROWS = 512  # rows that are predicted at once
 START = 250 / 1580  # share of the steps after which the paper's SWA begins to collect
 
 
-def as_it_is(x: Tensor, generator: Generator) -> Tensor:
-    """Change nothing."""
-    return x
-
-
 def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
-    """Return the log probability of every answer for every row: [B, K].
-
-    Args:
-        outputs: [B, out], of the network.
-        x: [B, *x].
-        likelihood: one that has finitely many answers.
-
-    Raises:
-        ValueError: if it has not.
-    """
+    """Return the log probability of every answer, of finitely many, for every row: [B, K]."""
     fn = likelihood(outputs[None], x[None])
     if not fn.has_enumerate_support:
         raise ValueError(
@@ -57,14 +43,7 @@ def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
 def predictions(
     net: Network, models: Tensors, x: Tensor, likelihood: Likelihood = categorical
 ) -> Tensor:
-    """Return what every model predicts: probabilities [M, U, K]; their mean over M is eq. 4.
-
-    Args:
-        net: the network.
-        models: [M, *p].
-        x: [U, *x].
-        likelihood: of a row, given the network's outputs.
-    """
+    """Return what models [M, *p] predict: probabilities [M, U, K]; their mean over M is eq. 4."""
 
     def member(weights: Tensors) -> Tensor:
         blocks = x.split(ROWS)
@@ -118,29 +97,12 @@ def distil(
     lr_end: float = 4e-4,
     cycle: int = 25,
     momentum: float = 0.9,
-    augment: Augment = as_it_is,
+    augment: Augment | None = None,
 ) -> Tensors:
-    """Train a network on an ensemble's predictions: 1/U sum_u -p_u' log p(. | x_u; w).
+    """Train a network on probabilities [U, K] of rows: 1/U sum_u -p_u' log p(. | x_u; w).
 
-    Args:
-        net: the network.
-        start: its parameters before, [*p].
-        x: [U, *x], rows without labels.
-        target: [U, K], probabilities of the answers.
-        generator: of the order of the rows and the augmentation.
-        likelihood: of a row, given the network's outputs.
-        swa: return the mean of the iterates at cycle ends, under the cyclical rate; otherwise the
-            last iterate of SGD at the constant rate `lr`.
-        epochs: over the U rows.
-        batch: rows in a step; the loss is their mean.
-        lr: learning rate, at the start of a cycle.
-        lr_end: learning rate at the end of a cycle.
-        cycle: steps in a cycle.
-        momentum: of SGD.
-        augment: changes the rows of every step, not the targets.
-
-    Returns:
-        The parameters after, [*p].
+    SWA returns the mean of the iterates at cycle ends, under the cyclical rate; otherwise it is
+    the last iterate of SGD at the constant rate `lr`.
     """
     like = next(iter(start.values()))
     student = copy.deepcopy(net.module).to(like.device, like.dtype)
@@ -155,7 +117,7 @@ def distil(
             if swa:
                 optimiser.param_groups[0]["lr"] = cyclical(i, cycle, lr, lr_end)
             rows = index[mask].to(x.device)
-            seen = augment(x[rows], generator)
+            seen = augment(x[rows], generator) if augment else x[rows]
             log_prob = log_answers(student(seen), seen, likelihood)
             optimiser.zero_grad()
             (-(target[rows] * log_prob).sum(1).mean()).backward()

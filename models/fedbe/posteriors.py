@@ -7,14 +7,13 @@ on the CPU, where a generator gives the same draws whatever the clients' device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.poutine.util import site_is_subsample
 from torch import Generator, Tensor
 
 from pyrofl.arguments import NotNegative, Positive, checked
@@ -84,33 +83,31 @@ def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior
 
 
 def sample(posterior: Posterior, draws: int, generator: Generator) -> Tensors:
-    """Draw models: every site of the program, deterministic ones too, name -> [S, *p].
+    """Draw every site of a program, deterministic ones too: name -> [S, *p].
 
     The global random state is left as it was.
     """
     seed = int(torch.randint(2**62, (), generator=generator))
     with seeded(seed), torch.no_grad(), pyro.plate("draws", draws):
-        trace = poutine.trace(posterior).get_trace()
-    return {n: site["value"] for n, site in _sites(trace).items()}
+        nodes: Mapping[str, Any] = poutine.trace(posterior).get_trace().nodes
+    return {n: v["value"] for n, v in nodes.items() if v["type"] == "sample" and n != "draws"}
 
 
 def log_prob(posterior: Posterior, values: Tensors) -> Tensor:
     """Score models as `sample` returns them: the log density of the random sites, [S]."""
-    draws = len(next(iter(values.values())))
-    with pyro.plate("draws", draws):
+    with pyro.plate("draws", len(next(iter(values.values())))):
         trace = poutine.trace(poutine.condition(posterior, data=values)).get_trace()
-    trace.compute_log_prob()
-    sites = _sites(trace).values()
-    scores = [s["log_prob"] for s in sites if not s["infer"].get("_deterministic")]
-    return torch.stack([score.expand(draws) for score in scores]).sum(0)
+    trace.compute_log_prob()  # deterministic sites have 0
+    sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
+    return torch.stack(torch.broadcast_tensors(*(site["log_prob"] for site in sites))).sum(0)
 
 
 def to_arviz(net: Network, values: Tensors, clients: Sequence[str]) -> Any:
-    """Return draws as ArviZ takes them: dims chain, draw and the names of a parameter's axes.
+    """Return what `sample` drew as ArviZ takes it, with the names of the parameters' axes.
 
     Args:
         net: names the axes.
-        values: what `sample` returned, name -> [S, *p].
+        values: name -> [S, *p].
         clients: names of the clients, the labels of "gamma".
     """
     axes = {n: ("client",) if n == "gamma" else net.dims(n) for n in values}
@@ -119,12 +116,3 @@ def to_arviz(net: Network, values: Tensors, clients: Sequence[str]) -> Any:
         {n: ("chain", "draw", *own) for n, own in axes.items()},
         {"client": clients} if "gamma" in values else {},
     )
-
-
-def _sites(trace: Any) -> dict[str, Any]:
-    """Return the sample sites that are no plates, by name."""
-    return {
-        n: site
-        for n, site in trace.nodes.items()
-        if site["type"] == "sample" and not site_is_subsample(site)
-    }

@@ -31,7 +31,7 @@ within forty rounds most dropout rates pass 0.9. Networks start by their layers'
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Generator
@@ -41,30 +41,23 @@ from pyrofl.arguments import (
     CountOrNone,
     NotNegative,
     Positive,
-    PositiveShare,
+    Range,
     Share,
     ShareBelowOne,
     checked,
 )
 from pyrofl.data import Batch, Who
 from pyrofl.inference.facts import PER_CLIENT, SPARSE
-from pyrofl.inference.method import Method, Phase, Step, View, as_trained
+from pyrofl.inference.method import Method, Phase, Step, View, as_trained, return_received
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, built_for
 from pyrofl.inference.servers.averages import Combine, combining
 from pyrofl.models import guides
-from pyrofl.models.guides.dropout import (
-    BOUND,
-    FAMILIES,
-    TINY,
-    Coordinates,
-    log_variance,
-    product,
-)
+from pyrofl.models.guides.dropout import BOUND, FAMILIES, TINY, Coordinates, log_variance, product
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import hypernetwork, pruning
+from pyrofl.models.metavd.hypernetwork import Source, embed
 from pyrofl.models.metavd.programs import DropoutModel, Sampling, objective
-from pyrofl.models.metavd.unseen import embed
 from pyrofl.models.shared.meta_gradients import Order, maml
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
@@ -73,9 +66,9 @@ __all__ = ["build", "embed", "layer_before_output"]
 
 Base = Literal["fedavg", "reptile", "maml", "perfedavg"]
 Dropout = Literal["meta", "vd", "ensemble", "none"]
-Precision = Literal["variance", "alpha"]
-Head = Literal["personal", "code"]
+Rate = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 
+DECAY = 5e-4  # of the weights of all that the server learns about spreads
 LONGEST = 100.0  # norm of all the server's pseudo-gradients together
 
 
@@ -92,8 +85,8 @@ def build(
     coords: Coordinates = "logvar",
     scale: Positive | None = None,
     sampling: Sampling = "activations",
-    precision: Precision = "variance",
-    head: Head = "personal",
+    precision: Literal["variance", "alpha"] = "variance",
+    head: Literal["personal", "code"] = "personal",
     draws: Count = 3,
     logit_average: bool = False,
     beta: NotNegative | None = 10.0,
@@ -108,7 +101,7 @@ def build(
     embedding: Count | None = None,
     width: Count = 200,
     depth: CountOrNone = 3,
-    prune: PositiveShare | Literal["snip"] | None = None,
+    prune: Rate | Literal["snip"] | None = None,
     prune_from: Share = 0.15,
     sparsity: ShareBelowOne = 0.7,
     done: Share | None = None,
@@ -166,15 +159,25 @@ def build(
     family = FAMILIES[coords] if guide is log_variance else guide
     family = guides.delta if dropout == "none" else family
     q = family(shapes, loc="loc", spread="spread", **({} if scale is None else {"scale": scale}))
+    rate = None if prune is None or prune == "snip" else prune
+    if rate is not None and not q.random:
+        raise ValueError(f"prune is {rate} where no weight is random; expected 'snip' or None")
+    limit = rate if done is None or done >= prune_from else None
     first = role("spread", q.start({n: torch.zeros(shape) for n, shape in shapes.items()}))
-    combine, source = combining(merge), hypernetwork.NONE
-    if q.random:
-        source = hypernetwork.source(
-            dropout, first, hyper_lr, BOUND, [width] * depth, embedding, combine
-        )
+    combine = combining(merge)
+    slow, quick = (sgd(hyper_lr, m, weight_decay=DECAY) for m in (0.6, 0.3))
+    match dropout if q.random else "none":
+        case "meta":
+            widths = [width] * depth
+            source = hypernetwork.hypernetwork(first, widths, embedding, BOUND, (slow, quick))
+        case "vd":
+            source = hypernetwork.shared(first, slow, combine)
+        case "ensemble":
+            source = hypernetwork.rows(first)
+        case _:
+            source = Source()
     adapts, meta = on != "fedavg", on in ("maml", "perfedavg")
     optims = {"loc/*": sgd(server_lr, momentum) if adapts else sgd(1.0), **source.optims}
-    limit = pruning.limit(prune, q.random, started=done is None or done >= prune_from)
 
     def moments(tensors: Tensors) -> tuple[Tensors, Tensors]:
         none = torch.zeros(len(next(iter(tensors.values()))), 0)
@@ -186,23 +189,23 @@ def build(
 
     def download(server: Tensors, who: Who) -> Tensors:
         """Send theta and the client's own spreads."""
-        common = spread_out(pick(server, "loc/*"), len(who.ids))
-        tensors = common | under("spread", source.read(server, who.ids))
-        return tensors if limit is None else pruning.drop(tensors, moments, limit)
+        theta = spread_out(pick(server, "loc/*"), len(who.ids))
+        return pruning.drop(theta | under("spread", source.read(server, who.ids)), moments, limit)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         """Send theta_m and s_m."""
-        message = {n: local[n] for n in received}
-        return message if limit is None else pruning.drop(message, moments, limit)
+        return pruning.drop(return_received(received, local), moments, limit)
 
     @built_for(guide=q)
     def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         """Step on theta, psi and e_m; the hypernetwork learns from every message apart."""
         if limit is not None:
-            message = pruning.fill(message, source.read(server, who.ids))
+            message = pruning.fill(message, under("spread", source.read(server, who.ids)))
         mean = combine(role("loc", message), who.size, role("loc", server))
         if q.random and merge == "mean":
-            theta, variance = moments(pruning.as_sent(message, server, shapes))
+            # What depends on theta's size takes the server's where none was sent.
+            known = pruning.fill(message, {f"loc/{n}": server[f"loc/{n}"] for n in shapes})
+            theta, variance = moments(known)
             for n, v in theta.items():
                 alike = v.square().clamp(min=TINY) if precision == "alpha" else 1
                 mean[n] = product(message[f"loc/{n}"], variance[n] / alike, who.size)
@@ -216,12 +219,8 @@ def build(
     def begun(received: Tensors) -> Tensors:
         """Return what is received, with the spreads of the start."""
         like = next(iter(received.values()))
-        spread = {n: v.to(like) for n, v in first.items()}
-        return received | under("spread", spread_out(spread, len(like)))
-
-    def for_prediction(server: Tensors, who: Who) -> Tensors:
-        """Send the spreads of the start, as the authors' code tests."""
-        return begun(download(server, who))
+        start = {f"spread/{n}": v.to(like) for n, v in first.items()}
+        return received | spread_out(start, len(like))
 
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Tell dropout rates and sparsity."""
@@ -229,7 +228,7 @@ def build(
 
     model = DropoutModel(net, q, shapes, likelihood, prior, coords, prune is not None)
     loss = objective(model, sampling, draws, logit_average, beta, done)
-    deploy = for_prediction if head == "code" else None
+    deploy = (lambda server, who: begun(download(server, who))) if head == "code" else None
     inner, outer, both = sgd(lr, clip=clip), sgd(client_lr, clip=clip), "loc/* spread/*"
     step = test = Step(both, inner, loss)
     if meta:

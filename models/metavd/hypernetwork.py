@@ -7,114 +7,89 @@ server learns from the change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
-from torch import Generator, Size, Tensor
+from torch import Generator, Tensor
 from torch.nn.functional import leaky_relu, linear
 from torch.nn.utils import get_total_norm
 
-from pyrofl.data import Who
-from pyrofl.inference.optim import Optim, sgd
+from pyrofl.data import Federation, Who
+from pyrofl.inference.loop.local import train
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.method import Method
+from pyrofl.inference.optim import Optim
+from pyrofl.inference.seeds import Seed
 from pyrofl.inference.servers.averages import Combine, mean
 from pyrofl.inference.servers.pooled import descend
-from pyrofl.tensors import Tensors, pick, role, spread_out, under
+from pyrofl.tensors import Tensors, like, pick, role, spread_out, total, under
 
 PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"
-
-DECAY = 5e-4  # of the weights of all that the server learns about spreads
-
-
-def no_tensors(*_: object) -> Tensors:
-    """Return nothing."""
-    return {}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source of spreads; every function runs at the server.
+    """A source of spreads; every function runs at the server."""
 
-    Attributes:
-        start: (generator, clients) -> what the server holds for it, names under "server/".
-        read: (server, ids [C]) -> spreads [C, *p] by the names of the weights. Clients that never
-            trained, whose ids are larger, get what is common.
-        slope: (server, who, found) -> pseudo-gradient of what the server holds, after clients
-            found the spreads [C, *p].
-        store: (server, who, found) -> what the server holds anew without a gradient step.
-        optims: the optimisers of what `slope` is about, by patterns of its names.
-        per_client: patterns of what the server holds of every client, one row for each.
-    """
-
-    start: Callable[[Generator, int], Tensors]
-    read: Callable[[Tensors, Tensor], Tensors]
-    slope: Callable[[Tensors, Who, Tensors], Tensors] = no_tensors
-    store: Callable[[Tensors, Who, Tensors], Tensors] = no_tensors
-    optims: Mapping[str, Optim] = field(default_factory=dict)
-    per_client: str = ""
+    # (generator, clients) -> what the server holds for it, names under "server/"
+    start: Callable[[Generator, int], Tensors] = lambda *_: {}
+    # (server, ids [C]) -> spreads [C, *p]; ids that never trained, which are larger, get a mean
+    read: Callable[[Tensors, Tensor], Tensors] = lambda *_: {}
+    # (server, who, found [C, *p]) -> pseudo-gradient of what it holds, given what clients found
+    slope: Callable[[Tensors, Who, Tensors], Tensors] = lambda *_: {}
+    # (server, who, found [C, *p]) -> what it holds anew without a gradient step
+    store: Callable[[Tensors, Who, Tensors], Tensors] = lambda *_: {}
+    optims: Mapping[str, Optim] = field(default_factory=dict)  # by patterns of names in `slope`
+    per_client: str = ""  # patterns of what the server holds of every client, one row for each
 
 
 def hypernetwork(
-    first: Tensors,
-    hidden: Sequence[int],
-    embedding: int | None,
-    bound: float,
-    optims: tuple[Optim, Optim],
+    first: Tensors,  # [*p], spreads at the start
+    hidden: Sequence[int],  # widths of the fully connected layers, leaky ReLU of slope 0.1
+    embedding: int | None,  # length of e_m; None is 1 + clients // 4
+    bound: float,  # largest change from the start; beyond it h has no gradient
+    optims: tuple[Optim, Optim],  # of psi and of the embeddings
 ) -> Source:
     """Let a network h_psi map the embedding e_m of each client to its spreads.
 
     s_m = clamp(h_psi(e_m), -bound, bound) + first. The server climbs the vector-Jacobian products
     psi <- psi - lr sum_m g_m J_psi^T (s_m^server - s_m^local), and the same for e_m.
-
-    Args:
-        first: [*p], spreads at the start.
-        hidden: widths of the fully connected hidden layers, leaky ReLU of slope 0.1.
-        embedding: length of e_m; None is 1 + clients // 4.
-        bound: largest change from the start; beyond it h has no gradient.
-        optims: of psi and of the embeddings.
     """
-    shapes = {n: v.shape for n, v in first.items()}
-    offset = _flat({n: v[None] for n, v in first.items()})
-    d = offset.shape[1]
+    sizes = [v.numel() for v in first.values()]
 
     def start(generator: Generator, clients: int) -> Tensors:
         length = 1 + clients // 4 if embedding is None else embedding
         psi: Tensors = {}
-        for i, (a, b) in enumerate(pairwise([length, *hidden, d])):
+        for i, (a, b) in enumerate(pairwise([length, *hidden, sum(sizes)])):
             xavier = (2 / (a + b)) ** 0.5
             psi[f"weight{i}"] = xavier * torch.randn(b, a, generator=generator)
             psi[f"bias{i}"] = 1e-3 * torch.randn(b, generator=generator)
         return under(PSI, psi) | {TABLE: torch.randn(clients, length, generator=generator)}
 
     def read(server: Tensors, ids: Tensor) -> Tensors:
-        psi, value = role(PSI, server), _rows(server[TABLE], ids)
+        psi, value = role(PSI, server), rows_of(server[TABLE], ids)
         for i in range(len(hidden) + 1):
             value = leaky_relu(value, 0.1) if i else value
             value = linear(value, psi[f"weight{i}"], psi[f"bias{i}"])
-        return _shaped(value.clamp(-bound, bound) + offset.to(value), shapes)
+        parts = zip(first.items(), value.clamp(-bound, bound).split(sizes, 1), strict=True)
+        return {n: part.reshape(len(ids), *v.shape) + v.to(part) for (n, v), part in parts}
 
     def slope(server: Tensors, who: Who, found: Tensors) -> Tensors:
-        share = who.size / who.size.sum()
+        held = pick(server, f"{TABLE} {PSI}/*")
+        leaves = {n: v.detach().requires_grad_() for n, v in held.items()}
         with torch.enable_grad():
-            names = [TABLE, *under(PSI, role(PSI, server))]
-            leaves = {n: server[n].detach().requires_grad_() for n in names}
-            here = _flat(read(leaves, who.ids))
-            gap = here.detach() - _flat({n: found[n] for n in shapes})
-            value = (share[:, None] * gap * here).sum()
-            return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+            here = read(leaves, who.ids)
+            gaps = total({n: (v.detach() - found[n]) * v for n, v in here.items()})
+            value = (who.size / who.size.sum() * gaps).sum()
+        return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
     moved = {f"{PSI}/*": optims[0], TABLE: optims[1]}
     return Source(start, read, slope, optims=moved, per_client=f"{TABLE} *{TABLE}:*")
 
 
 def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
-    """Give all clients the same spreads, averaged like the rest of the model (naive VD).
-
-    Args:
-        first: [*p], spreads at the start.
-        optim: of the spreads.
-        combine: how the clients' become one.
-    """
+    """Give all clients the same spreads, combined like the rest of the model (naive VD)."""
 
     def start(generator: Generator, clients: int) -> Tensors:
         return under(OWN, {n: torch.zeros_like(v) for n, v in first.items()})
@@ -132,19 +107,13 @@ def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
 
 
 def rows(first: Tensors) -> Source:
-    """Keep independent spreads for every client that trains (EnsembleVD).
-
-    A client that never trained gets the mean over those that may.
-
-    Args:
-        first: [*p], spreads at the start.
-    """
+    """Keep independent spreads for every client that trains (EnsembleVD)."""
 
     def start(generator: Generator, clients: int) -> Tensors:
         return under(OWN, spread_out(first, clients))
 
     def read(server: Tensors, ids: Tensor) -> Tensors:
-        return {n: _rows(v, ids) for n, v in role(OWN, server).items()}
+        return {n: rows_of(v, ids) for n, v in role(OWN, server).items()}
 
     def store(server: Tensors, who: Who, found: Tensors) -> Tensors:
         return {n: server[n].index_copy(0, who.ids, v) for n, v in under(OWN, found).items()}
@@ -152,48 +121,14 @@ def rows(first: Tensors) -> Source:
     return Source(start, read, store=store, per_client=f"{OWN}/*")
 
 
-NONE = Source(start=no_tensors, read=no_tensors)
-"""No spreads at all."""
-
-
-def source(
-    kind: str,
-    first: Tensors,
-    lr: float,
-    bound: float,
-    hidden: Sequence[int] = (200, 200, 200),
-    embedding: int | None = None,
-    combine: Combine = mean,
-) -> Source:
-    """Return the source of one of MetaVD's variants, with the optimisers of its authors' code.
-
-    Args:
-        kind: "meta", "vd" or "ensemble".
-        first: [*p], spreads at the start.
-        lr: learning rate of the server.
-        bound: see `hypernetwork`, as for the others.
-        hidden: widths of its hidden layers.
-        embedding: length of its embeddings.
-        combine: see `shared`.
-    """
-    slow, table = (sgd(lr, m, weight_decay=DECAY) for m in (0.6, 0.3))
-    if kind == "meta":
-        return hypernetwork(first, hidden, embedding, bound, (slow, table))
-    return shared(first, slow, combine) if kind == "vd" else rows(first)
+def rows_of(table: Tensor, ids: Tensor) -> Tensor:
+    """Return rows of a table [J, *p]; the mean row for ids beyond it, which never trained."""
+    own = table[ids.clamp(max=len(table) - 1)]
+    return torch.where(like(ids < len(table), table), own, table.mean(0))
 
 
 def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip: float) -> Tensors:
-    """Step along pseudo-gradients [*p], each group with its optimiser.
-
-    Args:
-        server: holds the values, and the optimisers' memory.
-        gradient: of all groups; a longer norm of them together is scaled down.
-        optims: patterns of names -> optimiser.
-        clip: that norm.
-
-    Returns:
-        New values and memory.
-    """
+    """Step along pseudo-gradients [*p], all together of norm `clip`, each with its optimiser."""
     shrink = (clip / (get_total_norm(list(gradient.values())) + 1e-6)).clamp(max=1)
     moved: Tensors = {}
     for names, optim in optims.items():
@@ -201,21 +136,52 @@ def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip:
     return moved
 
 
-def _rows(table: Tensor, ids: Tensor) -> Tensor:
-    """Return rows of a table [J, *p]; the mean row for ids beyond it."""
-    known = (ids < len(table)).reshape(-1, *(1 for _ in table.shape[1:]))
-    return torch.where(known, table[ids.clamp(max=len(table) - 1)], table.mean(0))
+def embed(
+    method: Method,
+    data: Federation,
+    state: Round,
+    *,
+    steps: int = 5,
+    lr: float = 0.9,
+    seed: Seed = 0,
+) -> Round:
+    """Fit embeddings of held-out clients in hindsight, instead of giving them the mean.
 
+    Everything else stays. In each step a client trains from what it would receive, and its
+    embedding moves as in a round: e <- e - lr J_e^T (s_received - s_local).
 
-def _flat(tensors: Tensors) -> Tensor:
-    """Lay tensors [C, *p] side by side: [C, d]."""
-    return torch.cat([v.reshape(len(v), -1) for v in tensors.values()], 1)
+    Args:
+        method: with a hypernetwork.
+        data: the federation; held-out clients use their training rows.
+        state: a round; it is not changed.
+        steps: of each embedding.
+        lr: learning rate.
+        seed: of the clients' draws.
 
+    Returns:
+        The round, with rows for held-out clients in the table of embeddings; to be evaluated, not
+        to be trained further.
 
-def _shaped(value: Tensor, shapes: Mapping[str, Size]) -> Tensors:
-    """Undo `_flat`."""
-    parts = value.split([shape.numel() for shape in shapes.values()], 1)
-    return {
-        n: part.reshape(len(value), *shape)
-        for (n, shape), part in zip(shapes.items(), parts, strict=True)
-    }
+    Raises:
+        ValueError: if the server's table has no embeddings of just the clients that trained.
+    """
+    table = state.server.get(TABLE, torch.empty(0))
+    if len(table) != data.clients:
+        raise ValueError(
+            f"the server holds {len(table)} embeddings; expected {data.clients}, those of the "
+            "clients that trained"
+        )
+    who = data.who(torch.arange(data.clients, len(data.train)))
+    table = torch.cat([table, table.mean(0).expand(len(who.ids), -1)])
+    for step in range(steps):
+        leaf = table.detach().requires_grad_()
+        with torch.enable_grad():
+            spreads = role("spread", method.download(state.server | {TABLE: leaf}, who))
+        received = method.download(state.server | {TABLE: table}, who)
+        found, *_ = train(
+            method, received, received, data, who, seed=seed, number=state.number + step
+        )
+        gap = [v.detach() - found[f"spread/{n}"] for n, v in spreads.items()]
+        (slope,) = torch.autograd.grad(list(spreads.values()), leaf, gap)
+        table = table - lr * slope
+    return replace(state, server=state.server | {TABLE: table})

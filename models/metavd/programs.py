@@ -30,62 +30,46 @@ class DropoutModel:
     """The model of a network with a dropout posterior over some of its weights.
 
     The client's "loc/..." holds all parameters; those of `q` are random, the rest points.
-
-    Attributes:
-        net: the network.
-        q: over the random weights, by roles "loc" and "spread"; without randomness its prior is
-            flat, and the network is trained as it is.
-        shapes: of the random weights.
-        likelihood: of a row.
-        prior: on the random weights; None is the hierarchical one, which follows q.
-        coordinates: of q.
-        pruned: whether weights that come down as zero are dropped: without value, noise or slope.
-        pool_logits: average the network's outputs over draws before the likelihood sees them.
     """
 
     net: Network
-    q: Guide
-    shapes: Mapping[str, Size]
+    q: Guide  # over the random weights, by roles "loc" and "spread"; or points with a flat prior
+    shapes: Mapping[str, Size]  # of the random weights
     likelihood: Likelihood
-    prior: Prior | None = None
-    coordinates: Coordinates = "logvar"
-    pruned: bool = False
-    pool_logits: bool = False
+    prior: Prior | None = None  # on the random weights; None is the hierarchical one
+    coordinates: Coordinates = "logvar"  # of q
+    pruned: bool = False  # what comes down as zero has neither value nor noise nor slope
+    pool_logits: bool = False  # average outputs over draws before the likelihood sees them
 
     def __call__(self, received: Tensors, local: Tensors, data: Batch) -> None:
         """Draw the weights from their prior, then the rows."""
-        moments = self.q.moments(received, local, data) if self.q.random else None
         with data.clients():
-            w = {
-                n: pyro.sample(n, self._prior(n, moments, received, local, data))
-                for n in self.shapes
-            }
+            priors = self._priors(received, local, data)
+            w = {n: pyro.sample(n, fn) for n, fn in priors.items()}
             with data.rows():
                 weights = role("loc", local) | self._kept(received, w)
                 self._observe(self.net(weights, data.x), data)
 
-    def _prior(
+    def _priors(
         self,
-        name: str,
-        moments: tuple[Tensors, Tensors] | None,
         received: Tensors,
         local: Tensors,
         data: Batch,
-    ) -> TorchDistribution:
-        """Return the prior of a weight; the hierarchical one follows the moments of q."""
-        if self.prior is None and moments is not None:
-            mean, variance = (v[name] for v in moments)
-            return hierarchical(mean, variance, len(self.shapes[name]), self.coordinates)
-        return (self.prior or flat)(name, self.shapes[name], received, local, data)
+        moments: tuple[Tensors, Tensors] | None = None,
+    ) -> dict[str, TorchDistribution]:
+        """Return the priors of the weights; the hierarchical one follows the moments of q."""
+        if self.prior is None and self.q.random:
+            mean, variance = moments or self.q.moments(received, local, data)
+            axes = {n: len(shape) for n, shape in self.shapes.items()}
+            return {n: hierarchical(mean[n], variance[n], axes[n], self.coordinates) for n in axes}
+        prior = self.prior or flat
+        return {n: prior(n, shape, received, local, data) for n, shape in self.shapes.items()}
 
     def by_activations(self) -> tuple[Program, Program]:
         """Return model and guide that draw the outputs of layers instead of their weights.
 
         The weights are integrated out: their site is a point that costs the whole divergence, and
         noise, the same in both programs, stands for what is left of them.
-
-        Raises:
-            ValueError: as `Reparametrised`; in a step, if the divergence has no closed form.
         """
         noisy = Reparametrised(self.net, self.shapes)
 
@@ -115,19 +99,18 @@ class DropoutModel:
             if self.prior is None:
                 # The divergence has no slope in theta; so none of it is left to rounding.
                 local = local | under("loc", {n: v.detach() for n, v in theta.items()})
-            moments = self.q.moments(received, local, data)
-            mean, variance = moments
+            mean, variance = moments = self.q.moments(received, local, data)
             with data.clients():
-                for n, shape in self.shapes.items():
-                    prior = self._prior(n, moments, received, local, data)
+                for n, prior in self._priors(received, local, data, moments).items():
+                    axes = len(self.shapes[n])
                     try:
-                        paid = kl_divergence(normal(mean[n], variance[n], len(shape)), prior)
+                        paid = kl_divergence(normal(mean[n], variance[n], axes), prior)
                     except NotImplementedError as error:
                         raise ValueError(
                             f"prior of {n} is {type(prior).__name__}, from which the divergence "
                             "has no closed form; expected sampling='weights'"
                         ) from error
-                    pyro.sample(n, dist.Delta(theta[n], log_density=paid, event_dim=len(shape)))
+                    pyro.sample(n, dist.Delta(theta[n], log_density=paid, event_dim=axes))
                 with data.rows():
                     noise(data)
 
@@ -154,24 +137,18 @@ def objective(
 ) -> Loss:
     """Return the loss per row: mean of -log p(y | w) + beta times the mean KL per weight.
 
-    Args:
-        model: the network with its posterior.
-        sampling: draw the outputs of random layers for each row, or their weights for all rows.
-        draws: Monte Carlo samples, if there is anything random.
-        pool_logits: average the network's outputs over draws instead of losses.
-        beta: None is exact Bayes, the number of weights by the client's number of rows.
-        done: share of the rounds that are over, for `warm_up`.
+    Without a beta it is exact Bayes: the KL by the client's number of rows.
     """
-    weights = sum(shape.numel() for shape in model.shapes.values())
+    weights, warmth = sum(shape.numel() for shape in model.shapes.values()), warm_up(done)
 
     def share(received: Tensors, local: Tensors, batch: Batch) -> Tensor:
         exact = torch.ones_like(batch.size)
-        return warm_up(done) * (exact if beta is None else beta / weights * batch.size)
+        return warmth * (exact if beta is None else beta / weights * batch.size)
 
-    random, trained = model.q.random, replace(model, pool_logits=pool_logits)
-    loss = elbo(draws if random else None, kl=share, mean=True)
-    if not random or (sampling == "weights" and not pool_logits):
+    loss = elbo(draws if model.q.random else None, kl=share, mean=True)
+    if not model.q.random or (sampling == "weights" and not pool_logits):
         return loss
+    trained = replace(model, pool_logits=pool_logits)
     pair = trained.by_activations() if sampling == "activations" else (trained, model.q)
 
     @built_for(model=model, guide=model.q)
@@ -183,12 +160,7 @@ def objective(
 
 
 def warm_up(done: float | None, length: float = 0.02) -> float:
-    """Return the factor of the KL divergence, sigmoid(12 (t - 1/2)) for t from 0 to 1, then 1.
-
-    Args:
-        done: share of the rounds that are over; None: all.
-        length: share that the warm-up takes.
-    """
+    """Return the KL's factor, sigmoid(12 (t - 1/2)) in the first `length` of the rounds, then 1."""
     if done is None or done > length:
         return 1.0
     return 1 / (1 + math.exp(-12 * (done / length - 0.5)))

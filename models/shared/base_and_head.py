@@ -25,38 +25,28 @@ from pyrofl.tensors import Tensors, matches, spread_out
 
 
 def keep(method: Method, names: str) -> Method:
-    """Let some parameters never leave the client, whose model is then a personal one.
+    """Let parameters of a method whose server holds no others, "role/NAME", never leave a client.
 
-    Args:
-        method: its server holds nothing but parameters of the network, "role/NAME", as FedAvg's.
-        names: patterns of what stays. All clients start from the same draw of it, as they would
-            if it came down in round one.
+    All clients start from the same draw of them, as they would if it came down in round one.
     """
 
-    def stays(name: str) -> bool:
-        """Say whether a tensor is one of them."""
-        return matches(name.partition("/")[2], names)
+    def start(generator: Generator, clients: int, stays: bool) -> Tensors:
+        whole = method.init(generator, clients)
+        return {n: v for n, v in whole.items() if matches(n.partition("/")[2], names) == stays}
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Start at what travels."""
-        return {n: v for n, v in method.init(generator, clients).items() if not stays(n)}
+        return start(generator, clients, stays=False)
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start at what stays, by the common draw."""
-        whole = method.init(generator, len(who.ids))
-        return spread_out({n: v for n, v in whole.items() if stays(n)}, len(who.ids))
+        return spread_out(start(generator, len(who.ids), stays=True), len(who.ids))
 
     return replace(method, init=init, join=join, views={"personal": as_trained})
 
 
 def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | None = None) -> Phase:
-    """Let a phase of one gradient step move the parameters that match, and no others.
-
-    Args:
-        phase: whose step moves whole roles, "role/*".
-        names: patterns of the parameters.
-        epochs: instead of the phase's.
-    """
+    """Let a phase of one step on whole roles, "role/*", move the parameters that match alone."""
     (step,) = phase.moves
     assert isinstance(step, Step)
     roles = [pattern.removesuffix("*") for pattern in step.names.split()]
@@ -65,30 +55,13 @@ def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | No
     return replace(phase, moves=moves, epochs=phase.epochs if epochs is None else epochs)
 
 
-def head_and_base(net: Network, head: str | None) -> tuple[str, str]:
-    """Return patterns of the head and of all other parameters.
-
-    Args:
-        net: the network.
-        head: patterns; None is the network's own head, "" nothing and "*" all.
-
-    Raises:
-        ValueError: if there are patterns and no parameter matches.
-    """
+def head_and_base(net: Network, head: str | None, *, both: bool = False) -> tuple[str, str]:
+    """Return patterns of the head, None being the network's own, and of the rest; "" is nothing."""
     head = net.head if head is None else head
     mine = net.matching(head) if head else {}
-    return head, " ".join(n for n in net.shapes if n not in mine)
-
-
-def two_parts(net: Network, head: str | None) -> tuple[str, str]:
-    """Return `head_and_base`, neither of them empty.
-
-    Raises:
-        ValueError: if one is.
-    """
-    parts = head_and_base(net, head)
-    if not all(parts):
+    rest = " ".join(n for n in net.shapes if n not in mine)
+    if both and not (head and rest):
         raise ValueError(
             f"head is {head!r}; expected patterns of some but not all of {', '.join(net.shapes)}"
         )
-    return parts
+    return head, rest

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrofl.arguments import CountOrNone, NotNegative, Positive, checked
 from pyrofl.data import Batch
 from pyrofl.inference.programs import Loss, Program, built_for
-from pyrofl.tensors import Tensors, pick
+from pyrofl.tensors import Tensors, like, pick, total
 
 Order = Literal["exact", "first", "hessian_free"]
 
@@ -42,10 +42,11 @@ def descended(
     ) -> Tensors:
         for _ in range(steps):
             local, moving = _free(local, names)
-            value = loss(model, guide, received, local, batch)
-            slopes = _gradient(value.sum(), moving)
+            slopes = _gradient(loss(model, guide, received, local, batch).sum(), moving)
             if clip is not None:
-                slopes = _clipped(slopes, clip)
+                norm = (total({n: v.square() for n, v in slopes.items()}) + 1e-12).sqrt()
+                shrink = (clip / norm).clamp(max=1)
+                slopes = {n: v * like(shrink, v) for n, v in slopes.items()}
             local = local | {n: v - lr * slopes[n] for n, v in moving.items()}
         return local
 
@@ -93,7 +94,6 @@ def maml(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
         first, second, third = batch.split(3)
-        asked = [n for n, v in local.items() if v.requires_grad]
         local, moving = _free(local, names)
         after = step(model, guide, received, local, first)
         if order == "exact":
@@ -105,10 +105,9 @@ def maml(
         free = {n: v for n, v in local.items() if v.requires_grad}
         g = {n: v.detach() for n, v in _gradient(value.sum(), free).items()}
         slopes = _gradient((inner or loss)(model, guide, received, local, third).sum(), moving)
-        product = torch.stack([(slopes[n] * g[n]).sum() for n in moving]).sum()
-        curved = _gradient(product, free)
-        change = {n: g[n] - lr * curved[n].detach() for n in asked}
-        return _with_gradient(value, {n: free[n] for n in asked}, change)
+        curved = _gradient(total({n: slopes[n] * g[n] for n in moving}).sum(), free)
+        line = total({n: v * (g[n] - lr * curved[n].detach()) for n, v in free.items()})
+        return value.detach() + (line - line.detach())
 
     return outer
 
@@ -131,27 +130,9 @@ def _gradient(value: Tensor, of: Tensors) -> Tensors:
     return dict(zip(of, grads, strict=True))
 
 
-def _clipped(slopes: Tensors, norm: float) -> Tensors:
-    squares = torch.stack([v.reshape(len(v), -1).square().sum(1) for v in slopes.values()]).sum(0)
-    factor = (norm / (squares + 1e-12).sqrt()).clamp(max=1)
-    return {n: v * factor.reshape(-1, *(1 for _ in v.shape[1:])) for n, v in slopes.items()}
-
-
 def _together(a: Batch, b: Batch) -> Batch:
     """Join two parts of a batch; padding goes to the end, so that it moves no row's noise."""
-    x, y, mask, at = (
-        torch.cat([getattr(a, n), getattr(b, n)], 1) for n in ("x", "y", "mask", "at")
-    )
-    order = mask.int().argsort(dim=1, descending=True, stable=True)
-    client = torch.arange(len(a), device=mask.device)[:, None]
-    x, y, mask, at = (v[client, order] for v in (x, y, mask, at))
-    return replace(a, x=x, y=y, mask=mask, at=at)
-
-
-def _with_gradient(value: Tensor, of: Tensors, grads: Tensors) -> Tensor:
-    """Return values [C] whose sum has these gradients."""
-    total = value.detach()
-    for n, v in of.items():
-        slope = (v * grads[n]).reshape(len(v), -1).sum(1)
-        total = total + slope - slope.detach()
-    return total
+    joined = {n: torch.cat([getattr(a, n), getattr(b, n)], 1) for n in ("x", "y", "mask", "at")}
+    order = joined["mask"].int().argsort(dim=1, descending=True, stable=True)
+    client = torch.arange(len(a), device=order.device)[:, None]
+    return replace(a, **{n: v[client, order] for n, v in joined.items()})

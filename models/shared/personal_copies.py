@@ -21,11 +21,6 @@ Look = Callable[[Tensors, Tensors], Tensors]
 """(received, local) -> what programs are to read instead of one of the two."""
 
 
-def as_sent(received: Tensors, local: Tensors) -> Tensors:
-    """Read what the server sent."""
-    return received
-
-
 def own(received: Tensors, local: Tensors) -> Tensors:
     """Read the client's own parameters in the place of those that travel."""
     return local | role("own", local)
@@ -36,14 +31,8 @@ def start_own(received: Tensors, who: Who, generator: Generator) -> Tensors:
     return under("own", received)
 
 
-def seen_by(view: Look, loss: Loss, centre: Look = as_sent) -> Loss:
-    """Let a loss read other parameters than those that travel.
-
-    Args:
-        view: what the programs read as local, such as `own`.
-        loss: per client, [C]; gradients flow through the views.
-        centre: what they read as received, where the prior has its centre.
-    """
+def seen_by(view: Look, loss: Loss, centre: Look = lambda received, _: received) -> Loss:
+    """Let a loss read a view as local, such as `own`, and `centre` as received, with slopes."""
 
     def seen(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch

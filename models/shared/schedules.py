@@ -7,26 +7,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import Count, Share, checked
 from pyrofl.inference.seeds import Stream, stream
 
 
-def decayed(lr: float, done: float | None) -> float:
+@checked
+def decayed(lr: float, done: Share | None) -> float:
     """Return a learning rate after two drops to a tenth, at 30% and 60% of the rounds.
 
     >>> [decayed(1.0, done) for done in (None, 0.29, 0.3, 0.6)]
     [1.0, 1.0, 0.1, 0.01]
-
-    Raises:
-        ValueError: if done is not a share.
     """
-    if done is None:
-        return lr
-    if not 0 <= done <= 1:
-        raise ValueError(f"done is {done}; expected a share of the rounds, from 0 to 1, or None")
-    return lr / 10.0 ** sum(done >= share for share in (0.3, 0.6))
+    return lr / 10.0 ** sum(done is not None and done >= share for share in (0.3, 0.6))
 
 
-def uneven(most: int, seed: int = 0) -> Callable[[Tensor], Tensor]:
+@checked
+def uneven(most: Count, seed: int = 0) -> Callable[[Tensor], Tensor]:
     """Give every client epochs of its own, uniform on 1 ... most (section 5.3).
 
     Args:
@@ -36,12 +32,7 @@ def uneven(most: int, seed: int = 0) -> Callable[[Tensor], Tensor]:
     Returns:
         ids [C] -> epochs [C], for `epochs` of a method; they go with a client's place in the
         federation, and who else takes part does not matter.
-
-    Raises:
-        ValueError: if most is less than 1.
     """
-    if most < 1:
-        raise ValueError(f"most is {most}; expected at least 1 epoch")
 
     def epochs(ids: Tensor) -> Tensor:
         rngs = (stream(seed, Stream.WORK, i) for i in ids.tolist())

@@ -17,7 +17,6 @@ from pyrofl.inference.loop.rounds import advance, federate, first
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, fedavgm, fedbe, fedprox, guides, likelihoods, priors, scaffold
-from pyrofl.models.fedbe import ensembles
 from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator, role
@@ -234,7 +233,7 @@ def test_a_guide_with_spread_is_taught_by_its_means(tiny):
 
 def test_ones_own_method_can_be_distilled(tiny):
     own = fedavg.build(NET, prior=priors.fixed(), batch=2)
-    method = ensembles.distilled(own, NET, X, distil_epochs=1, samples=2)
+    method = fedbe.distilled(own, NET, X, distil_epochs=1, samples=2)
     state = last(method, tiny, 1)
     assert len(held(state.server)["head.bias"]) == 6
     plain = last(own, tiny, 1)

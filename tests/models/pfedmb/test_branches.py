@@ -7,7 +7,7 @@ import torch
 from checks import close
 from torch import nn
 
-from pyrofl.models.pfedmb.branches import layers, merged, refuse_twins
+from pyrofl.models.pfedmb import layers, merged, refuse_twins
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, under
 

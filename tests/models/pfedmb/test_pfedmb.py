@@ -24,7 +24,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.servers.averages import average
 from pyrofl.models import fedavg, guides, pfedmb
-from pyrofl.models.pfedmb.branches import layers, merged
+from pyrofl.models.pfedmb import layers, merged
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, cut, generator, role, spread_out, under
 

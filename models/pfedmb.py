@@ -23,8 +23,9 @@ they are still trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from typing import Literal
 
 import pyro
 import pyro.distributions as dist
@@ -43,11 +44,8 @@ from pyrofl.inference.servers.pooled import Pooled, Weight, by_size
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.pfedmb.branches import layers, merged, refuse_twins, weighty
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, dense, pick, role, under
-
-Posterior = Literal["softmax", "projection", "dirichlet"]
 
 FAMILIES: Mapping[str, guides.Family] = {
     "softmax": simplex.softmax,
@@ -66,7 +64,7 @@ def build(
     likelihood: Likelihood = categorical,
     prior: Prior | None = None,
     concentration: Positive = 1.0,
-    guide: Posterior | guides.Family = "softmax",
+    guide: Literal["softmax", "projection", "dirichlet"] | guides.Family = "softmax",
     scale: float = 0.2,
     draws: Count = 5,
     kl: NotNegative = 1.0,
@@ -122,7 +120,6 @@ def build(
             "none, as the density of any other is 0 or infinite on the faces of the simplex"
         )
     layer = layers(net.matching(branched or weighty(net.shapes)), shared)
-    rest = [n for n in net.shapes if n not in layer]
     shape = Size((max(layer.values()) + 1, branches))
     q = family({"alpha": shape}, scale=scale, loc="point", spread="a")
 
@@ -135,7 +132,8 @@ def build(
         starts = [net.init(generator) for _ in range(branches)]
         stacked = {n: torch.stack([start[n] for start in starts]) for n in layer}
         refuse_twins(stacked, layer)
-        return under("branch", stacked) | under("w", {n: starts[0][n] for n in rest})
+        rest = {n: v for n, v in starts[0].items() if n not in layer}
+        return under("branch", stacked) | under("w", rest)
 
     def download(server: Tensors, who: Who) -> Tensors:
         """Send all branches."""
@@ -143,18 +141,13 @@ def build(
         refuse_twins(role("branch", server), layer)
         return send_all(server, who)
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
-        """Start at equal weights."""
-        return evenly(who.size)
-
-    def even(name: str, size: Size, received: Tensors, local: Tensors, data: Batch) -> Any:
-        """State the Dirichlet prior."""
-        return dist.Dirichlet(data.size.new_full(size, concentration)).to_event(1)
-
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         """State p(alpha^i) and p(y | x, alpha^i)."""
         with data.clients():
-            known = (prior or even)("alpha", shape, received, local, data)
+            if prior:
+                known = prior("alpha", shape, received, local, data)
+            else:
+                known = dist.Dirichlet(data.size.new_full(shape, concentration)).to_event(1)
             w = merged(net, local, pyro.sample("alpha", known))
             with data.rows():
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
@@ -170,24 +163,20 @@ def build(
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         """Send weights and the branches that have any."""
-        message = pick(local, "alpha branch/* w/*")
+        message = pick(local, "branch/* w/*")
         if not weighted:
-            return {n: v for n, v in message.items() if n != "alpha"}
-        sent = (message["alpha"] > 0).to(message["alpha"])
-        branch = {
-            n: torch.einsum("cb,cb...->cb...", sent[:, layer[n]], v)
-            for n, v in role("branch", message).items()
-        }
-        return message | under("branch", branch)
+            return message
+        alpha = local["alpha"]
+        sent, branch = (alpha > 0).to(alpha), role("branch", message)
+        for n, v in branch.items():
+            message[f"branch/{n}"] = torch.einsum("cb,cb...->cb...", sent[:, layer[n]], v)
+        return message | {"alpha": alpha}
 
-    def of_layer(at: int) -> tuple[str, Weight]:
-        """Return the names of a layer's branches, and how each counts (eq. 5, or eq. 6)."""
-
-        def weight(message: Tensors, who: Who) -> Tensor:
-            share = message["alpha"][:, at] if weighted else who.size.new_ones(1, branches)
-            return who.size[:, None] * share
-
-        return " ".join(f"branch/{n}" for n in layer if layer[n] == at), weight
+    def by_alpha(at: int) -> Weight:
+        """Let clients count for a layer's branches by size and alpha (eq. 5), or size (eq. 6)."""
+        if not weighted:
+            return lambda message, who: who.size[:, None].expand(-1, branches)
+        return lambda message, who: who.size[:, None] * message["alpha"][:, at]
 
     def unsent(name: str, tensors: Tensors) -> Tensor:
         """Return the bytes of branches, without those that stay at home."""
@@ -204,12 +193,12 @@ def build(
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Tell the entropy of the weights, and how many branches are sent."""
         alpha = q.moments(received, local, data)[0]["alpha"]
-        kept = simplex.trimmed(alpha, drop) > 0
-        return {
-            "alpha_entropy": torch.special.entr(alpha).sum(-1).mean(-1),
-            "branches_kept": kept.sum(-1).to(alpha).mean(-1),
-        }
+        entropy, kept = torch.special.entr(alpha), simplex.trimmed(alpha, drop) > 0
+        sums = {"alpha_entropy": entropy.sum(-1), "branches_kept": kept.sum(-1).to(alpha)}
+        return {n: v.mean(-1) for n, v in sums.items()}
 
+    of_layer = [[f"branch/{n}" for n in layer if layer[n] == at] for at in range(shape[0])]
+    pools: dict[str, Weight] = {" ".join(n): by_alpha(at) for at, n in enumerate(of_layer)}
     samples = draws if q.random else None
     # A flat prior says nothing about a point, but its gradient is not defined on the faces.
     prior_counts = q.random or concentration != 1 or prior is not None
@@ -220,14 +209,66 @@ def build(
     return Method(
         init=init,
         download=download,
-        join=join,
+        join=lambda received, who, generator: evenly(who.size),
         model=model,
         guide=q,
         phases=(*both, Phase((settle,))),
         upload=upload,
-        merge=Pooled({**dict(map(of_layer, range(shape[0]))), "w/*": by_size}, how=merge),
+        merge=Pooled(pools | {"w/*": by_size}, how=merge),
         adapt=both,
         views={"personal": as_trained, "global": common},
         statistics=statistics,
         facts={"alpha": SHARE, "branch/*": WireCost(unsent)},
     )
+
+
+def layers(names: Iterable[str], shared: bool = False) -> dict[str, int]:
+    """Number the layers that own these parameters, from 0 in order; all 0 if alpha is shared.
+
+    >>> layers(["conv.weight", "conv.bias", "head.weight"])
+    {'conv.weight': 0, 'conv.bias': 0, 'head.weight': 1}
+    """
+    owner = {n: n.rpartition(".")[0] for n in names}
+    number = {layer: 0 if shared else i for i, layer in enumerate(dict.fromkeys(owner.values()))}
+    return {n: number[layer] for n, layer in owner.items()}
+
+
+def weighty(shapes: Mapping[str, Size]) -> str:
+    """Return patterns of the layers that own a parameter of two axes or more; else of all.
+
+    >>> weighty({"norm.weight": Size([3]), "fc.weight": Size([2, 3]), "fc.bias": Size([2])})
+    'fc.weight fc.bias'
+    """
+    owners = {n.rpartition(".")[0] for n, shape in shapes.items() if len(shape) > 1}
+    return " ".join(n for n in shapes if n.rpartition(".")[0] in owners) or "*"
+
+
+def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
+    """Mix branches [..., B, *p] by alpha [..., L, B], L = 1 if layers share it: [..., *p] (eq. 1).
+
+    Leading axes broadcast; what has no branches is "w/NAME" [..., *p].
+    """
+    w = role("w", tensors)
+    branched = [n for n in net.shapes if f"branch/{n}" in tensors]
+    for n, at in layers(branched, shared=alpha.shape[-2] == 1).items():
+        value, axis = tensors[f"branch/{n}"], -1 - len(net.shapes[n])
+        if value.shape[axis] == 1:
+            w[n] = value.squeeze(axis)  # nothing to mix: to the last bit as without branches
+            continue
+        rows = value.reshape(*value.shape[: axis + 1 or None], -1)
+        mixed = torch.einsum("...b,...bp->...p", alpha[..., at, :], rows)
+        w[n] = mixed.reshape(*mixed.shape[:-1], *net.shapes[n])
+    return w
+
+
+def refuse_twins(branches: Tensors, layer: Mapping[str, int]) -> None:
+    """Refuse branches [B, *p] equal in a layer: at equal weights they have equal gradients."""
+    for number in set(layer.values()):
+        mine = [n for n, at in layer.items() if at == number]
+        count = len(branches[mine[0]])
+        for a, b in combinations(range(count), 2):
+            if all(torch.equal(branches[n][a], branches[n][b]) for n in mine):
+                raise ValueError(
+                    f"branches {a} and {b} of {', '.join(mine)} are equal and would stay so; "
+                    "expected random starts that differ, or a `branched` without these names"
+                )
