@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pyro
@@ -118,7 +118,7 @@ def _automatic(
     make: Callable[..., AutoGuide], example: Any, model: Program
 ) -> tuple[Tensors, Callable[..., Any]]:
     """Return the parameters of an AutoGuide, and the guide as their function."""
-    plated = "create_plates" in inspect.signature(make).parameters
+    plated = "create_plates" in signature(make).parameters
     options = {"create_plates": lambda *arguments: arguments[-1].clients()} if plated else {}
     with pyro.settings.context(module_local_params=True), seeded(0):
         auto = make(model, **options)
@@ -140,11 +140,7 @@ def _automatic(
 def site_moments(
     program: Program, received: Tensors, local: Tensors, batch: Batch
 ) -> tuple[Tensors, Tensors]:
-    """Read mean and variance [C, *p] of every site off a guide.
-
-    Raises:
-        ValueError: if a site has no mean or variance in closed form.
-    """
+    """Read mean and variance [C, *p] of every site off a guide, where they have a closed form."""
     clients = len(batch)
     with GuideMean():
         trace = poutine.trace(program).get_trace(
