@@ -28,14 +28,12 @@ from pyrofl.arguments import Positive, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.facts import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import Prior, built_for
+from pyrofl.inference.programs import Family, Prior, around, built_for
 from pyrofl.inference.servers.averages import average
 from pyrofl.inference.servers.pooled import Merge, Pooled, evenly
 from pyrofl.models.guides.automatic import site_moments
-from pyrofl.models.priors.families import Family, around
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
-OURS = "prior/*"
 SMALLEST = 1e-6  # scale
 
 
@@ -97,7 +95,7 @@ def learning(
 
     def download(server: Tensors, who: Who) -> Tensors:
         """Send the scales too."""
-        scales = spread_out(pick(server, OURS), len(who.ids))
+        scales = spread_out(pick(server, "prior/*"), len(who.ids))
         return method.download(rest(server), who) | scales
 
     @built_for(guide=method.guide)
