@@ -61,8 +61,8 @@ def from_pyro(
     bind = _function if model is None else partial(_automatic, model=model)
     values, run = bind(guide, example)
     with seeded(0):
-        one = under(name, {n: v.unsqueeze(0) for n, v in values.items()})
-        sites = dict(latent(poutine.trace(run).get_trace(role(name, with_rows(one, 1)), *example)))
+        one = with_rows(spread_out(values, 1), 1)
+        sites = dict(latent(poutine.trace(run).get_trace(one, *example)))
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> Any:
         return run(role(name, local), received, local, batch)
@@ -97,18 +97,15 @@ def _function(guide: Callable[..., Any], example: Any) -> tuple[Tensors, Callabl
     """Return the unconstrained parameters of a Pyro program, and the program as their function."""
     with pyro.get_param_store().scope(), seeded(0):
         trace = poutine.trace(guide, param_only=True).get_trace(*example)
-        constraints = {
-            n: s["kwargs"].get("constraint", dist.constraints.real)
-            for n, s in trace.nodes.items()
-            if s["type"] == "param"
+        found = {n: s for n, s in trace.nodes.items() if s["type"] == "param"}
+        free = {
+            n: transform_to(s["kwargs"].get("constraint", dist.constraints.real))
+            for n, s in found.items()
         }
-        values = {
-            n: transform_to(c).inv(trace.nodes[n]["value"]).detach().clone()
-            for n, c in constraints.items()
-        }
+        values = {n: free[n].inv(s["value"]).detach().clone() for n, s in found.items()}
 
     def run(own: Tensors, *arguments: Any) -> Any:
-        bound = {n: transform_to(c)(own[n]) for n, c in constraints.items()}
+        bound = {n: transform(own[n]) for n, transform in free.items()}
         return poutine.substitute(guide, data=bound)(*arguments)
 
     return values, run

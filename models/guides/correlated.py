@@ -156,16 +156,10 @@ def _deviating(
     moments: Callable[[Tensors], tuple[Tensor, Tensor]],
     rank: int = 0,
 ) -> Guide:
-    """Make a guide of random deviations from a mean.
+    """Make a guide of random deviations from a mean, S f(e); log_sd and `first` are f's "own".
 
-    Args:
-        shapes: of the sites.
-        scale: standard deviation at the start.
-        roles: of the means and of all else, "own" below.
-        first: start of what is its own besides log_sd, without the client's axis.
-        f: (own, e) -> f(e) [..., C, 1, d], and what its log density lacks.
-        moments: own -> mean and variance of f(e), [..., d].
-        rank: how many entries e has more than d; its own density does not count then.
+    f: own, e -> f(e) [..., C, 1, d], and what its log density lacks; moments: own -> mean and
+    variance of f(e); rank: entries of e beyond d, whose own density then does not count.
     """
     loc, spread = roles
 

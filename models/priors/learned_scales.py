@@ -67,8 +67,8 @@ def learning(
         method: built with `learned(family, loc)` as the prior on these parameters.
         names: of the parameters, such as `net.matching("head.*")`; their sites need a mean and a
             variance in closed form under the guide.
-        family: as of the prior.
-        loc: as of the prior.
+        family: as of the prior, as is loc.
+        loc: centre.
         scale: before round one.
 
     Returns:
@@ -85,7 +85,6 @@ def learning(
         raise ValueError(f"the family's variance is {variance}; expected a finite number")
 
     def rest(tensors: Tensors) -> Tensors:
-        """Leave out what is ours."""
         return {n: v for n, v in tensors.items() if not n.startswith(("prior/", "second/"))}
 
     def init(generator: Generator, clients: int) -> Tensors:
@@ -111,8 +110,7 @@ def learning(
 
     def scales(second: Tensors) -> Tensors:
         """Set s by the mean of the clients' second moments."""
-        found = {n: (v / variance).sqrt().clamp(min=SMALLEST) for n, v in second.items()}
-        return under("prior", found)
+        return under("prior", {n: (v / variance).sqrt().clamp(SMALLEST) for n, v in second.items()})
 
     own = method.merge
 
@@ -125,12 +123,8 @@ def learning(
     if isinstance(own, Pooled) and own.how == "mean":
         both = Pooled(
             {"second/*": evenly, **own.weights},
-            of=lambda server, message: (
-                own.of(rest(server), rest(message)) | pick(message, "second/*")
-            ),
-            then=lambda server, pooled: (
-                own.then(rest(server), rest(pooled)) | scales(role("second", pooled))
-            ),
+            of=lambda old, new: own.of(rest(old), rest(new)) | pick(new, "second/*"),
+            then=lambda old, new: own.then(rest(old), rest(new)) | scales(role("second", new)),
         )
     return replace(
         method,
