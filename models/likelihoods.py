@@ -15,6 +15,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution
 
+from pyrofl.arguments import Count, Positive, checked
 from pyrofl.inference.programs import Likelihood
 
 FEW = 16  # classes below which torch is slow along the last axis, by up to 9 times: measured
@@ -72,14 +73,9 @@ def measured(outputs: Tensor, x: Tensor) -> TorchDistribution:
     return dist.Normal(outputs.squeeze(-1), x[..., 0])
 
 
-def normal(scale: float = 1.0) -> Likelihood:
-    """Measure with noise of this standard deviation; one output, the mean.
-
-    Raises:
-        ValueError: if scale is not positive.
-    """
-    if not scale > 0:
-        raise ValueError(f"scale of the normal likelihood is {scale}; expected a positive number")
+@checked
+def normal(scale: Positive = 1.0) -> Likelihood:
+    """Measure with noise of this standard deviation; one output, the mean."""
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Normal(outputs.squeeze(-1), scale)
@@ -87,17 +83,13 @@ def normal(scale: float = 1.0) -> Likelihood:
     return likelihood
 
 
-def binomial(trials: int | None = None) -> Likelihood:
+@checked
+def binomial(trials: Count | None = None) -> Likelihood:
     """Count successes: one output, the logit.
 
     Args:
         trials: of every row; None takes them from the first column of x.
-
-    Raises:
-        ValueError: if trials is less than 1.
     """
-    if trials is not None and trials < 1:
-        raise ValueError(f"trials of the binomial likelihood is {trials}; expected at least 1")
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Binomial(x[..., 0] if trials is None else trials, logits=outputs.squeeze(-1))

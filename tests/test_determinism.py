@@ -172,7 +172,7 @@ def test_the_posterior_is_that_of_the_rows_of_those_who_were_heard(seed):
     assert state.who.ids.tolist() == heard.tolist()
     assert 0 < len(heard) < 6
     normals = Normals(len(state.server["shift"]), True)
-    mean, root = normals.moments(state.server["shift"], state.server["precision"])
+    mean, root = normals.moments(state.server)
     expected = exact(task, heard)
     assert mean.shape == expected[0].shape
     close(mean, expected[0], 1e-6)

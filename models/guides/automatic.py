@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pyro
@@ -61,8 +61,8 @@ def from_pyro(
     bind = _function if model is None else partial(_automatic, model=model)
     values, run = bind(guide, example)
     with seeded(0):
-        one = under(name, {n: v.unsqueeze(0) for n, v in values.items()})
-        sites = dict(latent(poutine.trace(run).get_trace(role(name, with_rows(one, 1)), *example)))
+        one = with_rows(spread_out(values, 1), 1)
+        sites = dict(latent(poutine.trace(run).get_trace(one, *example)))
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> Any:
         return run(role(name, local), received, local, batch)
@@ -97,18 +97,15 @@ def _function(guide: Callable[..., Any], example: Any) -> tuple[Tensors, Callabl
     """Return the unconstrained parameters of a Pyro program, and the program as their function."""
     with pyro.get_param_store().scope(), seeded(0):
         trace = poutine.trace(guide, param_only=True).get_trace(*example)
-        constraints = {
-            n: s["kwargs"].get("constraint", dist.constraints.real)
-            for n, s in trace.nodes.items()
-            if s["type"] == "param"
+        found = {n: s for n, s in trace.nodes.items() if s["type"] == "param"}
+        free = {
+            n: transform_to(s["kwargs"].get("constraint", dist.constraints.real))
+            for n, s in found.items()
         }
-        values = {
-            n: transform_to(c).inv(trace.nodes[n]["value"]).detach().clone()
-            for n, c in constraints.items()
-        }
+        values = {n: free[n].inv(s["value"]).detach().clone() for n, s in found.items()}
 
     def run(own: Tensors, *arguments: Any) -> Any:
-        bound = {n: transform_to(c)(own[n]) for n, c in constraints.items()}
+        bound = {n: transform(own[n]) for n, transform in free.items()}
         return poutine.substitute(guide, data=bound)(*arguments)
 
     return values, run
@@ -118,7 +115,7 @@ def _automatic(
     make: Callable[..., AutoGuide], example: Any, model: Program
 ) -> tuple[Tensors, Callable[..., Any]]:
     """Return the parameters of an AutoGuide, and the guide as their function."""
-    plated = "create_plates" in inspect.signature(make).parameters
+    plated = "create_plates" in signature(make).parameters
     options = {"create_plates": lambda *arguments: arguments[-1].clients()} if plated else {}
     with pyro.settings.context(module_local_params=True), seeded(0):
         auto = make(model, **options)
@@ -140,11 +137,7 @@ def _automatic(
 def site_moments(
     program: Program, received: Tensors, local: Tensors, batch: Batch
 ) -> tuple[Tensors, Tensors]:
-    """Read mean and variance [C, *p] of every site off a guide.
-
-    Raises:
-        ValueError: if a site has no mean or variance in closed form.
-    """
+    """Read mean and variance [C, *p] of every site off a guide, where they have a closed form."""
     clients = len(batch)
     with GuideMean():
         trace = poutine.trace(program).get_trace(

@@ -8,118 +8,123 @@ from collections.abc import Callable, Mapping
 import pyro
 import pyro.distributions as dist
 import torch
-from torch import Size
-from torch.distributions.transforms import ExpTransform, SoftplusTransform, Transform
+from pyro.distributions import TorchDistribution
+from torch import Size, Tensor
+from torch.distributions.transforms import SoftplusTransform
+from torch.nn.functional import softplus
 
+from pyrofl.arguments import Positive, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Guide
-from pyrofl.tensors import Tensors, under
+from pyrofl.inference.programs import Guide, as_event
+from pyrofl.tensors import Tensors
+
+Shapes = Mapping[str, Size]
 
 Family = Callable[..., Guide]
-"""(shapes, scale=, loc=, spread=) -> Guide; such as `mean_field` and `delta`."""
+"""(shapes, scale=, loc=, spread=) -> Guide, such as `mean_field` and `delta`.
+
+shapes: of the sites, by name.
+scale: standard deviation at the start.
+loc: role of the local tensors [C, *p] that sites are centred at, such as "mu" for "mu/NAME".
+spread: role of the other local tensors; [C, *p], unless the family says more.
+
+What a family has no use for it ignores, so that any two can be exchanged.
+"""
 
 
-def delta(
-    shapes: Mapping[str, Size], *, scale: float = 0.0, loc: str = "mu", spread: str = "pi"
-) -> Guide:
-    """Put all mass on one point, local["mu/..."]: maximum likelihood, or MAP under a prior.
-
-    Args:
-        shapes: of the sites, by name.
-        scale: ignored, as is `spread`; there so that guides can be exchanged.
-        loc: role of the points, [C, *p].
-        spread: ignored.
-    """
-
-    def program(received: Tensors, local: Tensors, batch: Batch) -> None:
-        with batch.clients():
-            for n, shape in shapes.items():
-                pyro.sample(n, dist.Delta(local[f"{loc}/{n}"], event_dim=len(shape)))
-
-    def start(centre: Tensors, sd: Tensors | None = None) -> Tensors:
-        return under(loc, {n: centre[n] for n in shapes})
-
-    def moments(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
-        mean = {n: local[f"{loc}/{n}"] for n in shapes}
-        return mean, {n: torch.zeros_like(v) for n, v in mean.items()}
-
-    return Guide(program, start, moments, f"{loc}/*", random=False, points=loc)
+def delta(shapes: Shapes, *, scale: float = 0.0, loc: str = "mu", spread: str = "pi") -> Guide:
+    """Put all mass on one point, loc: maximum likelihood, or MAP under a prior; see `Family`."""
+    return sitewise(
+        shapes,
+        (loc,),
+        lambda axes, point: dist.Delta(point, event_dim=axes),
+        lambda point: (point, torch.zeros_like(point)),
+        lambda centre, sd=None: (centre,),
+        points=loc,
+        random=False,
+    )
 
 
+@checked
 def mean_field(
-    shapes: Mapping[str, Size], *, scale: float = 1.0, loc: str = "mu", spread: str = "pi"
+    shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Let parameters be independent normals, N(mu, softplus(pi)^2).
-
-    Args:
-        shapes: of the sites, by name.
-        scale: standard deviation at the start.
-        loc: role of the means, [C, *p].
-        spread: role of the standard deviations before softplus, [C, *p].
-
-    Raises:
-        ValueError: if scale is not positive.
-    """
-    return _normals(shapes, loc, spread, SoftplusTransform(), inverse_softplus(scale))
+    """Let parameters be independent normals, N(loc, softplus(spread)^2); see `Family`."""
+    inverse, first = SoftplusTransform().inv, inverse_softplus(scale)
+    widths = (lambda _, s: softplus(s), lambda _, sd: inverse(sd))
+    return normals(shapes, (loc, spread), first, *widths)
 
 
+@checked
 def log_mean_field(
-    shapes: Mapping[str, Size], *, scale: float = 1.0, loc: str = "mu", spread: str = "pi"
+    shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Let parameters be independent normals, N(mu, exp(pi)^2).
+    """Let parameters be independent normals, N(loc, exp(spread)^2); see `Family`."""
+    widths = (lambda _, s: s.exp(), lambda _, sd: sd.log())
+    return normals(shapes, (loc, spread), math.log(scale), *widths)
 
-    Args:
-        shapes: of the sites, by name.
-        scale: standard deviation at the start.
-        loc: role of the means, [C, *p].
-        spread: role of the logarithms of the standard deviations, [C, *p].
 
-    Raises:
-        ValueError: if scale is not positive.
+def normals(
+    shapes: Shapes,
+    roles: tuple[str, str],
+    first: float,
+    width: Callable[[Tensor, Tensor], Tensor],
+    inverse: Callable[[Tensor, Tensor], Tensor],
+) -> Guide:
+    """Let sites be N(mean, width(mean, s)^2), with s = inverse(mean, sd), or first at the start."""
+
+    def start(centre: Tensor, sd: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return centre, torch.full_like(centre, first) if sd is None else inverse(centre, sd)
+
+    return sitewise(
+        shapes,
+        roles,
+        lambda axes, mean, s: as_event(dist.Normal(mean, width(mean, s)), axes),
+        lambda mean, s: (mean, width(mean, s).square()),
+        start,
+    )
+
+
+def sitewise(
+    shapes: Shapes,
+    roles: tuple[str, ...],
+    site: Callable[..., TorchDistribution],
+    moments: Callable[..., tuple[Tensor, Tensor]],
+    start: Callable[..., tuple[Tensor, ...]],
+    points: str = "",
+    random: bool = True,
+) -> Guide:
+    """Let sites be independent, each with parameters [C, *p] of its own, one of every role.
+
+    site: axes of p, parameters -> distribution; moments: parameters -> mean, variance; start:
+    centre, perhaps standard deviation -> parameters.
     """
-    if not scale > 0:
-        raise ValueError(f"scale of the guide is {scale}; expected a positive number")
-    return _normals(shapes, loc, spread, ExpTransform(), math.log(scale))
 
-
-def _normals(
-    shapes: Mapping[str, Size], loc: str, spread: str, positive: Transform, first: float
-) -> Guide:
-    """Let parameters be independent normals, whose standard deviations `positive` maps to."""
-
-    def width(local: Tensors) -> Tensors:
-        return {n: positive(local[f"{spread}/{n}"]) for n in shapes}
+    def own(local: Tensors, name: str) -> list[Tensor]:
+        return [local[f"{role}/{name}"] for role in roles]
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> None:
-        sd = width(local)
         with batch.clients():
             for n, shape in shapes.items():
-                pyro.sample(n, dist.Normal(local[f"{loc}/{n}"], sd[n]).to_event(len(shape)))
+                pyro.sample(n, site(len(shape), *own(local, n)))
 
-    def start(centre: Tensors, sd: Tensors | None = None) -> Tensors:
-        means = {n: centre[n] for n in shapes}
-        if sd is None:
-            raw = {n: torch.full_like(v, first) for n, v in means.items()}
-        else:
-            raw = {n: positive.inv(sd[n]) for n in shapes}
-        return under(loc, means) | under(spread, raw)
+    def begin(centre: Tensors, sd: Tensors | None = None) -> Tensors:
+        first = {n: start(centre[n], *([] if sd is None else [sd[n]])) for n in shapes}
+        return {f"{role}/{n}": first[n][i] for i, role in enumerate(roles) for n in shapes}
 
-    def moments(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
-        mean = {n: local[f"{loc}/{n}"] for n in shapes}
-        return mean, {n: sd.square() for n, sd in width(local).items()}
+    def both(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
+        found = {n: moments(*own(local, n)) for n in shapes}
+        return {n: v for n, (v, _) in found.items()}, {n: v for n, (_, v) in found.items()}
 
-    return Guide(program, start, moments, f"{loc}/* {spread}/*")
+    names = " ".join(f"{role}/*" for role in roles)
+    return Guide(program, begin, both, names, random=random, points=points)
 
 
-def inverse_softplus(value: float) -> float:
+@checked
+def inverse_softplus(value: Positive) -> float:
     """Return the number whose softplus is `value`.
-
-    Raises:
-        ValueError: if value is not positive.
 
     >>> round(inverse_softplus(1.0), 6)
     0.541325
     """
-    if not value > 0:
-        raise ValueError(f"scale of the guide is {value}; expected a positive number")
     return value + math.log(-math.expm1(-value))

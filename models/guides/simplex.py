@@ -2,80 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import pyro
 import pyro.distributions as dist
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
-from pyrofl.data import Batch
-from pyrofl.inference.programs import Guide
-from pyrofl.tensors import Tensors, under
-
-
-def softmax(
-    shapes: Mapping[str, Size], *, scale: float = 0.0, loc: str = "mu", spread: str = "pi"
-) -> Guide:
-    """Put all mass on one point: the softmax of a over the last axis.
-
-    Args:
-        shapes: of the sites, by name.
-        scale: ignored, as is `loc`; there so that guides can be exchanged.
-        loc: ignored.
-        spread: role of the logits a, [C, *p].
-    """
-
-    def program(received: Tensors, local: Tensors, batch: Batch) -> None:
-        with batch.clients():
-            for n, shape in shapes.items():
-                point = local[f"{spread}/{n}"].softmax(-1)
-                pyro.sample(n, dist.Delta(point, event_dim=len(shape)))
-
-    def start(centre: Tensors) -> Tensors:
-        return under(spread, {n: centre[n].log() for n in shapes})
-
-    def moments(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
-        mean = {n: local[f"{spread}/{n}"].softmax(-1) for n in shapes}
-        return mean, {n: torch.zeros_like(v) for n, v in mean.items()}
-
-    return Guide(program, start, moments, f"{spread}/*", random=False)
+from pyrofl.arguments import Positive, checked
+from pyrofl.inference.programs import Guide, as_event
+from pyrofl.models.guides.basic import Shapes, sitewise
 
 
+def softmax(shapes: Shapes, *, scale: float = 0.0, loc: str = "mu", spread: str = "pi") -> Guide:
+    """Put all mass on one point: the softmax of spread over the last axis; see `guides.Family`."""
+    return sitewise(
+        shapes,
+        (spread,),
+        lambda axes, logits: dist.Delta(logits.softmax(-1), event_dim=axes),
+        lambda logits: (logits.softmax(-1), torch.zeros_like(logits)),
+        lambda centre: (centre.log(),),
+        random=False,
+    )
+
+
+@checked
 def dirichlet(
-    shapes: Mapping[str, Size], *, scale: float = 0.2, loc: str = "mu", spread: str = "pi"
+    shapes: Shapes, *, scale: Positive = 0.2, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Let weights be Dirichlet over the last axis, with concentrations exp(c).
+    """Let weights be Dirichlet over the last axis, with concentrations exp(spread).
 
     Args:
-        shapes: of the sites, by name.
+        shapes: see `guides.Family`, as for the others.
         scale: the concentrations of a simplex sum to scale^-2 at the start, so that a weight of
             mean m has standard deviation sqrt(m (1 - m) / (scale^-2 + 1)).
-        loc: ignored; there so that guides can be exchanged.
-        spread: role of the log concentrations c, [C, *p].
-
-    Raises:
-        ValueError: if scale is not positive.
+        loc: ignored.
+        spread: role of the log concentrations.
     """
-    if not scale > 0:
-        raise ValueError(f"scale of the guide is {scale}; expected a positive number")
 
-    def program(received: Tensors, local: Tensors, batch: Batch) -> None:
-        with batch.clients():
-            for n, shape in shapes.items():
-                weights = dist.Dirichlet(local[f"{spread}/{n}"].exp())
-                pyro.sample(n, weights.to_event(len(shape) - 1))
+    def moments(c: Tensor) -> tuple[Tensor, Tensor]:
+        mean = c.softmax(-1)  # finite where a concentration overflows
+        return mean, mean * (1 - mean) / (c.exp().sum(-1, keepdim=True) + 1)
 
-    def start(centre: Tensors) -> Tensors:
-        return under(spread, {n: (centre[n] / scale**2).log() for n in shapes})
-
-    def moments(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
-        # The softmax keeps the mean finite where a concentration overflows.
-        mean = {n: local[f"{spread}/{n}"].softmax(-1) for n in shapes}
-        total = {n: local[f"{spread}/{n}"].exp().sum(-1, keepdim=True) for n in shapes}
-        return mean, {n: m * (1 - m) / (total[n] + 1) for n, m in mean.items()}
-
-    return Guide(program, start, moments, f"{spread}/*")
+    return sitewise(
+        shapes,
+        (spread,),
+        lambda axes, c: as_event(dist.Dirichlet(c.exp()), axes - 1),
+        moments,
+        lambda centre: ((centre / scale**2).log(),),
+    )
 
 
 def project(value: Tensor) -> Tensor:

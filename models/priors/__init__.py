@@ -1,18 +1,26 @@
-"""Priors on the parameters of a network."""
+"""Priors on the parameters of a network.
 
-from pyrofl.models.priors.families import (
-    Family,
-    Prior,
-    around,
-    as_event,
-    by_name,
-    fixed,
-    flat,
-    mixture,
-    proximal,
-    student_t,
-)
+Two kinds. A `Family` (loc, scale) -> distribution gives the shape of a hierarchical prior, whose
+centre and width the method supplies: `dist.Normal`, `dist.Laplace`, `student_t(4)`, `mixture()`,
+`Horseshoe`. A `Prior` is all there is to say about one parameter: `flat`, `fixed(dist.Normal, 0.0,
+1.0)`, `by_name({"head.*": ..., "*": flat})`, or `learned_scales.learned()`, whose scale the server
+learns from all clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Size, Tensor
+
+from pyrofl.arguments import NotNegative, Positive, checked
+from pyrofl.data import Batch
+from pyrofl.inference.programs import Family, Prior, around, as_event, flat
 from pyrofl.models.priors.horseshoe import Horseshoe
+from pyrofl.tensors import Tensors, matches
 
 __all__ = [
     "Family",
@@ -27,3 +35,107 @@ __all__ = [
     "proximal",
     "student_t",
 ]
+
+
+@checked
+def fixed(family: Family = dist.Normal, loc: float = 0.0, scale: Positive = 1.0) -> Prior:
+    """Give every parameter the same prior, whatever the server says."""
+
+    def prior(
+        name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
+    ) -> TorchDistribution:
+        centre = batch.size.new_full(shape, loc)
+        return as_event(family(centre, torch.full_like(centre, scale)), len(shape))
+
+    return prior
+
+
+@checked
+def proximal(strength: NotNegative, family: Family = dist.Normal, loc: str = "w") -> Prior:
+    """Centre the prior at what came down: scale (strength n_j)^-1/2 for a client of n_j rows.
+
+    On the scale of a mean over rows a normal family is FedProx's strength / 2 ||w - w_received||^2.
+
+    Args:
+        strength: the papers' mu; 0 is a flat prior.
+        family: location-scale family.
+        loc: role of the received centre.
+    """
+    if strength == 0:
+        return flat
+
+    def prior(
+        name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
+    ) -> TorchDistribution:
+        scale = (strength * batch.size).rsqrt()[:, None]
+        if (centre := received.get(f"{loc}/{name}")) is None:
+            raise ValueError(
+                f"parameter {name} has no centre for its proximal prior, as it does not come down; "
+                "expected by_name with another prior for what stays at home"
+            )
+        return around(family, centre, scale)
+
+    return prior
+
+
+@checked
+def student_t(df: Positive) -> Family:
+    """Return Student's t with `df` degrees of freedom as a location-scale family."""
+
+    def family(loc: Tensor, scale: Tensor) -> TorchDistribution:
+        fn: TorchDistribution = dist.StudentT(df, loc, scale)
+        return fn
+
+    return family
+
+
+def mixture(weights: Sequence[float] = (0.5, 0.5), scales: Sequence[float] = (1.0, 0.1)) -> Family:
+    """Return a mixture of normals around one centre as a location-scale family.
+
+    The default is a wide and a narrow one: most parameters small, some large (Blundell, Cornebise,
+    Kavukcuoglu and Wierstra, "Weight Uncertainty in Neural Networks", ICML 2015, section 3.3).
+
+    Args:
+        weights: of the components, in any unit.
+        scales: their standard deviations, in units of the family's scale.
+
+    Raises:
+        ValueError: if the lengths differ, or a number is not positive.
+    """
+    if len(weights) != len(scales) or not weights or min(*weights, *scales) <= 0:
+        raise ValueError(
+            f"weights are {list(weights)} and scales {list(scales)}; expected as many of both, all "
+            "positive"
+        )
+
+    def family(loc: Tensor, scale: Tensor) -> TorchDistribution:
+        loc, scale = torch.broadcast_tensors(loc, scale)
+        share = loc.new_tensor(weights).log().expand(*loc.shape, len(weights))
+        width = scale[..., None] * scale.new_tensor(scales)
+        fn: TorchDistribution = dist.MixtureSameFamily(
+            dist.Categorical(logits=share), dist.Normal(loc[..., None].expand_as(width), width)
+        )
+        return fn
+
+    return family
+
+
+def by_name(priors: Mapping[str, Prior]) -> Prior:
+    """Choose a prior by the parameter's name: that of the first patterns that match it.
+
+    Args:
+        priors: patterns separated by spaces -> prior, such as {"*.bias": flat, "*": fixed()}.
+
+    Raises:
+        ValueError: when a parameter matches none.
+    """
+
+    def prior(
+        name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
+    ) -> TorchDistribution:
+        for patterns, chosen in priors.items():
+            if matches(name, patterns):
+                return chosen(name, shape, received, local, batch)
+        raise ValueError(f"parameter {name} has no prior; expected a match of {', '.join(priors)}")
+
+    return prior

@@ -28,14 +28,12 @@ from pyrofl.arguments import Positive, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.facts import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import Prior, built_for
+from pyrofl.inference.programs import Family, Prior, around, built_for
 from pyrofl.inference.servers.averages import average
 from pyrofl.inference.servers.pooled import Merge, Pooled, evenly
 from pyrofl.models.guides.automatic import site_moments
-from pyrofl.models.priors.families import Family, around
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
-OURS = "prior/*"
 SMALLEST = 1e-6  # scale
 
 
@@ -69,8 +67,8 @@ def learning(
         method: built with `learned(family, loc)` as the prior on these parameters.
         names: of the parameters, such as `net.matching("head.*")`; their sites need a mean and a
             variance in closed form under the guide.
-        family: as of the prior.
-        loc: as of the prior.
+        family: as of the prior, as is loc.
+        loc: centre.
         scale: before round one.
 
     Returns:
@@ -87,7 +85,6 @@ def learning(
         raise ValueError(f"the family's variance is {variance}; expected a finite number")
 
     def rest(tensors: Tensors) -> Tensors:
-        """Leave out what is ours."""
         return {n: v for n, v in tensors.items() if not n.startswith(("prior/", "second/"))}
 
     def init(generator: Generator, clients: int) -> Tensors:
@@ -97,7 +94,7 @@ def learning(
 
     def download(server: Tensors, who: Who) -> Tensors:
         """Send the scales too."""
-        scales = spread_out(pick(server, OURS), len(who.ids))
+        scales = spread_out(pick(server, "prior/*"), len(who.ids))
         return method.download(rest(server), who) | scales
 
     @built_for(guide=method.guide)
@@ -113,8 +110,7 @@ def learning(
 
     def scales(second: Tensors) -> Tensors:
         """Set s by the mean of the clients' second moments."""
-        found = {n: (v / variance).sqrt().clamp(min=SMALLEST) for n, v in second.items()}
-        return under("prior", found)
+        return under("prior", {n: (v / variance).sqrt().clamp(SMALLEST) for n, v in second.items()})
 
     own = method.merge
 
@@ -127,12 +123,8 @@ def learning(
     if isinstance(own, Pooled) and own.how == "mean":
         both = Pooled(
             {"second/*": evenly, **own.weights},
-            of=lambda server, message: (
-                own.of(rest(server), rest(message)) | pick(message, "second/*")
-            ),
-            then=lambda server, pooled: (
-                own.then(rest(server), rest(pooled)) | scales(role("second", pooled))
-            ),
+            of=lambda old, new: own.of(rest(old), rest(new)) | pick(new, "second/*"),
+            then=lambda old, new: own.then(rest(old), rest(new)) | scales(role("second", new)),
         )
     return replace(
         method,

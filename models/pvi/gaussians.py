@@ -1,7 +1,7 @@
 """Normal distributions by their natural parameters.
 
-A factor exp(s'u - u'Pu/2) of d variables u has the shift s [..., d] and the precision P. Factors
-are multiplied by adding both, and P may have eigenvalues that are not positive.
+A factor exp(s'u - u'Pu/2) of d variables u is a dict with its shift s [..., d] and precision P.
+Factors are multiplied by adding both, and P may have eigenvalues that are not positive.
 A full P travels as the entries of its lower triangle, row by row, [..., d (d + 1) / 2]; a diagonal
 one as [..., d].
 """
@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyrofl.tensors import Tensors
+
+PARAMETERS = ("shift", "precision")  # of a factor
 LARGEST = 2_000  # variables that a full covariance is made for
 
 
@@ -28,11 +31,7 @@ class Normals:
     full: bool
 
     def __post_init__(self) -> None:
-        """Check the size.
-
-        Raises:
-            ValueError: if a full precision would be too large.
-        """
+        """Refuse a full precision that would be too large."""
         if self.full and self.size > LARGEST:
             raise ValueError(
                 f"a full covariance of {self.size} variables; expected at most {LARGEST}, or "
@@ -43,8 +42,7 @@ class Normals:
         """Return a full precision as a matrix."""
         row, column = torch.tril_indices(self.size, self.size)
         whole = precision.new_zeros(*precision.shape[:-1], self.size, self.size)
-        whole[..., row, column] = precision
-        whole[..., column, row] = precision
+        whole[..., row, column] = whole[..., column, row] = precision
         return whole
 
     def packed(self, matrix: Tensor) -> Tensor:
@@ -59,39 +57,59 @@ class Normals:
         info: Tensor = torch.linalg.cholesky_ex(self.matrix(precision)).info
         return info == 0
 
-    def moments(self, shift: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, factor: Tensors) -> tuple[Tensor, Tensor]:
         """Return mean and root of the covariance; NaN where a factor cannot be normalised."""
+        shift, precision = factor["shift"], factor["precision"]
         if not self.full:
             return shift / precision, precision.rsqrt()
         # The root is to be lower triangular, so the factors of P are taken from below.
-        factor, info = torch.linalg.cholesky_ex(self.matrix(precision).flip(-1, -2))
-        upper = torch.where((info == 0)[..., None, None], factor, torch.nan).flip(-1, -2)
+        found, info = torch.linalg.cholesky_ex(self.matrix(precision).flip(-1, -2))
+        upper = torch.where((info == 0)[..., None, None], found, torch.nan).flip(-1, -2)
         root = inverse(upper, upper=True).mT
         return times(root, times(root.mT, shift)), root
 
-    def naturals(self, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-        """Return shift and precision of the normal with this mean and lower triangular root."""
+    def naturals(self, mean: Tensor, root: Tensor) -> Tensors:
+        """Return the normal with this mean and lower triangular root as a factor."""
         if not self.full:
             precision = root.square().reciprocal()
-            return mean * precision, precision
+            return {"shift": mean * precision, "precision": precision}
         inner = inverse(root, upper=False)
-        return times(inner.mT, times(inner, mean)), self.packed(inner.mT @ inner)
+        shift = times(inner.mT, times(inner, mean))
+        return {"shift": shift, "precision": self.packed(inner.mT @ inner)}
 
-    def measured(self, shift: Tensor, precision: Tensor, mean: Tensor, root: Tensor) -> Tensor:
-        """Return a change [d], [..] of the natural parameters of a normal as a flat vector.
+    def independent(self, mean: Tensor, sd: Tensor) -> Tensors:
+        """Return the normal with this mean and these standard deviations as a factor."""
+        return self.naturals(mean, torch.diag_embed(sd) if self.full else sd)
+
+    def leading(self, root: Tensor) -> Tensor:
+        """Return the root that belongs to the first variables of a larger normal."""
+        return root[..., : self.size, : self.size] if self.full else root[..., : self.size]
+
+    def log_det(self, root: Tensor) -> Tensor:
+        """Return half the log determinant of a covariance of any size, given a root."""
+        # Not the diagonal alone: gradients are those of a matrix that may become any other.
+        value: Tensor = (
+            torch.linalg.slogdet(root).logabsdet if self.full else root.abs().log().sum(-1)
+        )
+        return value
+
+    def measured(self, change: Tensors, mean: Tensor, root: Tensor) -> Tensor:
+        """Return a change of a factor as a flat vector.
 
         Its length is that of the change in the Fisher metric of the normal with this mean and root.
         """
+        shift, precision = change["shift"], change["precision"]
         if not self.full:
-            return torch.cat(
-                [root * (shift - precision * mean), root.square() * precision / 2**0.5]
-            )
-        whole = self.matrix(precision)
-        pull = times(root.mT, shift - times(whole, mean))
-        return torch.cat([pull, (root.mT @ whole @ root).flatten() / 2**0.5])
+            pull, squeeze = root * (shift - precision * mean), root.square() * precision
+        else:
+            whole = self.matrix(precision)
+            pull = times(root.mT, shift - times(whole, mean))
+            squeeze = (root.mT @ whole @ root).flatten()
+        return torch.cat([pull, squeeze / 2**0.5])
 
-    def log_density(self, u: Tensor, shift: Tensor, precision: Tensor) -> Tensor:
+    def log_density(self, u: Tensor, factor: Tensors) -> Tensor:
         """Return the log density of points [..., d]; an improper factor is shifted by a number."""
+        shift, precision = factor["shift"], factor["precision"]
         if self.full:
             whole = self.matrix(precision)
             log_det = torch.linalg.slogdet(whole).logabsdet
@@ -124,30 +142,17 @@ def stacked(ours: Tensor, below: Tensor, mine: Tensor) -> Tensor:
     return torch.cat([top, torch.cat([below, mine], -1)], -2)
 
 
-def log_det(root: Tensor, full: bool) -> Tensor:
-    """Return half the log determinant of a covariance, given a root."""
-    if full:
-        # Not the diagonal alone: gradients are those of a matrix that may become any other.
-        value: Tensor = torch.linalg.slogdet(root).logabsdet
-        return value
-    return root.abs().log().sum(-1)
-
-
 def balanced(noise: Tensor) -> Tensor:
     """Make draws of standard normal noise [S, ..., n] symmetric, and of unit covariance.
 
     The second half mirrors the first. With at least 2 n draws their second moments are the
     identity, so that the mean of a quadratic function, and of its gradients, is exact: gradients
     of a normal model have no noise. With fewer they are only mirrored.
-
-    Raises:
-        ValueError: if the number of draws is odd.
     """
-    draws, n = len(noise), noise.shape[-1]
-    if draws % 2:
-        raise ValueError(f"draws is {draws}; expected an even number, half of them mirrored")
-    half = noise[: draws // 2]
-    if len(half) >= n:
+    if len(noise) % 2:
+        raise ValueError(f"draws is {len(noise)}; expected an even number, half of them mirrored")
+    half = noise[: len(noise) // 2]
+    if len(half) >= noise.shape[-1]:
         second = torch.einsum("s...i,s...j->...ij", half, half) / len(half)
         # Not raised where it fails: that client's noise is of no use, and the others' is.
         lower = torch.linalg.cholesky_ex(second).L

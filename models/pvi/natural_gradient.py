@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import PositiveShare, checked
 from pyrofl.inference.optim import Optim
 from pyrofl.models.pvi.gaussians import inverse, times
 
 BEND = 0.1  # longest step of a power
 
 
+@checked
 def natural(
-    lr: float,
+    lr: PositiveShare,
     steady: int,
     reach: Tensor,
     within: Tensor | None = None,
@@ -38,38 +40,20 @@ def natural(
         c_ik <- c_ik - lr / 2 dL/dc_ik / (var g_k (1 + E[v_i^2] / var(v_i | all others)))
 
     Args:
-        lr: of the first steps, in (0, 1].
+        lr: of the first steps.
         steady: steps before it falls, as 1 / t from then on, which averages the noise away.
         reach: [n], the farthest that a step may move the mean; longer ones are shortened.
         within: mask [n, n] of the entries of the precision that may differ from zero.
         only_mean: leave the covariance as it is.
         scales: [m, d], 1 for the powers that may differ from zero.
-
-    Raises:
-        ValueError: if lr is out of its range.
     """
-    if not 0 < lr <= 1:
-        raise ValueError(f"lr of natural gradients is {lr}; expected 0 < lr <= 1")
-    return lambda params: Natural(params, lr, steady, reach, within, only_mean, scales)
+    options = {"lr": lr, "steady": steady, "reach": reach, "within": within}
+    options |= {"only_mean": only_mean, "scales": scales, "steps": 0}
+    return lambda params: Natural(params, options)
 
 
 class Natural(torch.optim.Optimizer):
     """Natural-gradient steps on [mean, root], stacked [C, n] and [C, n, n] or [C, n]; or powers."""
-
-    def __init__(
-        self,
-        params: list[Tensor],
-        lr: float,
-        steady: int,
-        reach: Tensor,
-        within: Tensor | None,
-        only_mean: bool,
-        scales: Tensor | None,
-    ) -> None:
-        """Take mean, root and perhaps powers, in this order."""
-        super().__init__(params, {"lr": lr, "steps": 0})
-        self.steady, self.reach = steady, reach
-        self.within, self.only_mean, self.scales = within, only_mean, scales
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -77,20 +61,16 @@ class Natural(torch.optim.Optimizer):
         group = self.param_groups[0]
         mean, root, *power = group["params"]
         group["steps"] += 1
-        lr, full = group["lr"] / max(1, group["steps"] - self.steady), root.dim() > mean.dim()
-        if self.scales is not None:
-            _bend(power[0], power[0].grad, mean, root, lr * self.scales.to(mean) / 2)
-        if not self.only_mean:
-            change = _turned if full else _scaled
-            root.copy_(change(root, root.grad, lr, self.within))
+        full, lr = root.dim() > mean.dim(), group["lr"] / max(1, group["steps"] - group["steady"])
+        if group["scales"] is not None:
+            _bend(power[0], power[0].grad, mean, root, lr * group["scales"].to(mean) / 2)
+        if not group["only_mean"] and full:
+            root.copy_(_turned(root, root.grad, lr, group["within"]))
+        elif not group["only_mean"]:
+            root.mul_(_growth(root * root.grad, lr).rsqrt())
         slope = times(root, times(root.mT, mean.grad)) if full else root.square() * mean.grad
-        far = (lr * slope / self.reach.to(slope)).abs().amax(-1, keepdim=True)
+        far = (lr * slope / group["reach"].to(slope)).abs().amax(-1, keepdim=True)
         mean.sub_(lr * slope / far.clamp(min=1))
-
-
-def _scaled(root: Tensor, grad: Tensor, lr: float, within: Tensor | None) -> Tensor:
-    """Return new standard deviations."""
-    return root * _growth(root * grad, lr).rsqrt()
 
 
 def _turned(root: Tensor, grad: Tensor, lr: float, within: Tensor | None) -> Tensor:

@@ -1,4 +1,8 @@
-"""The latent sites of a program as one vector without constraints, and where its prior puts it."""
+"""The latent sites of a program as one vector without constraints, and where its prior puts it.
+
+A normal prior is taken as it is, if its parameters are numbers. Any other is replaced by the normal
+with the same median and central 68%, without constraints, of draws from it.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +29,14 @@ QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
 @dataclass(frozen=True)
 class Site:
-    """One latent site, and the normal that stands for its prior.
-
-    Attributes:
-        name: of the site.
-        shape: without constraints.
-        transform: from there to the site's values.
-        mean: [m], the shape flattened.
-        sd: [m].
-        exact: whether the prior is this normal.
-    """
+    """One latent site, and the normal that stands for its prior."""
 
     name: str
-    shape: Size
-    transform: Any
-    mean: Tensor
-    sd: Tensor
-    exact: bool
+    shape: Size  # without constraints, of m entries
+    transform: Any  # from there to the site's values
+    mean: Tensor  # [m]
+    sd: Tensor  # [m]
+    exact: bool  # whether the prior is this normal
 
     @property
     def positive(self) -> bool:
@@ -67,31 +62,26 @@ class Layout:
         return " ".join(site.name for site in self.sites)
 
     def each(self, what: str) -> Tensor:
-        """Return a yes or no of the sites for every entry: 1 or 0, [n]."""
-        known = [torch.full_like(s.mean, float(getattr(s, what))) for s in self.sites]
-        return torch.cat(known) if known else torch.zeros(0)
+        """Return "mean", "sd", "exact" or "positive" of every entry, [n]; the latter as 1 or 0."""
+        known = (getattr(s, what) + torch.zeros_like(s.mean) for s in self.sites)
+        return torch.cat([torch.zeros(0), *known])
 
     def prior(self) -> tuple[Tensor, Tensor]:
         """Return mean [n] and standard deviation [n] of the normals that stand for the prior."""
-        if not self.sites:
-            return torch.zeros(0), torch.zeros(0)
-        return torch.cat([s.mean for s in self.sites]), torch.cat([s.sd for s in self.sites])
+        return self.each("mean"), self.each("sd")
 
     def joined(self, values: Tensors) -> Tensor:
         """Lay values [*p] in one vector [n]."""
         return torch.cat([s.transform.inv(values[s.name]).reshape(-1) for s in self.sites])
 
     def sample(self, u: Tensor, log_density: Tensor, share: Tensor | float) -> None:
-        """State Pyro sample sites, one point each.
+        """State Pyro sample sites, one point u [..., C, 1, n] each.
 
-        Args:
-            u: [..., C, 1, n].
-            log_density: [..., C, 1], of u; it counts at the first site.
-            share: of the Jacobians, which turn it into a density of the sites.
+        The log density [..., C, 1] counts at the first site; the Jacobians, which turn it into a
+        density of the sites, count in part.
         """
-        for site, part in zip(
-            self.sites, u.split([len(s.mean) for s in self.sites], -1), strict=True
-        ):
+        sizes = [len(site.mean) for site in self.sites]
+        for site, part in zip(self.sites, u.split(sizes, -1), strict=True):
             free = part.reshape(*u.shape[:-1], *site.shape)
             value = site.transform(free)
             growth = site.transform.log_abs_det_jacobian(free, value)
@@ -106,52 +96,44 @@ class Layout:
 class _Improper(Messenger):
     """Give sites with an improper prior the middle of their support, as they cannot be drawn."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-
     def _pyro_sample(self, msg: Any) -> None:
-        if open_latent(msg) and isinstance(_base(msg["fn"]), dist.ImproperUniform):
-            fn = msg["fn"]
+        fn = msg["fn"]
+        if open_latent(msg) and isinstance(_base(fn), dist.ImproperUniform):
             transform = _bijection(fn)
             start = transform.inverse_shape(fn.batch_shape + fn.event_shape)
-            msg["value"] = transform(torch.zeros(start))
-            msg["done"] = True
-            self.found.add(msg["name"])
+            msg["value"], msg["done"] = transform(torch.zeros(start)), True
+
+
+class Scaled(Messenger):
+    """Let the log densities of some sites count in part."""
+
+    def __init__(self, names: str, share: Tensor) -> None:
+        """Keep the sites' names, parted by spaces."""
+        super().__init__()
+        self.names, self.share = set(names.split()), share
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self.names:
+            msg["scale"] = msg["scale"] * self.share
 
 
 def layouts(
     program: Program, batch: Batch, shared: str, wide: float, draws: int = 512
 ) -> tuple[Layout, Layout]:
-    """Look at a program's latent sites: those that clients share, and those of each client.
+    """Part a program's latent sites, run on draws of its prior: those to share, and all others.
 
-    A normal prior is taken as it is, if its parameters are numbers. Any other is replaced by the
-    normal with the same median and central 68%, without constraints, of draws from it.
-
-    Args:
-        program: the model; it is run on draws of its own prior.
-        batch: rows of one client.
-        shared: patterns of shared sites.
-        wide: standard deviation for an improper prior of real sites, around 0; that of others is 1,
-            as for logarithms.
-        draws: of the prior.
-
-    Raises:
-        ValueError: if no site is shared, or one is discrete or not right inside `batch.clients()`.
+    An improper prior of real sites has standard deviation `wide`, around 0; that of others 1, as
+    for logarithms.
     """
-    improper = _Improper()
     with (
         pyro.validation_enabled(False),
         torch.no_grad(),
         ClientNoise([generator(0)]),
-        improper,
+        _Improper(),
         pyro.plate("draws", draws, dim=-3),
     ):
         trace = poutine.trace(program).get_trace({}, {}, batch)
-    found = [
-        _look(name, site, draws, wide if name in improper.found else None)
-        for name, site in latent(trace)
-    ]
+    found = [_look(name, site, wide) for name, site in latent(trace)]
     ours = tuple(s for s in found if matches(s.name, shared))
     if not ours:
         raise ValueError(
@@ -160,23 +142,23 @@ def layouts(
     return Layout(ours), Layout(tuple(s for s in found if s not in ours))
 
 
-def _look(name: str, site: Any, draws: int, wide: float | None) -> Site:
+def _look(name: str, site: Any, wide: float) -> Site:
     """Describe a site of a trace under a plate of draws."""
     fn, value = site["fn"], site["value"]
+    base = _base(fn)
     plates = {frame.name for frame in site["cond_indep_stack"]}
     if plates != {"clients", "draws"} or fn.support.is_discrete:
         raise ValueError(
-            f"site {name!r} is a {type(_base(fn)).__name__} inside plates {sorted(plates)}; "
+            f"site {name!r} is a {type(base).__name__} inside plates {sorted(plates)}; "
             "expected a continuous one inside batch.clients() and no other plate"
         )
     transform = _bijection(fn)
     free = transform.inv(value)
     shape = free.shape[3:]
     flat = free.reshape(-1, shape.numel())
-    if wide is not None:
+    if isinstance(base, dist.ImproperUniform):
         wide = wide if torch.equal(free, value) else 1.0
         return Site(name, shape, transform, flat[0], torch.full_like(flat[0], wide), False)
-    base = _base(fn)
     if isinstance(base, torch.distributions.Normal):
         loc, scale = (v.expand(value.shape).reshape(len(flat), -1) for v in (base.loc, base.scale))
         if bool((loc == loc[0]).all() & (scale == scale[0]).all()):

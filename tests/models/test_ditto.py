@@ -117,5 +117,5 @@ def test_the_views_are_the_own_and_the_common_model(tiny):
 
 
 def test_a_negative_pull_is_refused():
-    with pytest.raises(ValueError, match="strength of the proximal prior is -1"):
+    with pytest.raises(ValueError, match="strength is -1"):
         ditto.build(build("softmax", (4,), 3), strength=-1.0)

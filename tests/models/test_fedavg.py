@@ -191,7 +191,7 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
         ({"fine_tune": -1}, "epochs is -1"),
         ({"batch": 0}, "batch is 0"),
         ({"guide": guides.mean_field, "draws": 0}, "draws is 0"),
-        ({"guide": guides.mean_field, "scale": 0.0}, "scale of the guide is 0.0"),
+        ({"guide": guides.mean_field, "scale": 0.0}, "scale is 0.0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options, message):

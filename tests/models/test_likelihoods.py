@@ -120,8 +120,8 @@ def test_the_loss_falls(name, method):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: likelihoods.normal(0.0), "scale of the normal likelihood is 0.0"),
-        (lambda: likelihoods.binomial(0), "trials of the binomial likelihood is 0"),
+        (lambda: likelihoods.normal(0.0), "scale is 0.0; expected a number above 0"),
+        (lambda: likelihoods.binomial(0), "trials is 0; expected a whole number of at least 1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(make, message):
@@ -134,7 +134,7 @@ def test_a_likelihood_is_named_with_its_number():
     assert float(likelihoods.named("normal:0.5")(outputs, outputs).scale[0, 0]) == 0.5
     assert float(likelihoods.named("binomial:20")(outputs, outputs).total_count[0, 0]) == 20
     for spec, message in (
-        ("normal:-1", "scale of the normal likelihood is -1.0"),
+        ("normal:-1", "likelihood 'normal:-1' cannot be made: scale is -1.0"),
         ("binomial:few", "likelihood 'binomial:few' cannot be made"),
         ("poisson:3", "likelihood is 'poisson:3'; expected normal:SD"),
         ("gamma", "likelihood is 'gamma'"),

@@ -55,7 +55,7 @@ def test_inverse_softplus_is_the_inverse(value):
 
 @pytest.mark.parametrize("scale", [0.0, -1.0])
 def test_a_guide_needs_spread(scale):
-    with pytest.raises(ValueError, match=f"scale of the guide is {scale}; expected a positive"):
+    with pytest.raises(ValueError, match=f"scale is {scale}; expected a number above 0"):
         guides.mean_field(SHAPES, scale=scale)
 
 

@@ -161,9 +161,9 @@ def test_a_flow_bends_where_a_normal_cannot():
     ("make", "words"),
     [
         (lambda: correlated.full_covariance({"w": Size([2001])}), "2003001 numbers per client"),
-        (lambda: correlated.full_covariance(SHAPES, scale=0.0), "scale of the guide is 0.0"),
-        (lambda: correlated.low_rank(0), "rank of the guide is 0"),
-        (lambda: correlated.flow(0), "layers is 0"),
+        (lambda: correlated.full_covariance(SHAPES, scale=0.0), "scale is 0.0; expected"),
+        (lambda: correlated.low_rank(0), "rank is 0; expected a whole number of at least 1"),
+        (lambda: correlated.flow(0), "layers is 0; expected a whole number of at least 1"),
         (lambda: correlated.flow()({"w": Size([1])}), "a flow has 1 parameter"),
     ],
 )

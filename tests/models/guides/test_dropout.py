@@ -314,7 +314,7 @@ def test_limits_are_checked():
 
 @pytest.mark.parametrize("family", [log_variance, log_alpha])
 def test_a_start_without_noise_is_refused(family):
-    with pytest.raises(ValueError, match="scale of the guide is 0"):
+    with pytest.raises(ValueError, match=r"scale is 0.0; expected a number above 0"):
         family(SHAPE, scale=0.0)
 
 

@@ -79,7 +79,7 @@ def test_the_kl_divergence_is_exact(blobs):
 
 
 def test_a_dirichlet_needs_spread():
-    with pytest.raises(ValueError, match=r"scale of the guide is 0.0; expected a positive"):
+    with pytest.raises(ValueError, match=r"scale is 0.0; expected a number above 0"):
         simplex.dirichlet(SHAPES, scale=0.0)
 
 

@@ -432,7 +432,7 @@ def test_pairs_find_each_other(guide):
         ({"drop": 0.1, "weighted": False}, "drop is 0.1 with weighted=False"),
         ({"guide": "normal"}, "guide is 'normal'; expected one of"),
         ({"guide": "projection", "concentration": 2.0}, "concentration is 2.0 for projected"),
-        ({"guide": "dirichlet", "scale": 0.0}, "scale of the guide is 0.0"),
+        ({"guide": "dirichlet", "scale": 0.0}, "scale is 0.0"),
         ({"guide": "dirichlet", "draws": 0}, "draws is 0"),
         ({"lr_alpha": -1.0}, "lr is -1.0"),
         ({"momentum": 1.0}, "momentum 1.0"),

@@ -115,10 +115,10 @@ def test_students_t_has_heavier_tails_and_a_normal_limit():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: priors.fixed(scale=0.0), "scale of the prior is 0.0"),
-        (lambda: priors.fixed(scale=float("nan")), "scale of the prior is nan"),
-        (lambda: priors.proximal(-0.1), "strength of the proximal prior is -0.1"),
-        (lambda: priors.student_t(0.0), "df of Student's t is 0.0"),
+        (lambda: priors.fixed(scale=0.0), "scale is 0.0; expected a number above 0"),
+        (lambda: priors.fixed(scale=float("nan")), "scale is nan; expected a number above 0"),
+        (lambda: priors.proximal(-0.1), "strength is -0.1; expected a number of at least 0"),
+        (lambda: priors.student_t(0.0), "df is 0.0; expected a number above 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(make, message):

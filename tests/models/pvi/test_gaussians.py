@@ -18,11 +18,12 @@ MEAN = torch.tensor([1.0, -2.0, 0.5]).double()
 def test_moments_and_naturals_are_inverse():
     normals = Normals(3, full=True)
     root = torch.linalg.cholesky(COVARIANCE)
-    shift, precision = normals.naturals(MEAN, root)
+    factor = normals.naturals(MEAN, root)
+    precision = factor["precision"]
     assert precision.shape == (6,)
     close(normals.matrix(precision) @ COVARIANCE, torch.eye(3))
     close(normals.packed(normals.matrix(precision)), precision)
-    mean, back = normals.moments(shift, precision)
+    mean, back = normals.moments(factor)
     close(mean, MEAN)
     close(back, root)
     assert normals.proper(precision)
@@ -30,9 +31,9 @@ def test_moments_and_naturals_are_inverse():
 
 def test_diagonal_moments_and_naturals_are_inverse():
     normals, sd = Normals(3, full=False), COVARIANCE.diagonal().sqrt()
-    shift, precision = normals.naturals(MEAN, sd)
-    close(precision * COVARIANCE.diagonal(), torch.ones(3))
-    for found, expected in zip(normals.moments(shift, precision), (MEAN, sd), strict=True):
+    factor = normals.naturals(MEAN, sd)
+    close(factor["precision"] * COVARIANCE.diagonal(), torch.ones(3))
+    for found, expected in zip(normals.moments(factor), (MEAN, sd), strict=True):
         close(found, expected)
 
 
@@ -40,10 +41,10 @@ def test_diagonal_moments_and_naturals_are_inverse():
 def test_log_densities_are_those_of_torch(full):
     covariance = COVARIANCE if full else COVARIANCE.diagonal().diag()
     normals, root = Normals(3, full), torch.linalg.cholesky(covariance)
-    naturals = normals.naturals(MEAN, root if full else root.diagonal())
+    factor = normals.naturals(MEAN, root if full else root.diagonal())
     u = torch.randn(4, 3, generator=generator(0), dtype=torch.float64)
     expected = torch.distributions.MultivariateNormal(MEAN, covariance).log_prob(u)
-    close(normals.log_density(u, *naturals), expected)
+    close(normals.log_density(u, factor), expected)
 
 
 def test_a_factor_that_is_no_distribution_is_found_out():
@@ -52,7 +53,7 @@ def test_a_factor_that_is_no_distribution_is_found_out():
     packed = full.packed(matrices)
     assert full.proper(packed).tolist() == [True, False]
     assert diagonal.proper(torch.tensor([[1.0, 2.0], [1.0, -2.0]])).tolist() == [True, False]
-    mean, root = full.moments(torch.ones(2, 2).double(), packed)
+    mean, root = full.moments({"shift": torch.ones(2, 2).double(), "precision": packed})
     assert mean.isfinite().all(1).tolist() == [True, False]
     assert root.isfinite().all((1, 2)).tolist() == [True, False]
     with pytest.raises(ValueError, match="2001 variables; expected at most 2000"):
@@ -141,7 +142,7 @@ def test_long_steps_are_shortened_and_later_ones_fall():
         seen.append(float((before - params[0])[0, 0]))
     assert seen == pytest.approx([0.5, 0.5, 0.25, 0.5 / 3])
     assert params[1].tolist() == [[1.0, 1.0, 1.0]]
-    with pytest.raises(ValueError, match=r"lr of natural gradients is 2.0; expected 0 < lr <= 1"):
+    with pytest.raises(ValueError, match=r"lr is 2.0; expected a number above 0 to 1"):
         natural(2.0, 1, torch.ones(3))
 
 

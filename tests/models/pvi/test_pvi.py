@@ -49,7 +49,7 @@ def clients_of(x: Tensor, y: Tensor, count: int, held_out: int = 0) -> Federatio
 def q_of(state: Round, full: bool) -> tuple[Tensor, Tensor]:
     """Return mean and root of the server's posterior."""
     normals = Normals(len(state.server["shift"]), full)
-    return normals.moments(state.server["shift"], state.server["precision"])
+    return normals.moments(state.server)
 
 
 def regression(covariance: str = "full", **options: object) -> Method:
@@ -301,7 +301,7 @@ def test_a_round_that_leaves_no_distribution_keeps_the_server_and_says_so(quadra
         return sent | {"precision": torch.full_like(sent["precision"], -1e300)}
 
     begun = first(method, quadratic.federation, 0)
-    blind = replace(method, upload=hopeless, rules={})
+    blind = replace(method, upload=hopeless, facts={})
     (state,) = federate(blind, quadratic.federation, 1)
     assert state.rejected == ("the server: q is no distribution after 30 halvings of the damping",)
     for n, v in begun.server.items():
@@ -310,11 +310,11 @@ def test_a_round_that_leaves_no_distribution_keeps_the_server_and_says_so(quadra
 
 def test_settings_out_of_range_are_refused(quadratic):
     data = gaussian_means(B[:, None], V).federation
-    with pytest.raises(ValueError, match="covariance is 'none'"):
+    with pytest.raises(ValueError, match="covariance is 'none'; expected one of diagonal, full"):
         regression("none")
     with pytest.raises(ValueError, match="draws is 7; expected an even number"):
         regression(draws=7)
-    with pytest.raises(ValueError, match=r"damping is 1.5; expected None or 0 < damping <= 1"):
+    with pytest.raises(ValueError, match=r"damping is 1.5; expected a number above 0 to 1"):
         pvi.hierarchical(means(True), data, shared="mu", damping=1.5)
     with pytest.raises(ValueError, match="expected mean_field or delta"):
         regression(guide=guides.log_mean_field)
