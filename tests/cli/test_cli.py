@@ -15,11 +15,18 @@ import torch
 import toys
 import xarray
 
-from pyrofl.cli.methods import builds, methods, reaching
+from pyrofl.cli.methods import (
+    Epochs,
+    arguments,
+    builds,
+    methods,
+    parse,
+    reaching,
+    read_settings,
+)
 from pyrofl.cli.parser import main
-from pyrofl.cli.settings import Epochs, arguments, parse, read_settings
+from pyrofl.cli.report import compare_table
 from pyrofl.cli.setup import Task, participation
-from pyrofl.cli.tables import compare_table
 from pyrofl.files.run_folder import CLIENTS, COMPARE, METRICS, read_csv
 from pyrofl.inference.fit import fit
 from pyrofl.inference.method import Method
