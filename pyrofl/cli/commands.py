@@ -169,10 +169,8 @@ def jobs(args: Namespace, names: Sequence[str], seeds: Sequence[int]) -> list[Jo
     for name in names if args.fold_messages else ():
         foldable(name, built[0][name])
     who = [participation(args.participation, found.data.clients) for found in tasks]
-    each = list(zip(tasks, built, who, strict=True))
-    return [
-        Job(args, name, made[name], found, draw) for name in names for found, made, draw in each
-    ]
+    of = list(zip(built, tasks, who, strict=True))
+    return [Job(args, name, made[name], *at) for name in names for made, *at in of]
 
 
 def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores]]:

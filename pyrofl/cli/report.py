@@ -160,9 +160,11 @@ def compare_table(rows: Iterable[CompareRow]) -> str:
 
     found = DataFrame(rows, columns=list(run_folder.COMPARE))
     of = ["method", "model", "adapted"]
-    wide = found.pivot_table("value", of, "metric", spread, fill_value="-", sort=False)
-    shown = [metric for metric in SHOWN if metric in wide]
-    lines = wide[shown].reset_index().itertuples(index=False)
+    shown = [metric for metric in SHOWN if metric in set(found["metric"])]
+    lines = []
+    for key, part in found.groupby(of, sort=False):
+        cells = part.groupby("metric")["value"].agg(spread)
+        lines.append((*key, *(cells.get(metric, "-") for metric in shown)))
     return run_folder.table((*of, *(SHOWN[metric] for metric in shown)), lines)
 
 

@@ -42,9 +42,8 @@ class Stopped(Exception):
 def opened(jobs: Sequence[Job]) -> None:
     """Make the folders of jobs, or empty them; nothing is removed if one is refused."""
     for job in jobs:
-        resume, path = job.args.resume, job.path
-        resumed = resume and any((path / name).exists() for name in (CHECKPOINT, LAST))
-        run_folder.prepare(path, job.args.overwrite or resumed)
+        path, there = job.path, any((job.path / name).exists() for name in (CHECKPOINT, LAST))
+        run_folder.prepare(path, job.args.overwrite or (job.args.resume and there))
         if os.path.lexists(path / "figures"):
             run_folder.prepare(path / "figures", overwrite=True)
     for job in jobs:
@@ -63,8 +62,8 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
     """Return what keeps a job, `every` rounds if it is not told, and the round to go on from."""
     args, task = job.args, job.task
     about: dict[str, Any] = {n: v for n, v in vars(args).items() if n not in FREE}
-    about["method"], about["seed of split"] = job.name, task.split
-    about["set"] = reaching(args.settings, job.name)
+    about |= {"method": job.name, "set": reaching(args.settings, job.name)}
+    about["seed of split"] = task.split
     about["network"] = hashlib.sha256(repr(task.net.module).encode()).hexdigest()[:16]
     if not isinstance(job.method, Method):  # a schedule knows how many rounds there are
         about["rounds"] = args.rounds
