@@ -170,7 +170,7 @@ def jobs(args: Namespace, names: Sequence[str], seeds: Sequence[int]) -> list[Jo
         foldable(name, built[0][name])
     who = [participation(args.participation, found.data.clients) for found in tasks]
     of = list(zip(built, tasks, who, strict=True))
-    return [Job(args, name, made[name], *at) for name in names for made, *at in of]
+    return [Job(args, name, made[name], at, draw) for name in names for made, at, draw in of]
 
 
 def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores]]:
