@@ -20,7 +20,7 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyrofl.cli.settings import accepted
+from pyrofl.cli.methods import accepted
 from pyrofl.data import Federation
 from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.rounds import federate

@@ -1,25 +1,56 @@
-"""Methods by name: found in `pyrofl.models`, built for a task with the settings of the user."""
+"""Methods by name, built for a task with settings that the signatures of their `build` read."""
 
 from __future__ import annotations
 
+import inspect
+import math
 import pkgutil
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
+from torch import Tensor
 
 import pyrofl.models
 from pyrofl.arguments import known
-from pyrofl.cli.settings import DONE, Build, accepted, arguments, read_settings
 from pyrofl.cli.setup import Task
 from pyrofl.inference.loop.messages import inbox
+from pyrofl.inference.loop.participation import Draw
 from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.method import Method
 from pyrofl.models.likelihoods import named
+from pyrofl.models.shared.schedules import uneven
 
+Build = Callable[..., Any]
 Scheduled = Method | Callable[[int], Method]
+Epochs = Callable[[Tensor], Tensor]
+Value = int | float | bool | str | Epochs | None
+
+DONE = "done"  # the share of the rounds that are over
+KNOWN = (DONE, "unlabelled")  # no settings: the command line knows them
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method that a command fits to one task."""
+
+    args: Namespace
+    name: str
+    method: Scheduled
+    task: Task
+    reporting: Draw
+
+    @property
+    def path(self) -> Path:
+        """The folder of what comes out; of several jobs, below that of the command."""
+        own, out = f"{self.name}-{self.task.seed}", self.args.out
+        return Path(out, own) if "methods" in self.args else Path(out or f"runs/{own}")
 
 
 def builds() -> dict[str, Build]:
@@ -38,31 +69,21 @@ def about(method: str) -> str:
 def methods(
     names: Sequence[str], settings: Sequence[str], task: Task, rounds: int
 ) -> Mapping[str, Scheduled]:
-    """Build methods by name for the network, likelihood and rounds of a task.
-
-    A `build` with an argument `done`, the share of the rounds that are over, is called every round.
-
-    Raises:
-        ValueError: if a name is unknown or occurs twice, a setting is refused, or a method needs
-            rows at the server and there are none.
-    """
+    """Build methods by name; one whose `build` has an argument `done` is built every round."""
     found = builds()
     for name in names:
         known(name, found, "method")
     if len(set(names)) < len(names):
         raise ValueError(f"methods are {', '.join(names)}; expected no two alike")
     chosen = read_settings(settings, {name: found[name] for name in names})
-    likelihood = named(task.likelihood)
-    return {
-        name: _built(name, found[name], task, rounds, {"likelihood": likelihood, **chosen[name]})
-        for name in names
-    }
+    return {name: _built(name, found[name], task, rounds, chosen[name]) for name in names}
 
 
 def _built(
-    name: str, build: Build, task: Task, rounds: int, arguments: dict[str, Any]
+    name: str, build: Build, task: Task, rounds: int, settings: Mapping[str, Value]
 ) -> Scheduled:
     wanted = accepted(build)
+    arguments: dict[str, Any] = {"likelihood": named(task.likelihood), **settings}
     if "unlabelled" in wanted:
         arguments["unlabelled"] = task.data.unlabelled
     try:
@@ -75,13 +96,36 @@ def _built(
     return lambda number: build(task.net, **arguments, done=number / rounds)
 
 
-def reaching(words: Sequence[str], method: str) -> list[str]:
-    """Return the settings that reach one method, without its name, of equal ones the last.
+def foldable(name: str, method: Scheduled) -> None:
+    """Refuse a method that needs all messages at once."""
+    now = method if isinstance(method, Method) else method(0)
+    try:
+        inbox(now, {}, torch.zeros(0), keep_messages=False)
+    except ValueError as error:
+        raise ValueError(f"--fold-messages with {name}: {error}") from error
 
-    Args:
-        words: as `methods` takes them.
-        method: its name.
-    """
+
+def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str, dict[str, Value]]:
+    """Hand "name=value" to all methods that have it, "method.name=value" to one: method -> own."""
+    chosen: dict[str, dict[str, Value]] = {method: {} for method in builds}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name:
+            raise ValueError(f"setting {word!r} has no value; expected name=value")
+        method, dot, argument = name.rpartition(".")
+        if dot:
+            known(method, builds, f"method in setting {word!r}:")
+        asked = {m: arguments(builds[m]) for m in ([method] if dot else builds)}
+        names = sorted({argument for own in asked.values() for argument in own})
+        known(argument, names, f"setting of {', '.join(asked)}:")
+        for m, own in asked.items():
+            if argument in own:
+                chosen[m][argument] = parse(text, own[argument], f"setting {argument} of {m}")
+    return chosen
+
+
+def reaching(words: Sequence[str], method: str) -> list[str]:
+    """Return the settings that reach one method, without its name, of equal ones the last."""
     own, told = arguments(builds()[method]), dict[str, str]()
     for word in words:
         name, _, text = word.partition("=")
@@ -91,15 +135,69 @@ def reaching(words: Sequence[str], method: str) -> list[str]:
     return [f"{name}={text}" for name, text in sorted(told.items())]
 
 
-def foldable(args: Namespace, built: Mapping[str, Scheduled]) -> None:
-    """Refuse a method that needs all messages at once, if they are to be folded.
+def arguments(build: Build) -> dict[str, Any]:
+    """Return the types of what a method can be told in words; most functions cannot."""
+    return {n: kind for n, kind in accepted(build).items() if n not in KNOWN and readable(kind)}
 
-    Raises:
-        ValueError: if there is one.
+
+def accepted(build: Build) -> dict[str, Any]:
+    """Return the types of a method's arguments, also of those that it hands on."""
+    hints = get_type_hints(build)
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(build).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            found[name] = hints[name]
+        elif parameter.kind is parameter.VAR_KEYWORD:  # **name: Unpack[a TypedDict]
+            found |= get_type_hints(get_args(hints[name])[0])
+    return found
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(text)
+    return float(text)
+
+
+def _epochs(text: str) -> Epochs:
+    name, _, most = text.partition(":")
+    if name != "uneven":
+        raise ValueError(text)
+    return uneven(int(most))
+
+
+# Types that words can stand for: what is expected, and who reads it.
+READERS: dict[Any, tuple[str, Callable[[str], Value]]] = {
+    NoneType: ("none", {"none": None}.__getitem__),
+    bool: ("true or false", {"true": True, "false": False}.__getitem__),
+    int: ("a whole number", int),
+    float: ("a number", _number),
+    str: ("a word", str),
+    Epochs: ("uneven:MOST", _epochs),
+}
+
+
+def readable(kind: Any) -> list[Any]:
+    """Return the types, of the one or the union that is given, that words can stand for."""
+    union = get_origin(kind) in (Union, UnionType)
+    kinds = get_args(kind) if union else (kind,)
+    return [k for k in kinds if k in READERS or get_origin(k) is Literal]
+
+
+def parse(text: str, kind: Any, what: str) -> Value:
+    """Read a value of a type: int, float, bool, str, None, Literal, or a union of these.
+
+    >>> parse("none", int | None, "setting batch"), parse("1e-3", float, "setting lr")
+    (None, 0.001)
     """
-    for name, method in built.items() if args.fold_messages else ():
-        now = method if isinstance(method, Method) else method(0)
-        try:
-            inbox(now, {}, torch.zeros(0), keep_messages=False)
-        except ValueError as error:
-            raise ValueError(f"--fold-messages with {name}: {error}") from error
+    readers = {k: READERS.get(k) or _choice(k) for k in readable(kind)}
+    for one in sorted(readers, key=lambda k: (k is not NoneType, k is str)):
+        with suppress(ValueError, KeyError):
+            return readers[one][1](text)
+    expected = " or ".join(words for words, _ in readers.values())
+    raise ValueError(f"{what} is {text!r}; expected {expected}")
+
+
+def _choice(kind: Any) -> tuple[str, Callable[[str], Value]]:
+    """Read one of the words of a Literal."""
+    words = {str(choice): choice for choice in get_args(kind)}
+    return f"one of {', '.join(words)}", words.__getitem__

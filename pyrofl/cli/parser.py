@@ -1,16 +1,111 @@
-"""The command line `pyrofl`."""
+"""The commands and what may be said to them, as tables, and how a command ends."""
 
 from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
-from typing import NoReturn, get_args
+from contextlib import suppress
+from typing import Any, NoReturn, get_args
 
+from pyrofl.arguments import Count, CountOrNone, PositiveShare, Share
 from pyrofl.cli import commands
 from pyrofl.cli.resuming import CHECKPOINT, Stopped
 from pyrofl.inference.loop.messages import OnBadMessage
+
+
+def number(kind: Any) -> dict[str, Any]:
+    """Make a kind of argument of a type of `pyrofl.arguments`."""
+    base, allowed = get_args(kind)
+
+    def read(text: str) -> Any:
+        with suppress(ValueError):
+            if (value := base(text)) in allowed:
+                return value
+        whole = "whole " if base is int else ""
+        raise ArgumentTypeError(f"found {text!r}; expected a {whole}number {allowed}")
+
+    return {"type": read}
+
+
+TEXT: dict[str, Any] = {}
+SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, {"required": True}
+COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, CountOrNone, Share, PositiveShare))
+CASES = {"action": "append"}
+SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
+ON_BAD = {"choices": get_args(OnBadMessage)}
+
+Row = tuple[str, dict[str, Any], Any, str]
+"""A flag and a name for its value, its kind, its default, what it means."""
+
+DATA: tuple[Row, ...] = (  # who holds which rows
+    ("--data D", TEXT, "digits", "data set, see pyrofl list"),
+    ("--data-dir DIR", TEXT, None, "where downloads are kept; default ~/.cache/pyrofl"),
+    ("--target COLUMN", TEXT, None, "of csv: and npz: data, what is predicted"),
+    ("--group COLUMN", TEXT, None, "of csv: and npz: data, whose a row is"),
+    ("--features COLUMN,...", TEXT, None, "of csv: data; default all other numbers"),
+    ("--likelihood NAME", TEXT, None, "of csv: data; default by the target's type"),
+    ("--per-class M", COUNT, None, "keep M training rows of each class"),
+    ("--partition P", TEXT, None, "see pyrofl list; default groups of the data or slices:5"),
+    ("--clients J", COUNT, None, "that train; default 20 or the groups"),
+    ("--held-out H", WHOLE, 0, "clients that never train"),
+    ("--server-data U", TEXT, None, "the server's unlabelled rows: a count, share or data set"),
+    ("--test POLICY", TEXT, "same_shares", "who is tested on what"),
+    ("--seed S", WHOLE, 0, "of all random numbers"),
+    ("--split-seed S", WHOLE, None, "of who holds what; default --seed"),
+    ("--overwrite", FLAG, False, "replace files that are there"),
+)
+FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
+    ("--net N", TEXT, None, "network, see pyrofl list, or FILE.py:NAME; default by the data"),
+    ("--rounds R", COUNT, 20, "of training"),
+    ("--init-seed S", WHOLE, None, "of the first server state and clients' start; default --seed"),
+    ("--participation-seed S", WHOLE, None, "of who trains, is heard, is slow; default --seed"),
+    ("--noise-seed S", WHOLE, None, "of the order of rows, Monte Carlo draws; default --seed"),
+    ("--participation WHO", TEXT, "everyone", "everyone, share 0.1, count 10, or bernoulli:0.1"),
+    ("--set NAME=VALUE", SETTINGS, [], "settings of methods; METHOD.NAME=VALUE for one of several"),
+    ("--fail P", SHARE, 0.0, "probability that a client that trained is not heard; default 0"),
+    ("--partial SHARE", POSITIVE, 1.0, "clients do a random share of their epochs, at least this"),
+    ("--on-bad-message", ON_BAD, "reject", "leave the client out of the round, or stop the run"),
+    ("--every N", COUNT, None, "test every N rounds; default 20 times"),
+    ("--draws S", COUNT, None, "average so many predictions; default: mean"),
+    ("--posterior-draws S", WHOLE, 100, "of every client, in posterior.nc; 0 writes none"),
+    ("--chunk C", COUNT, None, "clients side by side; default by memory"),
+    ("--state-memory GIB", WHOLE, 4, "private state beyond it goes to a temporary file"),
+    ("--fold-messages", FLAG, False, "merge messages as they come, where the merge is a mean"),
+    ("--threads T", COUNT, 1, "of the CPU"),
+    ("--device DEVICE", TEXT, "cpu", "of torch"),
+    ("--out DIR", TEXT, None, "where results go; default runs/METHOD-SEED or runs/compare"),
+    ("--checkpoint-every N", COUNT, None, f"write {CHECKPOINT} every N rounds and after the last"),
+    ("--resume", FLAG, False, "go on from the checkpoint, if there is one"),
+    ("--quiet", FLAG, False, "print nothing but the table"),
+)
+BENCH: tuple[Row, ...] = (
+    ("--quick", FLAG, False, "about a minute: few turns, few cases"),
+    ("--case NAME", CASES, None, "only this one"),
+    ("--data D", TEXT, None, "images, npz:FILE; default made-up ones"),
+    ("--data-dir DIR", TEXT, None, "where downloads are kept"),
+    ("--turns TURNS", COUNT, 5, "of both sides"),
+    ("--threads THREADS", COUNT, 2, "of the CPU"),
+    ("--out DIR", TEXT, "runs/bench", "where results go"),
+    ("--overwrite", FLAG, False, "replace files that are there"),
+)
+METHOD: Row = ("method METHOD", TEXT, None, "see pyrofl list")
+METHODS: Row = ("methods METHOD", SOME, None, "see pyrofl list")
+SEEDS: Row = ("--seeds SEEDS", COUNT, 3, "runs per method")
+FIGURE: Row = ("--out FIG.png", REQUIRED, None, "the figure's file")
+
+COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = {
+    "list": ("print methods, data sets, partitions and networks", commands.list_all, ()),
+    "run": ("fit one method", commands.run, (METHOD, *DATA, *FIT)),
+    "compare": (
+        "fit several methods on the same clients",
+        commands.compare,
+        (METHODS, *DATA, *FIT, SEEDS),
+    ),
+    "partition": ("draw who holds which classes", commands.partition, (*DATA, FIGURE)),
+    "bench": ("measure the speed beside other loops", commands.bench, BENCH),
+}
 
 
 class Parser(ArgumentParser):
@@ -63,151 +158,12 @@ def parser() -> ArgumentParser:
     """Describe the commands and their arguments."""
     top = Parser(prog="pyrofl", description="Bayesian and personalised federated learning")
     add = top.add_subparsers(required=True, metavar="COMMAND").add_parser
-    listing = add("list", help="print methods, data sets, partitions and networks")
-    listing.set_defaults(do=commands.list_all)
-
-    run = add("run", help="fit one method")
-    run.add_argument("method", metavar="METHOD", help="see pyrofl list")
-    _add_fit(run, "where results go; default runs/METHOD-SEED")
-    run.set_defaults(do=commands.run)
-
-    compare = add("compare", help="fit several methods on the same clients")
-    compare.add_argument("methods", metavar="METHOD", nargs="+", help="see pyrofl list")
-    _add_fit(compare, "where results go; default runs/compare")
-    compare.add_argument("--seeds", type=_whole(1), default=3, help="runs per method (%(default)s)")
-    compare.set_defaults(do=commands.compare)
-
-    partition = add("partition", help="draw who holds which classes")
-    _add_data(partition)
-    partition.add_argument("--out", required=True, metavar="FIG.png", help="the figure's file")
-    partition.set_defaults(do=commands.partition)
-
-    timing = add("bench", help="measure the speed beside other loops")
-    timing.add_argument("--quick", action="store_true", help="about a minute: few turns, few cases")
-    timing.add_argument("--case", action="append", metavar="NAME", help="only this one")
-    timing.add_argument("--data", metavar="D", help="images, npz:FILE; default made-up ones")
-    timing.add_argument("--data-dir", metavar="DIR", help="where downloads are kept")
-    timing.add_argument("--turns", type=_whole(1), default=5, help="of both sides (%(default)s)")
-    timing.add_argument("--threads", type=_whole(1), default=2, help="of the CPU (%(default)s)")
-    timing.add_argument("--out", default="runs/bench", metavar="DIR", help="(%(default)s)")
-    timing.add_argument("--overwrite", action="store_true", help="replace files that are there")
-    timing.set_defaults(do=commands.bench)
+    for name, (about, do, rows) in COMMANDS.items():
+        command = add(name, help=about)
+        for words, kind, default, text in rows:
+            flag, _, metavar = words.partition(" ")
+            told = f"{text} (%(default)s)" if default else text
+            more = kind | ({"metavar": metavar} if metavar else {})
+            command.add_argument(flag, default=default, help=told, **more)
+        command.set_defaults(do=do)
     return top
-
-
-def _add_data(to: ArgumentParser) -> None:
-    """Add what decides who holds which rows."""
-    add = to.add_argument
-    add("--data", default="digits", metavar="D", help="data set, see pyrofl list (%(default)s)")
-    add("--data-dir", metavar="DIR", help="where downloads are kept; default ~/.cache/pyrofl")
-    add("--target", metavar="COLUMN", help="of csv: and npz: data, what is predicted")
-    add("--group", metavar="COLUMN", help="of csv: and npz: data, whose a row is")
-    add("--features", metavar="COLUMN,...", help="of csv: data; default all other numbers")
-    add("--likelihood", metavar="NAME", help="of csv: data; default by the target's type")
-    add("--per-class", type=_whole(1), metavar="M", help="keep M training rows of each class")
-    add("--partition", metavar="P", help="see pyrofl list; default groups of the data or slices:5")
-    add("--clients", type=_whole(1), metavar="J", help="that train; default 20 or the groups")
-    add("--held-out", type=_whole(0), default=0, metavar="H", help="clients that never train")
-    add(
-        "--server-data",
-        metavar="U",
-        help="unlabelled rows at the server: a count or share of the training rows, or a data set",
-    )
-    add("--test", default="same_shares", metavar="POLICY", help="who is tested on what")
-    add("--seed", type=_whole(0), default=0, metavar="S", help="of all random numbers")
-    _add_seed(to, "split", "who holds what")
-    add("--overwrite", action="store_true", help="replace files that are there")
-
-
-def _add_seed(to: ArgumentParser, name: str, of: str) -> None:
-    to.add_argument(f"--{name}-seed", type=_whole(0), metavar="S", help=f"of {of}; default --seed")
-
-
-def _add_fit(to: ArgumentParser, out: str) -> None:
-    """Add what decides how methods are fitted and what is kept of them."""
-    _add_data(to)
-    add = to.add_argument
-    add("--net", metavar="N", help="network, see pyrofl list, or FILE.py:NAME; default by the data")
-    add("--rounds", type=_whole(1), default=20, metavar="R", help="of training (%(default)s)")
-    _add_seed(to, "init", "the first server state and the common start of clients")
-    _add_seed(to, "participation", "who trains, who is heard, and partial work")
-    _add_seed(to, "noise", "the order of rows and all Monte Carlo draws")
-    add(
-        "--participation",
-        default="everyone",
-        metavar="F",
-        help="who reports: everyone, a share 0.1, a count 10 (1 is one client), or bernoulli:0.1",
-    )
-    add(
-        "--set",
-        dest="settings",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="arguments of methods; METHOD.NAME=VALUE for one of several",
-    )
-    add(
-        "--fail",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="probability that a client that trained is not heard (%(default)s)",
-    )
-    add(
-        "--partial",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="clients do a random share of their epochs, from this one to all (%(default)s)",
-    )
-    add(
-        "--on-bad-message",
-        choices=get_args(OnBadMessage),
-        default="reject",
-        help="leave the client out of the round, or stop the run (%(default)s)",
-    )
-    add("--every", type=_whole(1), metavar="N", help="test every N rounds; default 20 times")
-    add("--draws", type=_whole(1), metavar="S", help="average so many predictions; default: mean")
-    add(
-        "--posterior-draws",
-        type=_whole(0),
-        default=100,
-        metavar="S",
-        help="of every client, in posterior.nc (%(default)s); 0 writes none",
-    )
-    add("--chunk", type=_whole(1), metavar="C", help="clients side by side; default by memory")
-    add(
-        "--state-memory",
-        type=_whole(0),
-        default=4,
-        metavar="GIB",
-        help="private state beyond it goes to a temporary file (%(default)s)",
-    )
-    add(
-        "--fold-messages",
-        action="store_true",
-        help="merge messages as they come instead of holding a round's, where the merge is a mean",
-    )
-    add("--threads", type=_whole(1), default=1, metavar="T", help="of the CPU (%(default)s)")
-    add("--device", default="cpu", help="of torch (%(default)s)")
-    add("--out", metavar="DIR", help=out)
-    add(
-        "--checkpoint-every",
-        type=_whole(1),
-        metavar="N",
-        help=f"write {CHECKPOINT} into the results every N rounds, and after the last",
-    )
-    add("--resume", action="store_true", help="go on from the checkpoint, if there is one")
-    add("--quiet", action="store_true", help="print nothing but the table")
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    """Make a reader of whole numbers from `least` on."""
-
-    def read(text: str) -> int:
-        if not text.strip().lstrip("-").isdecimal() or int(text) < least:
-            raise ArgumentTypeError(f"found {text!r}; expected a whole number of at least {least}")
-        return int(text)
-
-    return read

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyrofl import figures
-from pyrofl.cli.setup import Task
-from pyrofl.cli.tables import main_metric
-from pyrofl.files.run_folder import CLIENTS, METRICS, versions, write_csv, write_json
+from pyrofl.cli.methods import Job
+from pyrofl.files import run_folder
 from pyrofl.inference.evaluation.asked import Adapted
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import Run
@@ -21,71 +19,77 @@ from pyrofl.tensors import Tensors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import Series
 
 FIGURES = ("partition", "curves", "clients", "reliability", "confidence")
 LAST = "run.json"  # where it is all else is too
 TABLES = ("metrics.csv", "clients.csv", "posterior.nc")
 RESULTS = (LAST, *TABLES, *(f"figures/{name}.png" for name in FIGURES))
 
+CompareRow = tuple[str, int, str, str, str, float]
+"""method, seed, model, adapted, metric, value: one line of compare.csv."""
 
-def save(
-    folder: Path,
-    run: Run,
-    scores: list[Scores],
-    task: Task,
-    arguments: Mapping[str, Any],
-    draws: int,
-) -> None:
-    """Write a run's folder, `LAST` last.
+SMALLEST = 0.1  # share of the clients that counts as small
+SHOWN = {
+    "accuracy": "accuracy",
+    "rmse": "RMSE",
+    "smallest_accuracy": "smallest 10%",
+    "smallest_rmse": "smallest 10%",
+    "held_out_accuracy": "new clients",
+    "held_out_rmse": "new clients",
+    "pooled_accuracy": "all test rows",
+    "pooled_rmse": "all test rows",
+    "nll": "NLL",
+    "ece": "ECE",
+}
 
-    Args:
-        folder: exists; files of a former run with the same names are replaced or removed.
-        run: the fitted method.
-        scores: of the last round.
-        task: what it was fitted to.
-        arguments: of the command.
-        draws: from every client's posterior; 0 writes none.
-    """
-    pictures = folder / "figures"
-    pictures.mkdir(exist_ok=True)
+
+def save(job: Job, run: Run, scores: list[Scores]) -> None:
+    """Write a run's folder, `LAST` last; what a former run left there goes. Scores: of its end."""
+    folder, draws = job.path, job.args.posterior_draws
+    (folder / "figures").mkdir(exist_ok=True)
     for name in RESULTS:
         (folder / name).unlink(missing_ok=True)
     statistics = run.statistics()
-    write_csv(folder / "metrics.csv", METRICS, ([row[c] for c in METRICS] for row in run.history))  # type: ignore[literal-required]
-    write_csv(folder / "clients.csv", CLIENTS, run.client_rows(scores, statistics))
+    run_folder.write_csv(
+        folder / "metrics.csv", run_folder.METRICS, run.metrics.itertuples(index=False)
+    )
+    run_folder.write_csv(
+        folder / "clients.csv", run_folder.CLIENTS, run.client_rows(scores, statistics)
+    )
     if draws:
         view, adapted = main_view(run)
-        dims = {name: task.net.dims(name) for name in task.net.shapes}
+        dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
         export.save(run.to_arviz(draws, dims, model=view, adapted=adapted), folder / "posterior.nc")
-    for name, figure in draw(run, scores, statistics, arguments):
-        figures.save(figure, pictures / f"{name}.png")
-    write_json(folder / LAST, facts(run, scores, task, arguments))
+    for name, figure in draw(job, run, scores, statistics):
+        figures.save(figure, folder / f"figures/{name}.png")
+    run_folder.write_json(folder / LAST, facts(job, run, scores))
 
 
-def facts(
-    run: Run, scores: list[Scores], task: Task, arguments: Mapping[str, Any]
-) -> dict[str, Any]:
+def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
     """Return what run.json holds: how the run came about, what it cost and how it was tested."""
+    given = {n: v for n, v in vars(job.args).items() if n not in ("do", "methods", "seeds")}
+    records, task = run.records, job.task
     return {
-        "arguments": dict(arguments),
-        "versions": versions(),
+        "arguments": given | {"method": job.name, "seed": task.seed, "out": str(job.path)},
+        "versions": run_folder.versions(),
         "seed": task.seed,
         "seeds": {"split": task.split, **vars(task.seeds)},
         "rounds": run.state.number,
         "clients": run.data.clients,
         "message_scalars": sum(math.prod(v.shape[1:]) for v in run.state.message.values()),
-        "seconds": [r.seconds for r in run.records],
-        "bytes_down": [r.down for r in run.records],
-        "bytes_up": [r.up for r in run.records],
-        "trained": [len(r.trained) for r in run.records],
-        "steps": [sum(r.steps) for r in run.records],
-        "reported": [len(r.reported) for r in run.records],
-        "silent": [[run.data.names[i] for i in r.silent] for r in run.records],
-        "rejected": [r.rejected for r in run.records],
-        "rejected_by_kind": kinds(reason for r in run.records for reason in r.rejected),
+        "seconds": [r.seconds for r in records],
+        "bytes_down": [r.down for r in records],
+        "bytes_up": [r.up for r in records],
+        "trained": [len(r.trained) for r in records],
+        "steps": [sum(r.steps) for r in records],
+        "reported": [len(r.reported) for r in records],
+        "silent": [[run.data.names[i] for i in r.silent] for r in records],
+        "rejected": [r.rejected for r in records],
+        "rejected_by_kind": kinds(reason for r in records for reason in r.rejected),
         "tested": {
             "rows": scores[0].part,
-            "policy": arguments.get("test"),
+            "policy": job.args.test,
             "draws": run.draws,
             "weighting": "client",
         },
@@ -93,37 +97,82 @@ def facts(
 
 
 def main_view(run: Run) -> tuple[str, Adapted]:
-    """Return the model that a method is about and how it is adapted.
-
-    The personal one where there is one, after what the method runs before its test.
-    """
+    """Return the model that a method is about, and adapted how: a personal one if it can be."""
     view = run.method.main_view
     return view, "adapt" if view == "personal" and run.method.adapt else "none"
 
 
 def draw(
-    run: Run, scores: list[Scores], statistics: Tensors, arguments: Mapping[str, Any]
+    job: Job, run: Run, scores: list[Scores], statistics: Tensors
 ) -> Iterator[tuple[str, Figure]]:
     """Yield the figures that a run has something to show in, by name."""
     data, sizes = run.data, run.data.sizes
     if data.classes:
         yield "partition", figures.partition(class_counts(data), data.names, data.classes)
-    metric = main_metric(scores)
-    named = {name: arguments[name] for name in ("method", "seed")}
-    rows = [{**row, **named} for row in run.history]
+    metric, main = main_metric(scores), main_view(run)
+    rows = run.metrics.assign(method=job.name, seed=job.task.seed)
     yield "curves", figures.curves(rows, metric)
-    shown = next(s for s in scores if (s.model, s.adapted) == main_view(run))
+    shown = next(s for s in scores if (s.model, s.adapted) == main)
     yield "clients", figures.clients(sizes[shown.ids], shown.values[metric], metric)
     if metric == "accuracy":
-        main, how = main_view(run)
-        adapted: dict[str, Adapted] = {main: how}
-        bins = {
-            f"{model} model{', adapted' if adapted.get(model) == 'adapt' else ''}": run.calibration(
-                model=model, adapted=adapted.get(model, "none"), part=scores[0].part
-            )
-            for model in run.method.views
-        }
+        bins = {}
+        for model in run.method.views:
+            adapted = main[1] if model == main[0] else "none"
+            title = f"{model} model{', adapted' if adapted == 'adapt' else ''}"
+            bins[title] = run.calibration(model=model, adapted=adapted, part=scores[0].part)
         yield "reliability", figures.reliability(bins)
     if {"tau", "deviation"} <= statistics.keys():
         tau, deviation = (statistics[name].cpu() for name in ("tau", "deviation"))
         yield "confidence", figures.confidence(tau, deviation, sizes[: data.clients])
+
+
+def main_metric(scores: list[Scores]) -> str:
+    """Return the metric that figures show: accuracy of classes, else RMSE."""
+    return next(iter(scores[0].values))
+
+
+def score_table(scores: list[Scores]) -> str:
+    """Lay out the scores of one run: a line for each model and population."""
+    metrics = list(scores[0].values)
+    lines = ((s.model, s.adapted, s.population, *map(s.mean, metrics)) for s in scores)
+    return run_folder.table(("model", "adapted", "population", *metrics), lines)
+
+
+def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRow]:
+    """Yield the rows of compare.csv for one run.
+
+    A metric's name alone is about clients that train; "held_out_..." is about new ones,
+    "pooled_..." about all test rows, "smallest_..." about the tenth with the fewest rows.
+    """
+    for s in scores:
+        parts = {f"{s.population}_": s}
+        if s.population == "training":
+            parts = {"": s, "smallest_": s.smallest(SMALLEST, run.data.sizes)}
+        for prefix, part in parts.items():
+            for metric in s.values:
+                name, value = f"{prefix}{metric}", part.mean(metric)
+                yield job.name, job.task.seed, s.model, s.adapted, name, value
+
+
+def compare_table(rows: Iterable[CompareRow]) -> str:
+    """Lay out mean ± standard error over seeds, a line for each method and model."""
+    from pandas import DataFrame
+
+    found = DataFrame(rows, columns=list(run_folder.COMPARE))
+    of = ["method", "model", "adapted"]
+    shown = [metric for metric in SHOWN if metric in set(found["metric"])]
+    lines = []
+    for key, part in found.groupby(of, sort=False):
+        cells = part.groupby("metric")["value"].agg(spread)
+        lines.append((*key, *(cells.get(metric, "-") for metric in shown)))
+    return run_folder.table((*of, *(SHOWN[metric] for metric in shown)), lines)
+
+
+def spread(values: Series) -> str:
+    """Write a mean and, of two values or more, its standard error.
+
+    >>> from pandas import Series
+    >>> spread(Series([0.9, 0.92])), spread(Series([0.9]))
+    ('0.9100 ± 0.0100', '0.9000')
+    """
+    return f"{values.mean():.4f}{f' ± {values.sem():.4f}' if len(values) > 1 else ''}"

@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from pyrofl.cli.methods import Scheduled, reaching
+from pyrofl.cli.methods import Job, reaching
 from pyrofl.cli.report import LAST, RESULTS
 from pyrofl.cli.setup import Task
 from pyrofl.files import hashed, run_folder
@@ -23,40 +23,33 @@ CHECKPOINT = "checkpoint.pt"
 FAILED = 3  # exit code of a run that ended on its way
 POINTS = 20  # of a learning curve, unless asked for otherwise
 FREE = (  # arguments that may differ when a run goes on
-    *("do", "methods", "method", "seeds", "rounds", "out", "overwrite", "resume", "quiet", "every"),
+    *("do", "methods", "method", "settings", "seeds", "rounds", "every", "out", "overwrite"),
     *("seed", "split_seed", "init_seed", "participation_seed", "noise_seed"),
     *("checkpoint_every", "posterior_draws", "on_bad_message", "data_dir", "state_memory"),
+    *("resume", "quiet"),
 )
 
 
 class Stopped(Exception):
-    """A run that ended before its last round, or before its results were written.
-
-    Attributes:
-        code: of the process: 3, or 130 if it was interrupted.
-    """
+    """A run that ended before its last round or its results: the process ends with this code."""
 
     def __init__(self, text: str, code: int) -> None:
-        """Take what happened, in one line."""
+        """Take what happened, in one line, and 3, or 130 if it was interrupted."""
         super().__init__(text)
         self.code = code
 
 
-def opened(paths: Sequence[Path], args: Namespace) -> None:
-    """Make the folders of runs, or empty them; one with a checkpoint or results may be resumed.
-
-    Raises:
-        ValueError: as `run_folder.prepare`; nothing is removed then.
-    """
-    for path in paths:
-        resumed = args.resume and any((path / name).exists() for name in (CHECKPOINT, LAST))
-        run_folder.prepare(path, args.overwrite or resumed)
+def opened(jobs: Sequence[Job]) -> None:
+    """Make the folders of jobs, or empty them; nothing is removed if one is refused."""
+    for job in jobs:
+        path, there = job.path, any((job.path / name).exists() for name in (CHECKPOINT, LAST))
+        run_folder.prepare(path, job.args.overwrite or (job.args.resume and there))
         if os.path.lexists(path / "figures"):
             run_folder.prepare(path / "figures", overwrite=True)
-    for path in paths:
-        run_folder.sweep(path)
-        for name in (CHECKPOINT, *RESULTS) if args.overwrite and not args.resume else ():
-            (path / name).unlink(missing_ok=True)
+    for job in jobs:
+        run_folder.sweep(job.path)
+        for name in (CHECKPOINT, *RESULTS) if job.args.overwrite and not job.args.resume else ():
+            (job.path / name).unlink(missing_ok=True)
 
 
 def tested(args: Namespace) -> int:
@@ -65,55 +58,28 @@ def tested(args: Namespace) -> int:
     return every
 
 
-def keeping(
-    args: Namespace,
-    name: str,
-    method: Scheduled,
-    found: Task,
-    path: Path,
-    every: int | None = None,
-) -> Keeper:
-    """Return what keeps a run, with the round to go on from if any.
-
-    Args:
-        args: of the command.
-        name: of the method.
-        method: that is to run.
-        found: data and network.
-        path: of the folder, which has been opened.
-        every: rounds between two checkpoints, if `args` do not say.
-
-    Raises:
-        ValueError: if the checkpoint is damaged, of another run, further than this one is to go, or
-            not tested when this one is to be; or if there is none, and another run's results.
-    """
+def keeping(job: Job, every: int | None = None) -> Keeper:
+    """Return what keeps a job, `every` rounds if it is not told, and the round to go on from."""
+    args, task = job.args, job.task
     about: dict[str, Any] = {n: v for n, v in vars(args).items() if n not in FREE}
-    about |= {
-        "method": name,
-        "set": reaching(args.settings, name),
-        "seed of split": found.split,
-    }
-    del about["settings"]
-    about["network"] = hashlib.sha256(repr(found.net.module).encode()).hexdigest()[:16]
-    if not isinstance(method, Method):  # a schedule knows how many rounds there are
+    about |= {"method": job.name, "set": reaching(args.settings, job.name)}
+    about["seed of split"] = task.split
+    about["network"] = hashlib.sha256(repr(task.net.module).encode()).hexdigest()[:16]
+    if not isinstance(job.method, Method):  # a schedule knows how many rounds there are
         about["rounds"] = args.rounds
-    file = path / CHECKPOINT
+    file, last = job.path / CHECKPOINT, job.path / LAST
     keeper = Keeper(file, args.checkpoint_every or every, args.rounds, about)
     if args.resume and file.exists():
-        run = load(file, method, found.data, about, seed=found.seeds)
+        run = load(file, job.method, task.data, about, seed=task.seeds)
         keeper.last = as_if_never_stopped(run, tested(args), args.rounds, file)
         keeper.written = run.state.number
-    elif args.resume and (path / LAST).exists():
-        made_again(path / LAST, about, found, args.rounds)
+    elif args.resume and last.exists():
+        made_again(last, about, task, args.rounds)
     return keeper
 
 
-def made_again(path: Path, about: Mapping[str, Any], found: Task, rounds: int) -> None:
-    """Refuse to make a run again where run.json is of another one, or of more rounds.
-
-    Raises:
-        ValueError: if it is, or cannot be read.
-    """
+def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) -> None:
+    """Refuse to make a run again where run.json is of another one, or of more rounds."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         number, had = int(facts["rounds"]), facts["arguments"] | {"seeds": facts["seeds"]}
@@ -121,34 +87,24 @@ def made_again(path: Path, about: Mapping[str, Any], found: Task, rounds: int) -
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error
     asked = {n: v for n, v in about.items() if n in had}
-    asked["seeds"] = {"split": found.split, **vars(found.seeds)}
+    asked["seeds"] = {"split": task.split, **vars(task.seeds)}
     hashed.same(path, {n: had[n] for n in asked}, asked)
     far_enough(rounds, number, path)
 
 
 def far_enough(rounds: int, number: int, path: Path) -> None:
-    """Refuse to leave fewer rounds than there are.
-
-    Raises:
-        ValueError: if that is asked.
-    """
+    """Refuse to leave fewer rounds than there are."""
     if number > rounds:
         raise ValueError(f"--rounds is {rounds}; expected at least {number}, which {path} holds")
 
 
 def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
-    """Leave a run the tests that it would have had if it had been asked for `rounds` at once.
-
-    That of its last round may be missing: `fit` makes it before it goes on.
-
-    Raises:
-        ValueError: if it is further than that, or lacks one of them.
-    """
+    """Leave a run the tests that it would have had if it had been asked for `rounds` at once."""
     number = run.state.number
     far_enough(rounds, number, path)
     had = {row["round"] for row in run.history}
     wanted = {n for n in range(1, number + 1) if n % every == 0 or n == rounds}
-    if lacking := sorted(wanted - had - {number}):
+    if lacking := sorted(wanted - had - {number}):  # `fit` makes that of the last round up
         raise ValueError(
             f"{path} was tested after rounds {sorted(had)}; expected --rounds and --every that ask "
             f"for no others up to round {number}; {rounds} and {every} ask for round {lacking[0]}"
@@ -157,50 +113,31 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
 
 
 @contextmanager
-def stopping(keeper: Keeper) -> Iterator[None]:
-    """Let whatever stops a run leave a checkpoint of the last whole round.
-
-    Raises:
-        Stopped: if the run is interrupted, a message is bad, the disk is full, ...
-    """
+def ending(tell: Callable[[str], str]) -> Iterator[None]:
+    """Turn whatever ends a command on its way into one line, unless nobody expects it."""
     try:
         yield
     except (KeyboardInterrupt, Exception) as error:
-        problem = ""
-        try:
-            keeper.rescue()
-        except (OSError, ValueError, MemoryError) as full:
-            problem = f", and it could not be written: {_what(full)}"
-        number = keeper.last.state.number if keeper.last else 0
-        kept = (
-            f"{keeper.path} holds round {keeper.written}, go on with --resume"
-            if keeper.written
-            else "there is no checkpoint to go on from"
-        )
-        _stop(error, f"after round {number} of {keeper.rounds}: {_what(error)}; {kept}{problem}")
+        text = tell(_what(error))
+        if isinstance(error, KeyboardInterrupt):
+            raise Stopped(text, 130) from error
+        if isinstance(error, ValueError | RuntimeError | OSError | MemoryError):
+            raise Stopped(text, FAILED) from error
+        raise
 
 
-@contextmanager
-def finishing(folder: Path) -> Iterator[None]:
-    """Say of whatever stops the last files of a comparison that its runs are kept.
-
-    Raises:
-        Stopped: likewise.
-    """
+def rescued(keeper: Keeper, what: str) -> str:
+    """Leave a checkpoint of the last whole round, and say where what ended the run."""
+    problem = ""
     try:
-        yield
-    except (KeyboardInterrupt, Exception) as error:
-        kept = f"{folder} holds their checkpoints, go on with --resume"
-        _stop(error, f"after all runs: {_what(error)}; {kept}")
-
-
-def _stop(error: BaseException, text: str) -> NoReturn:
-    """End the command with one line, unless nobody expects the error."""
-    if isinstance(error, KeyboardInterrupt):
-        raise Stopped(text, 130) from error
-    if isinstance(error, ValueError | RuntimeError | OSError | MemoryError):
-        raise Stopped(text, FAILED) from error
-    raise error
+        keeper.rescue()
+    except (OSError, ValueError, MemoryError) as full:
+        problem = f", and it could not be written: {_what(full)}"
+    number = keeper.last.state.number if keeper.last else 0
+    kept = "there is no checkpoint to go on from"
+    if keeper.written:
+        kept = f"{keeper.path} holds round {keeper.written}, go on with --resume"
+    return f"after round {number} of {keeper.rounds}: {what}; {kept}{problem}"
 
 
 def _what(error: BaseException) -> str:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import runpy
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
 
 from pyrofl import nets
 from pyrofl.data import Dataset, Federation, datasets
-from pyrofl.inference.loop.participation import (
-    Draw,
-    Stragglers,
-    bernoulli,
-    everyone,
-    fixed,
-    fraction,
-)
+from pyrofl.inference.loop.participation import Draw, bernoulli, everyone, fixed, fraction
 from pyrofl.inference.seeds import Seeds
 from pyrofl.nets import Network
 from pyrofl.partitions import federations
@@ -38,59 +31,37 @@ SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
 
 @dataclass(frozen=True)
 class Task:
-    """Everything but the methods: who has which rows, and what network is to learn from them.
+    """Everything but the methods: who has which rows, and what network is to learn from them."""
 
-    Attributes:
-        seed: names the run; also the seed of all that has none of its own.
-        split: seed of who holds what.
-        seeds: of the run.
-        data: the federation.
-        net: the network.
-        likelihood: by its name.
-    """
-
-    seed: int
-    split: int
+    seed: int  # names the run; also the seed of all that has none of its own
+    split: int  # seed of who holds what
     seeds: Seeds
     data: Federation
     net: Network
     likelihood: str
 
 
-def resolve(args: Namespace) -> Namespace:
-    """Fill in what was left open: partition, clients and network, as suits the data.
-
-    Raises:
-        ValueError: if the data cannot be loaded.
-    """
+def resolve(args: Namespace) -> None:
+    """Fill in what was left open: partition, clients and network, as suits the data."""
     _load.cache_clear()  # within one command data are read once
     dataset = load(args, args.seed)
-    partition = args.partition or ("groups" if dataset.groups else PARTITION)
-    if not args.partition and "domain" in dataset.groups:
-        partition = DOMAINS
-    elif not args.partition and not dataset.groups and not dataset.classes:
-        partition = "iid"
-    natural = partition.partition(":")[0] == "groups"
-    clients = args.clients or (None if natural else CLIENTS)
-    chosen = {"partition": partition, "clients": clients}
+    natural = DOMAINS if "domain" in dataset.groups else "groups"
+    drawn = PARTITION if dataset.classes else "iid"
+    args.partition = args.partition or (natural if dataset.groups else drawn)
+    grouped = args.partition.partition(":")[0] == "groups"
+    args.clients = args.clients or (None if grouped else CLIENTS)
     if "net" in args:
-        chosen["net"] = args.net or NETS.get(args.data.partition(":")[0], NET)
-    return Namespace(**vars(args) | chosen)
+        args.net = args.net or NETS.get(args.data.partition(":")[0], NET)
 
 
 def load(args: Namespace, seed: int) -> Dataset:
-    """Load the data set, less rows if so many per class were asked for.
-
-    Raises:
-        ValueError: as `pyrofl.data.datasets.load` and `per_class`.
-    """
-    features = tuple(args.features.split(",")) if args.features else None
+    """Load the data set, less rows if so many per class were asked for."""
     dataset = _load(
         args.data,
         data_dir=args.data_dir,
         target=args.target,
         group=args.group,
-        features=features,
+        features=tuple(args.features.split(",")) if args.features else None,
         likelihood=args.likelihood,
         seed=seed if args.data.partition(":")[0] in SEEDED else 0,
     )
@@ -101,11 +72,7 @@ _load = lru_cache(maxsize=1)(datasets.load)
 
 
 def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
-    """Load the data and split them over clients.
-
-    Raises:
-        ValueError: as `load`, and `pyrofl.partitions.federations.split`.
-    """
+    """Load the data and split them over clients."""
     seed = given(args.split_seed, seed)
     dataset = load(args, seed)
     federation = federations.split(
@@ -126,13 +93,7 @@ def given(seed: int | None, default: int) -> int:
 
 
 def server_data(args: Namespace, shape: tuple[int, ...]) -> int | float | Dataset | None:
-    """Read what the server holds: a count "1000", a share "0.1", or a data set by name.
-
-    Images of another data set are brought to the shape of the clients' rows.
-
-    Raises:
-        ValueError: if it is no number and no data set.
-    """
+    """Read what the server holds: "1000", a share "0.1", or a data set, brought to a shape."""
     text = args.server_data
     if text is None:
         return None
@@ -145,11 +106,7 @@ def server_data(args: Namespace, shape: tuple[int, ...]) -> int | float | Datase
 
 
 def task(args: Namespace, seed: int) -> Task:
-    """Split the data over clients and build a network for it.
-
-    Raises:
-        ValueError: as `split`, or if the network does not fit the data or the device is not there.
-    """
+    """Split the data over clients and build a network for it."""
     dataset, federation = split(args, seed)
     outputs = len(dataset.classes) if dataset.likelihood == "categorical" else 1
     net = network(args.net, tuple(dataset.x.shape[1:]), outputs)
@@ -161,17 +118,7 @@ def task(args: Namespace, seed: int) -> Task:
 
 
 def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
-    """Build a network by name, or take one from a file.
-
-    Args:
-        spec: one of `pyrofl.nets.NETWORKS`, or "FILE.py:NAME" with the name of a torch module, or
-            of a class or function without arguments that makes one.
-        shape: of one row.
-        outputs: that the likelihood needs.
-
-    Raises:
-        ValueError: if there is no such network, the file fails, or a layer cannot be used.
-    """
+    """Build a network by name, or take a torch module, or what makes one, from "FILE.py:NAME"."""
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py"):
         return nets.build(spec, shape, outputs)
@@ -187,11 +134,7 @@ def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
 
 
 def device(name: str) -> torch.device:
-    """Return a device that works.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Return a device that works."""
     try:
         torch.zeros(1, device=name).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -211,42 +154,20 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def stragglers(args: Namespace) -> Stragglers | None:
-    """Read what goes wrong at clients.
-
-    Raises:
-        ValueError: if a number is out of its range.
-    """
-    if not 0 <= args.fail <= 1 or not 0 < args.partial <= 1:
-        raise ValueError(
-            f"--fail is {args.fail}, --partial {args.partial}; expected a probability, and a share "
-            "above 0"
-        )
-    chosen = Stragglers(args.fail, args.partial)
-    return None if chosen == Stragglers() else chosen
-
-
 def participation(text: str, clients: int) -> Draw:
-    """Read who reports: "everyone", a count "10", a share "0.1" or "bernoulli:0.1".
-
-    Raises:
-        ValueError: if it is none of these, or does not suit the number of clients.
-    """
+    """Read who reports: "everyone", a count "10", a share "0.1" or "bernoulli:0.1"."""
+    if text == "everyone":
+        return everyone
     kind, _, number = text.rpartition(":")
+    alone = fixed if number.isdecimal() else fraction
+    makers: dict[str, Callable[[Any], Draw]] = {"": alone, "bernoulli": bernoulli}
     try:
-        value = 1.0 if text == "everyone" else float(number)
-    except ValueError:
-        value = math.nan
-    if math.isnan(value) or kind not in ("", "bernoulli"):
+        make, value = makers[kind], float(number)
+    except (KeyError, ValueError) as error:
         raise ValueError(
             f"participation is {text!r}; expected everyone, a count such as 10, a share such as "
             "0.1, or bernoulli:0.1"
-        )
-    if text == "everyone":
-        return everyone
-    if kind:
-        draw = bernoulli(value)
-    else:
-        draw = fixed(int(number)) if number.isdecimal() else fraction(value)
-    draw(generator(0), clients)
+        ) from error
+    draw = make(int(value) if make is fixed else value)
+    draw(generator(0), clients)  # refuses what does not suit the number of clients
     return draw

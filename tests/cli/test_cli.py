@@ -15,11 +15,18 @@ import torch
 import toys
 import xarray
 
-from pyrofl.cli.methods import builds, methods, reaching
+from pyrofl.cli.methods import (
+    Epochs,
+    arguments,
+    builds,
+    methods,
+    parse,
+    reaching,
+    read_settings,
+)
 from pyrofl.cli.parser import main
-from pyrofl.cli.settings import Epochs, arguments, parse, read_settings
+from pyrofl.cli.report import compare_table
 from pyrofl.cli.setup import Task, participation
-from pyrofl.cli.tables import compare_table
 from pyrofl.files.run_folder import CLIENTS, COMPARE, METRICS, read_csv
 from pyrofl.inference.fit import fit
 from pyrofl.inference.method import Method
@@ -260,6 +267,11 @@ def test_partition_draws_a_figure(tmp_path, capsys):
     assert "10 clients" in capsys.readouterr().out
     assert main(words) == 2
     assert main([*words, "--overwrite"]) == 0
+    first = path.read_bytes()
+    assert main([*words, "--overwrite", "--seed", "3", "--split-seed", "0"]) == 0
+    assert path.read_bytes() == first
+    assert main([*words, "--overwrite", "--split-seed", "3"]) == 0
+    assert path.read_bytes() != first
 
 
 BAD = {
@@ -306,6 +318,9 @@ BAD = {
     "run local --server-data 100000": "server is 100000",
     "run local --server-data 1.5": "server is 1.5",
     "run local --server-data digts": "did you mean digits?",
+    "run local --fail 2": "--fail: found '2'; expected a number from 0 to 1",
+    "run local --fail nan": "--fail: found 'nan'; expected a number",
+    "run local --partial 0": "--partial: found '0'; expected a number above 0 to 1",
     "run local --bogus": "unrecognized arguments: --bogus",
     "compare local local": "expected no two alike",
     "compare local fedavg --set lr_base=1": "unknown setting of local, fedavg",
@@ -504,11 +519,10 @@ def test_messages_are_folded_where_that_can_be_done(tmp_path, capsys):
     assert facts["message_scalars"] == 64 * 6 + 6 + 6 * 10 + 10
     assert facts["reported"] == [4, 4]
     assert facts["bytes_up"] == [4 * 4 * facts["message_scalars"]] * 2
-    for words in (["run", "ifca"], ["compare", "fedprox", "ifca"]):
+    for words in (["run", "metavd"], ["compare", "fedprox", "metavd"]):
         assert main([*words, *asked, "--out", str(tmp_path / "b")]) == 2
-        assert (
-            "--fold-messages with ifca: keep_messages is False and this" in capsys.readouterr().err
-        )
+        told = "--fold-messages with metavd: keep_messages is False and this"
+        assert told in capsys.readouterr().err
         assert not (tmp_path / "b").exists()
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import faults
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from pyrofl.cli import commands
 from pyrofl.cli.parser import main
+from pyrofl.files import run_folder
 from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.messages import BadMessage
 from pyrofl.tensors import Tensors
@@ -175,7 +177,7 @@ def test_an_interrupt_in_a_test_loses_no_round(tmp_path, whole, monkeypatch, cap
     ],
 )
 def test_a_failure_on_the_way_is_no_refusal(tmp_path, monkeypatch, capsys, error, told):
-    monkeypatch.setattr("pyrofl.cli.commands.save", lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr("pyrofl.cli.report.save", lambda *_: (_ for _ in ()).throw(error))
     assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 3
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"pyrofl: error: after round 6 of 6: {told}")
@@ -183,7 +185,7 @@ def test_a_failure_on_the_way_is_no_refusal(tmp_path, monkeypatch, capsys, error
 
 
 def test_what_nobody_expects_is_not_hidden_but_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("pyrofl.cli.commands.save", lambda *_: {}["a mistake of ours"])
+    monkeypatch.setattr("pyrofl.cli.report.save", lambda *_: {}["a mistake of ours"])
     with pytest.raises(KeyError):
         main([*COMMAND, "--out", str(tmp_path / "run")])
     assert (tmp_path / "run" / "checkpoint.pt").exists()
@@ -309,10 +311,14 @@ def test_a_disk_that_is_full_after_all_runs_is_no_refusal(tmp_path, monkeypatch,
     out = tmp_path / "both"
     words = ["compare", "fedavg", *WORDS[2:], "1", "--quiet", "--seeds", "1", "--out", str(out)]
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device", "compare.csv")
+    real = run_folder.write_csv
 
-    monkeypatch.setattr(commands.records, "write_csv", full)
+    def full(path: Path, *table: Any) -> None:
+        if path.name == "compare.csv":
+            raise OSError(28, "No space left on device", path.name)
+        real(path, *table)
+
+    monkeypatch.setattr(run_folder, "write_csv", full)
     assert main(words) == 3
     last = capsys.readouterr().err.splitlines()[-1]
     told = "No space left on device: compare.csv"
