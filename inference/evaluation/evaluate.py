@@ -46,9 +46,7 @@ class Scores(Asked):
     def smallest(self, share: PositiveShare, sizes: Tensor) -> Scores:
         """Return the scores of the share of clients, at least one, with the fewest training rows.
 
-        Args:
-            share: in (0, 1].
-            sizes: training rows of all clients of the federation, by id.
+        `sizes` are the training rows of all clients of the federation, by id.
         """
         order = sizes[self.ids].argsort(stable=True)
         keep = order[: max(1, round(share * len(order)))].sort().values
@@ -74,9 +72,9 @@ def evaluate(
         asked: fields of `Asked`: model, adapted, population, part, draws, seed, chunk.
 
     Raises:
-        ValueError: as `Asked`; if the method has no such view, no client has such rows, a metric
-            gives no number per client or has a name that is taken, or a model predicts what is no
-            number; the client, the model and the row are named.
+        ValueError: if a field is out of range or the method has no such view, no client has such
+            rows, a metric gives no number per client or has a name that is taken, or a model
+            predicts what is no number; the client, the model and the row are named.
     """
     how = Asked.of(asked)
     how = replace(how, model=how.view(method))
@@ -109,12 +107,9 @@ def score(found: Predicted, metrics: Mapping[str, Metric]) -> Tensors:
             )
         with torch.no_grad():
             own = metric(found.prediction, y, mask)
-        if not torch.is_tensor(own) or own.shape != mask.shape[:1]:
-            kind = (
-                f"{own.dtype} of shape {list(own.shape)}"
-                if torch.is_tensor(own)
-                else type(own).__name__
-            )
+        tensor = torch.is_tensor(own)
+        if not tensor or own.shape != mask.shape[:1]:
+            kind = f"{own.dtype} of shape {list(own.shape)}" if tensor else type(own).__name__
             raise ValueError(
                 f"metric {name!r} gives {kind}; expected a tensor of shape {list(mask.shape[:1])}, "
                 "a number for each client"
@@ -128,12 +123,9 @@ def calibration(method: Method, data: Federation, state: Round, **asked: Unpack[
 
     Arguments are those of `evaluate`, and so are errors; the method is to be a classifier.
     """
-    parts = [
-        (sure[mask], right[mask])
-        for _, sure, right, mask in _confidence(method, data, state, asked)
-    ]
-    sure, right = (torch.cat(some) for some in zip(*parts, strict=True))
-    return calibration_bins(sure, right)
+    found = _confidence(method, data, state, asked)
+    parts = [(sure[mask], right[mask]) for _, sure, right, mask in found]
+    return calibration_bins(*(torch.cat(some) for some in zip(*parts, strict=True)))
 
 
 @checked
@@ -142,19 +134,11 @@ def calibration_by_client(
 ) -> dict[str, Bins]:
     """Gather the predictions of each client by their confidence; `calibration` pools them.
 
-    Args:
-        method: as trained, a classifier.
-        data: the federation.
-        state: the round.
-        bins: of confidence; few rows need few.
-        asked: fields of `Asked`.
+    Arguments and errors are those of `calibration`, besides the number of bins: few rows need few.
 
     Returns:
         Bins [bins] by the clients' names, in their order; `pyrofl.metrics.calibration_error` makes
         an expected calibration error of them.
-
-    Raises:
-        ValueError: as `calibration`, or if bins is less than 1.
     """
     found: dict[int, Bins] = {}
     for ids, sure, right, mask in _confidence(method, data, state, asked):

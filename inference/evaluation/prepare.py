@@ -39,19 +39,20 @@ def ready(
         yield Ready(some, received, local, noise)
 
 
-def _deployed(method: Method, model: str | None) -> Method:
-    view = model or method.main_view
-    return method.deployed(view) if view in method.views else method
+def single(
+    method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
+) -> Iterator[tuple[Tensor, Tensors, Tensors, list[Generator]]]:
+    """Yield clients as `ready` does; refuse a view that is an ensemble."""
+    for some, received, local, noise in ready(method, data, state, ids, asked):
+        if isinstance(local, list):
+            raise ValueError(f"{asked.view(method)!r} is an ensemble; expected a single model")
+        yield some, received, local, noise
 
 
 def prepared(
     method: Method, data: Federation, state: Round, who: Who, **asked: Unpack[ModelAsked]
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
-    """Return what programs are to read as received and local, to ask a model of some clients.
-
-    Raises:
-        ValueError: as `Asked`, or if the method has no such view or nothing to adapt with.
-    """
+    """Return what programs are to read as received and local, to ask a model of some clients."""
     how = Asked.of(asked)
     view, phases, seed = how.view(method), how.phases(method), how.seed
     received, private = meet(method.deployed(view), data, state, who, seed)
@@ -90,11 +91,7 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
 
 
 def with_rows(data: Federation, asked: Asked) -> tuple[Federation, tuple[Tensor, ...], Tensor]:
-    """Return the federation, each client's rows, and ids of the clients asked that have some.
-
-    Raises:
-        ValueError: if none has.
-    """
+    """Return the federation, each client's rows, and ids of the clients asked that have some."""
     data, everyone = population_of(data, asked.population)
     rows = data.train if asked.part == "train" else data.test
     ids = torch.tensor([i for i in everyone if len(rows[i])], dtype=torch.long)
@@ -109,8 +106,7 @@ def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -
         return {}
     parts, found = [], []
     everyone = torch.arange(data.clients)
-    for ids, received, local, _ in ready(method, data, state, everyone, Asked(seed=seed)):
-        assert not isinstance(local, list)
+    for ids, received, local, _ in single(method, data, state, everyone, Asked(seed=seed)):
         parts.append(ids)
         found.append(method.statistics(received, local, data.batch(ids)))
     return cut(join_up(found), torch.cat(parts).argsort())

@@ -8,20 +8,22 @@ Learning", ICML 2018. With probabilities p_s of every draw s of the guide, or me
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation, check_table
+from pyrofl.data import Batch, Federation, check_table
 from pyrofl.inference.evaluation.asked import Asked, RowsAsked
-from pyrofl.inference.evaluation.predict import Prediction, blocks, check, probabilities, responses
-from pyrofl.inference.evaluation.prepare import ready, with_rows
+from pyrofl.inference.evaluation.predict import answers, probabilities
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.metrics import auroc, entropies
-from pyrofl.tensors import Tensors, join_up
+from pyrofl.tensors import Tensors
+
+SCORES = ("total", "aleatoric", "epistemic", "doubt")
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,7 @@ class Uncertainty:
         return torch.stack([v.mean() for v in self.by_client(score)])
 
     def told_apart(self, outside: Uncertainty, score: str) -> Tensor:
-        """Return how well each client tells other rows from these by a score: AUROC [C].
-
-        Raises:
-            ValueError: if the clients are not the same.
-        """
+        """Return how well each client tells other rows from these by a score: AUROC [C]."""
         if not torch.equal(self.ids, outside.ids):
             raise ValueError(
                 f"clients are {self.ids.tolist()} and {outside.ids.tolist()}; expected the same"
@@ -83,28 +81,27 @@ def uncertainty(
             numbers.
     """
     how = Asked.of({"draws": 100, **asked}, without="part")
-    first, table = (0, "the data") if x is None else (len(data.x), "x")
-    data, rows, ids = with_rows(data if x is None else _all_asked(data, x), how)
-    found: dict[int, Tensors] = {}
-    for some, received, local, noise in ready(method, data, state, ids, how):
-        parts = []
-        for places, batch in blocks(data, [rows[i] for i in some.tolist()], data.who(some)):
-            fns = responses(method, received, local, batch, how.draws, noise)
-            shape = (how.draws or 1, *batch.mask.shape, -1)
-            probs = torch.cat([_classes(fn).expand(shape) for fn in fns])
-            unseen = torch.full(batch.mask.shape, -torch.inf).to(probs)
-            mean = Prediction(probs.mean(0), unseen)
-            at = [r - first for r in places]
-            check(mean, batch, data.names, how.view(method), at, table)
-            parts.append(entropies(probs) | {"doubt": 1 - probs.mean(0).amax(-1)})
-        whole = {n: torch.cat([part[n] for part in parts], 1).cpu() for n in parts[0]}
-        for c, i in enumerate(some.tolist()):
-            found[i] = {n: v[c, : len(rows[i])] for n, v in whole.items()}
-    return Uncertainty(
-        ids,
-        torch.tensor([len(rows[i]) for i in ids.tolist()]),
-        join_up(found[i] for i in ids.tolist()),
-    )
+    table = ("the data", 0) if x is None else ("x", len(data.x))
+    everything = data if x is None else _all_asked(data, x)
+
+    def read(members: Iterator[Any], batch: Batch) -> tuple[Tensor, ...]:
+        """Return the mean of the probabilities, a log density that is not known, and scores."""
+        shape = (how.draws or 1, *batch.mask.shape, -1)
+        probs = torch.cat([_classes(fn).expand(shape) for fn in members])
+        mean = probs.mean(0)
+        scores = entropies(probs) | {"doubt": 1 - mean.amax(-1)}
+        unknown = mean.new_full(batch.mask.shape, -torch.inf)
+        return mean, unknown, torch.stack([scores[n] for n in SCORES], -1)
+
+    found = {
+        i: values[seen].cpu()
+        for some, _, _, scores, _, mask in answers(method, everything, state, how, read, table)
+        for i, values, seen in zip(some.tolist(), scores, mask, strict=True)
+    }
+    ids = sorted(found)
+    rows = torch.tensor([len(found[i]) for i in ids])
+    columns = torch.cat([found[i] for i in ids]).unbind(-1)
+    return Uncertainty(torch.tensor(ids), rows, dict(zip(SCORES, columns, strict=True)))
 
 
 def _classes(fn: Any) -> Tensor:
