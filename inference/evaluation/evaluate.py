@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrofl.arguments import Count, PositiveShare, checked
 from pyrofl.data import Federation
 from pyrofl.inference.evaluation.asked import Asked, RowsAsked
-from pyrofl.inference.evaluation.predict import Predicted, Prediction, each
+from pyrofl.inference.evaluation.predict import Predicted, Prediction, predict
 from pyrofl.inference.evaluation.prepare import pooled_name
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
@@ -80,7 +80,7 @@ def evaluate(
     how = replace(how, model=how.view(method))
     found = [
         (part.ids, part.mask.sum(1), score(part, metrics or {}))
-        for part in each(method, data, state, how)
+        for part in predict(method, data, state, **vars(how))
     ]
     ids, order = torch.cat([some for some, *_ in found]).sort()
     values = {n: v.cpu()[order] for n, v in join_up(v for *_, v in found).items()}
@@ -152,7 +152,7 @@ def _confidence(
     method: Method, data: Federation, state: Round, asked: RowsAsked
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield ids [C], largest probabilities [C, B], whether these are right, and the mask."""
-    for ids, prediction, y, mask in each(method, data, state, Asked.of(asked)):
+    for ids, prediction, y, mask in predict(method, data, state, **asked):
         if prediction.mean.dim() < 3:
             raise ValueError("the method predicts numbers; expected probabilities of classes")
         sure, top = prediction.mean.max(-1)

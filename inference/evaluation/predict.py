@@ -47,13 +47,8 @@ def predict(
 
     Arguments and errors are those of `evaluate`.
     """
-    return each(method, data, state, Asked.of(asked))
-
-
-def each(method: Method, data: Federation, state: Round, asked: Asked) -> Iterator[Predicted]:
-    """Yield what is predicted of some clients each."""
-    for ids, mean, log_density, y, mask in answers(method, data, state, asked, averaged):
-        yield Predicted(ids, Prediction(mean, log_density), y, mask)
+    found = answers(method, data, state, Asked.of(asked), averaged)
+    return (Predicted(ids, Prediction(*both), y, mask) for ids, *both, y, mask in found)
 
 
 def answers(

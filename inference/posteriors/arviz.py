@@ -38,12 +38,6 @@ GROUPS = (
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "observed_data"}
 OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
-PLACES = {
-    "posterior": "sites",
-    "log_likelihood": "log_likelihood",
-    "posterior_predictive": "predicted",
-    "observed_data": "observed",
-}
 
 
 class Fitted(Protocol):
@@ -110,9 +104,9 @@ def to_arviz(
         ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, or
             runs differ in clients, rows or sites.
     """
-    runs = list(runs)
-    chosen = set(GROUPS if groups == "all" else groups)
-    if not runs or isinstance(groups, str) != (groups == "all") or not chosen <= set(GROUPS):
+    runs, everything = list(runs), groups == "all"
+    chosen = set(GROUPS if everything else groups)
+    if not runs or isinstance(groups, str) != everything or not chosen <= set(GROUPS):
         raise ValueError(
             f"{len(runs)} runs and groups {groups!r}; expected at least one run, and 'all' or some "
             f"of {', '.join(GROUPS)}"
@@ -129,15 +123,14 @@ def to_arviz(
         _check_data(run.data, data)
         how = Asked.of({"seed": run.seed, **asked, "draws": draws}, without="population part")
         axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
-        made.append(_groups(run, axes, chosen, how, lenient=groups == "all"))
+        made.append(_groups(run, axes, chosen, how, lenient=everything))
         _check_sites(made[-1], made[0])
     coords: dict[str, Sequence[Any]] = {}
     if "sample_stats" in chosen and ids is None and any(run.records for run in runs):
         loss, coords["round"], coords["step"] = losses(runs)
-        for one, values in zip(made, loss, strict=True):
-            one.setdefault("sample_stats", {})["loss"] = Variable(
-                values, ("round", "client", "step")
-            )
+        for one, value in zip(made, loss, strict=True):
+            of_rounds = {"loss": Variable(value, ("round", "client", "step"))}
+            one["sample_stats"] = one.get("sample_stats", {}) | of_rounds
     return chained(made, data, clients, coords)
 
 
@@ -157,12 +150,9 @@ def chained(
             values = [one[group][name].value for one in made]
             arrays[group][name] = torch.stack(values) if chains else values[0]
             axes[f"{group}/{name}"] = ("chain",) * chains + variable.axes
-    clients = ids.tolist()
-    names = {"client": [data.names[i] for i in clients]}
-    row_client = [data.names[i] for i in clients for _ in data.train[i]]
-    return inference_data(
-        arrays, axes, names | dict(coords or {}), {"row_client": ("row", row_client)}
-    )
+    known = {"client": [data.names[i] for i in ids.tolist()], **(coords or {})}
+    of_row = [data.names[i] for i in ids.tolist() for _ in data.train[i]]
+    return inference_data(arrays, axes, known, {"row_client": ("row", of_row)})
 
 
 def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
@@ -195,11 +185,7 @@ class ClientAxes:
         return self.dims.get(name, default)
 
     def of_clients(self, name: str, value: Tensor) -> Variable:
-        """Name the axes of a site's draws [S, C, *p].
-
-        Raises:
-            ValueError: if all clients share the site, and their draws differ.
-        """
+        """Name the axes of a site's draws [S, C, *p]."""
         own = self.own(name, value, 2)
         if matches(name, self.shared):
             return Variable(agreed(name, value), ("draw", *own))
@@ -216,17 +202,11 @@ class ClientAxes:
         ]
         return Variable(torch.cat(rows, 1), ("draw", "row", *self.own(name, rows[0], 2)))
 
-    def groups(self, known: Sequence[Pointwise], chosen: Collection[str]) -> Groups:
-        """Join what programs say, one entry per client, to those groups that are chosen.
-
-        The log likelihood comes with "sample_stats": log densities of every draw.
-        """
+    def groups(self, known: Sequence[Pointwise], chosen: Collection[str] = GROUPS) -> Groups:
+        """Join what programs say of each client; log densities come with the log likelihood."""
         found = {
-            group: {
-                name: self.joined(name, [one[place][name] for one in known])
-                for name in known[0][place]
-            }
-            for group, place in PLACES.items()
+            group: {name: self.joined(name, [one[group][name] for one in known]) for name in sites}
+            for group, sites in known[0].items()
             if group in chosen
         }
         for name, variable in found.get("observed_data", {}).items():
@@ -237,18 +217,15 @@ class ClientAxes:
 
     def _densities(self, known: Sequence[Pointwise]) -> dict[str, Variable]:
         """Return log_p and log_q of every draw, per client if clients share no site."""
-        density = {
-            name: torch.cat([one["density"][name].value.flatten(1) for one in known], 1)
-            for name in known[0]["density"]
-        }
-        if not self.shared:
-            return {n: Variable(density[n], ("draw", "client")) for n in ("log_p", "log_q")}
-        if len(self.ids) < self.data.clients:
+        if self.shared and len(self.ids) < self.data.clients:
             return {}  # what all share depends on the clients that are not here
-        return {
-            n: Variable(density[n].sum(1) + density[f"shared {n}"][:, 0], ("draw",))
-            for n in ("log_p", "log_q")
-        }
+        found = {}
+        for n in ("log_p", "log_q"):
+            own = torch.cat([one["density"][n].value.flatten(1) for one in known], 1)
+            together = own.sum(1) + known[0]["density"][f"shared {n}"].value.flatten()
+            dims = ("draw",) if self.shared else ("draw", "client")
+            found[n] = Variable(together if self.shared else own, dims)
+        return found
 
     def constants(self) -> dict[str, Variable]:
         """Return x and the place in the federation's table of every row, and clients' sizes."""
@@ -269,10 +246,7 @@ def of_prior(
     chosen: Collection[str] = tuple(OF_PRIOR),
     lenient: bool = False,
 ) -> Groups:
-    """Return the groups of draws from the model given the server.
-
-    An improper prior is refused with a ValueError; if `lenient`, it has no groups.
-    """
+    """Return the groups of draws from the model given the server; `lenient`: none if improper."""
     try:
         known = pointwise(method, axes.data, state, axes.ids, asked, of_prior=True)
     except NotImplementedError as error:

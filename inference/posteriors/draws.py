@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Unpack
@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import latent, traces
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
-from pyrofl.inference.evaluation.prepare import ready
+from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
@@ -38,8 +38,7 @@ class JointNoise(ClientNoise):
     ) -> None:
         """Take a generator per client, patterns of shared sites, and what makes their source."""
         super().__init__(own)
-        self.own, self.shared = own, shared
-        self.common = [common() for _ in own]
+        self.own, self.shared, self.common = own, shared, [common() for _ in own]
 
     def _pyro_sample(self, msg: Any) -> None:
         self.generators = self.common if matches(msg["name"], self.shared) else self.own
@@ -70,8 +69,8 @@ def posterior(
         asked: model (no ensemble), adapted, seed and chunk of `Asked`.
 
     Raises:
-        ValueError: as `Asked`, if the view is an ensemble, or a site that clients share is not the
-            same for all.
+        ValueError: if a field is out of range, the view is an ensemble, or a site that clients
+            share is not the same for all.
     """
     how = Asked.of({**asked, "draws": draws}, without="population part")
     return draw(method, data, state, torch.arange(data.clients) if ids is None else ids, how)
@@ -104,22 +103,8 @@ def draw(method: Method, data: Federation, state: Round, ids: Tensor, asked: Ask
     return drawn
 
 
-def single(
-    method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
-) -> Iterator[tuple[Tensor, Tensors, Tensors, list[Generator]]]:
-    """Yield clients as `ready` does; refuse a view that is an ensemble."""
-    for some, received, local, noise in ready(method, data, state, ids, asked):
-        if isinstance(local, list):
-            raise ValueError(f"{asked.view(method)!r} is an ensemble; expected a single model")
-        yield some, received, local, noise
-
-
 def agreed(name: str, value: Tensor) -> Tensor:
-    """Return the draws [S, *p] of a site that all clients share, given [S, C, *p].
-
-    Raises:
-        ValueError: if they differ between clients.
-    """
+    """Return the draws [S, *p] of a site that all clients share, given [S, C, *p]."""
     if not torch.allclose(value, value[:, :1].expand_as(value), rtol=1e-4, atol=1e-5):
         raise ValueError(
             f"site {name!r} is declared as shared, and its draws differ between clients; expected "
@@ -129,15 +114,10 @@ def agreed(name: str, value: Tensor) -> Tensor:
 
 
 def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
-    """Return the sites that a person named: latent ones of the guide, deterministic of the model.
-
-    Raises:
-        ValueError: if a deterministic site has no axes of clients and rows.
-    """
-    sites = [(n, s) for n, s in latent(q) if not s["infer"].get("is_auxiliary")]
-    nodes = [(n, s) for n, s in p.nodes.items() if s["type"] == "sample"]
-    sites += [(n, s) for n, s in nodes if s["infer"].get("_deterministic")]
-    return {n: Values(stacked(n, s["value"], draws, clients), of_rows(s)) for n, s in sites}
+    """Return the sites that a person named: the guide's latent, the model's deterministic ones."""
+    sites = {n: s for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
+    sites |= {n: s for n, s in p.nodes.items() if s.get("infer", {}).get("_deterministic")}
+    return {n: Values(stacked(n, s["value"], draws, clients), of_rows(s)) for n, s in sites.items()}
 
 
 def stacked(name: str, value: Tensor, draws: int, clients: int) -> Tensor:

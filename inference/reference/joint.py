@@ -20,7 +20,7 @@ from pyrofl.inference.loop.noise import Message
 from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.arviz import PLACES, ClientAxes, Groups
+from pyrofl.inference.posteriors.arviz import ClientAxes, Groups
 from pyrofl.inference.posteriors.pointwise import pointwise_at
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
@@ -144,9 +144,9 @@ class Joint:
             received, local = (cut(v, slice(c, c + 1)) for v in (self.received, self.local))
             rows = axes.data.batch(torch.tensor([client]))
             found.append(
-                pointwise_at(self.program, axes.shared, mine, received, local, rows, source)
+                pointwise_at(self.program, axes.shared, mine, (received, local, rows), source)
             )
-        return axes.groups(found, PLACES)
+        return axes.groups(found)
 
 
 def joined(
