@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import checked
+from pyrofl.tensors import Tensors
 
 Weighting = Literal["client", "row"]
 IMPOSSIBLE = -1e30  # log density that stands for all below
@@ -25,7 +26,7 @@ class Bins(NamedTuple):
     accuracy: Tensor  # [..., bins] share of a bin that is right
 
 
-def classification(probs: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+def classification(probs: Tensor, y: Tensor, mask: Tensor) -> Tensors:
     """Score predicted probabilities of classes.
 
     Args:
@@ -64,9 +65,7 @@ def classification(probs: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
     }
 
 
-def regression(
-    prediction: Tensor, log_density: Tensor, y: Tensor, mask: Tensor
-) -> dict[str, Tensor]:
+def regression(prediction: Tensor, log_density: Tensor, y: Tensor, mask: Tensor) -> Tensors:
     """Score predicted numbers.
 
     Args:
@@ -164,7 +163,7 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
     return area.where(~(inside.isnan().any() | outside.isnan().any()), torch.nan)
 
 
-def entropies(probs: Tensor) -> dict[str, Tensor]:
+def entropies(probs: Tensor) -> Tensors:
     """Split the entropy of predictions into what more rows would take away and what stays.
 
     Args:
@@ -194,9 +193,6 @@ def pool(values: Tensor, size: Tensor, weighting: Weighting = "client") -> Tenso
 
     Returns:
         A scalar, NaN if no client is left.
-
-    Raises:
-        ValueError: if the weighting is neither.
     """
     known = ~values.isnan()
     weight = known * (size.double() if weighting == "row" else torch.ones_like(size).double())

@@ -15,21 +15,16 @@ Population = Literal["training", "held_out", "pooled"]
 Part = Literal["test", "train"]
 
 
-class ModelAsked(TypedDict, total=False):
-    """Fields of `Asked` that say which model, as keyword arguments."""
+class AskedFields(TypedDict, total=False):
+    """Fields of `Asked` as keyword arguments."""
 
     model: str | None
     adapted: Adapted
-    seed: Seed
-    chunk: int | None
-
-
-class RowsAsked(ModelAsked, total=False):
-    """Fields of `Asked` that say which model and about what, as keyword arguments."""
-
     population: Population
     part: Part
     draws: int | None
+    seed: Seed
+    chunk: int | None
 
 
 @dataclass(frozen=True)

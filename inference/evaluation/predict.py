@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, stack
 from pyrofl.inference.elbo import observed, traces
-from pyrofl.inference.evaluation.asked import Asked, RowsAsked
+from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.prepare import ready, with_rows
 from pyrofl.inference.loop.noise import ClientNoise, GuideMean
 from pyrofl.inference.loop.state import Round
@@ -41,7 +41,7 @@ class Predicted(NamedTuple):
 
 
 def predict(
-    method: Method, data: Federation, state: Round, **asked: Unpack[RowsAsked]
+    method: Method, data: Federation, state: Round, **asked: Unpack[AskedFields]
 ) -> Iterator[Predicted]:
     """Predict the rows of every client, some clients at a time.
 

@@ -15,39 +15,29 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.evaluation.asked import Asked, ModelAsked
+from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.draws import Values, agreed, draw
+from pyrofl.inference.posteriors.draws import Pointwise, Values, agreed, draw, pointwise
 from pyrofl.inference.posteriors.export import inference_data
-from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
-from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors, matches
 
-GROUPS = (
-    "posterior",
-    "prior",
-    "prior_predictive",
-    "posterior_predictive",
-    "log_likelihood",
-    "observed_data",
-    "constant_data",
-    "sample_stats",
-)
+GROUPS = ("posterior", "prior", "prior_predictive", "posterior_predictive", "log_likelihood")
+GROUPS += ("observed_data", "constant_data", "sample_stats")
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "observed_data"}
 OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
 
 
 class Fitted(Protocol):
-    """What a run has to tell; see `pyrofl.fit`."""
+    """What a run has to tell; see `Run` and `RoundRecord`, which know this module."""
 
     method: Method
     data: Federation
     state: Round
     seed: Seed
-    records: list[RoundRecord]
+    records: list[Any]
 
     def statistics(self) -> Tensors:
         """Return what the paper reports about clients."""
@@ -72,7 +62,7 @@ def to_arviz(
     *,
     groups: str | Collection[str] = CHEAP,
     ids: Tensor | None = None,
-    **asked: Unpack[ModelAsked],
+    **asked: Unpack[AskedFields],
 ) -> Any:
     """Return what runs of one method on one federation found, for ArviZ; every run is a chain.
 
@@ -141,11 +131,10 @@ def chained(
     coords: Mapping[str, Sequence[Any]] | None = None,
 ) -> Any:
     """Return groups of each chain for ArviZ; ids are of clients, coords label further axes."""
-    arrays: dict[str, dict[str, Tensor]] = {}
+    arrays: dict[str, dict[str, Tensor]] = {group: {} for group in made[0]}
     axes: dict[str, tuple[str, ...]] = {}
     for group, variables in made[0].items():
         chains = not group.endswith("_data")
-        arrays[group] = {}
         for name, variable in variables.items():
             values = [one[group][name].value for one in made]
             arrays[group][name] = torch.stack(values) if chains else values[0]
@@ -281,10 +270,8 @@ def _groups(run: Fitted, axes: ClientAxes, chosen: set[str], asked: Asked, lenie
 def _check_data(one: Federation, other: Federation) -> None:
     """Refuse runs on different federations."""
     if one.names != other.names or one.held_out != other.held_out:
-        raise ValueError(
-            f"runs have clients {', '.join(other.names)} and {', '.join(one.names)}; expected the "
-            "same in all chains"
-        )
+        told = f"{', '.join(other.names)} and {', '.join(one.names)}"
+        raise ValueError(f"runs have clients {told}; expected the same in all chains")
     for name, rows, others in zip(one.names, one.train, other.train, strict=True):
         if not (torch.equal(rows, others) and torch.equal(one.y[rows], other.y[others])):
             raise ValueError(f"{name} has other training rows in another run; expected the same")
@@ -296,7 +283,5 @@ def _check_sites(one: Groups, other: Groups) -> None:
         {f"{group}/{n} {list(v.value.shape)}" for group in each for n, v in each[group].items()}
         for each in (one, other)
     )
-    if found != expected:
-        raise ValueError(
-            f"runs differ in {', '.join(sorted(found ^ expected))}; expected the same in all chains"
-        )
+    if differing := sorted(found ^ expected):
+        raise ValueError(f"runs differ in {', '.join(differing)}; expected the same in all chains")

@@ -21,7 +21,7 @@ from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import ClientAxes, Groups
-from pyrofl.inference.posteriors.pointwise import pointwise_at
+from pyrofl.inference.posteriors.draws import pointwise_at
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, matches, seeded

@@ -51,7 +51,7 @@ def save(
     for name in RESULTS:
         (folder / name).unlink(missing_ok=True)
     statistics = run.statistics()
-    write_csv(folder / "metrics.csv", METRICS, ([row[c] for c in METRICS] for row in run.history))  # type: ignore[literal-required]
+    write_csv(folder / "metrics.csv", METRICS, ([row[c] for c in METRICS] for row in run.history))
     write_csv(folder / "clients.csv", CLIENTS, run.client_rows(scores, statistics))
     if draws:
         view, adapted = main_view(run)
