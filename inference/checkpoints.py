@@ -72,10 +72,10 @@ def load(
 
 
 def _about(data: Federation, seed: Seed, about: Mapping[str, Any] | None) -> dict[str, Any]:
-    found = {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
-    seeds = {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
-    facts = {"hash of the data": hashed.fingerprint(data)}
-    return {**found, **seeds, **facts, "type of device": data.x.device.type, **(about or {})}
+    found: dict[str, Any] = {"hash of the data": hashed.fingerprint(data)}
+    found |= {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
+    found |= {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
+    return {**found, "type of device": data.x.device.type, **(about or {})}
 
 
 def _copied(value: Any) -> Any:

@@ -16,7 +16,7 @@ from pyrofl.arguments import Count, CountOrNone, checked
 from pyrofl.data import Federation
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
-from pyrofl.inference.evaluation.asked import AskedFields
+from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.prepare import statistics
 from pyrofl.inference.loop.messages import OnBadMessage
@@ -34,12 +34,6 @@ from pyrofl.tensors import Tensors
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-Row = dict[str, Any]
-"""One line of metrics.csv, by column."""
-
-ClientRow = tuple[str, int, str, str, str, float]
-"""client, size, model, adapted, metric, value: one line of clients.csv."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ class Run(Pickled, Summarised):
         draws: of the guide, for predictions while fitting; None takes its mean.
         own_metrics: name -> function, scored beside the metrics that there are; see `evaluate`.
         records: what each round left; `rounds` is a table of them.
-        history: every score so far, averaged over clients; `metrics` is a table of them.
+        history: every score so far, averaged over clients, as lines of the table `metrics`.
     """
 
     method: Method
@@ -114,7 +108,7 @@ class Run(Pickled, Summarised):
     draws: int | None = None
     own_metrics: Mapping[str, Metric] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
-    history: list[Row] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
 
     def copy(self, **changes: Any) -> Run:
         """Return the run with lists of its own, so that it goes on by itself."""
@@ -133,10 +127,10 @@ class Run(Pickled, Summarised):
         return calibration(*self._fitted, **self._asked(asked))
 
     def posterior(
-        self, draws: int = 100, *, ids: Tensor | None = None, **asked: Unpack[AskedFields]
+        self, draws: int = 100, *, ids: Tensor | None = None, **asked: Unpack[ModelAsked]
     ) -> Tensors:
         """Draw from every client's posterior: site -> [S, C, *p]; see `pyrofl.posterior`."""
-        how: AskedFields = {"seed": self.seed, **asked}
+        how: ModelAsked = {"seed": self.seed, **asked}
         return posterior(*self._fitted, draws, ids=ids, **how)
 
     def statistics(self) -> Tensors:
@@ -199,7 +193,7 @@ class Run(Pickled, Summarised):
 
     def client_rows(
         self, scores: list[Scores] | None = None, statistics: Tensors | None = None
-    ) -> Iterator[ClientRow]:
+    ) -> Iterator[tuple[str, int, str, str, str, float]]:
         """Yield the rows of `clients`; scores and statistics of the last round may be known."""
         names, sizes = self.data.names, self.data.sizes.tolist()
         for found in self.scores() if scores is None else scores:
@@ -217,11 +211,10 @@ class Run(Pickled, Summarised):
         steps: Counter[int] = Counter()
         for record in self.records:
             steps.update(dict(zip(record.trained, record.steps, strict=True)))
-        rounds = {
-            f"rounds_{did}": Counter(i for r in self.records for i in getattr(r, did))
-            for did in ("trained", "reported", "silent")
-        }
-        return rounds | {"gradient_steps": steps}
+        did: dict[str, Counter[int]] = {}
+        for what in ("trained", "reported", "silent"):
+            did[f"rounds_{what}"] = Counter(i for r in self.records for i in getattr(r, what))
+        return did | {"gradient_steps": steps}
 
     @property
     def _fitted(self) -> tuple[Method, Federation, Round]:

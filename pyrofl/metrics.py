@@ -148,14 +148,11 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
     """Return the area under the ROC curve of telling data sets apart by a score, such as entropy.
 
     It is the probability that a row from outside scores higher than one from inside; ties count
-    half. 0.5: the score tells nothing; 1: it separates the two.
+    half. 0.5: the score tells nothing; 1: it separates the two; NaN if there is a NaN or no row.
 
     Args:
         inside: [N], scores of rows like those that the model was trained on.
         outside: [M], scores of other rows.
-
-    Returns:
-        A scalar, NaN if there is a NaN or no row.
     """
     ranked = inside.sort().values
     lower, upper = (torch.searchsorted(ranked, outside, right=r) for r in (False, True))
@@ -181,7 +178,7 @@ def entropies(probs: Tensor) -> Tensors:
 
 @checked
 def pool(values: Tensor, size: Tensor, weighting: Weighting = "client") -> Tensor:
-    """Average a metric over clients, leaving out those where it is NaN.
+    """Average a metric over clients, leaving out those where it is NaN; NaN if none is left.
 
     >>> pool(torch.tensor([1.0, 0.0]), torch.tensor([3, 1]), "row")
     tensor(0.7500)
@@ -190,9 +187,6 @@ def pool(values: Tensor, size: Tensor, weighting: Weighting = "client") -> Tenso
         values: [C].
         size: [C], rows that each value is a mean of.
         weighting: "client" counts every client once, "row" every row.
-
-    Returns:
-        A scalar, NaN if no client is left.
     """
     known = ~values.isnan()
     weight = known * (size.double() if weighting == "row" else torch.ones_like(size).double())
@@ -209,13 +203,12 @@ def _gather(
 ) -> Bins:
     """Average confidence and correctness [..., N] by place, each [..., bins]."""
     counted = torch.ones_like(confidence) if mask is None else mask.to(confidence)
-
-    def total(value: Tensor) -> Tensor:
-        empty = value.new_zeros(*value.shape[:-1], bins)
-        return empty.scatter_add(-1, place, value.where(counted > 0, 0))
-
-    count = total(counted)
-    return Bins(count, total(confidence) / count, total(correct.to(confidence)) / count)
+    empty = confidence.new_zeros(*confidence.shape[:-1], bins)
+    count, sure, right = (
+        empty.scatter_add(-1, place, value.where(counted > 0, 0))
+        for value in (counted, confidence, correct.to(confidence))
+    )
+    return Bins(count, sure / count, right / count)
 
 
 def _check_shapes(name: str, rows: Tensor, y: Tensor, mask: Tensor) -> None:

@@ -15,16 +15,21 @@ Population = Literal["training", "held_out", "pooled"]
 Part = Literal["test", "train"]
 
 
-class AskedFields(TypedDict, total=False):
-    """Fields of `Asked` as keyword arguments."""
+class ModelAsked(TypedDict, total=False):
+    """Fields of `Asked` that say which model, as keyword arguments."""
 
     model: str | None
     adapted: Adapted
+    seed: Seed
+    chunk: int | None
+
+
+class AskedFields(ModelAsked, total=False):
+    """All fields of `Asked`, as keyword arguments."""
+
     population: Population
     part: Part
     draws: int | None
-    seed: Seed
-    chunk: int | None
 
 
 @dataclass(frozen=True)

@@ -16,29 +16,14 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from pyrofl import metrics as scoring
 from pyrofl.arguments import Count, PositiveShare, checked
 from pyrofl.data import Batch, Federation, check_table
 from pyrofl.inference.evaluation.asked import Asked, AskedFields
-from pyrofl.inference.evaluation.predict import (
-    Predicted,
-    Prediction,
-    answers,
-    predict,
-    probabilities,
-)
+from pyrofl.inference.evaluation.predict import Prediction, answers, predict, probabilities
 from pyrofl.inference.evaluation.prepare import pooled_name
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.metrics import (
-    Bins,
-    Weighting,
-    auroc,
-    calibration_bins,
-    classification,
-    entropies,
-    pool,
-    regression,
-)
 from pyrofl.tensors import Tensors, join_up
 
 SCORES = ("total", "aleatoric", "epistemic", "doubt")
@@ -62,9 +47,9 @@ class Scores(Asked):
     rows: Tensor
     values: Tensors
 
-    def mean(self, metric: str, weighting: Weighting = "client") -> float:
+    def mean(self, metric: str, weighting: scoring.Weighting = "client") -> float:
         """Average a metric over clients; weighting "client" counts each once, "row" by rows."""
-        return float(pool(self.values[metric], self.rows, weighting))
+        return float(scoring.pool(self.values[metric], self.rows, weighting))
 
     @checked
     def smallest(self, share: PositiveShare, sizes: Tensor) -> Scores:
@@ -103,8 +88,8 @@ def evaluate(
     how = Asked.of(asked)
     how = replace(how, model=how.view(method))
     found = [
-        (part.ids, part.mask.sum(1), score(part, metrics or {}))
-        for part in predict(method, data, state, **vars(how))
+        (ids, mask.sum(1), score(prediction, y, mask, metrics or {}))
+        for ids, prediction, y, mask in predict(method, data, state, **vars(how))
     ]
     ids, order = torch.cat([some for some, *_ in found]).sort()
     values = {n: v.cpu()[order] for n, v in join_up(v for *_, v in found).items()}
@@ -116,13 +101,12 @@ def evaluate(
     )
 
 
-def score(found: Predicted, metrics: Mapping[str, Metric]) -> Tensors:
+def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metric]) -> Tensors:
     """Score the predictions of some clients, and check those metrics: name -> [C]."""
-    (mean, log_density), y, mask = found.prediction, found.y, found.mask
-    if mean.dim() == 3:
-        values = classification(mean, y.long(), mask)
+    if found.mean.dim() == 3:
+        values = scoring.classification(found.mean, y.long(), mask)
     else:
-        values = regression(mean, log_density, y, mask)
+        values = scoring.regression(*found, y, mask)
     for name, metric in metrics.items():
         if name in values or not callable(metric):
             raise ValueError(
@@ -130,7 +114,7 @@ def score(found: Predicted, metrics: Mapping[str, Metric]) -> Tensors:
                 f"{', '.join(values)}"
             )
         with torch.no_grad():
-            own = metric(found.prediction, y, mask)
+            own = metric(found, y, mask)
         tensor = torch.is_tensor(own)
         if not tensor or own.shape != mask.shape[:1]:
             kind = f"{own.dtype} of shape {list(own.shape)}" if tensor else type(own).__name__
@@ -138,26 +122,26 @@ def score(found: Predicted, metrics: Mapping[str, Metric]) -> Tensors:
                 f"metric {name!r} gives {kind}; expected a tensor of shape {list(mask.shape[:1])}, "
                 "a number for each client"
             )
-        values[name] = own.to(log_density)
+        values[name] = own.to(found.log_density)
     return values
 
 
 def calibration(
     method: Method, data: Federation, state: Round, **asked: Unpack[AskedFields]
-) -> Bins:
+) -> scoring.Bins:
     """Gather the predictions of all clients' rows by their confidence, as reliability diagrams do.
 
     Arguments are those of `evaluate`, and so are errors; the method is to be a classifier.
     """
     found = _confidence(method, data, state, asked).values()
     sure, right = (torch.cat(some) for some in zip(*found, strict=True))
-    return calibration_bins(sure, right)
+    return scoring.calibration_bins(sure, right)
 
 
 @checked
 def calibration_by_client(
     method: Method, data: Federation, state: Round, bins: Count = 15, **asked: Unpack[AskedFields]
-) -> dict[str, Bins]:
+) -> dict[str, scoring.Bins]:
     """Gather the predictions of each client by their confidence; `calibration` pools them.
 
     Arguments and errors are those of `calibration`, besides the number of bins: few rows need few.
@@ -168,7 +152,7 @@ def calibration_by_client(
     """
     found = _confidence(method, data, state, asked)
     names = (*data.names, pooled_name(data))
-    return {names[i]: calibration_bins(*found[i], bins=bins) for i in sorted(found)}
+    return {names[i]: scoring.calibration_bins(*found[i], bins=bins) for i in sorted(found)}
 
 
 def _confidence(
@@ -210,12 +194,11 @@ class Uncertainty:
 
     def told_apart(self, outside: Uncertainty, score: str) -> Tensor:
         """Return how well each client tells other rows from these by a score: AUROC [C]."""
-        if not torch.equal(self.ids, outside.ids):
-            raise ValueError(
-                f"clients are {self.ids.tolist()} and {outside.ids.tolist()}; expected the same"
-            )
+        one, other = self.ids.tolist(), outside.ids.tolist()
+        if one != other:
+            raise ValueError(f"clients are {one} and {other}; expected the same")
         pairs = zip(self.by_client(score), outside.by_client(score), strict=True)
-        return torch.stack([auroc(mine, other) for mine, other in pairs])
+        return torch.stack([scoring.auroc(mine, others) for mine, others in pairs])
 
 
 def uncertainty(
@@ -246,9 +229,9 @@ def uncertainty(
     def read(members: Iterator[Any], batch: Batch) -> tuple[Tensor, ...]:
         """Return the mean of the probabilities, a log density that is not known, and scores."""
         shape = (how.draws or 1, *batch.mask.shape, -1)
-        probs = torch.cat([_classes(fn).expand(shape) for fn in members])
+        probs = torch.cat([probabilities(fn).expand(shape) for fn in members])
         mean = probs.mean(0)
-        scores = entropies(probs) | {"doubt": 1 - mean.amax(-1)}
+        scores = scoring.entropies(probs) | {"doubt": 1 - mean.amax(-1)}
         unknown = mean.new_full(batch.mask.shape, -torch.inf)
         return mean, unknown, torch.stack([scores[n] for n in SCORES], -1)
 
@@ -261,13 +244,6 @@ def uncertainty(
     rows = torch.tensor([len(found[i]) for i in ids])
     columns = torch.cat([found[i] for i in ids]).unbind(-1)
     return Uncertainty(torch.tensor(ids), rows, dict(zip(SCORES, columns, strict=True)))
-
-
-def _classes(fn: Any) -> Tensor:
-    """Return the probabilities of a response, or refuse it if it is no class."""
-    if (probs := probabilities(fn)) is None:
-        raise ValueError(f"the response is a {type(fn).__name__}; expected classes")
-    return probs
 
 
 def _all_asked(data: Federation, x: Tensor) -> Federation:

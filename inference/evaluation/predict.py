@@ -21,6 +21,7 @@ from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors
 
+CLASSES = (dist.Bernoulli, dist.Categorical)
 ROWS = 512  # rows of a client that are predicted at once
 
 
@@ -106,8 +107,8 @@ def averaged(members: Iterator[Any], batch: Batch) -> Prediction:
     """Average the distributions of the response over members and draws."""
     means, log_densities = [], []
     for fn in members:
-        probs, log_density = probabilities(fn), fn.log_prob(batch.y)
-        mean = fn.mean if probs is None else probs
+        log_density = fn.log_prob(batch.y)
+        mean = probabilities(fn) if isinstance(fn, CLASSES) else fn.mean
         if log_density.dim() == 3:
             mean, count = mean.mean(0), log_density.new_tensor(float(len(log_density)))
             log_density = log_density.logsumexp(0) - count.log()
@@ -140,11 +141,14 @@ def responses(
         yield (sites.get("y") or next(iter(sites.values())))["fn"]
 
 
-def probabilities(fn: Any) -> Tensor | None:
-    """Return the probabilities [..., K] of a response that is a class; None if it is a number."""
+def probabilities(fn: Any) -> Tensor:
+    """Return the probabilities [..., K] of a response that is a class; others are refused."""
     if isinstance(fn, dist.Bernoulli):
         return torch.stack([1 - fn.probs, fn.probs], -1)
-    return fn.probs if isinstance(fn, dist.Categorical) else None
+    if not isinstance(fn, dist.Categorical):
+        raise ValueError(f"the response is a {type(fn).__name__}; expected classes")
+    probs: Tensor = fn.probs
+    return probs
 
 
 def _no_number(mean: Tensor, density: Tensor, mask: Tensor) -> tuple[int, int, float] | None:

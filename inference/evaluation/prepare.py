@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
-from pyrofl.inference.evaluation.asked import Asked, AskedFields
+from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.state import Round, chunks, meet
 from pyrofl.inference.method import Method, no_statistics
@@ -50,7 +50,7 @@ def single(
 
 
 def prepared(
-    method: Method, data: Federation, state: Round, who: Who, **asked: Unpack[AskedFields]
+    method: Method, data: Federation, state: Round, who: Who, **asked: Unpack[ModelAsked]
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
     """Return what programs are to read as received and local, to ask a model of some clients."""
     how = Asked.of(asked)

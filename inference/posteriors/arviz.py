@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.evaluation.asked import Asked, AskedFields
+from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import Pointwise, Values, agreed, draw, pointwise
@@ -23,8 +23,8 @@ from pyrofl.inference.posteriors.export import inference_data
 from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors, matches
 
-GROUPS = ("posterior", "prior", "prior_predictive", "posterior_predictive", "log_likelihood")
-GROUPS += ("observed_data", "constant_data", "sample_stats")
+GROUPS: tuple[str, ...] = ("posterior", "prior", "prior_predictive", "posterior_predictive")
+GROUPS += ("log_likelihood", "observed_data", "constant_data", "sample_stats")
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "observed_data"}
 OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
@@ -62,7 +62,7 @@ def to_arviz(
     *,
     groups: str | Collection[str] = CHEAP,
     ids: Tensor | None = None,
-    **asked: Unpack[AskedFields],
+    **asked: Unpack[ModelAsked],
 ) -> Any:
     """Return what runs of one method on one federation found, for ArviZ; every run is a chain.
 

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces
-from pyrofl.inference.evaluation.asked import Asked, AskedFields
+from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.loop.state import Round
@@ -73,7 +73,7 @@ def posterior(
     draws: int,
     *,
     ids: Tensor | None = None,
-    **asked: Unpack[AskedFields],
+    **asked: Unpack[ModelAsked],
 ) -> Tensors:
     """Draw from the posterior of every client: site -> [S, C, *p], clients in the order of ids.
 
@@ -138,19 +138,18 @@ def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
     """Return the sites that a person named: the guide's latent, the model's deterministic ones."""
     sites = {n: s for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
     sites |= {n: s for n, s in p.nodes.items() if s.get("infer", {}).get("_deterministic")}
-    return {n: Values(stacked(n, s["value"], draws, clients), of_rows(s)) for n, s in sites.items()}
-
-
-def stacked(name: str, value: Tensor, draws: int, clients: int) -> Tensor:
-    """Give a site's value [C, B or 1, *p] the axis of draws, if it has none: [S, C, B or 1, *p]."""
-    if value.dim() > 2 and value.shape[:2] == (draws, clients):
-        return value
-    if value.dim() < 2 or len(value) != clients:
-        raise ValueError(
-            f"site {name!r} has shape {tuple(value.shape)}; expected {clients} clients, and an "
-            "axis for rows, in front"
-        )
-    return value.expand(draws, *value.shape)
+    found = {}
+    for name, site in sites.items():
+        value = site["value"]
+        if value.dim() < 3 or value.shape[:2] != (draws, clients):  # there is no axis of draws
+            if value.dim() < 2 or len(value) != clients:
+                raise ValueError(
+                    f"site {name!r} has shape {tuple(value.shape)}; expected {clients} clients, "
+                    "and an axis for rows, in front"
+                )
+            value = value.expand(draws, *value.shape)
+        found[name] = Values(value, of_rows(site))
+    return found
 
 
 def of_rows(site: Any) -> bool:
@@ -168,7 +167,9 @@ def pointwise(
     of_prior: bool = False,
 ) -> list[Pointwise]:
     """Return what programs say of clients, in the order of ids; `of_prior` draws from the prior."""
-    guide, found = prior(method.model) if of_prior else method.guide, {}
+    guide, found = method.guide, {}
+    if of_prior:  # as a guide: the model's latent sites alone
+        guide = poutine.block(method.model, hide_fn=lambda msg: bool(msg.get("is_observed")))
     draws, purpose = asked.draws or 1, Stream.PRIOR if of_prior else Stream.TEST
     source = partial(stream, asked.seed, purpose, state.number)
     for some, received, local, _ in single(method, data, state, ids, replace(asked, chunk=1)):
@@ -197,12 +198,6 @@ def pointwise_at(
         return program
 
     return _said(model, shared, given, client, len(next(iter(values.values()))), source)
-
-
-def prior(model: Program) -> Program:
-    """Return the prior of a model as a guide: its latent sites alone."""
-    program: Program = poutine.block(model, hide_fn=lambda msg: bool(msg.get("is_observed")))
-    return program
 
 
 def _replayed(guide: Program, trace: Any, part: slice) -> Program:

@@ -48,12 +48,9 @@ def inference_data(
 
 
 def save(data: Any, path: str | Path) -> None:
-    """Write what `inference_data` made as netCDF-4; the file is whole or not there.
+    """Write what `inference_data` made as netCDF-4; the file is whole, or not there: OSError.
 
     `arviz.from_netcdf` of 0.23 and 1.x, and `xarray.open_datatree`, open it.
-
-    Raises:
-        OSError: if there is no room for it.
     """
     with replacing(path) as temporary:
         _find_room(data, temporary)
