@@ -254,10 +254,6 @@ def _all_asked(data: Federation, x: Tensor) -> Federation:
         )
     y = data.y[:1].expand(len(x), *data.y.shape[1:])
     check_table(x, y)
-    rows = len(data.x) + torch.arange(len(x))
-    return replace(
-        data,
-        x=torch.cat([data.x, x.to(data.x)]),
-        y=torch.cat([data.y, y]),
-        test=tuple(rows for _ in data.test),
-    )
+    test = (len(data.x) + torch.arange(len(x)),) * len(data.test)
+    both = torch.cat([data.x, x.to(data.x)])
+    return replace(data, x=both, y=torch.cat([data.y, y]), test=test)

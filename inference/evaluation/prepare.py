@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import torch
 from torch import Generator, Tensor
@@ -18,25 +18,16 @@ from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, join_up
 
 
-class Ready(NamedTuple):
-    """Some clients side by side, ready to predict."""
-
-    ids: Tensor  # [C]
-    received: Tensors  # [C, ...]
-    local: Tensors | list[Tensors]  # [C, ...] as the view has it; a list is an ensemble
-    noise: list[Generator]  # of each client
-
-
 def ready(
     method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
-) -> Iterator[Ready]:
-    """Yield clients, some at a time and the largest first, as they are asked."""
+) -> Iterator[tuple[Tensor, Tensors, Tensors | list[Tensors], list[Generator]]]:
+    """Yield ids, received, local (a list is an ensemble) and noise of some clients, large first."""
     deployed = method.deployed(asked.view(method))
     for some in chunks(deployed, data, state, ids, asked.chunk, asked.seed):
         received, local = prepared(method, data, state, data.who(some), **vars(asked))
         names = [data.names[i] for i in some.tolist()]
         noise = [stream(asked.seed, Stream.TEST, state.number, name) for name in names]
-        yield Ready(some, received, local, noise)
+        yield some, received, local, noise
 
 
 def single(
@@ -80,14 +71,9 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
         ids = range(data.clients) if population == "training" else range(data.clients, everyone)
         return data, list(ids)
     rows = data.pooled_test if data.pooled_test is not None else torch.zeros(0, dtype=torch.long)
-    pooled = replace(
-        data,
-        train=(*data.train, torch.cat(data.train[: data.clients])),
-        test=(*data.test, rows),
-        names=(*data.names, pooled_name(data)),
-        held_out=data.held_out + 1,
-    )
-    return pooled, [everyone]
+    train, test = (*data.train, torch.cat(data.train[: data.clients])), (*data.test, rows)
+    names, held_out = (*data.names, pooled_name(data)), data.held_out + 1
+    return replace(data, train=train, test=test, names=names, held_out=held_out), [everyone]
 
 
 def with_rows(data: Federation, asked: Asked) -> tuple[Federation, tuple[Tensor, ...], Tensor]:

@@ -101,12 +101,11 @@ def to_arviz(
             f"{len(runs)} runs and groups {groups!r}; expected at least one run, and 'all' or some "
             f"of {', '.join(GROUPS)}"
         )
-    if len({run.seed for run in runs}) < len(runs):
+    data, seeds = runs[0].data, [run.seed for run in runs]
+    if len(set(seeds)) < len(seeds):
         raise ValueError(
-            f"seeds of the runs are {[run.seed for run in runs]}; expected all different, so that "
-            "chains are independent"
+            f"seeds of the runs are {seeds}; expected all different, so that chains are independent"
         )
-    data = runs[0].data
     clients = torch.arange(data.clients) if ids is None else ids
     made = []
     for run in runs:
@@ -148,7 +147,7 @@ def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
     """Return the loss of every run, round, client and gradient step, and the rounds and steps."""
     records = [record for run in runs for record in run.records]
     steps = list(dict.fromkeys(name for record in records for name in record.loss))
-    numbers = [record.number for record in records]
+    numbers = {record.number for record in records}
     rounds = range(min(numbers), max(numbers) + 1)
     shape = (len(runs), len(rounds), runs[0].data.clients, len(steps))
     found = torch.full(shape, torch.nan, dtype=torch.float64)
@@ -185,11 +184,9 @@ class ClientAxes:
         if not any(part.rows or part.value.shape[2] > 1 for part in parts):
             return self.of_clients(name, torch.cat([part.value.squeeze(2) for part in parts], 1))
         sizes = self.data.sizes[self.ids].tolist()
-        rows = [
-            part.value[:, 0].expand(-1, n, *part.value.shape[3:])
-            for part, n in zip(parts, sizes, strict=True)
-        ]
-        return Variable(torch.cat(rows, 1), ("draw", "row", *self.own(name, rows[0], 2)))
+        values = zip((part.value[:, 0] for part in parts), sizes, strict=True)
+        rows = torch.cat([value.expand(-1, n, *value.shape[2:]) for value, n in values], 1)
+        return Variable(rows, ("draw", "row", *self.own(name, rows, 2)))
 
     def groups(self, known: Sequence[Pointwise], chosen: Collection[str] = GROUPS) -> Groups:
         """Join what programs say of each client; log densities come with the log likelihood."""
