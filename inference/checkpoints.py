@@ -12,10 +12,9 @@ from torch import Tensor
 from pyrofl.data import Federation, Who
 from pyrofl.files import hashed
 from pyrofl.files.run_folder import versions
-from pyrofl.inference.fit import Run
+from pyrofl.inference.fit import RoundRecord, Run
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed, separate
 
 RECORDS = tuple(f.name for f in fields(RoundRecord) if f.name != "number")  # that follows
@@ -35,13 +34,12 @@ def save(run: Run, path: str | Path, about: Mapping[str, Any] | None = None) -> 
     Raises:
         OSError: if there is no room for it.
     """
-    state = {name: getattr(run.state, name) for name in STATE}
+    state = {name: getattr(run.state, name) for name in STATE} | run.state.who._asdict()
     state["private"] = dict(run.state.private.items())
-    state |= {"ids": run.state.who.ids, "size": run.state.who.size}
     records: dict[str, Any] = {"draws": run.draws, "metrics": run.history}
     records |= {name: [getattr(record, name) for record in run.records] for name in RECORDS}
-    asked = _about(run.data, run.seed, about)
-    hashed.write(path, asked, {"state": state, "records": records})
+    about = _about(run.data, run.seed, about)
+    hashed.write(path, about, {"state": state, "records": records})
 
 
 def load(
@@ -56,12 +54,8 @@ def load(
 
     What clients keep lies in the file until the next round has a copy of it.
 
-    Args:
-        path: of the file.
-        method: the same as before, or round number -> method.
-        data: the same as before, on the same device.
-        about: the settings that `save` was given.
-        seed: of the run.
+    Args are those of the run that was saved, the data on the same device; method may be round
+    number -> method; `about` is what `save` was given.
 
     Raises:
         ValueError: if the file is damaged or cut off, or anything differs; it says what.
@@ -78,10 +72,10 @@ def load(
 
 
 def _about(data: Federation, seed: Seed, about: Mapping[str, Any] | None) -> dict[str, Any]:
-    found = {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
-    seeds = {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
-    facts = {"hash of the data": hashed.fingerprint(data)}
-    return {**found, **seeds, **facts, "type of device": data.x.device.type, **(about or {})}
+    found: dict[str, Any] = {"hash of the data": hashed.fingerprint(data)}
+    found |= {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
+    found |= {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
+    return {**found, "type of device": data.x.device.type, **(about or {})}
 
 
 def _copied(value: Any) -> Any:
@@ -95,23 +89,14 @@ def _copied(value: Any) -> Any:
 
 @dataclass
 class Keeper:
-    """Keeps a run on the disk; `after` of `fit`.
-
-    Attributes:
-        path: of the file.
-        every: rounds between two checkpoints; None writes none unless `rescue` is called.
-        rounds: after which one is written in any case.
-        about: settings of the run, see `save`.
-        last: the run after the last whole round.
-        written: the round that the file holds.
-    """
+    """Keeps a run on the disk; `after` of `fit`."""
 
     path: Path
-    every: int | None = None
-    rounds: int | None = None
-    about: dict[str, Any] = field(default_factory=dict)
-    last: Run | None = None
-    written: int | None = None
+    every: int | None = None  # rounds between two checkpoints; None: only `rescue` writes one
+    rounds: int | None = None  # after which one is written in any case
+    about: dict[str, Any] = field(default_factory=dict)  # settings of the run, see `save`
+    last: Run | None = None  # after the last whole round
+    written: int | None = None  # the round that the file holds
 
     def __call__(self, run: Run) -> None:
         """Remember a round, and write it if it is its turn."""

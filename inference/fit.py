@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+import torch
 from torch import Tensor
 
 from pyrofl.arguments import Count, CountOrNone, checked
 from pyrofl.data import Federation
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
-from pyrofl.inference.evaluation.asked import ModelAsked, RowsAsked
+from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.prepare import statistics
 from pyrofl.inference.loop.messages import OnBadMessage
-from pyrofl.inference.loop.participation import Draw, Stragglers, everyone
+from pyrofl.inference.loop.participation import Draw, Stragglers
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.records import RoundRecord, Row
 from pyrofl.inference.seeds import Seed, continued
 from pyrofl.metrics import Bins
 from pyrofl.summaries import Summarised
@@ -34,8 +34,55 @@ from pyrofl.tensors import Tensors
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-ClientRow = tuple[str, int, str, str, str, float]
-"""client, size, model, adapted, metric, value: one line of clients.csv."""
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What a round leaves."""
+
+    number: int
+    seconds: float  # that it took, without testing
+    down: int  # bytes sent to all clients
+    up: int  # bytes sent by them
+    rejected: tuple[str, ...]  # the clients whose message or state was bad, and why
+    trained: list[int]  # ids
+    steps: list[int]  # gradient steps that each of these made
+    reported: list[int]  # ids of those whose message was merged
+    silent: list[int]  # ids of those that were to report and failed to
+    loss: Tensors  # mean of every step by its names, [J]; NaN where a client did not train
+
+    @classmethod
+    def of(cls, state: Round, data: Federation, seconds: float) -> RoundRecord:
+        """Write a round down."""
+        none = torch.full((data.clients,), torch.nan, dtype=data.dtype)
+        return cls(
+            number=state.number,
+            seconds=seconds,
+            down=int(state.down.sum()),
+            up=int(state.up.sum()),
+            rejected=state.rejected,
+            trained=state.trained.tolist(),
+            steps=state.steps.tolist(),
+            reported=state.who.ids.tolist(),
+            silent=state.silent.tolist(),
+            loss={n: none.scatter(0, state.trained, v.to(none)) for n, v in state.loss.items()},
+        )
+
+    def told(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return a line of `Run.rounds`; names are the clients'."""
+        return {
+            "round": self.number,
+            "seconds": self.seconds,
+            "bytes_down": self.down,
+            "bytes_up": self.up,
+            "trained": len(self.trained),
+            "steps": sum(self.steps),
+            "reported": len(self.reported),
+            "silent": len(self.silent),
+            "silent_clients": [names[i] for i in self.silent],
+            "rejected": len(self.rejected),
+            "rejected_reasons": list(self.rejected),
+            **{f"loss {name}": float(value.nanmean()) for name, value in self.loss.items()},
+        }
 
 
 @dataclass(repr=False)
@@ -50,7 +97,7 @@ class Run(Pickled, Summarised):
         draws: of the guide, for predictions while fitting; None takes its mean.
         own_metrics: name -> function, scored beside the metrics that there are; see `evaluate`.
         records: what each round left; `rounds` is a table of them.
-        history: every score so far, averaged over clients; `metrics` is a table of them.
+        history: every score so far, averaged over clients, as lines of the table `metrics`.
     """
 
     method: Method
@@ -60,21 +107,21 @@ class Run(Pickled, Summarised):
     draws: int | None = None
     own_metrics: Mapping[str, Metric] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
-    history: list[Row] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
 
     def copy(self, **changes: Any) -> Run:
         """Return the run with lists of its own, so that it goes on by itself."""
-        own: dict[str, Any] = {"records": [*self.records], "history": [*self.history]}
-        return replace(self, **(own | changes))
+        own = {"records": [*self.records], "history": [*self.history]}
+        return replace(self, **{**own, **changes})
 
     def evaluate(
-        self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[RowsAsked]
+        self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[AskedFields]
     ) -> Scores:
         """Test a model, as `pyrofl.evaluate`; seed, draws and metrics are the run's by default."""
         own = self.own_metrics if metrics is None else metrics
         return evaluate(*self._fitted, metrics=own, **self._asked(asked))
 
-    def calibration(self, **asked: Unpack[RowsAsked]) -> Bins:
+    def calibration(self, **asked: Unpack[AskedFields]) -> Bins:
         """Gather predictions by confidence, as `pyrofl.calibration`."""
         return calibration(*self._fitted, **self._asked(asked))
 
@@ -102,11 +149,11 @@ class Run(Pickled, Summarised):
         adaptation, the global one also on all test rows; on training rows if there are no others.
         """
         data, views = self.data, self.method.views
-        tested = any(len(rows) for rows in data.test[: data.clients])
-        clients: list[RowsAsked] = [{"part": "test" if tested else "train"}]
-        if any(len(rows) for rows in (data.test if tested else data.train)[data.clients :]):
+        tested = any(map(len, data.test[: data.clients]))
+        clients: list[AskedFields] = [{"part": "test" if tested else "train"}]
+        if any(map(len, (data.test if tested else data.train)[data.clients :])):
             clients.append({**clients[0], "population": "held_out"})
-        asked: list[RowsAsked] = [{"model": view, **some} for view in views for some in clients]
+        asked: list[AskedFields] = [{"model": view, **some} for view in views for some in clients]
         if self.method.adapt and "personal" in views:
             asked += [{"model": "personal", "adapted": "adapt", **some} for some in clients]
         if "global" in views and data.pooled_test is not None and len(data.pooled_test):
@@ -116,18 +163,10 @@ class Run(Pickled, Summarised):
     def test(self) -> list[Scores]:
         """Test all there is and write it down in `history`, clients weighing the same."""
         found = self.scores()
-        self.history += [
-            Row(
-                round=self.state.number,
-                model=s.model,
-                adapted=s.adapted,
-                population=s.population,
-                metric=metric,
-                value=s.mean(metric),
-            )
-            for s in found
-            for metric in s.values
-        ]
+        for s in found:
+            asked = (self.state.number, s.model, s.adapted, s.population)
+            lines = [(*asked, metric, s.mean(metric)) for metric in s.values]
+            self.history += [dict(zip(METRICS, line, strict=True)) for line in lines]
         return found
 
     @property
@@ -153,11 +192,8 @@ class Run(Pickled, Summarised):
 
     def client_rows(
         self, scores: list[Scores] | None = None, statistics: Tensors | None = None
-    ) -> Iterator[ClientRow]:
-        """Yield the rows of `clients`; scores and statistics of the last round may be known.
-
-        All but scores is told of the main view before any adaptation.
-        """
+    ) -> Iterator[tuple[str, int, str, str, str, float]]:
+        """Yield the rows of `clients`; scores and statistics of the last round may be known."""
         names, sizes = self.data.names, self.data.sizes.tolist()
         for found in self.scores() if scores is None else scores:
             for metric, values in found.values.items() if found.population != "pooled" else ():
@@ -165,26 +201,25 @@ class Run(Pickled, Summarised):
                     yield names[i], sizes[i], found.model, found.adapted, metric, value
         told = self.statistics() if statistics is None else statistics
         about = self.work() | {name: values.tolist() for name, values in told.items()}
-        for metric, of in about.items():
+        for metric, of in about.items():  # all but scores is told of the main view, unadapted
             for i in range(self.data.clients):
                 yield names[i], sizes[i], self.method.main_view, "none", metric, of[i]
 
     def work(self) -> dict[str, Counter[int]]:
         """Count rounds in which clients trained, reported or failed to, and gradient steps."""
-        found: dict[str, Counter[int]] = {
-            f"rounds_{did}": Counter(i for r in self.records for i in getattr(r, did))
-            for did in ("trained", "reported", "silent")
-        }
-        found["gradient_steps"] = Counter()
+        steps: Counter[int] = Counter()
         for record in self.records:
-            found["gradient_steps"].update(dict(zip(record.trained, record.steps, strict=True)))
-        return found
+            steps.update(dict(zip(record.trained, record.steps, strict=True)))
+        did: dict[str, Counter[int]] = {}
+        for what in ("trained", "reported", "silent"):
+            did[f"rounds_{what}"] = Counter(i for r in self.records for i in getattr(r, what))
+        return did | {"gradient_steps": steps}
 
     @property
     def _fitted(self) -> tuple[Method, Federation, Round]:
         return self.method, self.data, self.state
 
-    def _asked(self, asked: RowsAsked) -> RowsAsked:
+    def _asked(self, asked: AskedFields) -> AskedFields:
         return {"seed": self.seed, "draws": self.draws, **asked}
 
     @property
@@ -212,6 +247,18 @@ class Run(Pickled, Summarised):
         }
 
 
+class LoopOptions(TypedDict, total=False):
+    """Arguments of `federate` that `fit` hands on as they are."""
+
+    participation: Draw
+    trains: Draw | None
+    chunk: int | None
+    stragglers: Stragglers | None
+    on_bad_message: OnBadMessage
+    state_memory: int | None
+    keep_messages: bool
+
+
 @checked
 def fit(
     method: Method | Callable[[int], Method],
@@ -219,20 +266,14 @@ def fit(
     rounds: int,
     *,
     seed: Seed | None = None,
-    participation: Draw = everyone,
-    trains: Draw | None = None,
-    chunk: int | None = None,
     server: Tensors | None = None,
     start: Round | Run | None = None,
     every: CountOrNone = 0,
     draws: Count | None = None,
     metrics: Mapping[str, Metric] | None = None,
     progress: bool = True,
-    stragglers: Stragglers | None = None,
-    on_bad_message: OnBadMessage = "reject",
-    state_memory: int | None = None,
-    keep_messages: bool = True,
     after: Callable[[Run], None] | None = None,
+    **loop: Unpack[LoopOptions],
 ) -> Run:
     """Run all rounds, with a progress bar, and test on the way.
 
@@ -242,25 +283,19 @@ def fit(
         rounds: number of the last round.
         seed: fixes all random numbers; `Seeds` for several. None is that of a Run that is gone on
             from, otherwise 0.
-        participation: draws who reports; see `federate`.
-        trains: draws who trains.
-        chunk: clients trained side by side.
         server: first state.
         start: a Round to go on from, or a Run, whose records are continued.
         every: test after every so many rounds; 0 leaves testing to the caller.
         draws: of the guide, for predictions; None takes its mean, or as many as a start's Run.
         metrics: name -> one of your own, scored too; see `evaluate`. None: those of a start's Run.
         progress: show rounds, loss and the time left.
-        stragglers: clients that do part of their work, or are not heard.
-        on_bad_message: "reject" goes on without the client, "raise" stops the run.
-        state_memory: bytes of private state that may be in memory; see `federate`.
-        keep_messages: whether the last round has its messages; see `federate`.
         after: called after every round, before its test, such as a `Keeper`: what stops a test
             loses no round. If the last round of a start's Run lacks its test, that is made first.
+        loop: participation, trains, chunk, stragglers, on_bad_message, state_memory and
+            keep_messages of `federate`.
 
     Raises:
-        ValueError: as `federate`; if `every` is negative, `draws` none, or a start's seed another.
-        BadMessage: as `federate`.
+        ValueError: as `federate`, as is BadMessage; or if a start's seed is another.
     """
     from tqdm import tqdm
 
@@ -276,28 +311,15 @@ def fit(
         own_metrics=(known.own_metrics if known else {}) if metrics is None else metrics,
     )
 
-    def test_if_due() -> None:
-        number = run.state.number
+    def test_if_due(number: int) -> None:
+        """Test after every so many rounds, and after the last."""
         if every and number and (number % every == 0 or number == rounds):
             run.test()
 
-    states = federate(
-        method,
-        data,
-        rounds,
-        seed=seed,
-        participation=participation,
-        trains=trains,
-        chunk=chunk,
-        start=state,
-        stragglers=stragglers,
-        on_bad_message=on_bad_message,
-        state_memory=state_memory,
-        keep_messages=keep_messages,
-    )
+    states = federate(method, data, rounds, seed=seed, start=state, **loop)
     with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
         if known and all(row["round"] != state.number for row in run.history):
-            test_if_due()
+            test_if_due(state.number)
         clock = perf_counter()
         for state in states:
             seconds = perf_counter() - clock
@@ -305,7 +327,7 @@ def fit(
             run.records.append(RoundRecord.of(state, data, seconds))
             if after:
                 after(run)
-            test_if_due()
+            test_if_due(state.number)
             idle = () if len(state.who.ids) else ("nobody reports; server unchanged",)
             for told in (*state.rejected, *idle):
                 bar.write(f"round {state.number}: {told}", sys.stderr)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import checked
+from pyrofl.tensors import Tensors
 
 Weighting = Literal["client", "row"]
 IMPOSSIBLE = -1e30  # log density that stands for all below
@@ -26,7 +27,7 @@ class Bins(NamedTuple):
     accuracy: Tensor  # [..., bins] share of a bin that is right
 
 
-def classification(probs: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+def classification(probs: Tensor, y: Tensor, mask: Tensor) -> Tensors:
     """Score predicted probabilities of classes [C, B, K], averaged over draws, by y int64.
 
     Returns:
@@ -60,9 +61,7 @@ def classification(probs: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
     }
 
 
-def regression(
-    prediction: Tensor, log_density: Tensor, y: Tensor, mask: Tensor
-) -> dict[str, Tensor]:
+def regression(prediction: Tensor, log_density: Tensor, y: Tensor, mask: Tensor) -> Tensors:
     """Score predicted numbers.
 
     Predictions [C, B] are predictive means, in the units of y; log_density [C, B] is the log of the
@@ -133,7 +132,7 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
     return area.where(~(inside.isnan().any() | outside.isnan().any()), torch.nan)
 
 
-def entropies(probs: Tensor) -> dict[str, Tensor]:
+def entropies(probs: Tensor) -> Tensors:
     """Split the entropy of predictions into what more rows would take away and what stays.
 
     From probs [S, ..., K] of S draws of a posterior, in nats [...]: `total`, of the mean over S;
@@ -173,13 +172,12 @@ def _gather(
 ) -> Bins:
     """Average confidence and correctness [..., N] by place, each [..., bins]."""
     counted = torch.ones_like(confidence) if mask is None else mask.to(confidence)
-
-    def total(value: Tensor) -> Tensor:
-        empty = value.new_zeros(*value.shape[:-1], bins)
-        return empty.scatter_add(-1, place, value.where(counted > 0, 0))
-
-    count = total(counted)
-    return Bins(count, total(confidence) / count, total(correct.to(confidence)) / count)
+    empty = confidence.new_zeros(*confidence.shape[:-1], bins)
+    count, sure, right = (
+        empty.scatter_add(-1, place, value.where(counted > 0, 0))
+        for value in (counted, confidence, correct.to(confidence))
+    )
+    return Bins(count, sure / count, right / count)
 
 
 def _check_shapes(name: str, rows: Tensor, y: Tensor, mask: Tensor) -> None:

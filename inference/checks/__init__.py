@@ -4,9 +4,13 @@ from pyrofl.inference.checks.leave_one_out import compare_loo, loo
 from pyrofl.inference.checks.newcomers import newcomer
 from pyrofl.inference.checks.predictive import STATISTICS, pit, predictive_checks
 from pyrofl.inference.checks.simulation import Ranks, sbc
-from pyrofl.inference.evaluation.evaluate import Scores, calibration, calibration_by_client
+from pyrofl.inference.evaluation.evaluate import (
+    Scores,
+    calibration,
+    calibration_by_client,
+    uncertainty,
+)
 from pyrofl.inference.evaluation.predict import predict, predict_batch
-from pyrofl.inference.evaluation.uncertainty import uncertainty
 
 __all__ = ["STATISTICS", "Ranks", "compare_loo", "loo", "newcomer", "pit", "predictive_checks"]
 __all__ += ["Scores", "calibration", "calibration_by_client", "predict", "predict_batch", "sbc"]

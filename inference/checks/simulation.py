@@ -27,8 +27,8 @@ from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import ClientAxes, Variable, of_prior
-from pyrofl.inference.posteriors.coordinates import coordinates
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.posteriors.export import coordinates
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, matches
 

@@ -24,8 +24,8 @@ class ModelAsked(TypedDict, total=False):
     chunk: int | None
 
 
-class RowsAsked(ModelAsked, total=False):
-    """Fields of `Asked` that say which model and about what, as keyword arguments."""
+class AskedFields(ModelAsked, total=False):
+    """All fields of `Asked`, as keyword arguments."""
 
     population: Population
     part: Part
@@ -41,14 +41,11 @@ class Asked:
         adapted: what is run first on the client's training rows: "none", the method's "adapt", or
             all its "phases".
         population: "training" or "held_out" clients (these join and no more), or "pooled": one
-            client with all test rows.
+            client with all test rows, unadapted.
         part: "test" or "train" rows.
         draws: of the guide, whose predicted probabilities are averaged; None is the guide's mean.
         seed: of the run.
         chunk: clients side by side; None goes by the size of their state.
-
-    Raises:
-        ValueError: if one is none of these, or "pooled" is asked adapted or on training rows.
     """
 
     model: str | None = None
@@ -70,33 +67,21 @@ class Asked:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], without: str = "") -> Asked:
-        """Take keyword arguments; a question may go `without` some, which are refused then.
-
-        Raises:
-            ValueError: also if a name is unknown.
-        """
+        """Take keyword arguments; a question may go `without` some, which are refused then."""
         names = {f.name: f for f in fields(Asked) if f.name not in without.split()}
         for name in given:
             known(name, names, "argument")
         return Asked(**given)
 
     def view(self, method: Method) -> str:
-        """Return the name of the view that is asked.
-
-        Raises:
-            ValueError: if the method has no such view.
-        """
+        """Return the name of the view that is asked."""
         view = self.model or method.main_view
         if view not in method.views:
             raise ValueError(f"no {view!r} model; this method has {', '.join(method.views)}")
         return view
 
     def phases(self, method: Method) -> tuple[Phase, ...]:
-        """Return what is run first.
-
-        Raises:
-            ValueError: if it is the method's "adapt", and there is none.
-        """
+        """Return what is run first."""
         if self.adapted == "adapt" and not method.adapt:
             raise ValueError("adapted is 'adapt'; this method runs nothing before its test")
         return {"none": (), "adapt": method.adapt, "phases": method.phases}[self.adapted]

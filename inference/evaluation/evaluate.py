@@ -1,23 +1,32 @@
-"""Testing: which model, adapted how, of which clients, on which rows. All of it is recorded."""
+"""Testing: which model, adapted how, of which clients, on which rows. All of it is recorded.
+
+And how unsure classifiers are of single rows, and why: the noise of labels, or too few rows.
+Depeweg, Hernandez-Lobato, Doshi-Velez and Udluft, "Decomposition of Uncertainty in Bayesian Deep
+Learning", ICML 2018. With probabilities p_s of every draw s of the guide, or member of an ensemble,
+
+    total = H[mean_s p_s],   aleatoric = mean_s H[p_s],   epistemic = total - aleatoric
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from pyrofl import metrics as scoring
 from pyrofl.arguments import Count, PositiveShare, checked
-from pyrofl.data import Federation
-from pyrofl.inference.evaluation.asked import Asked, RowsAsked
-from pyrofl.inference.evaluation.predict import Predicted, Prediction, each
+from pyrofl.data import Batch, Federation, check_table
+from pyrofl.inference.evaluation.asked import Asked, AskedFields
+from pyrofl.inference.evaluation.predict import Prediction, answers, predict, probabilities
 from pyrofl.inference.evaluation.prepare import pooled_name
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.metrics import Bins, Weighting, calibration_bins, classification, pool, regression
 from pyrofl.tensors import Tensors, join_up
+
+SCORES = ("total", "aleatoric", "epistemic", "doubt")
 
 Metric = Callable[[Prediction, Tensor, Tensor], Tensor]
 """(prediction, y [C, B], mask [C, B]) -> [C], means over a client's rows; mask hides padding."""
@@ -38,17 +47,15 @@ class Scores(Asked):
     rows: Tensor
     values: Tensors
 
-    def mean(self, metric: str, weighting: Weighting = "client") -> float:
+    def mean(self, metric: str, weighting: scoring.Weighting = "client") -> float:
         """Average a metric over clients; weighting "client" counts each once, "row" by rows."""
-        return float(pool(self.values[metric], self.rows, weighting))
+        return float(scoring.pool(self.values[metric], self.rows, weighting))
 
     @checked
     def smallest(self, share: PositiveShare, sizes: Tensor) -> Scores:
         """Return the scores of the share of clients, at least one, with the fewest training rows.
 
-        Args:
-            share: in (0, 1].
-            sizes: training rows of all clients of the federation, by id.
+        `sizes` are the training rows of all clients of the federation, by id.
         """
         order = sizes[self.ids].argsort(stable=True)
         keep = order[: max(1, round(share * len(order)))].sort().values
@@ -62,7 +69,7 @@ def evaluate(
     state: Round,
     *,
     metrics: Mapping[str, Metric] | None = None,
-    **asked: Unpack[RowsAsked],
+    **asked: Unpack[AskedFields],
 ) -> Scores:
     """Test a model of every client on its rows.
 
@@ -74,15 +81,15 @@ def evaluate(
         asked: fields of `Asked`: model, adapted, population, part, draws, seed, chunk.
 
     Raises:
-        ValueError: as `Asked`; if the method has no such view, no client has such rows, a metric
-            gives no number per client or has a name that is taken, or a model predicts what is no
-            number; the client, the model and the row are named.
+        ValueError: if a field is out of range or the method has no such view, no client has such
+            rows, a metric gives no number per client or has a name that is taken, or a model
+            predicts what is no number; the client, the model and the row are named.
     """
     how = Asked.of(asked)
     how = replace(how, model=how.view(method))
     found = [
-        (part.ids, part.mask.sum(1), score(part, metrics or {}))
-        for part in each(method, data, state, how)
+        (ids, mask.sum(1), score(prediction, y, mask, metrics or {}))
+        for ids, prediction, y, mask in predict(method, data, state, **vars(how))
     ]
     ids, order = torch.cat([some for some, *_ in found]).sort()
     values = {n: v.cpu()[order] for n, v in join_up(v for *_, v in found).items()}
@@ -94,13 +101,12 @@ def evaluate(
     )
 
 
-def score(found: Predicted, metrics: Mapping[str, Metric]) -> Tensors:
+def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metric]) -> Tensors:
     """Score the predictions of some clients, and check those metrics: name -> [C]."""
-    (mean, log_density), y, mask = found.prediction, found.y, found.mask
-    if mean.dim() == 3:
-        values = classification(mean, y.long(), mask)
+    if found.mean.dim() == 3:
+        values = scoring.classification(found.mean, y.long(), mask)
     else:
-        values = regression(mean, log_density, y, mask)
+        values = scoring.regression(*found, y, mask)
     for name, metric in metrics.items():
         if name in values or not callable(metric):
             raise ValueError(
@@ -108,68 +114,146 @@ def score(found: Predicted, metrics: Mapping[str, Metric]) -> Tensors:
                 f"{', '.join(values)}"
             )
         with torch.no_grad():
-            own = metric(found.prediction, y, mask)
-        if not torch.is_tensor(own) or own.shape != mask.shape[:1]:
-            kind = (
-                f"{own.dtype} of shape {list(own.shape)}"
-                if torch.is_tensor(own)
-                else type(own).__name__
-            )
+            own = metric(found, y, mask)
+        tensor = torch.is_tensor(own)
+        if not tensor or own.shape != mask.shape[:1]:
+            kind = f"{own.dtype} of shape {list(own.shape)}" if tensor else type(own).__name__
             raise ValueError(
                 f"metric {name!r} gives {kind}; expected a tensor of shape {list(mask.shape[:1])}, "
                 "a number for each client"
             )
-        values[name] = own.to(log_density)
+        values[name] = own.to(found.log_density)
     return values
 
 
-def calibration(method: Method, data: Federation, state: Round, **asked: Unpack[RowsAsked]) -> Bins:
+def calibration(
+    method: Method, data: Federation, state: Round, **asked: Unpack[AskedFields]
+) -> scoring.Bins:
     """Gather the predictions of all clients' rows by their confidence, as reliability diagrams do.
 
     Arguments are those of `evaluate`, and so are errors; the method is to be a classifier.
     """
-    parts = [
-        (sure[mask], right[mask])
-        for _, sure, right, mask in _confidence(method, data, state, asked)
-    ]
-    sure, right = (torch.cat(some) for some in zip(*parts, strict=True))
-    return calibration_bins(sure, right)
+    found = _confidence(method, data, state, asked).values()
+    sure, right = (torch.cat(some) for some in zip(*found, strict=True))
+    return scoring.calibration_bins(sure, right)
 
 
 @checked
 def calibration_by_client(
-    method: Method, data: Federation, state: Round, bins: Count = 15, **asked: Unpack[RowsAsked]
-) -> dict[str, Bins]:
+    method: Method, data: Federation, state: Round, bins: Count = 15, **asked: Unpack[AskedFields]
+) -> dict[str, scoring.Bins]:
     """Gather the predictions of each client by their confidence; `calibration` pools them.
+
+    Arguments and errors are those of `calibration`, besides the number of bins: few rows need few.
+
+    Returns:
+        Bins [bins] by the clients' names, in their order; `pyrofl.metrics.calibration_error` makes
+        an expected calibration error of them.
+    """
+    found = _confidence(method, data, state, asked)
+    names = (*data.names, pooled_name(data))
+    return {names[i]: scoring.calibration_bins(*found[i], bins=bins) for i in sorted(found)}
+
+
+def _confidence(
+    method: Method, data: Federation, state: Round, asked: AskedFields
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Return the largest probabilities of clients' rows, and whether these are right, by id."""
+    found = {}
+    for ids, prediction, y, mask in predict(method, data, state, **asked):
+        if prediction.mean.dim() < 3:
+            raise ValueError("the method predicts numbers; expected probabilities of classes")
+        sure, top = prediction.mean.max(-1)
+        for i, one, right, rows in zip(ids.tolist(), sure, top == y, mask, strict=True):
+            found[i] = one[rows], right[rows].to(sure)
+    return found
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Scores of rows, the larger the less sure.
+
+    Attributes:
+        ids: [C], of the clients.
+        rows: [C], how many each was asked about.
+        values: "total", "aleatoric" and "epistemic" entropy in nats, and "doubt", one minus the
+            largest probability: [sum of rows], client by client.
+    """
+
+    ids: Tensor
+    rows: Tensor
+    values: Tensors
+
+    def by_client(self, score: str) -> list[Tensor]:
+        """Return a score as [N] of every client."""
+        return list(self.values[score].split(self.rows.tolist()))
+
+    def mean(self, score: str) -> Tensor:
+        """Return means over the rows of every client, [C]."""
+        return torch.stack([v.mean() for v in self.by_client(score)])
+
+    def told_apart(self, outside: Uncertainty, score: str) -> Tensor:
+        """Return how well each client tells other rows from these by a score: AUROC [C]."""
+        one, other = self.ids.tolist(), outside.ids.tolist()
+        if one != other:
+            raise ValueError(f"clients are {one} and {other}; expected the same")
+        pairs = zip(self.by_client(score), outside.by_client(score), strict=True)
+        return torch.stack([scoring.auroc(mine, others) for mine, others in pairs])
+
+
+def uncertainty(
+    method: Method,
+    data: Federation,
+    state: Round,
+    x: Tensor | None = None,
+    **asked: Unpack[AskedFields],
+) -> Uncertainty:
+    """Say how unsure a model of every client is.
 
     Args:
         method: as trained, a classifier.
         data: the federation.
         state: the round.
-        bins: of confidence; few rows need few.
-        asked: fields of `Asked`.
-
-    Returns:
-        Bins [bins] by the clients' names, in their order; `pyrofl.metrics.calibration_error` makes
-        an expected calibration error of them.
+        x: [N, *x], rows that every client is asked about; default each one's own test rows.
+        asked: fields of `Asked` but part. Draws are 100 by default; with None, the guide's mean,
+            nothing is epistemic. An ensemble's members are taken like draws.
 
     Raises:
-        ValueError: as `calibration`, or if bins is less than 1.
+        ValueError: as `evaluate`; or if x is unlike the federation's, or the method predicts
+            numbers.
     """
-    found: dict[int, Bins] = {}
-    for ids, sure, right, mask in _confidence(method, data, state, asked):
-        gathered = calibration_bins(sure, right, mask, bins)
-        found |= {i: Bins(*(v[c] for v in gathered)) for c, i in enumerate(ids.tolist())}
-    names = (*data.names, pooled_name(data))
-    return {names[i]: found[i] for i in sorted(found)}
+    how = Asked.of({"draws": 100, **asked}, without="part")
+    table = ("the data", 0) if x is None else ("x", len(data.x))
+    everything = data if x is None else _all_asked(data, x)
+
+    def read(members: Iterator[Any], batch: Batch) -> tuple[Tensor, ...]:
+        """Return the mean of the probabilities, a log density that is not known, and scores."""
+        shape = (how.draws or 1, *batch.mask.shape, -1)
+        probs = torch.cat([probabilities(fn).expand(shape) for fn in members])
+        mean = probs.mean(0)
+        scores = scoring.entropies(probs) | {"doubt": 1 - mean.amax(-1)}
+        unknown = mean.new_full(batch.mask.shape, -torch.inf)
+        return mean, unknown, torch.stack([scores[n] for n in SCORES], -1)
+
+    found = {
+        i: values[seen].cpu()
+        for some, _, _, scores, _, mask in answers(method, everything, state, how, read, table)
+        for i, values, seen in zip(some.tolist(), scores, mask, strict=True)
+    }
+    ids = sorted(found)
+    rows = torch.tensor([len(found[i]) for i in ids])
+    columns = torch.cat([found[i] for i in ids]).unbind(-1)
+    return Uncertainty(torch.tensor(ids), rows, dict(zip(SCORES, columns, strict=True)))
 
 
-def _confidence(
-    method: Method, data: Federation, state: Round, asked: RowsAsked
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield ids [C], largest probabilities [C, B], whether these are right, and the mask."""
-    for ids, prediction, y, mask in each(method, data, state, Asked.of(asked)):
-        if prediction.mean.dim() < 3:
-            raise ValueError("the method predicts numbers; expected probabilities of classes")
-        sure, top = prediction.mean.max(-1)
-        yield ids, sure, (top == y).to(sure), mask
+def _all_asked(data: Federation, x: Tensor) -> Federation:
+    """Return the federation in which every client has the same test rows, of which y is unknown."""
+    if not len(x) or x.shape[1:] != data.x.shape[1:]:
+        raise ValueError(
+            f"x has shape {list(x.shape)}; expected at least one row of {list(data.x.shape[1:])}"
+        )
+    y = data.y[:1].expand(len(x), *data.y.shape[1:])
+    check_table(x, y)
+    test = (len(data.x) + torch.arange(len(x)),) * len(data.test)
+    both = torch.cat([data.x, x.to(data.x)])
+    return replace(data, x=both, y=torch.cat([data.y, y]), test=test)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from math import isfinite
 from typing import Any, NamedTuple, Unpack
@@ -12,15 +12,16 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Federation, Who, stack
+from pyrofl.data import Batch, Federation, stack
 from pyrofl.inference.elbo import observed, traces
-from pyrofl.inference.evaluation.asked import Asked, RowsAsked
+from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.prepare import ready, with_rows
 from pyrofl.inference.loop.noise import ClientNoise, GuideMean
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors
 
+CLASSES = (dist.Bernoulli, dist.Categorical)
 ROWS = 512  # rows of a client that are predicted at once
 
 
@@ -41,34 +42,44 @@ class Predicted(NamedTuple):
 
 
 def predict(
-    method: Method, data: Federation, state: Round, **asked: Unpack[RowsAsked]
+    method: Method, data: Federation, state: Round, **asked: Unpack[AskedFields]
 ) -> Iterator[Predicted]:
     """Predict the rows of every client, some clients at a time.
 
     Arguments and errors are those of `evaluate`.
     """
-    return each(method, data, state, Asked.of(asked))
+    found = answers(method, data, state, Asked.of(asked), averaged)
+    return (Predicted(ids, Prediction(*both), y, mask) for ids, *both, y, mask in found)
 
 
-def each(method: Method, data: Federation, state: Round, asked: Asked) -> Iterator[Predicted]:
-    """Yield what is predicted of some clients each."""
+def answers(
+    method: Method,
+    data: Federation,
+    state: Round,
+    asked: Asked,
+    read: Callable[[Iterator[Any], Batch], tuple[Tensor, ...]],
+    table: tuple[str, int] = ("the data", 0),
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the ids of some clients, what `read` makes of responses to their rows, y and mask.
+
+    It gives a mean and a log density, and more [C, B, ...]; `table` is where rows count from.
+    """
     data, rows, everyone = with_rows(data, asked)
     for ids, received, local, noise in ready(method, data, state, everyone, asked):
-        made, y, mask = [], [], []
-        for some, batch in blocks(data, [rows[i] for i in ids.tolist()], data.who(ids)):
-            made.append(predict_batch(method, received, local, batch, asked.draws, noise))
-            check(made[-1], batch, data.names, asked.view(method), some)
-            y.append(batch.y)
-            mask.append(batch.mask)
-        whole = Prediction(*(torch.cat(parts, 1) for parts in zip(*made, strict=True)))
-        yield Predicted(ids, whole, torch.cat(y, 1), torch.cat(mask, 1))
-
-
-def blocks(data: Federation, rows: list[Tensor], who: Who) -> Iterator[tuple[list[Tensor], Batch]]:
-    """Yield the rows of some clients, at most `ROWS` of each, and the batches of them."""
-    for start in range(0, max(len(r) for r in rows), ROWS):
-        some = [r[start : start + ROWS] for r in rows]
-        yield some, stack(data, some, who)
+        own, made = [rows[i] for i in ids.tolist()], []
+        for start in range(0, max(map(len, own)), ROWS):
+            some = [r[start : start + ROWS] for r in own]
+            batch = stack(data, some, data.who(ids))
+            found = read(responses(method, received, local, batch, asked.draws, noise), batch)
+            if bad := _no_number(found[0], found[1], batch.mask):
+                c, b, value = bad
+                raise ValueError(
+                    f"{data.names[int(ids[c])]}: its {asked.view(method)} model predicts {value} "
+                    f"for row {int(some[c][b]) - table[1]} of {table[0]}; expected finite numbers: "
+                    "scale the inputs, or lower the learning rate"
+                )
+            made.append((*found, batch.y, batch.mask))
+        yield ids, *(torch.cat(parts, 1) for parts in zip(*made, strict=True))
 
 
 def predict_batch(
@@ -89,10 +100,15 @@ def predict_batch(
         draws: of the guide, averaged likewise; None takes its mean.
         noise: one generator per client, for draws; None uses the global one.
     """
+    return averaged(responses(method, received, local, batch, draws, noise), batch)
+
+
+def averaged(members: Iterator[Any], batch: Batch) -> Prediction:
+    """Average the distributions of the response over members and draws."""
     means, log_densities = [], []
-    for fn in responses(method, received, local, batch, draws, noise):
-        probs, log_density = probabilities(fn), fn.log_prob(batch.y)
-        mean = fn.mean if probs is None else probs
+    for fn in members:
+        log_density = fn.log_prob(batch.y)
+        mean = probabilities(fn) if isinstance(fn, CLASSES) else fn.mean
         if log_density.dim() == 3:
             mean, count = mean.mean(0), log_density.new_tensor(float(len(log_density)))
             log_density = log_density.logsumexp(0) - count.log()
@@ -112,13 +128,7 @@ def responses(
     draws: int | None,
     noise: list[Generator] | None,
 ) -> Iterator[Any]:
-    """Yield the distribution of the response that every member gives; see `predict_batch`.
-
-    It is that of the observed site "y", or else of the only one.
-
-    Raises:
-        ValueError: if there is no "y" and more or less than one observed site.
-    """
+    """Yield every member's distribution of the response: the site "y", or the only observed one."""
     for member in local if isinstance(local, list) else [local]:
         handler: Any = GuideMean()
         if draws:
@@ -131,38 +141,23 @@ def responses(
         yield (sites.get("y") or next(iter(sites.values())))["fn"]
 
 
-def probabilities(fn: Any) -> Tensor | None:
-    """Return the probabilities [..., K] of a response that is a class; None if it is a number."""
+def probabilities(fn: Any) -> Tensor:
+    """Return the probabilities [..., K] of a response that is a class; others are refused."""
     if isinstance(fn, dist.Bernoulli):
         return torch.stack([1 - fn.probs, fn.probs], -1)
-    return fn.probs if isinstance(fn, dist.Categorical) else None
+    if not isinstance(fn, dist.Categorical):
+        raise ValueError(f"the response is a {type(fn).__name__}; expected classes")
+    probs: Tensor = fn.probs
+    return probs
 
 
-def check(
-    found: Prediction,
-    batch: Batch,
-    names: Sequence[str],
-    model: str,
-    rows: Sequence[Tensor],
-    table: str = "the data",
-) -> None:
-    """Refuse predictions of a batch that are no numbers; a mean of scores would hide them.
-
-    The message has the client by its name, the model, and the row by its place in the table.
-
-    Raises:
-        ValueError: if a density is NaN or infinite, or 0 where the mean is no number either. A
-            mean alone may be NaN: there are families that have none.
-    """
-    mean, density = found.mean.reshape(*batch.mask.shape, -1), found.log_density
+def _no_number(mean: Tensor, density: Tensor, mask: Tensor) -> tuple[int, int, float] | None:
+    """Find the first prediction that is no number: client, row, value; scores would hide it."""
+    mean = mean.reshape(*mask.shape, -1)
+    # A mean alone may be NaN, as there are families that have none; so may a density be 0.
     good = density.isfinite() | ((density == -torch.inf) & mean.isfinite().all(-1))
-    if bool((good | ~batch.mask).all()):
-        return
-    c, b = (~good & batch.mask).nonzero()[0].tolist()
+    if bool((good | ~mask).all()):
+        return None
+    c, b = (~good & mask).nonzero()[0].tolist()
     values = [*mean[c, b].tolist(), float(density[c, b])]
-    value = next(v for v in values if not isfinite(v))
-    raise ValueError(
-        f"{names[int(batch.ids[c])]}: its {model} model predicts {value} for row "
-        f"{int(rows[c][b])} of {table}; expected finite numbers: scale the inputs, or lower the "
-        "learning rate"
-    )
+    return c, b, next(v for v in values if not isfinite(v))

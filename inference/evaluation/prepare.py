@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import torch
 from torch import Generator, Tensor
@@ -18,40 +18,32 @@ from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, join_up
 
 
-class Ready(NamedTuple):
-    """Some clients side by side, ready to predict."""
-
-    ids: Tensor  # [C]
-    received: Tensors  # [C, ...]
-    local: Tensors | list[Tensors]  # [C, ...] as the view has it; a list is an ensemble
-    noise: list[Generator]  # of each client
-
-
 def ready(
     method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
-) -> Iterator[Ready]:
-    """Yield clients, some at a time and the largest first, as they are asked."""
+) -> Iterator[tuple[Tensor, Tensors, Tensors | list[Tensors], list[Generator]]]:
+    """Yield ids, received, local (a list is an ensemble) and noise of some clients, large first."""
     deployed = method.deployed(asked.view(method))
     for some in chunks(deployed, data, state, ids, asked.chunk, asked.seed):
         received, local = prepared(method, data, state, data.who(some), **vars(asked))
         names = [data.names[i] for i in some.tolist()]
         noise = [stream(asked.seed, Stream.TEST, state.number, name) for name in names]
-        yield Ready(some, received, local, noise)
+        yield some, received, local, noise
 
 
-def _deployed(method: Method, model: str | None) -> Method:
-    view = model or method.main_view
-    return method.deployed(view) if view in method.views else method
+def single(
+    method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
+) -> Iterator[tuple[Tensor, Tensors, Tensors, list[Generator]]]:
+    """Yield clients as `ready` does; refuse a view that is an ensemble."""
+    for some, received, local, noise in ready(method, data, state, ids, asked):
+        if isinstance(local, list):
+            raise ValueError(f"{asked.view(method)!r} is an ensemble; expected a single model")
+        yield some, received, local, noise
 
 
 def prepared(
     method: Method, data: Federation, state: Round, who: Who, **asked: Unpack[ModelAsked]
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
-    """Return what programs are to read as received and local, to ask a model of some clients.
-
-    Raises:
-        ValueError: as `Asked`, or if the method has no such view or nothing to adapt with.
-    """
+    """Return what programs are to read as received and local, to ask a model of some clients."""
     how = Asked.of(asked)
     view, phases, seed = how.view(method), how.phases(method), how.seed
     received, private = meet(method.deployed(view), data, state, who, seed)
@@ -79,22 +71,13 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
         ids = range(data.clients) if population == "training" else range(data.clients, everyone)
         return data, list(ids)
     rows = data.pooled_test if data.pooled_test is not None else torch.zeros(0, dtype=torch.long)
-    pooled = replace(
-        data,
-        train=(*data.train, torch.cat(data.train[: data.clients])),
-        test=(*data.test, rows),
-        names=(*data.names, pooled_name(data)),
-        held_out=data.held_out + 1,
-    )
-    return pooled, [everyone]
+    train, test = (*data.train, torch.cat(data.train[: data.clients])), (*data.test, rows)
+    names, held_out = (*data.names, pooled_name(data)), data.held_out + 1
+    return replace(data, train=train, test=test, names=names, held_out=held_out), [everyone]
 
 
 def with_rows(data: Federation, asked: Asked) -> tuple[Federation, tuple[Tensor, ...], Tensor]:
-    """Return the federation, each client's rows, and ids of the clients asked that have some.
-
-    Raises:
-        ValueError: if none has.
-    """
+    """Return the federation, each client's rows, and ids of the clients asked that have some."""
     data, everyone = population_of(data, asked.population)
     rows = data.train if asked.part == "train" else data.test
     ids = torch.tensor([i for i in everyone if len(rows[i])], dtype=torch.long)
@@ -109,8 +92,7 @@ def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -
         return {}
     parts, found = [], []
     everyone = torch.arange(data.clients)
-    for ids, received, local, _ in ready(method, data, state, everyone, Asked(seed=seed)):
-        assert not isinstance(local, list)
+    for ids, received, local, _ in single(method, data, state, everyone, Asked(seed=seed)):
         parts.append(ids)
         found.append(method.statistics(received, local, data.batch(ids)))
     return cut(join_up(found), torch.cat(parts).argsort())

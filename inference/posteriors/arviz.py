@@ -18,42 +18,26 @@ from pyrofl.data import Federation
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.draws import Values, agreed, draw
+from pyrofl.inference.posteriors.draws import Pointwise, Values, agreed, draw, pointwise
 from pyrofl.inference.posteriors.export import inference_data
-from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
-from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors, matches
 
-GROUPS = (
-    "posterior",
-    "prior",
-    "prior_predictive",
-    "posterior_predictive",
-    "log_likelihood",
-    "observed_data",
-    "constant_data",
-    "sample_stats",
-)
+GROUPS: tuple[str, ...] = ("posterior", "prior", "prior_predictive", "posterior_predictive")
+GROUPS += ("log_likelihood", "observed_data", "constant_data", "sample_stats")
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "observed_data"}
 OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
-PLACES = {
-    "posterior": "sites",
-    "log_likelihood": "log_likelihood",
-    "posterior_predictive": "predicted",
-    "observed_data": "observed",
-}
 
 
 class Fitted(Protocol):
-    """What a run has to tell; see `pyrofl.fit`."""
+    """What a run has to tell; see `Run` and `RoundRecord`, which know this module."""
 
     method: Method
     data: Federation
     state: Round
     seed: Seed
-    records: list[RoundRecord]
+    records: list[Any]
 
     def statistics(self) -> Tensors:
         """Return what the paper reports about clients."""
@@ -110,34 +94,32 @@ def to_arviz(
         ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, or
             runs differ in clients, rows or sites.
     """
-    runs = list(runs)
-    chosen = set(GROUPS if groups == "all" else groups)
-    if not runs or isinstance(groups, str) != (groups == "all") or not chosen <= set(GROUPS):
+    runs, everything = list(runs), groups == "all"
+    chosen = set(GROUPS if everything else groups)
+    if not runs or isinstance(groups, str) != everything or not chosen <= set(GROUPS):
         raise ValueError(
             f"{len(runs)} runs and groups {groups!r}; expected at least one run, and 'all' or some "
             f"of {', '.join(GROUPS)}"
         )
-    if len({run.seed for run in runs}) < len(runs):
+    data, seeds = runs[0].data, [run.seed for run in runs]
+    if len(set(seeds)) < len(seeds):
         raise ValueError(
-            f"seeds of the runs are {[run.seed for run in runs]}; expected all different, so that "
-            "chains are independent"
+            f"seeds of the runs are {seeds}; expected all different, so that chains are independent"
         )
-    data = runs[0].data
     clients = torch.arange(data.clients) if ids is None else ids
     made = []
     for run in runs:
         _check_data(run.data, data)
         how = Asked.of({"seed": run.seed, **asked, "draws": draws}, without="population part")
         axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
-        made.append(_groups(run, axes, chosen, how, lenient=groups == "all"))
+        made.append(_groups(run, axes, chosen, how, lenient=everything))
         _check_sites(made[-1], made[0])
     coords: dict[str, Sequence[Any]] = {}
     if "sample_stats" in chosen and ids is None and any(run.records for run in runs):
         loss, coords["round"], coords["step"] = losses(runs)
-        for one, values in zip(made, loss, strict=True):
-            one.setdefault("sample_stats", {})["loss"] = Variable(
-                values, ("round", "client", "step")
-            )
+        for one, value in zip(made, loss, strict=True):
+            of_rounds = {"loss": Variable(value, ("round", "client", "step"))}
+            one["sample_stats"] = one.get("sample_stats", {}) | of_rounds
     return chained(made, data, clients, coords)
 
 
@@ -148,28 +130,24 @@ def chained(
     coords: Mapping[str, Sequence[Any]] | None = None,
 ) -> Any:
     """Return groups of each chain for ArviZ; ids are of clients, coords label further axes."""
-    arrays: dict[str, dict[str, Tensor]] = {}
+    arrays: dict[str, dict[str, Tensor]] = {group: {} for group in made[0]}
     axes: dict[str, tuple[str, ...]] = {}
     for group, variables in made[0].items():
         chains = not group.endswith("_data")
-        arrays[group] = {}
         for name, variable in variables.items():
             values = [one[group][name].value for one in made]
             arrays[group][name] = torch.stack(values) if chains else values[0]
             axes[f"{group}/{name}"] = ("chain",) * chains + variable.axes
-    clients = ids.tolist()
-    names = {"client": [data.names[i] for i in clients]}
-    row_client = [data.names[i] for i in clients for _ in data.train[i]]
-    return inference_data(
-        arrays, axes, names | dict(coords or {}), {"row_client": ("row", row_client)}
-    )
+    known = {"client": [data.names[i] for i in ids.tolist()], **(coords or {})}
+    of_row = [data.names[i] for i in ids.tolist() for _ in data.train[i]]
+    return inference_data(arrays, axes, known, {"row_client": ("row", of_row)})
 
 
 def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
     """Return the loss of every run, round, client and gradient step, and the rounds and steps."""
     records = [record for run in runs for record in run.records]
     steps = list(dict.fromkeys(name for record in records for name in record.loss))
-    numbers = [record.number for record in records]
+    numbers = {record.number for record in records}
     rounds = range(min(numbers), max(numbers) + 1)
     shape = (len(runs), len(rounds), runs[0].data.clients, len(steps))
     found = torch.full(shape, torch.nan, dtype=torch.float64)
@@ -195,11 +173,7 @@ class ClientAxes:
         return self.dims.get(name, default)
 
     def of_clients(self, name: str, value: Tensor) -> Variable:
-        """Name the axes of a site's draws [S, C, *p].
-
-        Raises:
-            ValueError: if all clients share the site, and their draws differ.
-        """
+        """Name the axes of a site's draws [S, C, *p]."""
         own = self.own(name, value, 2)
         if matches(name, self.shared):
             return Variable(agreed(name, value), ("draw", *own))
@@ -210,23 +184,15 @@ class ClientAxes:
         if not any(part.rows or part.value.shape[2] > 1 for part in parts):
             return self.of_clients(name, torch.cat([part.value.squeeze(2) for part in parts], 1))
         sizes = self.data.sizes[self.ids].tolist()
-        rows = [
-            part.value[:, 0].expand(-1, n, *part.value.shape[3:])
-            for part, n in zip(parts, sizes, strict=True)
-        ]
-        return Variable(torch.cat(rows, 1), ("draw", "row", *self.own(name, rows[0], 2)))
+        values = zip((part.value[:, 0] for part in parts), sizes, strict=True)
+        rows = torch.cat([value.expand(-1, n, *value.shape[2:]) for value, n in values], 1)
+        return Variable(rows, ("draw", "row", *self.own(name, rows, 2)))
 
-    def groups(self, known: Sequence[Pointwise], chosen: Collection[str]) -> Groups:
-        """Join what programs say, one entry per client, to those groups that are chosen.
-
-        The log likelihood comes with "sample_stats": log densities of every draw.
-        """
+    def groups(self, known: Sequence[Pointwise], chosen: Collection[str] = GROUPS) -> Groups:
+        """Join what programs say of each client; log densities come with the log likelihood."""
         found = {
-            group: {
-                name: self.joined(name, [one[place][name] for one in known])
-                for name in known[0][place]
-            }
-            for group, place in PLACES.items()
+            group: {name: self.joined(name, [one[group][name] for one in known]) for name in sites}
+            for group, sites in known[0].items()
             if group in chosen
         }
         for name, variable in found.get("observed_data", {}).items():
@@ -237,18 +203,15 @@ class ClientAxes:
 
     def _densities(self, known: Sequence[Pointwise]) -> dict[str, Variable]:
         """Return log_p and log_q of every draw, per client if clients share no site."""
-        density = {
-            name: torch.cat([one["density"][name].value.flatten(1) for one in known], 1)
-            for name in known[0]["density"]
-        }
-        if not self.shared:
-            return {n: Variable(density[n], ("draw", "client")) for n in ("log_p", "log_q")}
-        if len(self.ids) < self.data.clients:
+        if self.shared and len(self.ids) < self.data.clients:
             return {}  # what all share depends on the clients that are not here
-        return {
-            n: Variable(density[n].sum(1) + density[f"shared {n}"][:, 0], ("draw",))
-            for n in ("log_p", "log_q")
-        }
+        found = {}
+        for n in ("log_p", "log_q"):
+            own = torch.cat([one["density"][n].value.flatten(1) for one in known], 1)
+            together = own.sum(1) + known[0]["density"][f"shared {n}"].value.flatten()
+            dims = ("draw",) if self.shared else ("draw", "client")
+            found[n] = Variable(together if self.shared else own, dims)
+        return found
 
     def constants(self) -> dict[str, Variable]:
         """Return x and the place in the federation's table of every row, and clients' sizes."""
@@ -269,10 +232,7 @@ def of_prior(
     chosen: Collection[str] = tuple(OF_PRIOR),
     lenient: bool = False,
 ) -> Groups:
-    """Return the groups of draws from the model given the server.
-
-    An improper prior is refused with a ValueError; if `lenient`, it has no groups.
-    """
+    """Return the groups of draws from the model given the server; `lenient`: none if improper."""
     try:
         known = pointwise(method, axes.data, state, axes.ids, asked, of_prior=True)
     except NotImplementedError as error:
@@ -307,10 +267,8 @@ def _groups(run: Fitted, axes: ClientAxes, chosen: set[str], asked: Asked, lenie
 def _check_data(one: Federation, other: Federation) -> None:
     """Refuse runs on different federations."""
     if one.names != other.names or one.held_out != other.held_out:
-        raise ValueError(
-            f"runs have clients {', '.join(other.names)} and {', '.join(one.names)}; expected the "
-            "same in all chains"
-        )
+        told = f"{', '.join(other.names)} and {', '.join(one.names)}"
+        raise ValueError(f"runs have clients {told}; expected the same in all chains")
     for name, rows, others in zip(one.names, one.train, other.train, strict=True):
         if not (torch.equal(rows, others) and torch.equal(one.y[rows], other.y[others])):
             raise ValueError(f"{name} has other training rows in another run; expected the same")
@@ -322,7 +280,5 @@ def _check_sites(one: Groups, other: Groups) -> None:
         {f"{group}/{n} {list(v.value.shape)}" for group in each for n, v in each[group].items()}
         for each in (one, other)
     )
-    if found != expected:
-        raise ValueError(
-            f"runs differ in {', '.join(sorted(found ^ expected))}; expected the same in all chains"
-        )
+    if differing := sorted(found ^ expected):
+        raise ValueError(f"runs differ in {', '.join(differing)}; expected the same in all chains")

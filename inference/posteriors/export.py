@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,12 +48,9 @@ def inference_data(
 
 
 def save(data: Any, path: str | Path) -> None:
-    """Write what `inference_data` made as netCDF-4; the file is whole or not there.
+    """Write what `inference_data` made as netCDF-4; the file is whole, or not there: OSError.
 
     `arviz.from_netcdf` of 0.23 and 1.x, and `xarray.open_datatree`, open it.
-
-    Raises:
-        OSError: if there is no room for it.
     """
     with replacing(path) as temporary:
         _find_room(data, temporary)
@@ -76,6 +73,14 @@ def load(path: str | Path) -> Any:
 
     with xarray.open_datatree(path, engine="h5netcdf") as tree:
         return _wrap({name: node.to_dataset().load() for name, node in tree.children.items()})
+
+
+def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]:
+    """Yield the name of every place of an array, as in `arviz.summary`, and its index."""
+    for place in np.ndindex(*array.shape):
+        at = dict(zip(array.dims, place, strict=True))
+        labels = ", ".join(str(array[d].values[i]) for d, i in at.items())
+        yield f"{array.name}[{labels}]" if labels else str(array.name), at
 
 
 def import_arviz() -> Any:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.inference.posteriors.coordinates import coordinates
-from pyrofl.inference.posteriors.export import import_arviz
+from pyrofl.inference.posteriors.export import coordinates, import_arviz
 
 if TYPE_CHECKING:
     import pandas

@@ -37,8 +37,8 @@ from pyrofl.inference.loop.noise import Message
 from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.arviz import PLACES, ClientAxes, Variable, chained, of_prior
-from pyrofl.inference.posteriors.pointwise import pointwise_at
+from pyrofl.inference.posteriors.arviz import ClientAxes, Variable, chained, of_prior
+from pyrofl.inference.posteriors.draws import pointwise_at
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, matches, seeded
@@ -313,9 +313,9 @@ def _gathered(
                 mine = {n: v[:, c] if known[n].own else v for n, v in values.items()}
                 one = slice(c, c + 1)
                 received, local = (cut(v, one) for v in (joint.received, joint.local))
-                what = (received, local, data.batch(ids[one]), source)
-                clients.append(pointwise_at(method.model, method.shared, mine, *what))
-            found = axes.groups(clients, PLACES)
+                what = (received, local, data.batch(ids[one]))
+                clients.append(pointwise_at(method.model, method.shared, mine, what, source))
+            found = axes.groups(clients)
         # All clients' draws belong together, whether or not they share a site.
         log_p = found["sample_stats"]["log_p"].value.reshape(draws, -1).sum(1)
         of_draws = {"log_p": log_p, "log_q": log_p} | {n: v[chain] for n, v in stats.items()}

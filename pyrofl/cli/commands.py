@@ -23,7 +23,7 @@ from pyrofl.inference.checkpoints import Keeper
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import Run, fit
 from pyrofl.inference.loop.messages import kinds
-from pyrofl.inference.loop.stragglers import Stragglers
+from pyrofl.inference.loop.participation import Stragglers
 from pyrofl.nets import NETWORKS
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts
 

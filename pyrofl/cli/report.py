@@ -51,9 +51,8 @@ def save(job: Job, run: Run, scores: list[Scores]) -> None:
     for name in RESULTS:
         (folder / name).unlink(missing_ok=True)
     statistics = run.statistics()
-    run_folder.write_csv(
-        folder / "metrics.csv", run_folder.METRICS, run.metrics.itertuples(index=False)
-    )
+    metrics = ([row[c] for c in run_folder.METRICS] for row in run.history)
+    run_folder.write_csv(folder / "metrics.csv", run_folder.METRICS, metrics)
     run_folder.write_csv(
         folder / "clients.csv", run_folder.CLIENTS, run.client_rows(scores, statistics)
     )

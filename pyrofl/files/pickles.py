@@ -13,11 +13,7 @@ class Pickled:
     """A dataclass whose functions are closures: cloudpickle writes them, where it is installed."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Write the fields by cloudpickle.
-
-        Raises:
-            TypeError: if it is not installed.
-        """
+        """Write the fields by cloudpickle, which has to be installed."""
         try:
             cloud = import_module("cloudpickle")
         except ImportError as error:

@@ -13,10 +13,9 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.inference.evaluation import predict as predicting
-from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate
+from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate, uncertainty
 from pyrofl.inference.evaluation.predict import Prediction, predict, predict_batch
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.evaluation.uncertainty import uncertainty
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method

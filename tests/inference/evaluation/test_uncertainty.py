@@ -15,7 +15,7 @@ from checks import close
 import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.evaluation import predict
-from pyrofl.inference.evaluation.uncertainty import Uncertainty
+from pyrofl.inference.evaluation.evaluate import Uncertainty
 from pyrofl.inference.method import Method, Phase
 from pyrofl.metrics import calibration_error
 from pyrofl.models import fedavg, pfedvem
