@@ -137,7 +137,7 @@ class Pooled:
         for names, patterns in self._groups(values):
             mine = {n: values[n] for n in names}
             none = {n: torch.zeros_like(v[0]) for n, v in mine.items()}
-            folded |= _pool(mean, mine, weights[patterns], none, 0.0)
+            folded |= _pool(_mean_of_any, mine, weights[patterns], none, 0.0)
         return Weighed(
             {n: v[None] for n, v in folded.items()},
             {p: w.sum(0, keepdim=True) for p, w in weights.items()},
@@ -188,8 +188,14 @@ def _pool(
         at = own.nonzero().flatten()
         old = {n: v[k] for n, v in before.items()}
         sent = {n: v[at, k] for n, v in values.items()}
-        found.append(old if own.sum() <= least else combine(sent, own[at], old))
+        unused = bool((own >= 0).all() and own.sum() <= least)
+        found.append(old if unused else combine(sent, own[at], old))
     return {n: torch.stack([one[n] for one in found]) for n in values}
+
+
+def _mean_of_any(values: Tensors, weight: Tensor, none: Tensors) -> Tensors:
+    """Take the mean; of clients that all count nothing, what counts nothing in the next."""
+    return mean(values, weight, none) if weight.any() else none
 
 
 def followed(merge: Merge, change: Callable[[Tensors, Tensors], Tensors]) -> Merge:
