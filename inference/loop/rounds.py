@@ -214,7 +214,7 @@ def _train_chunk(
     )
     mine = {n: local[n] for n in private}
     with torch.no_grad():
-        message = method.upload(received, local)
+        message = _upload(method, received, local)
     watched = mine | {f"its loss of {n}": v for n, v in loss.items()}
     reasons = inspect(message, watched, who, data.names, method.rules)
     good = torch.tensor([not reason for reason in reasons])
@@ -231,6 +231,17 @@ def _train_chunk(
         up=_weigh(method, sent, len(heard)),
     )
     return part, cut(mine, kept), sent
+
+
+def _upload(method: Method, received: Tensors, local: Tensors) -> Tensors:
+    """Return the messages."""
+    try:
+        return method.upload(received, local)
+    except KeyError as error:
+        raise ValueError(
+            f"phases leave clients without {error}, which upload reads; expected phases that make "
+            "it, or another upload"
+        ) from error
 
 
 def _believed(part: _Part, expected: Form, keeper: Keeper, data: Federation) -> _Part:

@@ -67,6 +67,8 @@ class Factors:
     def merge(self, server: Tensors, message: Tensors, who: Who, _: Generator) -> Tensors:
         """Move factors part of the way, so that q remains a distribution.
 
+        Every message is a factor of its own: the way that all of them permit is the same.
+
         Raises:
             CannotMerge: if it would not be one, however short the way.
         """

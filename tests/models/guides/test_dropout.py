@@ -16,6 +16,7 @@ from torch.distributions import kl_divergence
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo, traces, with_rows
 from pyrofl.inference.loop.noise import ClientNoise
+from pyrofl.models import metavd
 from pyrofl.models.guides.dropout import (
     FAMILIES,
     bounded,
@@ -28,7 +29,7 @@ from pyrofl.models.guides.dropout import (
 )
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import pruning
-from pyrofl.models.metavd.programs import Programs, objective, warm_up
+from pyrofl.models.metavd.programs import DropoutModel, objective, warm_up
 from pyrofl.tensors import Tensors, generator, under
 
 THETA, ALPHA = 1.7, 0.3
@@ -142,12 +143,12 @@ NET = toys.net("mlp:6,5")
 LAYER = {"fc2.weight": NET.shapes["fc2.weight"]}
 
 
-def programs(coordinates: str, **options: bool) -> tuple[Programs, Tensors, Batch]:
+def programs(coordinates: str, **options: bool) -> tuple[DropoutModel, Tensors, Batch]:
     q = FAMILIES[coordinates](LAYER, loc="loc", spread="spread", scale=0.3)
     whole = under("loc", NET.init(generator(0)))
     start = whole | q.start({n: whole[f"loc/{n}"] for n in LAYER})
     local = {n: v.requires_grad_() for n, v in toys.stacked(start, len(IDS)).items()}
-    found = Programs(NET, q, LAYER, categorical, coordinates, **options)
+    found = DropoutModel(NET, q, LAYER, categorical, coordinates=coordinates, **options)
     return found, local, toys.blobs().batch(torch.tensor(IDS))
 
 
@@ -161,7 +162,7 @@ def noise() -> ClientNoise:
 )
 def test_losses_are_pyros(coordinates, sampling, draws):
     found, local, batch = programs(coordinates)
-    pair = (found.model, found.q.program)
+    pair = (found, found.q)
     if sampling == "activations":
         pair = found.by_activations()
     with noise():
@@ -185,9 +186,9 @@ def test_draws_of_activations_and_of_weights_have_one_expectation(coordinates):
     found, local, batch = programs(coordinates)
     values = []
     for sampling in ("activations", "weights"):
-        loss = objective(found, sampling, 1000, beta=10.0)
+        loss = objective(found, sampling, 1000, False, beta=10.0)
         with torch.no_grad(), noise():
-            parts = [loss(*2 * (None,), {}, local, batch) for _ in range(8)]
+            parts = [loss(found, found.q, {}, local, batch) for _ in range(8)]
         values.append(torch.stack(parts))
     error = (values[0].var(0) + values[1].var(0)).div(8).sqrt()
     assert (error < 0.02).all()
@@ -203,7 +204,9 @@ def test_the_loss_is_the_mean_of_both_parts(sampling):
 
     def loss(beta: float | None, done: float | None = None) -> Tensor:
         with torch.no_grad(), noise():
-            return objective(found, sampling, 3, beta, done)(None, None, {}, local, batch)
+            return objective(found, sampling, 3, False, beta, done)(
+                found, found.q, {}, local, batch
+            )
 
     nothing = loss(0.0)
     close(loss(10.0) - nothing, 10 * kl.mean(1), 1e-9)
@@ -213,21 +216,20 @@ def test_the_loss_is_the_mean_of_both_parts(sampling):
 
 @pytest.mark.parametrize("sampling", ["activations", "weights"])
 def test_logits_can_be_averaged_before_the_likelihood(sampling):
-    pooled, local, batch = programs("logvar", pool_logits=True)
-    plain, *_ = programs("logvar")
+    found, local, batch = programs("logvar")
     with torch.no_grad():
         single, several = (
-            [objective(p, sampling, k, 0.0) for p in (pooled, plain)] for k in (1, 200)
+            [objective(found, sampling, k, pool, 0.0) for pool in (True, False)] for k in (1, 200)
         )
         for one, other in ((single[0], single[1]),):
             with noise():
-                a = one(None, None, {}, local, batch)
+                a = one(found, found.q, {}, local, batch)
             with noise():
-                close(a, other(None, None, {}, local, batch))
+                close(a, other(found, found.q, {}, local, batch))
         with noise():
-            many = several[0](None, None, {}, local, batch)
+            many = several[0](found, found.q, {}, local, batch)
         with noise():
-            apart = several[1](None, None, {}, local, batch)
+            apart = several[1](found, found.q, {}, local, batch)
     # Jensen: the loss at the average is below the average of the losses.
     assert (many < apart).all()
 
@@ -241,9 +243,9 @@ def test_what_came_down_as_zero_has_no_value_noise_or_slope(sampling):
     received["loc/fc2.weight"][:, dropped] = 0
     with torch.no_grad():
         local["loc/fc2.weight"][:, dropped] = 0
-    loss = objective(found, sampling, 2, 10.0)
+    loss = objective(found, sampling, 2, False, 10.0)
     with noise():
-        value = loss(None, None, received, local, batch)
+        value = loss(found, found.q, received, local, batch)
     names = ["loc/fc2.weight", "spread/fc2.weight"]
     for name, slope in zip(
         names, torch.autograd.grad(value.sum(), [local[n] for n in names]), strict=True
@@ -253,13 +255,13 @@ def test_what_came_down_as_zero_has_no_value_noise_or_slope(sampling):
     with torch.no_grad():
         local["spread/fc2.weight"][:, dropped] = 5.0
         with noise():
-            close(loss(None, None, received, local, batch), value.detach(), 1e-9)
+            close(loss(found, found.q, received, local, batch), value.detach(), 1e-9)
 
 
 def test_the_posterior_program_draws_the_layer_alone():
     found, local, batch = programs("logvar")
     with noise():
-        q, p = traces(found.model, found.q.program, {}, local, batch, 2)
+        q, p = traces(found, found.q, {}, local, batch, 2)
     assert {n for n in q.nodes if n in NET.shapes} == {"fc2.weight"}
     assert p.nodes["y"]["fn"].batch_shape == (2, 3, 40)
 
@@ -304,14 +306,14 @@ def test_snip_keeps_the_sensitive_weights_for_good():
 
 
 def test_limits_are_checked():
-    assert pruning.limit(0.9, 0.7, True, started=True) == 0.9
-    assert pruning.limit(0.9, 0.7, True, started=False) is None
-    assert pruning.limit("snip", 0.7, False, started=True) is None
+    assert pruning.limit(0.9, True, started=True) == 0.9
+    assert pruning.limit(0.9, True, started=False) is None
+    assert pruning.limit("snip", False, started=True) is None
     for prune, random in ((1.0, True), (0.0, True), ("other", True), (0.9, False)):
         with pytest.raises(ValueError, match="prune is"):
-            pruning.limit(prune, 0.7, random, started=True)
+            pruning.limit(prune, random, started=True)
     with pytest.raises(ValueError, match="sparsity is 1"):
-        pruning.limit(None, 1.0, True, started=True)
+        metavd.build(NET, sparsity=1.0)
 
 
 @pytest.mark.parametrize("family", [log_variance, log_alpha])

@@ -114,5 +114,5 @@ def test_numbers_out_of_range_are_refused():
     method = fedavg.build(toys.net(), prior=learned())
     with pytest.raises(ValueError, match=r"scale is 0.0"):
         learning(method, toys.net().shapes, scale=0.0)
-    with pytest.raises(ValueError, match="variance inf"):
+    with pytest.raises(ValueError, match="the family's variance is inf; expected a finite number"):
         learning(method, toys.net().shapes, family=priors.Horseshoe)

@@ -18,6 +18,7 @@ import pytest
 import torch
 import toys
 from checks import close
+from promises import Promises
 from torch import Tensor
 
 from pyrofl.data import Batch, Federation
@@ -35,6 +36,8 @@ from pyrofl.models import guides, likelihoods, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
+
+PROMISES = {"pvi": Promises(message=(2 * toys.ALL, 2 * toys.ALL))}
 
 REAL = dist.constraints.real
 
@@ -301,7 +304,7 @@ def test_a_round_that_leaves_no_distribution_keeps_the_server_and_says_so(quadra
         return sent | {"precision": torch.full_like(sent["precision"], -1e300)}
 
     begun = first(method, quadratic.federation, 0)
-    blind = replace(method, upload=hopeless, rules={})
+    blind = replace(method, upload=hopeless, facts={})
     (state,) = federate(blind, quadratic.federation, 1)
     assert state.rejected == ("the server: q is no distribution after 30 halvings of the damping",)
     for n, v in begun.server.items():

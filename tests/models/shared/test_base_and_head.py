@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from torch.nn.functional import cross_entropy
 from toys import assert_same, last
 
@@ -18,6 +20,11 @@ from pyrofl.models import fedavg, fedbabu, fedper, fedrep, guides, lgfedavg, loc
 from pyrofl.models.fedopt import stepped
 from pyrofl.nets import build
 from pyrofl.tensors import pick, role
+
+PROMISES = {
+    **{n: Promises(message=(toys.BASE, toys.BASE)) for n in ("fedper", "fedrep", "fedbabu")},
+    "lgfedavg": Promises(message=(toys.HEAD, toys.HEAD)),
+}
 
 NET = build("mlp:5", (4,), 3)
 HEAD, BASE = {"w/head.weight", "w/head.bias"}, {"w/fc1.weight", "w/fc1.bias"}
