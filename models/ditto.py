@@ -25,7 +25,7 @@ from typing import Unpack
 
 import pyro.distributions as dist
 
-from pyrofl.arguments import Count, NotNegative, checked
+from pyrofl.arguments import CountOrNone, NotNegative, checked
 from pyrofl.inference.method import Method, as_received
 from pyrofl.models import fedavg
 from pyrofl.models.priors import Family, proximal
@@ -39,7 +39,7 @@ def build(
     *,
     strength: NotNegative = 1.0,
     prior: Family = dist.Normal,
-    own_epochs: Count | None = None,
+    own_epochs: CountOrNone | None = None,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
     """Build Ditto.

@@ -111,7 +111,7 @@ def build(
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         """Send w_j and the change of c_j."""
-        return {n: local[n] for n in names} | under("change", role("change", local))
+        return {n: local[n] for n in (*names, *(f"change/{n}" for n in names))}
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
         """Step to the mean model, and let c follow the mean of all c_j (eq. 5)."""

@@ -15,3 +15,12 @@ torch.set_num_threads(1)  # tests run side by side, one for each core
 def blobs() -> Federation:
     """Twelve ragged clients in float64, where rounding cannot hide a mistake."""
     return toys.blobs()
+
+
+@pytest.fixture
+def tiny() -> Federation:
+    """Three ragged clients, 12 rows of 4 numbers, 3 classes."""
+    grid = torch.arange(48, dtype=torch.float64).reshape(12, 4)
+    y = torch.tensor([0, 1, 2, 2, 1, 0, 0, 0, 1, 2, 2, 1])
+    rows = torch.arange(12).split([3, 5, 4])
+    return Federation(torch.sin(grid**1.5), y, rows, rows, classes=("a", "b", "c"))

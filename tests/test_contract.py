@@ -5,20 +5,27 @@ from __future__ import annotations
 import io
 import pkgutil
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
+from typing import TypeVar
 
 import numpy as np
+import promises
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 import toys
-from torch import Tensor
+from pyro.poutine.messenger import Messenger
+from torch import Generator, Tensor
 
 import pyrofl.models
+from pyrofl.cli.settings import accepted
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference.elbo import Elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fast import row_space
 from pyrofl.inference.loop import local as training
@@ -27,9 +34,14 @@ from pyrofl.inference.loop.participation import Stragglers, bernoulli, fixed
 from pyrofl.inference.loop.plans import buckets
 from pyrofl.inference.loop.rounds import advance, federate, first
 from pyrofl.inference.loop.state import Round, meet
-from pyrofl.inference.method import Method
+from pyrofl.inference.method import Method, Step
+from pyrofl.inference.optim import Sgd
 from pyrofl.inference.posteriors import export
-from pyrofl.tensors import generator, matches, size_in_bytes
+from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.programs import Family, Program, Supervised, flat
+from pyrofl.inference.servers.pooled import Pooled
+from pyrofl.models import guides, priors
+from pyrofl.tensors import Tensors, generator, matches, size_in_bytes
 
 MODULES = {
     m.name: import_module(f"pyrofl.models.{m.name}")
@@ -37,48 +49,9 @@ MODULES = {
 }
 METHODS = sorted(n for n, module in MODULES.items() if hasattr(module, "build"))
 
-HEAD = 6 * toys.CLASSES + toys.CLASSES
-BASE = toys.FEATURES * 6 + 6
-# Scalars that go up and down per client and round: table A of the papers' specification.
-SCALARS = {
-    "apfl": (BASE + HEAD, BASE + HEAD),
-    "ditto": (BASE + HEAD, BASE + HEAD),
-    "fedabml": (2 * (BASE + HEAD), 2 * (BASE + HEAD)),
-    "fedavg": (BASE + HEAD, BASE + HEAD),
-    "fedavgm": (BASE + HEAD, BASE + HEAD),
-    "fedbabu": (BASE, BASE),
-    "fedbe": (BASE + HEAD, BASE + HEAD),
-    "fedopt": (BASE + HEAD, BASE + HEAD),
-    "fedpa": (BASE + HEAD, BASE + HEAD),
-    "fedper": (BASE, BASE),
-    "fedpop": (BASE + 2 * HEAD, BASE + 2 * HEAD),
-    "fedprox": (BASE + HEAD, BASE + HEAD),
-    "fedrep": (BASE, BASE),
-    "ifca": (BASE + HEAD + 1, 2 * (BASE + HEAD)),
-    "lgfedavg": (HEAD, HEAD),
-    "local": (0, 0),
-    "metavd": (BASE + HEAD + 6 * toys.FEATURES, BASE + HEAD + 6 * toys.FEATURES),
-    "perfedavg": (BASE + HEAD, BASE + HEAD),
-    "pfedbayes": (2 * (BASE + HEAD), 2 * (BASE + HEAD)),
-    "pfedmb": (5 * (BASE + HEAD) + 2 * 5, 5 * (BASE + HEAD)),
-    "pfedme": (BASE + HEAD, BASE + HEAD),
-    "pfedvem": (BASE + HEAD + 1, BASE + HEAD),
-    "pvi": (2 * (BASE + HEAD), 2 * (BASE + HEAD)),
-    "reptile": (BASE + HEAD, BASE + HEAD),
-    "scaffold": (2 * (BASE + HEAD), 2 * (BASE + HEAD)),
-}
+ALL = torch.arange(12)
 
-# What a method cannot be built without.
-EXTRA = {"fedbe": {"unlabelled": toys.blobs().x[-30:]}}
-
-# Without this its server holds the models of the clients that reported, one after the other.
-UNORDERED = {"fedbe": {"teachers": "SA"}}
-
-# Private names that the paper sends up.
-SENT = {"ifca": {"cluster"}, "pfedvem": {"tau"}}
-
-# Steps whose loss is a divergence that is 0 before round one, or grows with the weights.
-RISES = {"pfedbayes": {"w/* spread/*"}, "pfedme": {"w/*"}, "metavd": {"loc/* spread/*"}}
+Result = TypeVar("Result")
 
 everywhere = pytest.mark.parametrize("name", METHODS)
 
@@ -86,7 +59,12 @@ everywhere = pytest.mark.parametrize("name", METHODS)
 @cache
 def built(name: str) -> Method:
     """Build a method with the settings of its paper."""
-    method: Method = MODULES[name].build(toys.net(), **EXTRA.get(name, {}))
+    return make(name)
+
+
+def make(name: str, **settings: object) -> Method:
+    """Build a method with some settings of its own."""
+    method: Method = MODULES[name].build(toys.net(), **promises.of(name).settings, **settings)
     return method
 
 
@@ -101,6 +79,35 @@ def usual(name: str, chunk: int = 12) -> tuple[Round, ...]:
     return tuple(federate(built(name), data(), 3, participation=bernoulli(0.5), chunk=chunk))
 
 
+def tried(work: Callable[[], Result]) -> tuple[Result | None, str]:
+    """Return what comes of it, and how it is refused."""
+    try:
+        return work(), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+def replaced(method: Method, part: str, value: object) -> Method | None:
+    """Replace a part; None if that is refused in a line that names it and what to do."""
+    other, refusal = tried(lambda: replace(method, **{part: value}))
+    assert other or re.fullmatch(f"{part} was replaced, but .+; expected build.+", refusal), refusal
+    return other
+
+
+def differ(a: Round, b: Round) -> bool:
+    """Say whether the states of server or clients are not the same."""
+    return any(
+        one.keys() != other.keys() or any(not torch.equal(one[n], other[n]) for n in one)
+        for one, other in ((a.server, b.server), (a.private, b.private))
+    )
+
+
+def sends(name: str) -> bool:
+    """Say whether anything comes down to clients, and what they make of it goes up."""
+    method = built(name)
+    return bool(method.download(first(method, data(), 0).server, data().who(ALL)))
+
+
 def tensors(state: Round) -> Iterator[Tensor]:
     for part in (state.server, state.private, state.message):
         yield from part.values()
@@ -109,7 +116,7 @@ def tensors(state: Round) -> Iterator[Tensor]:
 def test_the_methods_are_found():
     assert {"fedavg", "fedprox", "local", "pfedvem"} <= set(METHODS)
     assert "guides" not in METHODS
-    assert set(SCALARS) >= set(METHODS), "a new method's message size is missing"
+    assert promises.told().keys() <= set(METHODS)
 
 
 @everywhere
@@ -140,12 +147,45 @@ def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
     assert max(map(len, groups)) > 3
 
 
+def steps_by_rows(method: Method) -> bool:
+    """Say whether a phase moves the first layer by nothing but plain gradients of the outputs."""
+    if not isinstance(method.model, Supervised):
+        return False
+    received, private = meet(method, data(), first(method, data(), 0), toys.who(data(), 0), 0)
+    weight = method.model.homes(method.guide, private | received).get("fc1.weight", "")
+    if method.model.prior is not flat and weight.partition("/")[0] != method.model.points:
+        return False
+    return any(
+        isinstance(move, Step)
+        and (phase.moves, type(move.loss), type(move.optim)) == ((move,), Elbo, Sgd)
+        and matches(weight, move.names)
+        for phase in method.phases
+        for move in phase.moves
+    )
+
+
 @everywhere
 def test_clients_with_few_rows_may_train_in_their_space(name, monkeypatch):
+    begun: list[str] = []
+    real = row_space.InRows.begin
+
+    def counted(self: row_space.InRows, *args: object) -> object:
+        begun.append(self.weight)
+        return real(self, *args)
+
     monkeypatch.setattr(row_space, "pays", lambda *_: True)
-    short = federate(built(name), data(), 2, participation=bernoulli(0.5), chunk=12)
+    monkeypatch.setattr(row_space.InRows, "begin", counted)
+    method = built(name)
+    short = federate(method, data(), 2, participation=bernoulli(0.5), chunk=12)
     for one, other in zip(short, usual(name), strict=False):
         toys.assert_same_round(one, other, rtol=1e-8, atol=1e-9)
+    assert bool(begun) == steps_by_rows(method), begun
+    begun.clear()
+    opaque = replaced(method, "model", lambda *args: method.model(*args))
+    if opaque is not None:
+        (written,) = federate(opaque, data(), 1, participation=bernoulli(0.5), chunk=12)
+        toys.assert_same_round(written, usual(name)[0], rtol=1e-8, atol=1e-9)
+        assert not begun, "a program that cannot be looked into runs as it is written"
 
 
 @everywhere
@@ -173,7 +213,7 @@ def test_the_order_in_which_clients_are_drawn_changes_nothing(name):
 @everywhere
 def test_permuting_clients_permutes_results(name):
     # What a client draws follows its name, so draws, minibatches and failures move with it.
-    method = MODULES[name].build(toys.net(), **EXTRA.get(name, {}), **UNORDERED.get(name, {}))
+    method = make(name, **promises.of(name).unordered)
     order = torch.randperm(12, generator=generator(2))
     parts = {n: [getattr(data(), n)[i] for i in order] for n in ("train", "test", "names")}
     permuted = replace(data(), **parts)
@@ -234,7 +274,7 @@ def test_nothing_global_is_touched(name):
 def test_the_callers_random_state_does_not_matter(name):
     with torch.random.fork_rng():
         torch.manual_seed(12345)
-        method = MODULES[name].build(toys.net(), **EXTRA.get(name, {}))
+        method = make(name)
         (state,) = federate(method, data(), 1, participation=bernoulli(0.5), chunk=12)
     toys.assert_same_round(state, usual(name)[0])
 
@@ -246,7 +286,7 @@ def test_the_message_holds_what_the_paper_sends(name):
     up = sum(v[0].numel() for v in state.message.values())
     received = method.download(state.server, state.who)
     down = sum(v[0].numel() for v in received.values())
-    assert (up, down) == SCALARS[name]
+    assert (up, down) == (promises.of(name).message or (up, down))
     assert all(len(v) == count for v in [*state.message.values(), *received.values()])
     assert state.up.tolist() == method.weigh(state.message).tolist() if up else not state.up.any()
     assert int(state.up.max()) <= 8 * up
@@ -257,7 +297,7 @@ def test_the_message_holds_what_the_paper_sends(name):
 def test_nothing_private_travels_but_what_the_paper_sends(name):
     state = usual(name)[-1]
     _, private = meet(built(name), data(), state, state.who, 0)
-    assert private.keys() & state.message.keys() == SENT.get(name, set())
+    assert private.keys() & state.message.keys() == promises.of(name).sent
 
 
 @everywhere
@@ -338,8 +378,9 @@ def test_all_clients_turn_bad(name):
 @everywhere
 def test_the_loss_falls_in_five_rounds(name):
     losses = [s.loss for s in federate(built(name), data(), 5)]
-    names = losses[0].keys() - RISES.get(name, set())
-    assert names or name in RISES
+    rises = promises.of(name).rises
+    names = losses[0].keys() - rises
+    assert names or rises
     assert all(losses[-1][n].mean() < losses[0][n].mean() for n in names)
 
 
@@ -399,3 +440,194 @@ def test_the_posterior_reaches_arviz(name, tmp_path):
     names = [data().names[i] for i, part in enumerate(data().train) for _ in part]
     assert rows["row_client"].values.tolist() == names
     assert rows.values.tolist() == data().y[torch.cat(data().train)].tolist()
+
+
+# What a server makes of messages.
+
+
+def reason(merge: object) -> str:
+    """Return the first docstring of a merge, or of what it is made of."""
+    function = getattr(merge, "func", merge)
+    if text := getattr(function, "__doc__", None):
+        return str(text)
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return next(filter(None, (reason(part) for part in cells if callable(part))), "")
+
+
+@everywhere
+@pytest.mark.parametrize("chunk", [1, 5, None])
+def test_messages_are_folded_or_the_merge_says_why_not(name, chunk):
+    method, begun, some = built(name), usual(name)[0], ALL[ALL % 3 != 0]
+    if not isinstance(method.merge, Pooled):
+        assert re.search("(?i)(all|every) (the )?messages?", reason(method.merge)), name
+        with pytest.raises(ValueError, match=r"keep_messages is False .+; expected .+"):
+            advance(method, data(), begun, ALL, some, chunk=chunk, keep_messages=False)
+        return
+    kept, folded = (
+        advance(method, data(), begun, ALL, some, chunk=chunk, keep_messages=keep)
+        for keep in (True, False)
+    )
+    toys.assert_same(folded.server, kept.server, rtol=1e-10, atol=1e-11)
+    none = {n: v[:0] for n, v in kept.message.items()}
+    toys.assert_same_round(replace(folded, server=kept.server), replace(kept, message=none))
+
+
+@everywhere
+def test_another_merge_takes_effect_or_is_refused(name):
+    method, begun = built(name), usual(name)[0]
+    ids = usual(name)[1].trained
+    plain = advance(method, data(), begun, ids, ids, chunk=12)
+
+    def keep(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        return server
+
+    def middle(values: Tensors, weight: Tensor, before: Tensors) -> Tensors:
+        return {n: v.median(0).values for n, v in values.items()}
+
+    others: list[object] = [keep]
+    if isinstance(method.merge, Pooled):
+        others += [replace(method.merge, how=how) for how in ("median", "trimmed:0.2", middle)]
+    for merge in others:
+        other = replaced(method, "merge", merge)
+        if other is None:
+            continue
+        state = advance(other, data(), begun, ids, ids, chunk=12)
+        toys.assert_same(state.private, plain.private)
+        if merge is keep:
+            toys.assert_same(state.server, begun.server)
+        if plain.message:
+            assert differ(state, plain)
+        with pytest.raises(ValueError, match=r"keep_messages is False .+; expected .+"):
+            advance(other, data(), begun, ids, ids, chunk=12, keep_messages=False)
+
+
+# What is replaced takes effect everywhere, or is refused.
+
+
+def cooled(outputs: Tensor, x: Tensor) -> dist.TorchDistribution:
+    """Let classes be nearer to equally likely."""
+    return dist.Categorical(logits=outputs / 2)
+
+
+class Cooled(Messenger):
+    """Does so to the rows of any program."""
+
+    def _pyro_sample(self, msg: dict[str, object]) -> None:
+        if msg["name"] == "y":
+            msg["fn"] = dist.Categorical(logits=msg["fn"].logits / 2)  # type: ignore[attr-defined]
+
+
+class Turned(Messenger):
+    """Draws what would have been drawn for the parameter beside."""
+
+    def _pyro_sample(self, msg: dict[str, object]) -> None:
+        fn, axes = msg["fn"], 0
+        while isinstance(fn, dist.Independent):
+            fn, axes = fn.base_dist, axes + fn.reinterpreted_batch_ndims
+        if isinstance(fn, dist.Delta):
+            msg["fn"] = dist.Delta(fn.v.roll(1, -1), fn.log_density, fn.event_dim).to_event(axes)
+        if isinstance(fn, dist.Normal):
+            msg["fn"] = dist.Normal(fn.loc.roll(1, -1), fn.scale).to_event(axes)
+
+
+def under_effect(program: Program, effect: type[Messenger]) -> Program:
+    """Run a program under an effect, which nobody sees from outside."""
+
+    def changed(received: Tensors, local: Tensors, batch: Batch) -> object:
+        with effect():
+            return program(received, local, batch)
+
+    return changed
+
+
+def once(method: Method) -> Round:
+    """Return the first round of everybody."""
+    return next(federate(method, data(), 1, chunk=12))
+
+
+def tested(method: Method, state: Round) -> dict[str, Tensor]:
+    """Return all that evaluation says of a state."""
+    return {
+        f"{view} {metric}": value
+        for view in method.views
+        for metric, value in evaluate(method, data(), state, model=view, draws=2).values.items()
+    }
+
+
+def exported(method: Method, state: Round) -> Tensor:
+    """Return the log likelihood of rows as ArviZ gets it."""
+    found = pyrofl.Run(method, data(), state).to_arviz(2, groups=["log_likelihood"])
+    return torch.from_numpy(found["log_likelihood"]["y"].values)
+
+
+@everywhere
+def test_another_model_takes_effect_everywhere_or_is_refused(name):
+    method, asked = built(name), make(name, likelihood=cooled)
+    state = once(asked)
+    assert differ(state, once(method))
+    told, rows = tested(asked, state), exported(asked, state)
+    nll = f"{method.main_view} nll"
+    assert not torch.allclose(told[nll], tested(method, state)[nll])
+    assert not torch.allclose(rows, exported(method, state))
+    other = replaced(method, "model", under_effect(method.model, Cooled))
+    if other is not None:
+        toys.assert_same_round(once(other), state, rtol=1e-9, atol=1e-10)
+        toys.assert_same(tested(other, state), told, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(exported(other, state), rows, rtol=1e-9, atol=1e-10)
+
+
+@everywhere
+def test_another_guide_takes_effect_everywhere_or_is_refused(name):
+    method, state = built(name), usual(name)[1]
+    view = method.main_view
+
+    def drawn(method: Method) -> Tensors:
+        return posterior(method, data(), state, 2, model=view)
+
+    opaque = replaced(method, "guide", lambda *args: method.guide(*args))
+    other = replaced(method, "guide", under_effect(method.guide, Turned))
+    assert (opaque is None) == (other is None)
+    if opaque is None or other is None:
+        return
+    toys.assert_same_round(once(opaque), once(method), rtol=1e-9, atol=1e-10)
+    toys.assert_same(tested(opaque, state), tested(method, state), rtol=1e-9, atol=1e-10)
+    toys.assert_same(drawn(opaque), drawn(method))
+    assert differ(once(other), once(method))
+    nll, rows = tested(method, state)[f"{view} nll"], exported(method, state)
+    assert not torch.allclose(tested(other, state)[f"{view} nll"], nll)
+    assert not torch.allclose(exported(other, state), rows)
+    plain, turned = drawn(method), drawn(other)
+    assert any(not torch.equal(turned[n], v) for n, v in plain.items())
+
+
+@everywhere
+def test_without_phases_nobody_trains_or_it_is_refused(name):
+    other = replace(built(name), phases=())
+    for begun in (first(other, data(), 0), usual(name)[0]):
+        state, refusal = tried(lambda begun=begun: advance(other, data(), begun, ALL, ALL))
+        if state is None:
+            assert re.fullmatch(r"phases .+; expected .+", refusal), refusal
+            continue
+        assert not state.loss
+        assert not state.steps.any()
+        for n, v in begun.private.items():
+            assert torch.equal(state.private[n][begun.seen], v[begun.seen])
+
+
+@everywhere
+@pytest.mark.parametrize("argument", ["prior", "guide"])
+def test_a_prior_or_guide_of_ones_own_takes_effect_or_is_refused(name, argument):
+    kinds = accepted(MODULES[name].build)
+    assert argument in kinds
+    values: list[object] = [guides.delta, guides.mean_field]  # one of them is the usual one
+    if argument == "prior":
+        usual_one = (
+            dist.Laplace if kinds["prior"] == Family else priors.fixed(dist.Normal, 0.1, 0.3)
+        )
+        values = [promises.of(name).prior or usual_one]
+    told = 0
+    for value in values:
+        state, refusal = tried(lambda value=value: once(make(name, **{argument: value})))
+        assert state or re.fullmatch(rf".*{argument}.*; expected .+", refusal), refusal
+        told += state is None or differ(state, once(built(name)))
+    assert told

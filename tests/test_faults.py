@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 import faults
+import promises
 import pytest
 import test_contract as contract
 import torch
@@ -30,7 +31,7 @@ BAD = (1, 4)
 CLIENTS = torch.arange(6)
 GOOD = torch.tensor([0, 2, 3, 5])
 FEW: dict[str, int] = {"draws": 2, "head_epochs": 1, "base_epochs": 1}
-SENDING = [name for name in contract.METHODS if contract.SCALARS[name][1]]
+SENDING = [name for name in contract.METHODS if contract.sends(name)]
 RULED = {name: contract.built(name).rules for name in contract.METHODS}
 
 sending = pytest.mark.parametrize("name", SENDING)
@@ -89,9 +90,9 @@ def test_what_must_be_positive_is_looked_at(name, patterns):
 
 @sending
 def test_what_is_sent_may_be_any_number_or_has_a_rule(name):
-    # A new role is either added here, with a look at what it means, or has a rule.
+    # A new role is either promised, with a look at what it means, or has a rule.
     any_number = "w/* base/* branch/* mean/* loc/* log_scale/* spread/* shift change/*"
-    known = " ".join([any_number, *RULED[name]])
+    known = " ".join([any_number, promises.of(name).any_number, *RULED[name]])
     assert not [n for n in begun(name).message if not contract.matches(n, known)]
 
 

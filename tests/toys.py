@@ -32,6 +32,8 @@ from pyrofl.tensors import Tensors, spread_out, under
 
 SIZES = (3, 40, 7, 12, 25, 16, 5, 33, 9, 20, 4, 28)
 CLASSES, FEATURES = 5, 8
+HEAD, BASE = 6 * CLASSES + CLASSES, FEATURES * 6 + 6  # scalars of the default network
+ALL = BASE + HEAD
 POSITIVE = transform_to(dist.constraints.positive)
 
 

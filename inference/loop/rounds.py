@@ -210,7 +210,7 @@ def _train_chunk(
     )
     mine = {n: local[n] for n in private}
     with torch.no_grad():
-        message = method.upload(received, local)
+        message = _upload(method, received, local)
     watched = mine | {f"its loss of {n}": v for n, v in loss.items()}
     reasons = inspect(message, watched, who, data.names, method.rules)
     ids, good, form = who.ids.cpu(), torch.tensor([not r for r in reasons]), form_of(message)
@@ -223,3 +223,14 @@ def _train_chunk(
     down = method.weigh(received) if received else torch.zeros_like(up)
     told = {"ids": ids, "steps": steps, "down": down, "up": up}
     return _Chunk(form, reasons, told | under("loss", loss))
+
+
+def _upload(method: Method, received: Tensors, local: Tensors) -> Tensors:
+    """Return the messages."""
+    try:
+        return method.upload(received, local)
+    except KeyError as error:
+        raise ValueError(
+            f"phases leave clients without {error}, which upload reads; expected phases that make "
+            "it, or another upload"
+        ) from error

@@ -108,7 +108,7 @@ class Pooled:
     def fold(self, *parts: Weighed) -> Weighed:
         """Return one that stands for several: their mean, with the sum of their weights."""
         values, weights = join_up(p.values for p in parts), join_up(p.weights for p in parts)
-        folded = self._pooled(Weighed(values, weights), mean, {}, 0.0)
+        folded = self._pooled(Weighed(values, weights), _mean_of_any, {}, 0.0)
         sums = {p: w.sum(0, keepdim=True) for p, w in weights.items()}
         return Weighed({n: v[None] for n, v in folded.items()}, sums)
 
@@ -155,8 +155,14 @@ def _pool(
         at = own.nonzero().flatten()
         old = {n: v[k] for n, v in before.items()}
         sent = {n: v[at, k] for n, v in values.items()}
-        found.append(old if own.sum() <= least else combine(sent, own[at], old))
+        unused = bool((own >= 0).all() and own.sum() <= least)
+        found.append(old if unused else combine(sent, own[at], old))
     return {n: torch.stack([one[n] for one in found]) for n in values}
+
+
+def _mean_of_any(values: Tensors, weight: Tensor, none: Tensors) -> Tensors:
+    """Take the mean; of clients that all count nothing, what counts nothing in the next."""
+    return mean(values, weight, none) if weight.any() else none
 
 
 def followed(merge: Merge, change: Callable[[Tensors, Tensors], Tensors]) -> Merge:

@@ -50,9 +50,9 @@ from pyrofl.arguments import Count, CountOrNone, Positive, PositiveShare, checke
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, SHARED, Rule
-from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.inference.method import Method, Phase, Step, View, send_all
 from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised, built_for
+from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import guides
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.likelihoods import categorical

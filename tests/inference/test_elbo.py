@@ -397,7 +397,9 @@ def test_tensor_without_a_client_axis_is_refused(shape):
 
 @pytest.mark.parametrize("draws", [0, -1])
 def test_draws_are_counted_from_one(draws):
-    with pytest.raises(ValueError, match=f"draws is {draws}; expected at least 1"):
+    with pytest.raises(
+        ValueError, match=f"draws is {draws}; expected a whole number of at least 1"
+    ):
         elbo(draws)
 
 

@@ -118,9 +118,9 @@ def test_a_bad_gradient_stays_with_its_client():
     ("arguments", "message"),
     [
         ({"lr": -1.0}, "lr is -1.0"),
-        ({"lr": 0.1, "momentum": 1.0}, "momentum 1.0"),
-        ({"lr": 0.1, "momentum": -0.1}, "momentum -0.1"),
-        ({"lr": 0.1, "clip": 0.0}, "norm is 0.0; expected a positive number"),
+        ({"lr": 0.1, "momentum": 1.0}, "momentum is 1.0; expected a number from 0 to below 1"),
+        ({"lr": 0.1, "momentum": -0.1}, "momentum is -0.1; expected a number from 0 to below 1"),
+        ({"lr": 0.1, "clip": 0.0}, "clip is 0.0; expected a number above 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(arguments, message):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pyrofl.data import Federation
 from pyrofl.data.conjugate import ConjugateTask, conjugate
 
 # Two clients with losses 1/2 (w - mu_j)' Lam_j (w - mu_j).
@@ -18,12 +17,3 @@ def quadratic() -> ConjugateTask:
     """The pair of quadratic clients, as linear regressions."""
     x = list(torch.linalg.cholesky(LAM).mT)
     return conjugate(x, [a @ b for a, b in zip(x, MU, strict=True)])
-
-
-@pytest.fixture
-def tiny() -> Federation:
-    """Three ragged clients, 12 rows of 4 numbers, 3 classes."""
-    grid = torch.arange(48, dtype=torch.float64).reshape(12, 4)
-    y = torch.tensor([0, 1, 2, 2, 1, 0, 0, 0, 1, 2, 2, 1])
-    rows = torch.arange(12).split([3, 5, 4])
-    return Federation(torch.sin(grid**1.5), y, rows, rows, classes=("a", "b", "c"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from toys import last
 
 from pyrofl.data.datasets import load
@@ -13,6 +15,8 @@ from pyrofl.inference.loop.state import Round, meet
 from pyrofl.models import apfl, fedavg, likelihoods, local
 from pyrofl.nets import build
 from pyrofl.partitions.federations import split
+
+PROMISES = {"apfl": Promises(message=(toys.ALL, toys.ALL))}
 
 USUAL = {"batch": 2, "lr": 0.1}
 
@@ -112,7 +116,10 @@ def test_fine_tuning_leaves_the_common_model(tiny):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"alpha": 1.5}, "alpha is 1.5"), ({"lr_alpha": -0.1}, "lr_alpha -0.1")],
+    [
+        ({"alpha": 1.5}, "alpha is 1.5"),
+        ({"lr_alpha": -0.1}, "lr_alpha is -0.1; expected a number of at least 0"),
+    ],
 )
 def test_numbers_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

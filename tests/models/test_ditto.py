@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from toys import last
 
 from pyrofl.inference.evaluation.evaluate import evaluate
@@ -14,6 +16,8 @@ from pyrofl.inference.loop.state import meet
 from pyrofl.inference.method import Method
 from pyrofl.models import ditto, fedavg, fedprox, likelihoods, local
 from pyrofl.nets import build
+
+PROMISES = {"ditto": Promises(message=(toys.ALL, toys.ALL))}
 
 PRODUCT = torch.tensor([0.3895, 1.3263], dtype=torch.float64)  # minimum of the pooled loss
 
@@ -117,5 +121,5 @@ def test_the_views_are_the_own_and_the_common_model(tiny):
 
 
 def test_a_negative_pull_is_refused():
-    with pytest.raises(ValueError, match="strength is -1"):
+    with pytest.raises(ValueError, match=r"strength is -1\.0; expected a number of at least 0"):
         ditto.build(build("softmax", (4,), 3), strength=-1.0)

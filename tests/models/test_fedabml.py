@@ -11,6 +11,7 @@ import pytest
 import torch
 import toys
 from checks import close
+from promises import Promises
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from toys import last
@@ -27,6 +28,8 @@ from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedabml, fedavg, guides, likelihoods, priors
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator, role
+
+PROMISES = {"fedabml": Promises(message=(2 * toys.ALL, 2 * toys.ALL))}
 
 PRODUCT = (0.3895, 1.3263)  # mean of the exact global posterior of the quadratic pair
 
@@ -251,9 +254,9 @@ def test_moment_matching_minimises_the_divergence_from_all_clients():
     rng = generator(1)
     loc, nu = (torch.randn(5, 3, generator=rng).double() for _ in range(2))
     message = {"loc/w": loc, "log_scale/w": nu}
-    found = fedabml.pooled(
-        {n: v[0] for n, v in message.items()}, message, torch.ones(5).double(), "moments"
-    )
+    merge = gaussian(3, average="moments").merge
+    who = Who(torch.arange(5), torch.arange(1.0, 6.0).double())
+    found = merge({n: v[0] for n, v in message.items()}, message, who, generator(0))
     m, width = found["loc/w"].requires_grad_(), found["log_scale/w"].requires_grad_()
     kl = torch.distributions.kl_divergence(dist.Normal(loc, nu.exp()), dist.Normal(m, width.exp()))
     kl.sum().backward()
@@ -546,14 +549,14 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
         ({"average": "sum"}, "average is 'sum'"),
         ({"scale": 0.0}, "scale is 0.0"),
         ({"scale": 0.0, "guide": guides.delta}, "scale is 0.0"),
-        ({"kl": -1.0}, "kl -1.0"),
-        ({"lr_prior": 1.1}, "lr_prior 1.1"),
-        ({"lr_prior": -0.1, "natural": False}, "lr_prior -0.1"),
+        ({"kl": -1.0}, "kl is -1.0; expected a number of at least 0"),
+        ({"lr_prior": 1.1}, "lr_prior is 1.1; expected 0 to 1, a share of the way, if natural"),
+        ({"lr_prior": -0.1, "natural": False}, "lr_prior is -0.1; expected a number of at least 0"),
         ({"lr": float("nan"), "natural": False}, "nan"),
-        ({"steps": 0}, "repeat of step"),
+        ({"steps": 0}, "steps is 0; expected a whole number of at least 1"),
         ({"draws": 0}, "draws is 0"),
         ({"epochs": -1}, "epochs is -1"),
-        ({"fine_tune": -1}, "epochs is -1"),
+        ({"fine_tune": -1}, "fine_tune is -1; expected a whole number of at least 0"),
         ({"batch": 0}, "batch is 0"),
         ({"lr": -1.0}, "lr is -1.0"),
     ],

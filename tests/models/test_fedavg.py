@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from toys import last
@@ -20,6 +22,8 @@ from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, guides, likelihoods, priors
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, under
+
+PROMISES = {"fedavg": Promises(message=(toys.ALL, toys.ALL))}
 
 ETA = 0.1  # step size on the clients' total losses, whose means are over two rows
 
@@ -186,9 +190,9 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
     ("options", "message"),
     [
         ({"lr": -0.1}, "lr is -0.1"),
-        ({"momentum": 1.0}, "momentum 1.0"),
+        ({"momentum": 1.0}, "momentum is 1.0; expected a number from 0 to below 1"),
         ({"epochs": -1}, "epochs is -1"),
-        ({"fine_tune": -1}, "epochs is -1"),
+        ({"fine_tune": -1}, "fine_tune is -1; expected a whole number of at least 0"),
         ({"batch": 0}, "batch is 0"),
         ({"guide": guides.mean_field, "draws": 0}, "draws is 0"),
         ({"guide": guides.mean_field, "scale": 0.0}, "scale is 0.0"),

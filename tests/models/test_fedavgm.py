@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from toys import last
 
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.models import fedavg, fedavgm
 from pyrofl.nets import build
 from pyrofl.tensors import pick, role
+
+PROMISES = {"fedavgm": Promises(message=(toys.ALL, toys.ALL))}
 
 
 def test_without_momentum_it_is_fedavg(tiny):
@@ -57,7 +61,10 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"server_lr": -1.0}, "lr is -1.0"), ({"server_momentum": 1.0}, "momentum 1.0")],
+    [
+        ({"server_lr": -1.0}, "lr is -1.0"),
+        ({"server_momentum": 1.0}, "momentum is 1.0; expected a number from 0 to below 1"),
+    ],
 )
 def test_settings_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from torch import Tensor
 from toys import last
 
@@ -15,13 +17,15 @@ from pyrofl.models import fedavg, fedavgm, fedopt, fedper
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, pick, role
 
+PROMISES = {"fedopt": Promises(message=(toys.ALL, toys.ALL))}
+
 NET = build("mlp:5", (4,), 3)
 USUAL = {"batch": 2, "lr": 0.1}
 
 
 def steps(rule: fedopt.Rule, changes: list[float], **options: float) -> list[float]:
     """Let a server at 1 make steps along the clients' mean changes."""
-    settings = {"lr": 0.5, "beta1": 0.0, "beta2": 0.75, "tau": 0.1} | options
+    settings = {"server_lr": 0.5, "beta1": 0.0, "beta2": 0.75, "tau": 0.1} | options
     make = fedopt.adaptive(rule, **settings)
     server: Tensors = {"w": torch.tensor(1.0, dtype=torch.float64)}
     found = []
@@ -135,10 +139,10 @@ def test_any_server_may_step(tiny):
     [
         ({"optimiser": "rmsprop"}, "optimiser is 'rmsprop'; expected one of adam, yogi"),
         ({"server_lr": -1.0}, "server_lr is -1.0"),
-        ({"beta1": 1.0}, "beta1 1.0"),
-        ({"beta2": -0.1}, "beta2 -0.1"),
-        ({"tau": 0.0}, "tau 0.0"),
-        ({"optimiser": "sgd", "beta1": 1.0}, "momentum 1.0"),
+        ({"beta1": 1.0}, "beta1 is 1.0; expected a number from 0 to below 1"),
+        ({"beta2": -0.1}, "beta2 is -0.1; expected a number from 0 to below 1"),
+        ({"tau": 0.0}, "tau is 0.0; expected a number above 0"),
+        ({"optimiser": "sgd", "beta1": 1.0}, "beta1 is 1.0; expected a number from 0 to below 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, message):

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from toys import last
 
 from pyrofl.data import Batch
@@ -14,6 +16,8 @@ from pyrofl.inference.method import Phase
 from pyrofl.models import fedavg, fedopt, fedpa, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
+
+PROMISES = {"fedpa": Promises(message=(toys.ALL, toys.ALL))}
 
 PRODUCT = (0.3895, 1.3263)  # mean of the exact global posterior of the quadratic pair
 
@@ -101,7 +105,11 @@ def test_the_servers_step_is_fedopts(quadratic):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"samples": 0}, "samples is 0"), ({"rho": -1.0}, "rho -1")]
+    ("options", "message"),
+    [
+        ({"samples": 0}, "samples is 0"),
+        ({"rho": -1.0}, "rho is -1.0; expected a number of at least 0"),
+    ],
 )
 def test_numbers_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

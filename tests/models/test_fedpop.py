@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from torch import Tensor
 from toys import last
 
@@ -16,6 +18,8 @@ from pyrofl.inference.method import Method
 from pyrofl.models import fedpop, guides, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, role
+
+PROMISES = {"fedpop": Promises(message=(toys.BASE + 2 * toys.HEAD, toys.BASE + 2 * toys.HEAD))}
 
 # Scalar clients: estimates and their variance, and what maximises the evidence of Normal(m, s2).
 B, V = torch.tensor([-2, -0.5, 0.4, 3], dtype=torch.float64), 0.3
@@ -182,13 +186,13 @@ def test_the_guide_has_the_moments_of_the_draws_and_the_global_model_those_of_th
     ("options", "message"),
     [
         ({"scale": 0.0}, "scale is 0.0"),
-        ({"temperature": -1.0}, "temperature -1.0"),
-        ({"lr_head": 0.0}, "lr_head 0.0"),
-        ({"epochs": 0}, "epochs 0"),
-        ({"burn_in": -1}, "epochs is -1"),
+        ({"temperature": -1.0}, "temperature is -1.0; expected a number of at least 0"),
+        ({"lr_head": 0.0}, "lr_head is 0.0; expected a number above 0"),
+        ({"epochs": 0}, "epochs is 0; expected a whole number of at least 1"),
+        ({"burn_in": -1}, "burn_in is -1; expected a whole number of at least 0"),
         ({"head": "tail.*"}, "no parameter matches"),
-        ({"momentum": 1.0}, "momentum 1.0"),
-        ({"memory": 1.0}, "memory 1.0"),
+        ({"momentum": 1.0}, "momentum is 1.0; expected a number from 0 to below 1"),
+        ({"memory": 1.0}, "memory is 1.0; expected a number from 0 to below 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, message):

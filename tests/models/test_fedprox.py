@@ -7,7 +7,9 @@ from math import log, pi
 import pyro.distributions as dist
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from toys import last
@@ -19,6 +21,8 @@ from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedprox, likelihoods, priors
 from pyrofl.nets import build
 from pyrofl.tensors import generator, role
+
+PROMISES = {"fedprox": Promises(message=(toys.ALL, toys.ALL))}
 
 
 def solved(mu: float, steps: int = 100) -> Method:

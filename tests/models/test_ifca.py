@@ -8,6 +8,7 @@ import pytest
 import torch
 import toys
 from checks import close
+from promises import Promises
 from torch.nn.functional import cross_entropy, one_hot
 from toys import last
 
@@ -17,7 +18,9 @@ from pyrofl.inference.loop.participation import fixed
 from pyrofl.inference.loop.rounds import advance, first
 from pyrofl.models import fedavg, ifca, pfedmb
 from pyrofl.nets import build
-from pyrofl.tensors import role
+from pyrofl.tensors import generator, role, under
+
+PROMISES = {"ifca": Promises(message=(toys.ALL + 1, 2 * toys.ALL), sent=frozenset({"cluster"}))}
 
 
 def crossed(clients: int = 6) -> Federation:
@@ -89,11 +92,16 @@ def test_the_server_is_pfedmbs_with_all_weight_on_one_branch(tiny):
     method = ifca.build(build("mlp:5", (4,), 3), clusters=3)
     old = first(method, tiny, 0).server
     state = last(method, tiny, 1)
-    weight = state.who.size[:, None] * one_hot(state.message["cluster"].long(), 3)
-    for n, value in state.server.items():
-        sent = state.message[n.removeprefix("cluster/")]
-        branches = sent[:, None].expand(-1, 3, *sent.shape[1:])
-        close(value, pfedmb.aggregate({n: old[n]}, {n: branches}, weight)[n])
+    branched = pfedmb.build(build("mlp:5", (4,), 3), branches=3, shared=True)
+    message = {"alpha": one_hot(state.message["cluster"].long(), 3)[:, None].double()}
+    for n in role("cluster/w", state.server):
+        sent = state.message[f"w/{n}"]
+        message[f"branch/{n}"] = sent[:, None].expand(-1, 3, *sent.shape[1:])
+    found = branched.merge(
+        under("branch", role("cluster/w", old)), message, state.who, generator(0)
+    )
+    for n, value in role("cluster/w", state.server).items():
+        close(value, found[f"branch/{n}"])
 
 
 def test_clients_of_one_kind_find_each_other():

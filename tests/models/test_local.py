@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from checks import close
+from promises import Promises
 from torch.nn.functional import cross_entropy
 from toys import last
 
@@ -15,6 +16,8 @@ from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, local
 from pyrofl.nets import build
 from pyrofl.tensors import role
+
+PROMISES = {"local": Promises(message=(0, 0))}
 
 
 def test_nothing_travels(tiny):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import toys
 from checks import close
+from promises import Promises
 from torch import Tensor
 from toys import last
 
@@ -17,6 +18,8 @@ from pyrofl.models import fedavg, likelihoods, metavd, perfedavg
 from pyrofl.models.shared.meta_gradients import Order
 from pyrofl.nets import build
 from pyrofl.tensors import role
+
+PROMISES = {"perfedavg": Promises(message=(toys.ALL, toys.ALL))}
 
 AT = torch.tensor([0.3, 0.4], dtype=torch.float64)
 ALPHA = 0.1  # of the inner step, on the clients' total losses
@@ -146,7 +149,7 @@ def test_a_batch_is_that_of_a_part():
     ("options", "message"),
     [
         ({"order": "second"}, "order is 'second'"),
-        ({"inner_lr": -1.0}, "inner_lr -1.0"),
+        ({"inner_lr": -1.0}, "inner_lr is -1.0; expected a number of at least 0"),
         ({"adapt_steps": 0}, "adapt_steps is 0"),
     ],
 )

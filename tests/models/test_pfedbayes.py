@@ -9,7 +9,9 @@ from typing import Any
 import pyro.distributions as dist
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from pyro.poutine.messenger import Messenger
 from torch.nn.functional import softplus
 from toys import last
@@ -23,6 +25,10 @@ from pyrofl.inference.optim import adam
 from pyrofl.models import guides, likelihoods, pfedbayes, pfedme
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors
+
+PROMISES = {
+    "pfedbayes": Promises(message=(2 * toys.ALL, 2 * toys.ALL), rises=frozenset({"w/* spread/*"}))
+}
 
 M, RHO = torch.tensor([[0.3, -0.2], [0.9, 0.4]]).double(), torch.tensor([[-1.0, 0.2], [0.5, -2.0]])
 V, NU = torch.tensor([[0.1, 0.5], [0.1, 0.5]]).double(), torch.tensor([[0.3, -0.4], [0.3, -0.4]])
@@ -147,7 +153,11 @@ def test_the_common_model_is_the_prior(tiny):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"beta": 0.0}, "beta is 0.0"), ({"kl": 0.0}, "kl 0.0"), ({"noise": 0.0}, "noise 0.0")],
+    [
+        ({"beta": 0.0}, "beta is 0.0"),
+        ({"kl": 0.0}, "kl is 0.0; expected a number above 0"),
+        ({"noise": 0.0}, "noise is 0.0; expected a number above 0"),
+    ],
 )
 def test_numbers_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

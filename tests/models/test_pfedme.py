@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from toys import last
 
 from pyrofl.inference.loop.participation import fixed
@@ -12,6 +14,8 @@ from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.method import Method
 from pyrofl.models import ditto, fedabml, guides, likelihoods, pfedme
 from pyrofl.nets import build
+
+PROMISES = {"pfedme": Promises(message=(toys.ALL, toys.ALL), rises=frozenset({"w/*"}))}
 
 
 def linear(pull: float, **options: object) -> Method:
@@ -119,8 +123,8 @@ def test_everybody_trains_whoever_reports(tiny):
     [
         ({"beta": 0.0}, "beta is 0.0"),
         ({"steps": 0}, "at least 1"),
-        ({"strength": 0.0}, "strength 0.0"),
-        ({"lr_centre": -1.0}, "lr_centre -1.0"),
+        ({"strength": 0.0}, "strength is 0.0; expected a number above 0"),
+        ({"lr_centre": -1.0}, "lr_centre is -1.0; expected a number of at least 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options, message):

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import toys
 from checks import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from promises import Promises
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
@@ -27,6 +29,8 @@ from pyrofl.inference.method import Method, Phase
 from pyrofl.models import guides, likelihoods, pfedvem
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, total
+
+PROMISES = {"pfedvem": Promises(message=(toys.ALL + 1, toys.ALL), sent=frozenset({"tau"}))}
 
 # Two clients in the plane, worked by hand: tau per client and the server's head, each round.
 TRACE = [
@@ -609,13 +613,13 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
     [
         ({"beta": 1.0}, "beta is 1.0"),
         ({"beta": -0.1}, "beta is -0.1"),
-        ({"m_step_iters": 0}, "m_step_iters 0"),
-        ({"scale": 0.0}, "scale 0.0"),
-        ({"scale": float("nan")}, "scale nan"),
+        ({"m_step_iters": 0}, "m_step_iters is 0; expected a whole number of at least 1"),
+        ({"scale": 0.0}, "scale is 0.0; expected a number above 0"),
+        ({"scale": float("nan")}, "scale is nan; expected a number above 0"),
         ({"confidence": "none"}, "confidence is 'none'"),
         ({"head": "tail.*"}, "no parameter matches 'tail"),
-        ({"lr_head": -1.0}, "lr is -1.0"),
-        ({"momentum": 1.0}, "momentum 1.0"),
+        ({"lr_head": -1.0}, "lr_head is -1.0; expected a number of at least 0"),
+        ({"momentum": 1.0}, "momentum is 1.0; expected a number from 0 to below 1"),
         ({"head_epochs": -1}, "epochs is -1"),
         ({"batch": 0}, "batch is 0"),
         ({"draws": 0}, "draws is 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import toys
 from checks import close
+from promises import Promises
 from toys import last
 
 from pyrofl.inference.evaluation.evaluate import evaluate
@@ -12,6 +13,8 @@ from pyrofl.inference.loop.rounds import first
 from pyrofl.models import fedavg, fedavgm, metavd, reptile
 from pyrofl.nets import build
 from pyrofl.tensors import role
+
+PROMISES = {"reptile": Promises(message=(toys.ALL, toys.ALL))}
 
 
 def test_the_server_goes_part_of_the_way_to_the_mean(tiny):

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from torch import Tensor
 from toys import last
 
@@ -19,6 +21,8 @@ from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg, likelihoods, scaffold
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, pick
+
+PROMISES = {"scaffold": Promises(message=(2 * toys.ALL, 2 * toys.ALL))}
 
 POINT = (0.3895, 1.3263)  # minimum of the pooled loss
 ROUNDS = 25
@@ -172,9 +176,9 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
     ("options", "message"),
     [
         ({"option": "III"}, "option is 'III'; expected one of I, II"),
-        ({"lr": 0.0}, "lr is 0.0, server_lr 1.0; expected above 0"),
-        ({"server_lr": -1.0}, "server_lr -1.0"),
-        ({"momentum": 1.0}, "momentum 1.0"),
+        ({"lr": 0.0}, "lr is 0.0; expected a number above 0, by which eq. 4 divides"),
+        ({"server_lr": -1.0}, "server_lr is -1.0; expected a number of at least 0"),
+        ({"momentum": 1.0}, "momentum is 1.0; expected a number from 0 to below 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, message):

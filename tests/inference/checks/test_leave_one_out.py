@@ -14,6 +14,7 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch
 from pyrofl.data.conjugate import ConjugateTask, linear_regression
+from pyrofl.inference.facts import SHARED
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.models import guides
@@ -60,7 +61,7 @@ def exact(narrow: float = 1.0, tau: float = TAU, shared: str = "") -> Method:
         guide=full_covariance(SHAPES).program,
         phases=(),
         merge=lambda server, message, who, generator: server,
-        shared=shared,
+        facts={shared: SHARED},
     )
 
 

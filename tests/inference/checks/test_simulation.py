@@ -28,6 +28,8 @@ from pyrofl.inference.checks.replicas import (
 )
 from pyrofl.inference.checks.simulation import Ranks, rank, simulated
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.facts import SHARED
+from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam
@@ -99,7 +101,7 @@ def prior_only(width: float = 1.0, shared: str = "") -> Method:
         guide=guide,
         phases=(Phase((lambda received, local, batch: {"at": local["at"]},)),),
         merge=lambda server, message, who, generator: server,
-        shared=shared,
+        facts={shared: SHARED},
     )
 
 

@@ -18,7 +18,7 @@ from pyrofl.inference.evaluation.predict import Prediction, predict, predict_bat
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.loop.state import Round
-from pyrofl.inference.method import Method
+from pyrofl.inference.method import Method, View
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.metrics import mean
 from pyrofl.models import fedavg, guides, pfedvem
@@ -304,7 +304,8 @@ def test_what_is_deployed_is_tested_but_does_not_travel_in_training():
     def both(received: Tensors, local: Tensors) -> list[Tensors]:
         return [received, received | under("w", role("server/old/w", received))]
 
-    method = replace(plain, merge=merge, deploy=deploy, views=plain.views | {"ensemble": both})
+    views = plain.views | {"ensemble": View(both, deploy)}
+    method = replace(plain, merge=merge, views=views)
     data = toys.blobs()
     state = toys.last(method, data, 2)
     before = toys.last(plain, data, 1)

@@ -15,29 +15,32 @@ from torch import Size, nn
 
 from pyrofl.bench.cases import without_shortcuts as without
 from pyrofl.data import Federation
+from pyrofl.inference import fast
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fast import row_space
-from pyrofl.inference.fast.row_space import RowProducts, first_layer, pays
+from pyrofl.inference.fast.row_space import RowProducts, first_layer, pays, with_few_rows
 from pyrofl.inference.loop import plans
 from pyrofl.inference.loop.participation import bernoulli
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.loop.rounds import federate, first
+from pyrofl.inference.loop.state import meet
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam
 from pyrofl.models import fedavg, fedbabu, fedper, fedprox, guides, local, pfedvem
 from pyrofl.models.priors import fixed
 from pyrofl.nets import Network, build
+from pyrofl.tensors import Tensors
 
-TAKEN = {"fedavg": fedavg, "fedper": fedper, "local": local, "pfedvem": pfedvem}
+TAKEN = {"fedavg": fedavg, "fedbabu": fedbabu, "fedper": fedper, "local": local, "pfedvem": pfedvem}
 
 
-def short(method: Method, asked: Method | None = None, rows: int = 1) -> bool:
-    """Say whether a phase of the method is cut short, as asked by another one."""
-    phases = [
-        (p.shortcut(asked or method, p, toys.blobs(), rows) if p.shortcut else (p,))
-        for p in method.phases
-    ]
-    return any(len(found) == 3 for found in phases)
+def short(method: Method, rows: int = 1) -> bool:
+    """Say whether a phase of the method is cut short in the space of rows."""
+    data = toys.blobs()
+    received, private = meet(method, data, first(method, data, 0), data.who(torch.arange(12)), 0)
+    return any(
+        with_few_rows(method, phase, private | received, data, rows) for phase in method.phases
+    )
 
 
 @pytest.fixture
@@ -118,7 +121,7 @@ def test_fine_tuning_makes_the_same_steps(always):
     method, data = fedavg.build(toys.net(), fine_tune=2, batch=4), toys.blobs(held_out=2)
     state = next(federate(without(method), data, 1))
     assert not always
-    plain = replace(method, adapt=tuple(replace(p, shortcut=None) for p in method.adapt))
+    plain = without(method)
     for population in ("training", "held_out"):
         short, long = (
             evaluate(m, data, state, adapted="adapt", population=population)
@@ -152,12 +155,11 @@ def optimised_by_adam(method: Method) -> Method:
         lambda: fedavg.build(toys.net(), guide=guides.mean_field),
         lambda: fedavg.build(toys.net(), weight_decay=0.1),
         lambda: fedavg.build(toys.net("softmax")),
-        lambda: fedbabu.build(toys.net()),
         lambda: pfedvem.build(toys.net(), head="*", scale=0.1),
         lambda: pfedvem.build(toys.net(), head="fc1.*"),
         lambda: optimised_by_adam(fedavg.build(toys.net())),
     ],
-    ids=["prior", "prox", "guide", "decay", "softmax", "babu", "bayes", "first", "adam"],
+    ids=["prior", "prox", "guide", "decay", "softmax", "bayes", "first", "adam"],
 )
 def test_where_the_steps_would_differ_none_is_cut_short(make: Callable[[], Method], always):
     method = make()
@@ -258,19 +260,21 @@ def test_who_replaces_a_part_gets_what_is_asked_for(always):
     assert short(replace(method, phases=(replace(phase, epochs=1, batch=2),)))
 
 
-def test_a_client_that_joins_with_many_rows_is_counted():
+def test_a_client_that_joins_with_many_rows_is_counted(monkeypatch):
     asked: list[int] = []
 
-    def shortcut(method: Method, phase: Phase, data: Federation, rows: int) -> tuple[Phase, ...]:
-        asked.append(rows)
-        return (phase,)
+    def watched(
+        method: Method, phase: Phase, local: Tensors, data: Federation, longest: int
+    ) -> tuple[Phase, ...] | None:
+        asked.append(longest)
+        return None
+
+    monkeypatch.setattr(fast, "REWRITES", (watched,))
 
     data = toys.blobs(held_out=2)  # of 4 and 28 rows, and 3 to 40 in training
     longer = toys.blobs((3, 5, 30), held_out=1)
     for federation, expected in ((data, {40}), (longer, {5, 30})):
         method = fedavg.build(toys.net(), fine_tune=1)
-        phases = tuple(replace(p, shortcut=shortcut) for p in method.phases)
-        method = replace(method, phases=phases, adapt=phases)
         asked.clear()
         run = list(federate(method, federation, 1, chunk=1))
         evaluate(method, federation, run[-1], adapted="adapt", population="held_out")
@@ -319,19 +323,19 @@ def test_it_pays_less_with_more_rows_and_more_with_more_epochs():
 
 def test_only_a_plain_linear_first_layer_is_cut_off():
     def of(*layers: nn.Module) -> row_space.FirstLayer | None:
-        return first_layer(Network(nn.Sequential(*layers)), "w")
+        return first_layer(Network(nn.Sequential(*layers)))
 
     plain = of(nn.Flatten(), nn.Linear(8, 4, bias=False), nn.ReLU(), nn.Linear(4, 3))
     assert plain is not None
-    assert (plain.weight, plain.bias, len(plain.below), len(plain.after)) == (
-        "w/1.weight",
+    assert (plain.name, plain.bias, len(plain.below), len(plain.after)) == (
+        "1.weight",
         None,
         1,
         1,
     )
     assert of(nn.Linear(8, 3)) is None
     assert of(nn.LayerNorm(8), nn.Linear(8, 3)) is None
-    assert first_layer(build("cnn-pfedvem", (3, 32, 32), 10), "w") is None
+    assert first_layer(build("cnn-pfedvem", (3, 32, 32), 10)) is None
     tied = nn.Linear(8, 8)
     assert of(tied, nn.ReLU(), tied, nn.Linear(8, 3)) is None
     hooked = nn.Linear(8, 4)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.facts import SHARED
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.posteriors.arviz import GROUPS
 from pyrofl.inference.posteriors.export import import_arviz
@@ -67,7 +68,7 @@ def method(guide: Program = guide, model: Program = model, shared: str = "mu") -
         phases=(Phase((lambda received, local, batch: {"m": local["m"]},)),),
         merge=lambda server, message, who, generator: server,
         statistics=lambda received, local, batch: {"m": local["m"]},
-        shared=shared,
+        facts={shared: SHARED},
     )
 
 

@@ -5,9 +5,10 @@ The table is what both versions give: the suite runs with 0.23 on Python 3.11 an
 
 from __future__ import annotations
 
+import promises
 import pytest
 import toys
-from test_contract import EXTRA, METHODS, MODULES
+from test_contract import METHODS, MODULES
 
 import pyrofl
 from pyrofl.cli.report import main_view
@@ -43,7 +44,9 @@ def test_the_file_of_a_method_has_these_axes(name, tmp_path):
     data = toys.blobs((3, 5, 4))
     data = pyrofl.Federation(data.x, data.y, data.train, data.test, NAMES)
     net = toys.net()
-    run = pyrofl.fit(MODULES[name].build(net, **EXTRA.get(name, {})), data, 1, progress=False)
+    run = pyrofl.fit(
+        MODULES[name].build(net, **promises.of(name).settings), data, 1, progress=False
+    )
     view, adapted = main_view(run)
     dims = {n: net.dims(n) for n in net.shapes}
     path = tmp_path / "posterior.nc"

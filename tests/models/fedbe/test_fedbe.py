@@ -8,6 +8,7 @@ import pytest
 import torch
 import toys
 from checks import close
+from promises import Promises
 from toys import last
 
 from pyrofl.inference.evaluation.evaluate import evaluate
@@ -20,6 +21,15 @@ from pyrofl.models import fedavg, fedavgm, fedbe, fedprox, guides, likelihoods, 
 from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator, role
+
+PROMISES = {
+    "fedbe": Promises(
+        message=(toys.ALL, toys.ALL),
+        settings={"unlabelled": toys.blobs().x[-30:]},
+        unordered={"teachers": "SA"},
+        numbers=False,
+    )
+}
 
 NET = build("mlp:5", (4,), 3)
 X = torch.randn(40, 4, generator=generator(1), dtype=torch.float64)
@@ -275,15 +285,15 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
         ({"teachers": ""}, "teachers is ''"),
         ({"teachers": "SS"}, "teachers is 'SS'"),
         ({"teachers": "S", "samples": 0}, "teachers is 'S' with 0 samples"),
-        ({"samples": -1}, "with -1 samples"),
+        ({"samples": -1}, "samples is -1; expected a whole number of at least 0"),
         ({"std_scale": -0.1}, "std_scale is -0.1"),
         ({"posterior": "dirichlet", "alpha": 0.0}, "alpha is 0"),
         ({"distil_epochs": -1}, "distil_epochs is -1"),
-        ({"distil_batch": 0}, "distil_batch 0"),
-        ({"cycle": 0}, "cycle 0"),
+        ({"distil_batch": 0}, "distil_batch is 0; expected a whole number of at least 1"),
+        ({"cycle": 0}, "cycle is 0; expected a whole number of at least 1"),
         ({"distil_lr": -1.0}, "lr is -1"),
-        ({"distil_lr_end": -1.0}, "distil_lr_end -1"),
-        ({"distil_momentum": 1.0}, "momentum 1"),
+        ({"distil_lr_end": -1.0}, "distil_lr_end is -1.0; expected a number of at least 0"),
+        ({"distil_momentum": 1.0}, "distil_momentum is 1.0; expected a number from 0 to below 1"),
         ({"done": 1.5, "decay": True}, "done is 1.5"),
         ({"likelihood": likelihoods.normal()}, "likelihood is Normal"),
     ],

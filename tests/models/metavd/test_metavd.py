@@ -10,6 +10,7 @@ import pytest
 import torch
 import toys
 from checks import close
+from promises import Promises
 from toys import last
 
 from pyrofl.data import Who
@@ -24,6 +25,13 @@ from pyrofl.models.guides.dropout import TINY
 from pyrofl.models.metavd import hypernetwork
 from pyrofl.nets import build as network
 from pyrofl.tensors import Tensors, generator, role, under
+
+PROMISES = {
+    "metavd": Promises(
+        message=(toys.ALL + 6 * toys.FEATURES, toys.ALL + 6 * toys.FEATURES),
+        rises=frozenset({"loc/* spread/*"}),
+    )
+}
 
 SIZES = (3, 11, 7, 5)
 WHO = Who(torch.arange(3), torch.tensor([2.0, 5.0, 3.0], dtype=torch.float64))
@@ -379,13 +387,15 @@ def test_the_authors_head_starts_again_from_one_spread():
     method, data = small(head="code"), toys.blobs(SIZES, held_out=1)
     state = last(method, data, 2)
     who = toys.who(data, 0, 3)
-    received, _ = meet(method.deployed, data, state, who, 0)
+    received, _ = meet(method.deployed("personal"), data, state, who, 0)
     close(received["spread/fc2.weight"], torch.full((2, 5, 6), -8.5))
     own, _ = meet(method, data, state, who, 0)
     assert bool((own["spread/fc2.weight"] != -8.5).any())
     for n in role("loc", own):
         assert torch.equal(own[f"loc/{n}"], received[f"loc/{n}"])
-    assert small().deploy is None
+    assert small().deployed("personal").download is not method.deployed("personal").download
+    plain = small()
+    assert plain.deployed("personal") is plain
 
 
 def test_personal_and_global_models():
@@ -500,18 +510,18 @@ def test_snip_fixes_its_mask_after_round_one():
         ({"precision": "g"}, "precision is 'g'"),
         ({"head": "own"}, "head is 'own'"),
         ({"beta": -1.0}, "beta is -1"),
-        ({"width": 0}, "width 0"),
-        ({"depth": -1}, "depth -1"),
-        ({"embedding": -2}, "embedding -2"),
+        ({"width": 0}, "width is 0; expected a whole number of at least 1"),
+        ({"depth": -1}, "depth is -1; expected a whole number of at least 0"),
+        ({"embedding": -2}, "embedding is -2; expected a whole number of at least 1"),
         ({"prune": 1.5}, "prune is 1.5"),
         ({"prune": 0.9, "dropout": "none"}, "prune is 0.9"),
         ({"sparsity": 1.0}, "sparsity is 1.0"),
         ({"bayesian": "tail.*"}, "no parameter matches 'tail"),
         ({"bayesian": "fc2.bias"}, "fc2.bias belongs to Linear"),
-        ({"scale": 0.0}, "scale of the guide is 0"),
+        ({"scale": 0.0}, "scale is 0.0; expected a number above 0"),
         ({"draws": 0}, "draws is 0"),
-        ({"clip": 0.0}, "norm is 0"),
-        ({"momentum": 1.0}, "momentum 1.0"),
+        ({"clip": 0.0}, "clip is 0.0; expected a number above 0"),
+        ({"momentum": 1.0}, "momentum is 1.0; expected a number from 0 to below 1"),
         ({"batch": 0}, "batch is 0"),
     ],
 )

@@ -10,10 +10,11 @@ import pytest
 import torch
 import toys
 from checks import close
+from promises import Promises
 from pyro.infer import Trace_ELBO
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import elbo, with_rows
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
@@ -27,6 +28,14 @@ from pyrofl.models import fedavg, guides, pfedmb
 from pyrofl.models.pfedmb import layers, merged
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, cut, generator, role, spread_out, under
+
+
+def corners(name: str, shape: Size, received: Tensors, local: Tensors, data: Batch) -> Any:
+    """Prefer the corners of the simplex a little less than all else."""
+    return dist.Dirichlet(data.size.new_full(shape, 1.5)).to_event(1)
+
+
+PROMISES = {"pfedmb": Promises(message=(5 * toys.ALL + 2 * 5, 5 * toys.ALL), prior=corners)}
 
 EVERYONE = torch.arange(12)
 
@@ -424,8 +433,8 @@ def test_pairs_find_each_other(guide):
     ("options", "message"),
     [
         ({"branches": 0}, "branches is 0"),
-        ({"concentration": 0.0}, "concentration 0.0"),
-        ({"kl": -1.0}, "kl -1.0"),
+        ({"concentration": 0.0}, "concentration is 0.0; expected a number above 0"),
+        ({"kl": -1.0}, "kl is -1.0; expected a number of at least 0"),
         ({"branched": "tail.*"}, "no parameter matches 'tail"),
         ({"drop": 0.4}, r"drop is 0.4 with weighted=True; expected 0 to 1/branches = 0.333"),
         ({"drop": -0.1}, "drop is -0.1"),
@@ -434,8 +443,8 @@ def test_pairs_find_each_other(guide):
         ({"guide": "projection", "concentration": 2.0}, "concentration is 2.0 for projected"),
         ({"guide": "dirichlet", "scale": 0.0}, "scale is 0.0"),
         ({"guide": "dirichlet", "draws": 0}, "draws is 0"),
-        ({"lr_alpha": -1.0}, "lr is -1.0"),
-        ({"momentum": 1.0}, "momentum 1.0"),
+        ({"lr_alpha": -1.0}, "lr_alpha is -1.0; expected a number of at least 0"),
+        ({"momentum": 1.0}, "momentum is 1.0; expected a number from 0 to below 1"),
         ({"epochs": -1}, "epochs is -1"),
         ({"batch": 0}, "batch is 0"),
     ],

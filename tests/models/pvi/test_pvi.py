@@ -18,6 +18,7 @@ import pytest
 import torch
 import toys
 from checks import close
+from promises import Promises
 from torch import Tensor
 
 from pyrofl.data import Batch, Federation
@@ -35,6 +36,8 @@ from pyrofl.models import guides, likelihoods, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
+
+PROMISES = {"pvi": Promises(message=(2 * toys.ALL, 2 * toys.ALL))}
 
 REAL = dist.constraints.real
 

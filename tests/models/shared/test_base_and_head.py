@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+import toys
 from checks import close
+from promises import Promises
 from torch.nn.functional import cross_entropy
 from toys import assert_same, last
 
-from pyrofl.data import Batch
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.loop.participation import fixed
 from pyrofl.inference.loop.rounds import federate
@@ -19,9 +18,13 @@ from pyrofl.inference.optim import sgd
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, fedbabu, fedper, fedrep, guides, lgfedavg, local
 from pyrofl.models.fedopt import stepped
-from pyrofl.models.shared.base_and_head import FEATURES
-from pyrofl.nets import Network, build
-from pyrofl.tensors import Tensors, pick, role
+from pyrofl.nets import build
+from pyrofl.tensors import pick, role
+
+PROMISES = {
+    **{n: Promises(message=(toys.BASE, toys.BASE)) for n in ("fedper", "fedrep", "fedbabu")},
+    "lgfedavg": Promises(message=(toys.HEAD, toys.HEAD)),
+}
 
 NET = build("mlp:5", (4,), 3)
 HEAD, BASE = {"w/head.weight", "w/head.bias"}, {"w/fc1.weight", "w/fc1.bias"}
@@ -158,7 +161,7 @@ def test_fedbabu_tunes_what_it_is_told(tiny, tune, moves):
     _, tuned = prepared(method, tiny, state, tiny.who(torch.arange(3)), adapted="adapt")
     assert not isinstance(tuned, list)
     known = state.private | {n: v.expand_as(tuned[n]) for n, v in state.server.items()}
-    changed = {n for n, v in tuned.items() if n != FEATURES and not torch.equal(v, known[n])}
+    changed = {n for n, v in tuned.items() if not torch.equal(v, known[n])}
     assert changed == moves
     assert max(phase.epochs for phase in method.adapt) == 5
     assert made("fedbabu", fine_tune=0).adapt == ()
@@ -173,49 +176,6 @@ def test_fedrep_fits_the_head_before_a_test_if_asked_to(tiny):
         assert torch.equal(tuned[n], v.expand_as(tuned[n]))
     assert all(not torch.equal(tuned[n], v) for n, v in state.private.items())
     assert max(phase.epochs for phase in method.adapt) == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "phase"),
-    [("fedrep", {"fine_tune": 2}, "phases"), ("fedbabu", {"tune": "head"}, "adapt")],
-)
-def test_features_of_a_frozen_base_change_nothing(tiny, name, settings, phase, monkeypatch):
-    once = made(name, **settings)
-    with monkeypatch.context() as patched:
-        patched.setattr(Network, "split", lambda self, patterns: None)
-        always = made(name, **settings)
-    assert len(getattr(once, phase)) == len(getattr(always, phase)) + 2
-    one, other = last(once, tiny, 2), last(always, tiny, 2)
-    for n, v in (*other.server.items(), *other.private.items()):
-        close((one.server | dict(one.private.items()))[n], v)
-    (_, one_tuned), (_, other_tuned) = (
-        prepared(method, tiny, one, tiny.who(torch.arange(3)), adapted="adapt")
-        for method in (once, always)
-    )
-    for n, v in other_tuned.items():
-        close(one_tuned[n], v)
-    if FEATURES in one_tuned:  # they are dropped once nobody needs them
-        assert one_tuned[FEATURES].numel() == 0
-        assert one_tuned[FEATURES].untyped_storage().nbytes() == 0
-
-
-def test_a_model_in_place_of_fedreps_trains_its_head_too(tiny):
-    seen = []
-
-    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
-        seen.append(batch)
-        method.model(received, local, batch)
-
-    method = made("fedrep", head_epochs=2, epochs=1, batch=None)
-    state = last(replace(method, model=model), tiny, 1)
-    assert len(seen) == 3
-    for n, v in last(method, tiny, 1).server.items():
-        close(state.server[n], v)
-
-
-def test_a_base_with_draws_does_not_stand_still():
-    assert len(made("fedrep", guide=guides.mean_field).phases) == 2
-    assert len(made("fedrep").phases) == 4
 
 
 def test_the_server_may_step_towards_the_average_of_bases(tiny):

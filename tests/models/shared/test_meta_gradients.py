@@ -153,8 +153,8 @@ def test_a_stochastic_loss_has_a_finite_curvature():
     ("arguments", "words"),
     [
         ({"lr": -1.0}, "lr is -1.0"),
-        ({"lr": 0.1, "steps": -1}, "steps -1"),
-        ({"lr": 0.1, "clip": 0.0}, "clip 0.0"),
+        ({"lr": 0.1, "steps": -1}, "steps is -1; expected a whole number of at least 0"),
+        ({"lr": 0.1, "clip": 0.0}, "clip is 0.0; expected a number above 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(arguments, words):
