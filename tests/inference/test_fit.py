@@ -15,7 +15,7 @@ import pyrofl
 from pyrofl.data import Federation
 from pyrofl.files.run_folder import CLIENTS, METRICS
 from pyrofl.inference.evaluation.predict import Prediction
-from pyrofl.inference.loop.stragglers import Stragglers
+from pyrofl.inference.loop.participation import Stragglers
 from pyrofl.inference.method import Method
 from pyrofl.metrics import mean
 from pyrofl.models import fedavg, local, pfedvem
@@ -157,7 +157,7 @@ def test_runs_and_rounds_tell_what_they_are(method: Method):
 
 
 def test_a_state_whose_clients_are_gone_still_tells(method: Method, blobs, monkeypatch):
-    monkeypatch.setattr("pyrofl.inference.loop.client_state.COPIED", 0)
+    monkeypatch.setattr("pyrofl.inference.loop.state.COPIED", 0)
     before, after = pyrofl.federate(method, blobs, 2)
     assert "private   overwritten by a later round; 12 clients were seen" in repr(before)
     assert "State after round 2" in repr(after)

@@ -29,7 +29,6 @@ from pyrofl.inference.checks.replicas import (
 from pyrofl.inference.checks.simulation import Ranks, rank, simulated
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import SHARED
-from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam
