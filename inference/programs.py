@@ -9,7 +9,10 @@ from typing import Any, TypeVar, cast
 
 import pyro
 import pyro.distributions as dist
+import torch
 from pyro.distributions import TorchDistribution, constraints
+from pyro.infer.inspect import TrackProvenance
+from pyro.poutine.runtime import _PYRO_STACK
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
@@ -28,7 +31,7 @@ Likelihood = Callable[[Tensor, Tensor], TorchDistribution]
 Prior = Callable[[str, Size, Tensors, Tensors, Batch], TorchDistribution]
 """(name, shape, received, local, batch) -> distribution with event shape `shape`."""
 
-Family = Callable[[Tensor, Tensor], TorchDistribution]
+LocationScale = Callable[[Tensor, Tensor], TorchDistribution]
 """(loc, scale) -> distribution: the shape of a prior whose centre and width the method supplies."""
 
 Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
@@ -44,12 +47,23 @@ def flat(
     return _improper(len(batch), shape)
 
 
+class Flat(dist.ImproperUniform):
+    """An improper prior, of which `pyro.render_model` can draw a picture all the same."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Draw, which is impossible; give zeros to who only follows what depends on what."""
+        if any(isinstance(handler, TrackProvenance) for handler in _PYRO_STACK):
+            return torch.zeros(self.batch_shape + self.event_shape)
+        return super().__call__(*args, **kwargs)
+
+
 @lru_cache
 def _improper(clients: int, shape: Size) -> TorchDistribution:
-    return dist.ImproperUniform(constraints.real, (clients, 1), shape)
+    prior: TorchDistribution = Flat(constraints.real, (clients, 1), shape)  # type: ignore[no-untyped-call]
+    return prior
 
 
-def around(family: Family, centre: Tensor, scale: Tensor) -> TorchDistribution:
+def around(family: LocationScale, centre: Tensor, scale: Tensor) -> TorchDistribution:
     """Centre a family at parameters [C, 1, *p] with one scale per client, [C, 1]."""
     axes = centre.dim() - scale.dim()
     return as_event(family(centre, scale.reshape(*scale.shape, *(1,) * axes)), axes)

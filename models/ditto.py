@@ -28,7 +28,7 @@ import pyro.distributions as dist
 from pyrofl.arguments import CountOrNone, NotNegative, checked
 from pyrofl.inference.method import Method, as_received
 from pyrofl.models import fedavg
-from pyrofl.models.priors import Family, proximal
+from pyrofl.models.priors import LocationScale, proximal
 from pyrofl.models.shared.personal_copies import only_step, own, run_on, seen_by, start_own
 from pyrofl.nets import Network
 
@@ -38,7 +38,7 @@ def build(
     net: Network,
     *,
     strength: NotNegative = 1.0,
-    prior: Family = dist.Normal,
+    prior: LocationScale = dist.Normal,
     own_epochs: CountOrNone | None = None,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:

@@ -50,13 +50,13 @@ from pyrofl.inference.servers.averages import Combine, combining
 from pyrofl.inference.servers.pooled import Merge, Pooled, evenly
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import Family, as_event
+from pyrofl.models.priors import LocationScale, as_event
 from pyrofl.models.shared.meta_gradients import descended
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, under
 
 MetaGradient = Literal["kl", "unrolled"]
-Posterior = Literal["log_mean_field", "mean_field", "delta"]
+GuideName = Literal["log_mean_field", "mean_field", "delta"]
 Average = Literal["mnu", "std", "moments"]
 
 FLOOR = 1e-4  # smallest standard deviation of the prior
@@ -67,8 +67,8 @@ def build(
     net: Network,
     *,
     likelihood: Likelihood = categorical,
-    prior: Family = dist.Normal,
-    guide: Posterior | guides.Family = "log_mean_field",
+    prior: LocationScale = dist.Normal,
+    guide: GuideName | guides.Family = "log_mean_field",
     meta_grad: MetaGradient = "kl",
     natural: bool = True,
     average: Average = "mnu",

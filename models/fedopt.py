@@ -39,7 +39,7 @@ from pyrofl.models import fedavg
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
-Rule = Literal["adam", "yogi", "adagrad"]
+Adaptation = Literal["adam", "yogi", "adagrad"]
 Optimiser = Literal["adam", "yogi", "adagrad", "sgd"]
 
 
@@ -91,7 +91,11 @@ def stepped(method: Method, make: Optim) -> Method:
 
 @checked
 def adaptive(
-    rule: Rule, server_lr: NotNegative, beta1: ShareBelowOne, beta2: ShareBelowOne, tau: Positive
+    rule: Adaptation,
+    server_lr: NotNegative,
+    beta1: ShareBelowOne,
+    beta2: ShareBelowOne,
+    tau: Positive,
 ) -> Optim:
     """Make the paper's optimiser, see above."""
     return lambda params: Adaptive(params, rule, server_lr, beta1, beta2, tau)
@@ -101,7 +105,13 @@ class Adaptive(torch.optim.Optimizer):
     """The paper's three rules; `torch.optim`'s Adam corrects for the start, they do not."""
 
     def __init__(
-        self, params: list[Tensor], rule: Rule, lr: float, beta1: float, beta2: float, tau: float
+        self,
+        params: list[Tensor],
+        rule: Adaptation,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        tau: float,
     ) -> None:
         """Keep the settings, as `adaptive` has checked them."""
         settings = {"rule": rule, "lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau}

@@ -46,7 +46,7 @@ from pyrofl.inference.servers import Pooled, by_size, evenly
 from pyrofl.inference.servers.averages import Combine, combining
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import Family, as_event
+from pyrofl.models.priors import LocationScale, as_event
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, like, pick, role, under
 
@@ -59,7 +59,7 @@ def build(
     *,
     head: str | None = None,
     likelihood: Likelihood = categorical,
-    prior: Family = dist.Normal,
+    prior: LocationScale = dist.Normal,
     guide: guides.Family = guides.mean_field,
     scale: Positive = 0.2,
     temperature: NotNegative = 1.0,

@@ -22,7 +22,7 @@ import pyro.distributions as dist
 
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.priors import Family, proximal
+from pyrofl.models.priors import LocationScale, proximal
 from pyrofl.nets import Network
 
 
@@ -30,7 +30,7 @@ def build(
     net: Network,
     *,
     mu: float = 0.1,
-    prior: Family = dist.Normal,
+    prior: LocationScale = dist.Normal,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
     """Build FedProx.

@@ -40,7 +40,7 @@ from pyrofl.inference.servers import Pooled, blend, evenly
 from pyrofl.inference.servers.averages import Combine
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import Family, as_event
+from pyrofl.models.priors import LocationScale, as_event
 from pyrofl.models.shared.personal_copies import own, seen_by, start_own, without_rows
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
@@ -51,7 +51,7 @@ def build(
     net: Network,
     *,
     likelihood: Likelihood = categorical,
-    prior: Family = dist.Normal,
+    prior: LocationScale = dist.Normal,
     guide: guides.Family = guides.mean_field,
     scale: Positive = 0.05,
     kl: Positive = 0.1,

@@ -203,7 +203,8 @@ def build(
     # A flat prior says nothing about a point, but its gradient is not defined on the faces.
     prior_counts = q.random or concentration != 1 or prior is not None
     mix = Step(q.names, sgd(lr_alpha, momentum), elbo(samples, kl * prior_counts, mean=True))
-    learn = Step("branch/* w/*", sgd(lr, momentum), elbo(samples, 0.0, mean=True))
+    moved = "branch/*" if len(layer) == len(net.shapes) else "branch/* w/*"
+    learn = Step(moved, sgd(lr, momentum), elbo(samples, 0.0, mean=True))
     mixing = (Phase((mix, stay), epochs, batch),) if branches > 1 else ()
     both = (*mixing, Phase((learn,), epochs, batch))
     return Method(

@@ -32,7 +32,7 @@ from pyrofl.inference.optim import sgd
 from pyrofl.inference.servers.averages import blend
 from pyrofl.inference.servers.pooled import Pooled, evenly
 from pyrofl.models import fedavg
-from pyrofl.models.priors import Family, proximal
+from pyrofl.models.priors import LocationScale, proximal
 from pyrofl.models.shared.personal_copies import (
     only_step,
     own,
@@ -48,7 +48,7 @@ def build(
     net: Network,
     *,
     strength: Positive = 5.0,
-    prior: Family = dist.Normal,
+    prior: LocationScale = dist.Normal,
     steps: Count = 5,
     lr_centre: NotNegative = 0.2,
     beta: Positive = 1.0,

@@ -62,7 +62,7 @@ def build(
     *,
     head: str | None = None,
     likelihood: programs.Likelihood = likelihoods.categorical,
-    prior: programs.Family = dist.Normal,
+    prior: programs.LocationScale = dist.Normal,
     guide: guides.Family = guides.mean_field,
     confidence: Confidence = "full",
     fresh_tau: bool = False,

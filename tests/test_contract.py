@@ -38,7 +38,7 @@ from pyrofl.inference.method import Method, Step
 from pyrofl.inference.optim import Sgd
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.programs import Family, Program, Supervised, flat
+from pyrofl.inference.programs import LocationScale, Program, Supervised, flat
 from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.models import guides, priors
 from pyrofl.tensors import Tensors, generator, matches, size_in_bytes
@@ -222,7 +222,9 @@ def test_permuting_clients_permutes_results(name):
     *_, b = federate(method, permuted, 2, stragglers=stragglers)
     close = {"rtol": 1e-8, "atol": 1e-9}
     # A table, or with an axis in front what an optimiser remembers of it.
-    at = {n: int(len(v) == 1) for n, v in a.server.items() if matches(n, method.per_client)}
+    tables = [n.strip("*") for n in method.per_client.split()]
+    rows = [n for n in a.server if matches(n, method.per_client) or any(t in n for t in tables)]
+    at = {n: int(len(a.server[n]) == 1) for n in rows if a.server[n].dim()}
     server = {n: v.index_select(at[n], order) if n in at else v for n, v in a.server.items()}
     toys.assert_same(b.server, server, **close)
     for part in ("private", "loss"):
@@ -622,7 +624,7 @@ def test_a_prior_or_guide_of_ones_own_takes_effect_or_is_refused(name, argument)
     values: list[object] = [guides.delta, guides.mean_field]  # one of them is the usual one
     if argument == "prior":
         usual_one = (
-            dist.Laplace if kinds["prior"] == Family else priors.fixed(dist.Normal, 0.1, 0.3)
+            dist.Laplace if kinds["prior"] == LocationScale else priors.fixed(dist.Normal, 0.1, 0.3)
         )
         values = [promises.of(name).prior or usual_one]
     told = 0

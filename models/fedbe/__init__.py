@@ -56,7 +56,7 @@ from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, join_up, role, spread_out, under
 
 Base = Literal["fedavg", "fedprox", "fedavgm", "scaffold"]
-Family = Literal["gaussian", "dirichlet"]
+ServerPosterior = Literal["gaussian", "dirichlet"]
 Fit = Callable[[Tensors, Tensor], Posterior]
 Distil = Literal["swa", "sgd", "none"]
 
@@ -67,7 +67,7 @@ HELD = "server/teacher"  # role of the last teachers, [M', *p]
 class Teaching(TypedDict, total=False):
     """What FedBE hands on to `distilled`, which explains it."""
 
-    posterior: Family | Fit
+    posterior: ServerPosterior | Fit
     std_scale: float
     alpha: float
     samples: int
@@ -134,7 +134,7 @@ def distilled(
     *,
     likelihood: Likelihood = categorical,
     of: str = "w",
-    posterior: Family | Fit = "gaussian",
+    posterior: ServerPosterior | Fit = "gaussian",
     std_scale: NotNegative = 1.0,
     alpha: Positive = 0.5,
     samples: CountOrNone = 10,

@@ -229,7 +229,8 @@ def build(
     model = DropoutModel(net, q, shapes, likelihood, prior, coords, prune is not None)
     loss = objective(model, sampling, draws, logit_average, beta, done)
     deploy = (lambda server, who: begun(download(server, who))) if head == "code" else None
-    inner, outer, both = sgd(lr, clip=clip), sgd(client_lr, clip=clip), "loc/* spread/*"
+    inner, outer = sgd(lr, clip=clip), sgd(client_lr, clip=clip)
+    both = "loc/* spread/*" if q.random else "loc/*"
     step = test = Step(both, inner, loss)
     if meta:
         order: Order = "exact" if on == "maml" else "hessian_free"

@@ -85,7 +85,7 @@ def hypernetwork(
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
     moved = {f"{PSI}/*": optims[0], TABLE: optims[1]}
-    return Source(start, read, slope, optims=moved, per_client=f"{TABLE} *{TABLE}:*")
+    return Source(start, read, slope, optims=moved, per_client=TABLE)
 
 
 def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:

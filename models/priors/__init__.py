@@ -1,10 +1,10 @@
 """Priors on the parameters of a network.
 
-Two kinds. A `Family` (loc, scale) -> distribution gives the shape of a hierarchical prior, whose
-centre and width the method supplies: `dist.Normal`, `dist.Laplace`, `student_t(4)`, `mixture()`,
-`Horseshoe`. A `Prior` is all there is to say about one parameter: `flat`, `fixed(dist.Normal, 0.0,
-1.0)`, `by_name({"head.*": ..., "*": flat})`, or `learned_scales.learned()`, whose scale the server
-learns from all clients.
+Two kinds. A `LocationScale` (loc, scale) -> distribution gives the shape of a hierarchical prior,
+whose centre and width the method supplies: `dist.Normal`, `dist.Laplace`, `student_t(4)`,
+`mixture()`, `Horseshoe`. A `Prior` is all there is to say about one parameter: `flat`,
+`fixed(dist.Normal, 0.0, 1.0)`, `by_name({"head.*": ..., "*": flat})`, or
+`learned_scales.learned()`, whose scale the server learns from all clients.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Size, Tensor
 
 from pyrofl.arguments import NotNegative, Positive, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Family, Prior, around, as_event, flat
+from pyrofl.inference.programs import LocationScale, Prior, around, as_event, flat
 from pyrofl.models.priors.horseshoe import Horseshoe
 from pyrofl.tensors import Tensors, matches
 
 __all__ = [
-    "Family",
     "Horseshoe",
+    "LocationScale",
     "Prior",
     "around",
     "as_event",
@@ -38,7 +38,7 @@ __all__ = [
 
 
 @checked
-def fixed(family: Family = dist.Normal, loc: float = 0.0, scale: Positive = 1.0) -> Prior:
+def fixed(family: LocationScale = dist.Normal, loc: float = 0.0, scale: Positive = 1.0) -> Prior:
     """Give every parameter the same prior, whatever the server says."""
 
     def prior(
@@ -51,7 +51,7 @@ def fixed(family: Family = dist.Normal, loc: float = 0.0, scale: Positive = 1.0)
 
 
 @checked
-def proximal(strength: NotNegative, family: Family = dist.Normal, loc: str = "w") -> Prior:
+def proximal(strength: NotNegative, family: LocationScale = dist.Normal, loc: str = "w") -> Prior:
     """Centre the prior at what came down: scale (strength n_j)^-1/2 for a client of n_j rows.
 
     On the scale of a mean over rows a normal family is FedProx's strength / 2 ||w - w_received||^2.
@@ -79,7 +79,7 @@ def proximal(strength: NotNegative, family: Family = dist.Normal, loc: str = "w"
 
 
 @checked
-def student_t(df: Positive) -> Family:
+def student_t(df: Positive) -> LocationScale:
     """Return Student's t with `df` degrees of freedom as a location-scale family."""
 
     def family(loc: Tensor, scale: Tensor) -> TorchDistribution:
@@ -89,7 +89,9 @@ def student_t(df: Positive) -> Family:
     return family
 
 
-def mixture(weights: Sequence[float] = (0.5, 0.5), scales: Sequence[float] = (1.0, 0.1)) -> Family:
+def mixture(
+    weights: Sequence[float] = (0.5, 0.5), scales: Sequence[float] = (1.0, 0.1)
+) -> LocationScale:
     """Return a mixture of normals around one centre as a location-scale family.
 
     The default is a wide and a narrow one: most parameters small, some large (Blundell, Cornebise,

@@ -28,7 +28,7 @@ from pyrofl.arguments import Positive, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.facts import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import Family, Prior, around, built_for
+from pyrofl.inference.programs import LocationScale, Prior, around, built_for
 from pyrofl.inference.servers.averages import average
 from pyrofl.inference.servers.pooled import Merge, Pooled, evenly
 from pyrofl.models.guides.automatic import site_moments
@@ -37,7 +37,7 @@ from pyrofl.tensors import Tensors, pick, role, spread_out, under
 SMALLEST = 1e-6  # scale
 
 
-def learned(family: Family = dist.Normal, loc: float = 0.0) -> Prior:
+def learned(family: LocationScale = dist.Normal, loc: float = 0.0) -> Prior:
     """Give every parameter tensor a scale that the server tells, as `learning` makes it do."""
 
     def prior(
@@ -55,7 +55,7 @@ def learning(
     method: Method,
     names: Iterable[str],
     *,
-    family: Family = dist.Normal,
+    family: LocationScale = dist.Normal,
     loc: float = 0.0,
     scale: Positive = 1.0,
 ) -> Method:

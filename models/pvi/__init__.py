@@ -202,7 +202,8 @@ class Partitioned:
         reach = REACH * torch.cat([v.each("sd") for v in sides])
         optim = natural(lr, -(-steps // 2), reach, within, self.draws is None, self.scales)
         loss = built_for(model=self.model, guide=guide)(partial(self.free_energy))
-        climb = Phase((Step("mean root power", optim, loss),), steps, batch)
+        names = "mean root" if self.scales is None else "mean root power"
+        climb = Phase((Step(names, optim, loss),), steps, batch)
         return Method(
             init=self.init,
             model=self.model,

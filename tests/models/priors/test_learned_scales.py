@@ -23,7 +23,7 @@ from pyrofl.tensors import Tensors
 B, V = torch.tensor([2.0, -1.0, 4.0, 0.5, -3.0]).double(), 0.5
 
 
-def exact(family: priors.Family = dist.Normal) -> Method:
+def exact(family: priors.LocationScale = dist.Normal) -> Method:
     """Give every client its exact posterior of w_j, given b_j ~ N(w_j, V) and w_j ~ N(0, s^2)."""
     method = local.build(
         build("mean", (1,), 1), prior=learned(family), guide=mean_field, likelihood=toys.half_square
