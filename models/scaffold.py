@@ -92,20 +92,29 @@ def build(
         """Count a step."""
         return {"steps": local["steps"] + 1}
 
+    def at_received(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Return the gradient where the client began (option I)."""
+        return gradient(base.model, base.guide, step.loss, names, received, local, data)
+
+    def along_the_way(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Return the mean gradient of the client's steps (option II)."""
+        weight = lr * total_weight(local["steps"], momentum)
+        return {
+            n: local[f"own/{n}"]
+            - received[f"control/{n}"]
+            + (received[n] - local[n]) / like(weight.clamp(min=lr), local[n])
+            for n in names
+        }
+
+    found = at_received if option == "I" else along_the_way
+
     def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Make c_j+ by eq. 4."""
-        if option == "I":
-            new = gradient(base.model, base.guide, step.loss, names, received, local, data)
-        else:
-            weight = lr * total_weight(local["steps"], momentum)
-            new = {
-                n: local[f"own/{n}"]
-                - received[f"control/{n}"]
-                + (received[n] - local[n]) / like(weight.clamp(min=lr), local[n])
-                for n in names
-            }
         moved = local["steps"] > 0
-        new = {n: torch.where(like(moved, v), v, local[f"own/{n}"]) for n, v in new.items()}
+        new = {
+            n: torch.where(like(moved, v), v, local[f"own/{n}"])
+            for n, v in found(received, local, data).items()
+        }
         change = {n: v - local[f"own/{n}"] for n, v in new.items()}
         return under("own", new) | under("change", change)
 

@@ -7,9 +7,10 @@ import pkgutil
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import cache
+from dataclasses import fields, is_dataclass, replace
+from functools import cache, partial
 from importlib import import_module
+from types import CodeType, FunctionType, MethodType
 from typing import TypeVar
 
 import numpy as np
@@ -600,6 +601,54 @@ def test_another_guide_takes_effect_everywhere_or_is_refused(name):
     assert not torch.allclose(exported(other, state), rows)
     plain, turned = drawn(method), drawn(other)
     assert any(not torch.equal(turned[n], v) for n, v in plain.items())
+
+
+def made_of(value: object, stop: object, seen: set[int]) -> Iterator[FunctionType]:
+    """Yield the functions that something is made of, with what they close over."""
+    if value is stop or id(value) in seen:
+        return
+    seen.add(id(value))
+    inside: list[object] = []
+    if isinstance(value, FunctionType):
+        yield value
+        inside += [cell.cell_contents for cell in value.__closure__ or ()]
+    elif isinstance(value, MethodType):
+        inside += [value.__func__, value.__self__]
+    elif isinstance(value, partial):
+        inside += [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, tuple | list):
+        inside += value
+    elif isinstance(value, dict):
+        inside += value.values()
+    elif is_dataclass(value) and not isinstance(value, type):
+        inside += [getattr(value, f.name) for f in fields(value)]
+    for part in inside:
+        yield from made_of(part, stop, seen)
+
+
+def attributes(code: CodeType) -> set[str]:
+    """Return what a function looks up, its comprehensions included."""
+    nested = (attributes(part) for part in code.co_consts if isinstance(part, CodeType))
+    return {*code.co_names}.union(*nested)
+
+
+@everywhere
+def test_what_reads_a_program_by_itself_says_so(name):
+    # A closed form of the old guide would go on beside the new one, and no number tells.
+    method = built(name)
+    for part in ("model", "guide"):
+        program = getattr(method, part)
+        known = {f: getattr(method, f) for f in Method.__dataclass_fields__ if f != part}
+        for function in made_of(known, program, set()):
+            known_names = attributes(function.__code__)
+            for cell in function.__closure__ or ():
+                found = cell.cell_contents
+                if isinstance(found, Method) and part in known_names:
+                    found = getattr(found, part)
+                elif part == "guide" and "moments" not in known_names:
+                    continue
+                if found is program:
+                    assert replaced(method, part, under_effect(program, Cooled)) is None, function
 
 
 @everywhere
