@@ -24,7 +24,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Generator, Tensor
 
 import pyrofl.models
-from pyrofl.cli.settings import accepted
+from pyrofl.cli.methods import accepted
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import Elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
