@@ -257,6 +257,7 @@ class LoopOptions(TypedDict, total=False):
     on_bad_message: OnBadMessage
     state_memory: int | None
     keep_messages: bool
+    check: bool
 
 
 @checked
@@ -291,8 +292,8 @@ def fit(
         progress: show rounds, loss and the time left.
         after: called after every round, before its test, such as a `Keeper`: what stops a test
             loses no round. If the last round of a start's Run lacks its test, that is made first.
-        loop: participation, trains, chunk, stragglers, on_bad_message, state_memory and
-            keep_messages of `federate`.
+        loop: participation, trains, chunk, stragglers, on_bad_message, state_memory, keep_messages
+            and check of `federate`.
 
     Raises:
         ValueError: as `federate`, as is BadMessage; or if a start's seed is another.

@@ -18,6 +18,7 @@ from pyrofl.inference.fit import Run, fit
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
@@ -41,6 +42,7 @@ __all__ = [
     "Step",
     "Tensors",
     "adam",
+    "check",
     "elbo",
     "evaluate",
     "federate",

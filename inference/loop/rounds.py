@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, CountOrNone, checked
 from pyrofl.data import Federation, Who
+from pyrofl.inference.mistakes import check as refuse_wrong
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.messages import (
     BadMessage,
@@ -51,6 +52,7 @@ def federate(
     on_bad_message: OnBadMessage = "reject",
     state_memory: CountOrNone | None = None,
     keep_messages: bool = True,
+    check: bool = True,
 ) -> Iterator[Round]:
     """Run federated rounds, yielding the state after each.
 
@@ -71,9 +73,10 @@ def federate(
             mapped from a temporary file. None sets no bound.
         keep_messages: False folds messages into one as they come, where the merge is `Pooled`: a
             chunk's are all that are in memory, and those of a Round are [0, ...].
+        check: before round one, refuse a method that would give wrong numbers, see `check`.
 
     Raises:
-        ValueError: if a draw does not fit the clients, or messages are not to be kept and the
+        ValueError: if `check` refuses, a draw does not fit the clients, or messages are not to be kept and the
             method cannot fold them.
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
     """
@@ -86,6 +89,8 @@ def federate(
         )
     if (begun := start.number if start else 0) < rounds:
         inbox(at(begun), {}, torch.zeros(0), keep_messages)
+        if check and not begun:
+            refuse_wrong(at(0), data, chunk=chunk, server=start.server if start else server)
 
     step = partial(
         advance, seed=seed, chunk=chunk, memory=state_memory, keep_messages=keep_messages

@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 
 from pyrofl.cli.methods import builds
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.check import check
+from pyrofl.inference.mistakes import check
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, POSITIVE, SHARED
 from pyrofl.inference.method import Method, Phase, Step
