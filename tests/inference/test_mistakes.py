@@ -195,4 +195,4 @@ def test_every_method_passes(name):
     check(builds()[name](toys.net(), **extra), toys.blobs(held_out=1))
     if name not in ("pvi", "fedbe"):
         likelihood = likelihoods.normal()
-        check(builds()[name](toys.build("linear", (1,), 1), likelihood=likelihood), numbers())
+        check(builds()[name](toys.build("mlp:3", (1,), 1), likelihood=likelihood), numbers())
