@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, CountOrNone, checked
 from pyrofl.data import Federation, Who
-from pyrofl.inference.mistakes import check as refuse_wrong
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.messages import (
     BadMessage,
@@ -29,6 +28,7 @@ from pyrofl.inference.loop.messages import (
 from pyrofl.inference.loop.participation import Draw, Stragglers, drawn, everyone
 from pyrofl.inference.loop.state import ClientState, Round, chunks, meet, to_data
 from pyrofl.inference.method import Method
+from pyrofl.inference.mistakes import check as refuse_wrong
 from pyrofl.inference.seeds import Seed, Stream, separate, stream
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.tensors import Tensors, cut, join_up, pick, role, under
@@ -76,8 +76,8 @@ def federate(
         check: before round one, refuse a method that would give wrong numbers, see `check`.
 
     Raises:
-        ValueError: if `check` refuses, a draw does not fit the clients, or messages are not to be kept and the
-            method cannot fold them.
+        ValueError: if `check` refuses, a draw does not fit the clients, or messages are not to be
+            kept and the method cannot fold them.
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
     """
     seed, slow = separate(seed), stragglers or Stragglers()

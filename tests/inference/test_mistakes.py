@@ -15,10 +15,10 @@ from torch.nn.functional import softplus
 
 from pyrofl.cli.methods import builds
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.mistakes import check
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, POSITIVE, SHARED
 from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Program
 from pyrofl.inference.servers import Pooled, by_size
