@@ -65,6 +65,8 @@ def check(
         known = private | received
         phases = tuple(map(_short, (*method.phases, *method.adapt)))
         local, *_ = train(method, received, known, few, who, seed=0, number=0, phases=phases)
+        if not all(v.isfinite().all() for v in local.values()):
+            return  # the round says so, and names the clients
         look = Look(method, few, *(cut(t, slice(few.clients)) for t in (received, local)))
         look.refuse_wrong_sites()
         look.refuse_mixed_rows()
@@ -77,6 +79,8 @@ def check(
 def _few(data: Federation, alone: bool) -> Federation:
     """Return the largest client and the smallest, and one that is held out, with few rows each."""
     order = data.sizes[: data.clients].argsort(descending=True, stable=True).tolist()
+    good = [i for i in order if _finite(data, i)]
+    order = good or order  # a bad client is left out and named in every round
     train = order[:1] if alone or len(order) == 1 else [order[0], order[-1]]
     ids = [*train, *([] if alone else range(data.clients, len(data.train)))[:1]]
     return replace(
@@ -87,6 +91,12 @@ def _few(data: Federation, alone: bool) -> Federation:
         held_out=len(ids) - len(train),
         pooled_test=None,
     )
+
+
+def _finite(data: Federation, client: int) -> bool:
+    """Say whether the rows of a client that are looked at are finite."""
+    rows = data.train[client][: max(ROWS)]
+    return bool(data.x[rows].isfinite().all() and data.y[rows].isfinite().all())
 
 
 def _short(phase: Phase) -> Phase:
@@ -143,7 +153,7 @@ class Look:
         """Refuse sites that are not under the plates of the batch."""
         for trace in (self.q, self.p):
             for name, site in trace.nodes.items():
-                if site["type"] == "param":
+                if site["type"] == "param" and name in pyro.get_param_store():
                     raise ValueError(
                         f"{name!r} is a pyro.param, which no step moves; expected a tensor of the "
                         "client's local state, or a guide made by guides.from_pyro"
@@ -155,17 +165,27 @@ class Look:
                         f"latent site {name!r} is outside batch.clients(); expected it inside, "
                         "with facts={NAME: SHARED} if it is one for all clients"
                     )
-                if "rows" in frames and not site["infer"].get("is_auxiliary"):
-                    raise ValueError(
-                        f"latent site {name!r} is inside batch.rows(); expected it outside, as "
-                        "rows come in minibatches and with padding"
-                    )
+        for name, site in latent(self.q):
+            if self._same_in_all_rows(site):
+                raise ValueError(
+                    f"latent site {name!r} is inside batch.rows(), and its guide is the same for "
+                    "every row; expected it outside, or a guide that reads the row"
+                )
         for name, site in self._responses():
             if site["mask"] is not self.batch.mask:
                 raise ValueError(
                     f"observed site {name!r} is not inside batch.rows(); expected `with "
                     "batch.rows():` around it, which hides padding and scales minibatches"
                 )
+
+    def _same_in_all_rows(self, site: Any) -> bool:
+        """Say whether every row of the largest client has a draw of its own of one distribution."""
+        at = next((f.dim for f in site["cond_indep_stack"] if f.name == "rows"), None)
+        if at is None or site["infer"].get("is_auxiliary") or self.batch.mask[0].sum() < 2:
+            return False
+        first = site["value"].narrow(at - site["fn"].event_dim, 0, 1)
+        density = site["fn"].log_prob(first.expand_as(site["value"]))[..., 0, :]
+        return _equal(density, density[..., :1].expand_as(density))
 
     def _responses(self) -> list[tuple[str, Any]]:
         """Return the observed sites of the model but `pyro.factor`, a cost of the client."""
