@@ -504,10 +504,10 @@ def test_messages_are_folded_where_that_can_be_done(tmp_path, capsys):
     assert facts["message_scalars"] == 64 * 6 + 6 + 6 * 10 + 10
     assert facts["reported"] == [4, 4]
     assert facts["bytes_up"] == [4 * 4 * facts["message_scalars"]] * 2
-    for words in (["run", "ifca"], ["compare", "fedprox", "ifca"]):
+    for words in (["run", "pvi"], ["compare", "fedprox", "pvi"]):
         assert main([*words, *asked, "--out", str(tmp_path / "b")]) == 2
         assert (
-            "--fold-messages with ifca: keep_messages is False and this" in capsys.readouterr().err
+            "--fold-messages with pvi: keep_messages is False and this" in capsys.readouterr().err
         )
         assert not (tmp_path / "b").exists()
 
