@@ -548,7 +548,7 @@ def once(method: Method) -> Round:
     return next(federate(method, data(), 1, chunk=12))
 
 
-def tested(method: Method, state: Round) -> dict[str, Tensor]:
+def scores(method: Method, state: Round) -> dict[str, Tensor]:
     """Return all that evaluation says of a state."""
     return {
         f"{view} {metric}": value
@@ -568,14 +568,14 @@ def test_another_model_takes_effect_everywhere_or_is_refused(name):
     method, asked = built(name), make(name, likelihood=cooled)
     state = once(asked)
     assert differ(state, once(method))
-    told, rows = tested(asked, state), exported(asked, state)
+    told, rows = scores(asked, state), exported(asked, state)
     nll = f"{method.main_view} nll"
-    assert not torch.allclose(told[nll], tested(method, state)[nll])
+    assert not torch.allclose(told[nll], scores(method, state)[nll])
     assert not torch.allclose(rows, exported(method, state))
     other = replaced(method, "model", under_effect(method.model, Cooled))
     if other is not None:
         toys.assert_same_round(once(other), state, rtol=1e-9, atol=1e-10)
-        toys.assert_same(tested(other, state), told, rtol=1e-9, atol=1e-10)
+        toys.assert_same(scores(other, state), told, rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(exported(other, state), rows, rtol=1e-9, atol=1e-10)
 
 
@@ -593,11 +593,11 @@ def test_another_guide_takes_effect_everywhere_or_is_refused(name):
     if opaque is None or other is None:
         return
     toys.assert_same_round(once(opaque), once(method), rtol=1e-9, atol=1e-10)
-    toys.assert_same(tested(opaque, state), tested(method, state), rtol=1e-9, atol=1e-10)
+    toys.assert_same(scores(opaque, state), scores(method, state), rtol=1e-9, atol=1e-10)
     toys.assert_same(drawn(opaque), drawn(method))
     assert differ(once(other), once(method))
-    nll, rows = tested(method, state)[f"{view} nll"], exported(method, state)
-    assert not torch.allclose(tested(other, state)[f"{view} nll"], nll)
+    nll, rows = scores(method, state)[f"{view} nll"], exported(method, state)
+    assert not torch.allclose(scores(other, state)[f"{view} nll"], nll)
     assert not torch.allclose(exported(other, state), rows)
     plain, turned = drawn(method), drawn(other)
     assert any(not torch.equal(turned[n], v) for n, v in plain.items())

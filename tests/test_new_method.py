@@ -63,7 +63,7 @@ def test_every_test_of_all_methods_meets_it(tree):
     told = pytest_in(tree, "--collect-only", *LOOKED_AT)
     named = {line.partition("::")[0] for line in told.splitlines() if "proximal" in line}
     assert named == {f"tests/{file}" for file in LOOKED_AT}
-    for name in re.findall(r"::(\w+)\[fedavg\]", told):
+    for name in re.findall(r"::(\w+)\[fedprox\]", told):
         assert f"::{name}[proximal]" in told
 
 

@@ -252,7 +252,7 @@ def test_guide_that_couples_clients_runs_one_by_one(blobs, make):
         return toys.tempered, from_pyro(make, data, model=toys.tempered)
 
     method = toys.trained(coupled, blobs, optim=adam(0.01), draws=8)
-    with pytest.raises(ValueError, match=f"{make.__name__} couples 12 clients.*chunk=1"):
+    with pytest.raises(ValueError, match=f"{make.__name__} couples .* clients.*chunk=1"):
         toys.last(method, blobs, chunk=12)
     small = toys.blobs((7, 12))
     first, again = (list(federate(method, small, 10, chunk=1)) for _ in range(2))
