@@ -8,9 +8,10 @@ its own rows, and a row's likelihood on nothing but that row and the client's la
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import pyro
@@ -18,6 +19,8 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.utils import lazy_property
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, observed, traces
@@ -57,23 +60,25 @@ def check(
     """
     few = _few(data, alone=chunk == 1)
     who = few.who(torch.arange(len(few.train)))
-    with pyro.get_param_store().scope():
+    with pyro.get_param_store().scope(), pyro.validation_enabled(False):
         if server is None:
             server = method.init(stream(0, Stream.START), few.clients)
         state = Round(0, to_data(server, few), {}, torch.zeros(few.clients, dtype=torch.bool))
         received, private = meet(method, few, state, who, 0)
         known = private | received
-        phases = tuple(map(_short, (*method.phases, *method.adapt)))
+        written: set[str] = set()
+        phases = tuple(_short(p, written) for p in (*method.phases, *method.adapt))
         local, *_ = train(method, received, known, few, who, seed=0, number=0, phases=phases)
         if not all(v.isfinite().all() for v in local.values()):
             return  # the round says so, and names the clients
         look = Look(method, few, *(cut(t, slice(few.clients)) for t in (received, local)))
         look.refuse_wrong_sites()
+        look.refuse_broken_constraints()
         look.refuse_mixed_rows()
         with torch.no_grad():
             travels = method.upload(received, local) | received
         _refuse_idle_patterns(method, local, state.server, travels, look.sites)
-        look.warn_of_still_tensors(known)
+        look.warn_of_still_tensors({n: v for n, v in known.items() if n not in written})
 
 
 def _few(data: Federation, alone: bool) -> Federation:
@@ -99,10 +104,18 @@ def _finite(data: Federation, client: int) -> bool:
     return bool(data.x[rows].isfinite().all() and data.y[rows].isfinite().all())
 
 
-def _short(phase: Phase) -> Phase:
-    """Return a phase of one epoch at most, on minibatches that are not all rows."""
+def _short(phase: Phase, written: set[str]) -> Phase:
+    """Return a phase of one epoch at most, on minibatches; names that its moves set are noted."""
+
+    def noted(move: Callable[..., Tensors], *args: Any) -> Tensors:
+        changed = move(*args)
+        written.update(changed)
+        return changed
+
+    moves = tuple(m if isinstance(m, Step) else partial(noted, m) for m in phase.moves)
     epochs = 1 if callable(phase.epochs) else min(phase.epochs, 1)
-    return replace(phase, epochs=epochs, batch=min(phase.batch, 2) if phase.batch else None)
+    batch = min(phase.batch, 2) if phase.batch else None
+    return replace(phase, moves=moves, epochs=epochs, batch=batch)
 
 
 @dataclass
@@ -122,31 +135,21 @@ class Look:
     local: Tensors
 
     def __post_init__(self) -> None:
-        """Run them once, with Pyro's validation.
-
-        Raises:
-            ValueError: if a program fails.
-        """
+        """Run them once."""
         self.batch = self.data.batch(torch.arange(self.data.clients))
-        try:
-            self.q, self.p = self._run(self.method.guide, self.batch, self.local, validate=True)
-        except (ValueError, RuntimeError, KeyError) as error:
-            told = " ".join(str(error).split())[:300]
-            raise ValueError(f"the method's model or guide cannot be run: {told}") from error
+        self.q, self.p = self._run(self.method.guide, self.batch, self.local)
 
     @property
     def sites(self) -> list[str]:
         """Names of all sites."""
         return [*self.q.nodes, *self.p.nodes]
 
-    def _run(
-        self, guide: Program, batch: Batch, local: Tensors, validate: bool = False
-    ) -> tuple[Any, Any]:
+    def _run(self, guide: Program, batch: Batch, local: Tensors) -> tuple[Any, Any]:
         """Return traces of guide and model, with the same noise in every call."""
         ids = batch.ids.tolist()
         noise = [stream(0, Stream.TEST, 0, self.data.names[i]) for i in ids]
         received, local = (cut(t, batch.ids.cpu()) for t in (self.received, local))
-        with torch.no_grad(), pyro.validation_enabled(validate), ClientNoise(noise):
+        with torch.no_grad(), ClientNoise(noise):
             return traces(self.method.model, guide, received, local, batch)
 
     def refuse_wrong_sites(self) -> None:
@@ -178,6 +181,28 @@ class Look:
                     "batch.rows():` around it, which hides padding and scales minibatches"
                 )
 
+    def refuse_broken_constraints(self) -> None:
+        """Refuse parameters of a distribution, and responses, that it cannot have."""
+        for name, site in (*latent(self.q), *latent(self.p), *observed(self.p)):
+            for parameter, value, constraint in _parameters(site["fn"]):
+                if not (good := constraint.check(value)).all():
+                    odd = value[
+                        ~good.reshape(*good.shape, *(1,) * (value.dim() - good.dim())).expand_as(
+                            value
+                        )
+                    ]
+                    raise ValueError(
+                        f"{parameter} of the distribution of {name!r} is {odd[0]:g}; expected "
+                        f"{constraint}"
+                    )
+        for name, site in self._responses():
+            inside = site["fn"].support.check(site["value"])
+            if not inside[..., self.batch.mask].all():
+                raise ValueError(
+                    f"responses {name!r} of the data are outside the support of their "
+                    f"distribution, {site['fn'].support}"
+                )
+
     def _same_in_all_rows(self, site: Any) -> bool:
         """Say whether every row of the largest client has a draw of its own of one distribution."""
         at = next((f.dim for f in site["cond_indep_stack"] if f.name == "rows"), None)
@@ -194,7 +219,7 @@ class Look:
     def refuse_mixed_rows(self) -> None:
         """Refuse programs in which a row or padding has a say elsewhere."""
         at = ~self.batch.mask
-        at[0, 0] = True
+        at[0, -1] = True  # not the first, which may tell what is known of the client
         x = self.batch.x
         others = x.flip(0, 1) + 1 if x.is_floating_point() else x.roll(1, 1)
         x = torch.where(at.reshape(*at.shape, *(1 for _ in x.shape[2:])), others, x)
@@ -241,6 +266,18 @@ class Look:
         q, _ = self._run(self.method.guide, self.batch, self.local | tensors)
         pairs = [(s["value"], q.nodes[n]["value"]) for n, s in latent(self.q)]
         return not all(_equal(a, b) for a, b in pairs)
+
+
+def _parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield finite parameters of a distribution with their constraints."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    for name, constraint in fn.arg_constraints.items():
+        made = name in fn.__dict__ or not isinstance(getattr(type(fn), name, None), lazy_property)
+        if made and not constraints.is_dependent(constraint):
+            value = getattr(fn, name)
+            if isinstance(value, Tensor) and value.isfinite().all():
+                yield name, value, constraint
 
 
 def _log_prob(site: Any) -> Tensor:

@@ -232,12 +232,13 @@ def build(
         return posterior(local)
 
     begin = Phase((start,))
+    sent = "loc/* log_scale/*" if q.random else "loc/*"  # by the clients
     phases: tuple[Phase, ...]
     if meta_grad == "kl":
         infer = Step(q.names, sgd(lr), loss, steps)
         phases = (begin, Phase((infer, follow), epochs, batch))
     else:
-        phases = (Phase((Step("loc/* log_scale/*", sgd(rate), ahead), bound), epochs, batch),)
+        phases = (Phase((Step(sent, sgd(rate), ahead), bound), epochs, batch),)
     tune = Phase((Step(q.names, sgd(lr), loss, tune_steps),), fine_tune, batch)
     return Method(
         init=init,

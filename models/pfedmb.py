@@ -219,7 +219,7 @@ def build(
         adapt=both,
         views={"personal": as_trained, "global": common},
         statistics=statistics,
-        facts={"alpha": SHARE, "branch/*": WireCost(unsent)},
+        facts={"branch/*": WireCost(unsent)} | ({"alpha": SHARE} if weighted else {}),
     )
 
 

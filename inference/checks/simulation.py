@@ -128,7 +128,7 @@ class Ranks:
                 rows[place] |= {f"{v:.0%}": float(c) for v, c in zip(LEVELS, covered, strict=True)}
         table = pandas.DataFrame.from_dict(rows, orient="index")
         ordered = table["p"].sort_values()
-        holm = (ordered * range(len(ordered), 0, -1)).clip(upper=1.0).cummax()
+        holm = (ordered * list(range(len(ordered), 0, -1))).clip(upper=1.0).cummax()
         table.insert(2, "p_holm", holm)
         return table
 

@@ -243,7 +243,11 @@ class Partitioned:
         return received | {n: received[n] - own[n] for n in PARAMETERS}
 
     def merge(self, server: Tensors, message: Tensors, who: Who, _: Generator) -> Tensors:
-        """Move factors part of the way, so that q remains a distribution; else CannotMerge."""
+        """Move all factors, of all messages at once, part of the way; q remains a distribution.
+
+        Raises:
+            CannotMerge: if it does not, however small the part.
+        """
         # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
         change = {n: message[n] - server[n] for n in PARAMETERS}
         total = {n: v.sum(0) for n, v in change.items()}

@@ -262,7 +262,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Let two clients send NaN from the so-manieth round on."""
-    real, rounds = commands.methods, itertools.count(1)
+    real, rounds = commands.methods, itertools.count(0)  # one is the look before round one
     poison = faults.entry(torch.nan)
 
     def late(message: Tensors, bad: Tensor) -> Tensors:

@@ -118,11 +118,14 @@ def negative(received: Tensors, local: Tensors, batch: Batch) -> None:
     [
         ({"model": own_plate}, "observed site 'y' is not inside batch.rows()"),
         ({"model": no_plate}, "observed site 'y' is not inside batch.rows()"),
-        ({"model": in_rows, "guide": guide_in_rows}, "latent site 'theta' is inside batch.rows(), and its guide"),
+        (
+            {"model": in_rows, "guide": guide_in_rows},
+            "latent site 'theta' is inside batch.rows(), and its guide",
+        ),
         ({"model": with_param}, "'sd' is a pyro.param, which no step moves"),
         ({"model": prior_of_rows}, "prior of 'theta' depends on the rows of the batch"),
         ({"model": mean_of_rows}, "likelihood of 'y' in one row depends on other rows"),
-        ({"model": negative}, "cannot be run: Expected parameter scale"),
+        ({"model": negative}, "scale of the distribution of 'theta' is -1; expected GreaterThan"),
         ({"facts": {"theta thetta": SHARED}}, "'thetta' in the fact .* did you mean theta?"),
         ({"facts": {"server/tabel": PER_CLIENT}}, "'server/tabel' in the fact .* matches no name"),
         ({"facts": {"q/mue": POSITIVE}}, "'q/mue' in the fact .* did you mean q/mu?"),

@@ -52,11 +52,11 @@ def test_with_exact_moments_it_descends_the_global_quadratic(quadratic):
 
     exact = replace(method, phases=(Phase((draw,)), method.phases[-1]))
     w = torch.tensor([0.3, -0.2], dtype=torch.float64)
-    once = last(exact, quadratic.federation, 1, server={"w/w": w})
+    once = last(exact, quadratic.federation, 1, server={"w/w": w}, check=False)
     slope = torch.einsum("cij,cj->ci", quadratic.precision, w - quadratic.mean)
     close(w - once.message["w/w"], slope, 1e-4)
     close(once.server["w/w"], w - 0.2 * slope.mean(0), 1e-4)
-    close(last(exact, quadratic.federation, 60).server["w/w"], PRODUCT, 1e-4)
+    close(last(exact, quadratic.federation, 60, check=False).server["w/w"], PRODUCT, 1e-4)
 
 
 def test_one_sample_of_one_step_is_fedavg(tiny):

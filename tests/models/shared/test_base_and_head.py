@@ -157,7 +157,7 @@ def test_the_head_of_fedbabu_does_not_move_until_it_is_tuned(tiny):
 @pytest.mark.parametrize(("tune", "moves"), [("head", HEAD), ("base", BASE), ("all", HEAD | BASE)])
 def test_fedbabu_tunes_what_it_is_told(tiny, tune, moves):
     method = made("fedbabu", tune=tune)
-    state = last(method, tiny, 1)
+    state = last(method, tiny, 1, check=False)  # heads that stay drawn are warned of
     _, tuned = prepared(method, tiny, state, tiny.who(torch.arange(3)), adapted="adapt")
     assert not isinstance(tuned, list)
     known = state.private | {n: v.expand_as(tuned[n]) for n, v in state.server.items()}
