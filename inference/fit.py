@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import Count, CountOrNone, checked
+from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
@@ -269,7 +269,7 @@ def fit(
     seed: Seed | None = None,
     server: Tensors | None = None,
     start: Round | Run | None = None,
-    every: CountOrNone = 0,
+    every: Whole = 0,
     draws: Count | None = None,
     metrics: Mapping[str, Metric] | None = None,
     progress: bool = True,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, CountOrNone, check_fields
+from pyrofl.arguments import Count, Whole, check_fields
 from pyrofl.data import Batch, Who
 from pyrofl.files.pickles import Pickled
 from pyrofl.inference.elbo import elbo
@@ -54,7 +54,7 @@ class Phase:
     """
 
     moves: tuple[Step | Move, ...]
-    epochs: CountOrNone | Callable[[Tensor], Tensor] = 1
+    epochs: Whole | Callable[[Tensor], Tensor] = 1
     batch: Count | None = None
 
     def __post_init__(self) -> None:

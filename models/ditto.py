@@ -25,7 +25,7 @@ from typing import Unpack
 
 import pyro.distributions as dist
 
-from pyrofl.arguments import CountOrNone, NotNegative, checked
+from pyrofl.arguments import NotNegative, Whole, checked
 from pyrofl.inference.method import Method, as_received
 from pyrofl.models import fedavg
 from pyrofl.models.priors import LocationScale, proximal
@@ -39,7 +39,7 @@ def build(
     *,
     strength: NotNegative = 1.0,
     prior: LocationScale = dist.Normal,
-    own_epochs: CountOrNone | None = None,
+    own_epochs: Whole | None = None,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
     """Build Ditto.

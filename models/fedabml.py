@@ -40,7 +40,7 @@ import torch
 from pyro.distributions import TorchDistribution
 from torch import Generator, Size, Tensor
 
-from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, checked
+from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import Method, Phase, Step
@@ -76,11 +76,11 @@ def build(
     kl: NotNegative = 0.1,
     draws: Count = 5,
     steps: Count = 5,
-    epochs: CountOrNone = 3,
+    epochs: Whole = 3,
     batch: Count | None = 50,
     lr: NotNegative = 0.1,
     lr_prior: NotNegative | None = None,
-    fine_tune: CountOrNone = 5,
+    fine_tune: Whole = 5,
     tune_steps: Count = 1,
     merge: str | Combine = "mean",
 ) -> Method:

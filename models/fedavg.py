@@ -22,7 +22,7 @@ from typing import TypedDict
 
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, CountOrNone, NotNegative, Share, ShareBelowOne, checked
+from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, checked
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import Method, Phase, Step, as_received, as_trained
 from pyrofl.inference.optim import sgd
@@ -43,14 +43,14 @@ class Descent(TypedDict, total=False):
     guide: guides.Family
     scale: float
     draws: Count
-    epochs: CountOrNone | Callable[[Tensor], Tensor]
+    epochs: Whole | Callable[[Tensor], Tensor]
     batch: Count | None
     lr: NotNegative
     momentum: ShareBelowOne
     weight_decay: NotNegative
     decay: bool
     done: Share | None
-    fine_tune: CountOrNone
+    fine_tune: Whole
 
 
 class LocalTraining(Descent, total=False):
@@ -80,14 +80,14 @@ def build(
     guide: guides.Family = guides.delta,
     scale: float = 0.05,
     draws: Count = 5,
-    epochs: CountOrNone | Callable[[Tensor], Tensor] = 5,
+    epochs: Whole | Callable[[Tensor], Tensor] = 5,
     batch: Count | None = 10,
     lr: NotNegative = 0.01,
     momentum: ShareBelowOne = 0.9,
     weight_decay: NotNegative = 0.0,
     decay: bool = False,
     done: Share | None = None,
-    fine_tune: CountOrNone = 0,
+    fine_tune: Whole = 0,
     merge: str | Combine = "mean",
 ) -> Method:
     """Build FedAvg.

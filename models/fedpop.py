@@ -35,7 +35,7 @@ import torch
 from pyro.distributions import TorchDistribution
 from torch import Generator, Size, Tensor
 
-from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, ShareBelowOne, checked
+from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import NOT_NEGATIVE, POSITIVE
@@ -64,7 +64,7 @@ def build(
     scale: Positive = 0.2,
     temperature: NotNegative = 1.0,
     memory: ShareBelowOne = 0.8,
-    burn_in: CountOrNone = 2,
+    burn_in: Whole = 2,
     epochs: Count = 5,
     batch: Count | None = 10,
     lr_head: Positive = 0.1,

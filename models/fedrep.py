@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from pyrofl.arguments import CountOrNone, checked
+from pyrofl.arguments import Whole, checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.shared.base_and_head import head_and_base, keep, only
@@ -35,7 +35,7 @@ def build(
     net: Network,
     *,
     head: str | None = None,
-    head_epochs: CountOrNone = 10,
+    head_epochs: Whole = 10,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build FedRep.

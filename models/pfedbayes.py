@@ -30,7 +30,7 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, checked
+from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import Method, Phase, Step, as_received, return_received
@@ -57,12 +57,12 @@ def build(
     kl: Positive = 0.1,
     draws: Count = 2,
     steps: Count = 5,
-    epochs: CountOrNone = 5,
+    epochs: Whole = 5,
     batch: Count | None = 50,
     lr: NotNegative = 0.01,
     noise: Positive = 1.0,
     beta: Positive = 1.0,
-    fine_tune: CountOrNone = 0,
+    fine_tune: Whole = 0,
     merge: str | Combine = "mean",
 ) -> Method:
     """Build pFedBayes; every client trains in every round, as in the authors' code.

@@ -32,7 +32,7 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Size, Tensor
 
-from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, ShareBelowOne, checked
+from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import SHARE, WireCost
@@ -70,7 +70,7 @@ def build(
     kl: NotNegative = 1.0,
     weighted: bool = True,
     drop: float = 0.0,
-    epochs: CountOrNone = 5,
+    epochs: Whole = 5,
     batch: Count | None = 64,
     lr: NotNegative = 0.3,
     lr_alpha: NotNegative = 1.0,

@@ -52,7 +52,7 @@ Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, open_low=True)]
 ShareBelowOne = Annotated[float, Range(0, 1, open_high=True)]
 Count = Annotated[int, Range(1)]
-CountOrNone = Annotated[int, Range(0)]  # none of them, too
+Whole = Annotated[int, Range(0)]
 
 
 def checked(function: F) -> F:

@@ -11,12 +11,12 @@ import pytest
 
 from pyrofl.arguments import (
     Count,
-    CountOrNone,
     NotNegative,
     Positive,
     PositiveShare,
     Share,
     ShareBelowOne,
+    Whole,
     check_fields,
     checked,
     known,
@@ -33,7 +33,7 @@ def build(
     part: PositiveShare = 1.0,
     share: Share | None = None,
     epochs: Count | Callable[[int], int] = 5,
-    spare: CountOrNone = 0,
+    spare: Whole = 0,
     order: Literal["exact", "first"] = "exact",
     prune: Share | Literal["snip"] | None = None,
     merge: str | Callable[[], None] = "mean",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, CountOrNone, PositiveShare, Share, check_fields, checked
+from pyrofl.arguments import Count, PositiveShare, Share, Whole, check_fields, checked
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.seeds import Seed, Stream, stream
 
@@ -40,7 +40,7 @@ def fraction(share: PositiveShare) -> Draw:
 
 
 @checked
-def bernoulli(probability: PositiveShare, least: CountOrNone = 2) -> Draw:
+def bernoulli(probability: PositiveShare, least: Whole = 2) -> Draw:
     """Draw each client independently; anew until there are at least `least` (pFedVEM).
 
     Raises:

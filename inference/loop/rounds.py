@@ -10,7 +10,7 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import Count, CountOrNone, checked
+from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation, Who
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.messages import (
@@ -40,7 +40,7 @@ TOLD = 3  # reasons in one line
 def federate(
     method: Method | Callable[[int], Method],
     data: Federation,
-    rounds: CountOrNone,
+    rounds: Whole,
     *,
     seed: Seed = 0,
     participation: Draw = everyone,
@@ -50,7 +50,7 @@ def federate(
     start: Round | None = None,
     stragglers: Stragglers | None = None,
     on_bad_message: OnBadMessage = "reject",
-    state_memory: CountOrNone | None = None,
+    state_memory: Whole | None = None,
     keep_messages: bool = True,
     check: bool = True,
 ) -> Iterator[Round]:

@@ -27,7 +27,7 @@ from pyro import poutine
 from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 
-from pyrofl.arguments import Count, CountOrNone, Positive, checked
+from pyrofl.arguments import Count, Positive, Whole, checked
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, with_rows
 from pyrofl.inference.evaluation.asked import Asked
@@ -51,9 +51,9 @@ def nuts(
     model: Method | Program,
     data: Federation,
     draws: Count = 1000,
-    warmup: CountOrNone = 1000,
+    warmup: Whole = 1000,
     chains: Count = 4,
-    seed: CountOrNone = 0,
+    seed: Whole = 0,
     *,
     state: Round | None = None,
     shared: str | None = None,
@@ -103,7 +103,7 @@ def centralised(
     model: Method | Program,
     data: Federation,
     draws: Count = 1000,
-    seed: CountOrNone = 0,
+    seed: Whole = 0,
     *,
     guide: Callable[..., Any] = AutoMultivariateNormal,
     steps: Count = 2000,

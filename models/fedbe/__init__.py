@@ -43,7 +43,7 @@ from typing import Literal, TypedDict, Unpack, cast
 
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, ShareBelowOne, checked
+from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Who
 from pyrofl.inference.method import Method, View
 from pyrofl.inference.programs import Likelihood, built_for
@@ -137,11 +137,11 @@ def distilled(
     posterior: ServerPosterior | Fit = "gaussian",
     std_scale: NotNegative = 1.0,
     alpha: Positive = 0.5,
-    samples: CountOrNone = 10,
+    samples: Whole = 10,
     teachers: str = "SAC",
     distil: Distil = "swa",
     sharpen: bool = True,
-    distil_epochs: CountOrNone = 20,
+    distil_epochs: Whole = 20,
     distil_batch: Count = 128,
     distil_lr: NotNegative = 1e-3,
     distil_lr_end: NotNegative = 4e-4,

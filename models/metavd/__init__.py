@@ -38,12 +38,12 @@ from torch import Generator
 
 from pyrofl.arguments import (
     Count,
-    CountOrNone,
     NotNegative,
     Positive,
     Range,
     Share,
     ShareBelowOne,
+    Whole,
     checked,
 )
 from pyrofl.data import Batch, Who
@@ -90,7 +90,7 @@ def build(
     draws: Count = 3,
     logit_average: bool = False,
     beta: NotNegative | None = 10.0,
-    epochs: CountOrNone = 5,
+    epochs: Whole = 5,
     batch: Count | None = 64,
     lr: NotNegative = 0.07,
     client_lr: NotNegative = 0.1,
@@ -100,7 +100,7 @@ def build(
     momentum: ShareBelowOne = 0.9,
     embedding: Count | None = None,
     width: Count = 200,
-    depth: CountOrNone = 3,
+    depth: Whole = 3,
     prune: Rate | Literal["snip"] | None = None,
     prune_from: Share = 0.15,
     sparsity: ShareBelowOne = 0.7,

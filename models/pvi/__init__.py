@@ -46,7 +46,7 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, CountOrNone, Positive, PositiveShare, checked
+from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, SHARED, Rule
@@ -84,7 +84,7 @@ def build(
     damping: PositiveShare | None = None,
     scale: Positive = 0.05,
     draws: Count = 8,
-    epochs: CountOrNone = 10,
+    epochs: Whole = 10,
     batch: Count | None = None,
     lr: PositiveShare = 0.3,
 ) -> Method:
@@ -138,7 +138,7 @@ def hierarchical(
     covariance: Covariance = "full",
     damping: PositiveShare | None = None,
     draws: Count = 128,
-    steps: CountOrNone = 40,
+    steps: Whole = 40,
     batch: Count | None = None,
     lr: PositiveShare = 1.0,
     wide: Positive = 10.0,

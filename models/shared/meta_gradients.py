@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import CountOrNone, NotNegative, Positive, checked
+from pyrofl.arguments import NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.programs import Loss, Program, built_for
 from pyrofl.tensors import Tensors, like, pick, total
@@ -22,7 +22,7 @@ Descent = Callable[[Program, Program, Tensors, Tensors, Batch], Tensors]
 
 @checked
 def descended(
-    loss: Loss, names: str, lr: NotNegative, steps: CountOrNone = 1, clip: Positive | None = None
+    loss: Loss, names: str, lr: NotNegative, steps: Whole = 1, clip: Positive | None = None
 ) -> Descent:
     """Make plain gradient steps that can be differentiated.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, get_args
 
-from pyrofl.arguments import Count, CountOrNone, PositiveShare, Share
+from pyrofl.arguments import Count, PositiveShare, Share, Whole
 from pyrofl.cli import commands
 from pyrofl.cli.resuming import CHECKPOINT, Stopped
 from pyrofl.inference.loop.messages import OnBadMessage
@@ -31,7 +31,7 @@ def number(kind: Any) -> dict[str, Any]:
 
 TEXT: dict[str, Any] = {}
 SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, {"required": True}
-COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, CountOrNone, Share, PositiveShare))
+COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare))
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
 ON_BAD = {"choices": get_args(OnBadMessage)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import Count, CountOrNone, NotNegative, Positive, checked
+from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data.federation import Federation
 from pyrofl.tensors import generator
 
@@ -107,7 +107,7 @@ def linear_regression(
     rows: Count | Sequence[int],
     noise: Positive = 1.0,
     between: NotNegative = 1.0,
-    seed: CountOrNone = 0,
+    seed: Whole = 0,
 ) -> ConjugateTask:
     """Draw a random linear regression for every client, around a common one.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pyrofl.arguments import Count, CountOrNone, checked, known
+from pyrofl.arguments import Count, Whole, checked, known
 from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means, linear_regression
 from pyrofl.data.csv_files import load_csv
 from pyrofl.data.federation import Dataset
@@ -59,7 +59,7 @@ def load(
     features: Sequence[str] | None = None,
     likelihood: str | None = None,
     test_share: float | None = None,
-    seed: CountOrNone = 0,
+    seed: Whole = 0,
 ) -> Dataset:
     """Load a data set: x float32 [N, *x], y int64 or float32 [N].
 

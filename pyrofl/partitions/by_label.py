@@ -16,7 +16,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from pyrofl.arguments import CountOrNone, Range, checked
+from pyrofl.arguments import Range, Whole, checked
 from pyrofl.partitions import allocation
 from pyrofl.partitions.allocation import Classes, Ints, Parts, deal, in_proportion
 
@@ -127,9 +127,7 @@ def drift(
 
 
 @checked
-def step(
-    types: Ints, clients: int, majors: int, rng: Generator, *, minor: CountOrNone = 10
-) -> Parts:
+def step(types: Ints, clients: int, majors: int, rng: Generator, *, minor: Whole = 10) -> Parts:
     """Give each client `majors` large classes and exactly `minor` rows of every other (FedBE).
 
     Every class is major for the same number of clients, which share equally what the others

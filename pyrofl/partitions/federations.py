@@ -12,7 +12,7 @@ import torch
 from numpy.random import Generator, default_rng
 from torch import Tensor
 
-from pyrofl.arguments import CountOrNone, checked, known
+from pyrofl.arguments import Whole, checked, known
 from pyrofl.data import Dataset, Federation
 from pyrofl.partitions import allocation, by_label
 from pyrofl.partitions.allocation import Ints, Parts
@@ -70,9 +70,9 @@ def split(
     partition: str,
     clients: int | None = None,
     *,
-    seed: CountOrNone = 0,
+    seed: Whole = 0,
     test: str = "same_shares",
-    held_out: CountOrNone = 0,
+    held_out: Whole = 0,
     server: int | float | Dataset | Tensor | None = None,
 ) -> Federation:
     """Split a data set over clients.
