@@ -243,11 +243,7 @@ class Partitioned:
         return received | {n: received[n] - own[n] for n in PARAMETERS}
 
     def merge(self, server: Tensors, message: Tensors, who: Who, _: Generator) -> Tensors:
-        """Move all factors, of all messages at once, part of the way; q remains a distribution.
-
-        Raises:
-            CannotMerge: if it does not, however small the part.
-        """
+        """Move the factors of all messages at once, part of the way; CannotMerge if q is lost."""
         # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
         change = {n: message[n] - server[n] for n in PARAMETERS}
         total = {n: v.sum(0) for n, v in change.items()}
