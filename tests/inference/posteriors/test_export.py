@@ -160,7 +160,7 @@ def test_importing_arviz_warns_of_nothing(tmp_path):
 
 SCRIPT = """
 import warnings
-from pyrofl.export import import_arviz
+from pyrofl.inference.posteriors.export import import_arviz
 before = list(warnings.filters)
 import_arviz()
 assert warnings.filters == before
