@@ -1,8 +1,8 @@
 """A look at a method and its data before round one: what would give wrong numbers without a word.
 
-The method makes a round on a handful of rows of a few clients. Its programs are traced with Pyro's
-validation on, and run again on changed rows: what is known of a client may depend on nothing but
-its own rows, and a row's likelihood on nothing but that row and the client's latent sites.
+The method makes a round on a handful of rows of a few clients. Its programs are traced, and run
+again on other rows: a row's likelihood may depend on nothing but that row and what is known of the
+client. A client's first row is not changed, as programs may read there what all its rows say alike.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ def check(
         server: first state, instead of `method.init`.
 
     Raises:
-        ValueError: if a latent site lies outside `batch.clients()` or inside `batch.rows()`, an
-            observed one outside `batch.rows()`, there is a `pyro.param`, a parameter of a
-            distribution breaks its constraint, rows or clients depend on each other or on padding,
-            or a pattern of names matches nothing.
+        ValueError: if a latent site lies outside `batch.clients()`, or inside `batch.rows()` with a
+            guide that is the same for every row; an observed one lies outside `batch.rows()`; there
+            is a `pyro.param`; a parameter of a distribution, or a response, is outside its
+            constraint; rows depend on each other or on padding; or a pattern of names matches
+            nothing.
 
     Warns:
         UserWarning: if the guide reads a tensor that nothing moves.
@@ -186,13 +187,9 @@ class Look:
         for name, site in (*latent(self.q), *latent(self.p), *observed(self.p)):
             for parameter, value, constraint in _parameters(site["fn"]):
                 if not (good := constraint.check(value)).all():
-                    odd = value[
-                        ~good.reshape(*good.shape, *(1,) * (value.dim() - good.dim())).expand_as(
-                            value
-                        )
-                    ]
+                    odd = ", ".join(f"{v:g}" for v in value[~good][:1].flatten()[:6])
                     raise ValueError(
-                        f"{parameter} of the distribution of {name!r} is {odd[0]:g}; expected "
+                        f"{parameter} of the distribution of {name!r} is {odd}; expected "
                         f"{constraint}"
                     )
         for name, site in self._responses():

@@ -228,7 +228,7 @@ def build(
 
     model = DropoutModel(net, q, shapes, likelihood, prior, coords, prune is not None)
     loss = objective(model, sampling, draws, logit_average, beta, done)
-    deploy = (lambda server, who: begun(download(server, who))) if head == "code" else None
+    to_predict = (lambda server, who: begun(download(server, who))) if head == "code" else None
     inner, outer = sgd(lr, clip=clip), sgd(client_lr, clip=clip)
     both = "loc/* spread/*" if q.random else "loc/*"
     step = test = Step(both, inner, loss)
@@ -246,8 +246,8 @@ def build(
         upload=upload,
         adapt=(Phase((test,)),) if adapts else (),
         views={
-            "personal": View(as_trained, deploy),
-            "global": View(lambda received, _: begun(received), deploy),
+            "personal": View(as_trained, to_predict),
+            "global": View(lambda received, _: begun(received), to_predict),
         },
         statistics=statistics,
         facts={source.per_client: PER_CLIENT} | ({} if prune is None else {"*": SPARSE}),

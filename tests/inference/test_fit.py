@@ -167,7 +167,6 @@ def test_a_state_whose_clients_are_gone_still_tells(method: Method, blobs, monke
     "again", [lambda r: pickle.loads(pickle.dumps(r)), copy.copy, copy.deepcopy]
 )
 def test_runs_can_be_pickled_and_copied(method: Method, blobs: Federation, again):
-    pytest.importorskip("cloudpickle")
     run = pyrofl.fit(method, blobs, 1, every=1, metrics={"doubt": doubt}, progress=False)
     other = again(run)
     assert (other.history, other.records[0].trained) == (run.history, run.records[0].trained)

@@ -98,6 +98,20 @@ def prior_of_rows(received: Tensors, local: Tensors, batch: Batch) -> None:
             pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
 
 
+def negative_share(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
+        pyro.sample("p", dist.Dirichlet(torch.tensor([2.0, -1.0])).mask(False))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
+
+
+def guide_of_shares(received: Tensors, local: Tensors, batch: Batch) -> None:
+    guide(received, local, batch)
+    with batch.clients():
+        pyro.sample("p", dist.Dirichlet(torch.ones(2, dtype=torch.float64)))
+
+
 def mean_of_rows(received: Tensors, local: Tensors, batch: Batch) -> None:
     with batch.clients():
         theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
@@ -126,6 +140,10 @@ def negative(received: Tensors, local: Tensors, batch: Batch) -> None:
         ({"model": prior_of_rows}, "prior of 'theta' depends on the rows of the batch"),
         ({"model": mean_of_rows}, "likelihood of 'y' in one row depends on other rows"),
         ({"model": negative}, "scale of the distribution of 'theta' is -1; expected GreaterThan"),
+        (
+            {"model": negative_share, "guide": guide_of_shares},
+            "distribution of 'p' is 2, -1; expec",
+        ),
         ({"facts": {"theta thetta": SHARED}}, "'thetta' in the fact .* did you mean theta?"),
         ({"facts": {"server/tabel": PER_CLIENT}}, "'server/tabel' in the fact .* matches no name"),
         ({"facts": {"q/mue": POSITIVE}}, "'q/mue' in the fact .* did you mean q/mu?"),
