@@ -21,7 +21,7 @@ from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, ev
 from pyrofl.inference.evaluation.prepare import statistics
 from pyrofl.inference.loop.messages import OnBadMessage
 from pyrofl.inference.loop.participation import Draw, Stragglers
-from pyrofl.inference.loop.rounds import federate, first
+from pyrofl.inference.loop.rounds import by_round, federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import to_arviz
@@ -300,7 +300,7 @@ def fit(
     """
     from tqdm import tqdm
 
-    at = method if not isinstance(method, Method) else lambda _: method
+    at = by_round(method)
     known, begun = (start, start.state) if isinstance(start, Run) else (None, start)
     seed = continued(seed, known.seed if known else None)
     state = begun or first(at(0), data, seed, server)

@@ -11,14 +11,19 @@ from __future__ import annotations
 
 import inspect
 import typing
+from collections import abc
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, wraps
 from math import inf
 from numbers import Integral, Real
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+
+KNOWN = ("builtins", "torch", "numpy", "pandas", "pyrofl")  # whose classes stand for nothing else
+
+WORDS: dict[Any, str] = {abc.Callable: "a function", abc.Mapping: "a dict"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,7 +66,11 @@ def checked(function: F) -> F:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _refuse_bad(signature.bind(*args, **kwargs).arguments, _hints(function))
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{function.__qualname__}() {error}") from None
+        _refuse_bad(given, _hints(function))
         return function(*args, **kwargs)
 
     return cast("F", call)
@@ -81,7 +90,12 @@ def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     """Refuse the first value that its annotation does not allow, by the argument's name."""
     for name, value in values.items():
         if name in hints and (expected := _unlike(value, hints[name])):
-            raise ValueError(f"{name} is {value!r}; expected {expected}")
+            shown = repr(value) if _is_short(value) else f"a {type(value).__name__}"
+            raise ValueError(f"{name} is {shown}; expected {expected}")
+
+
+def _is_short(value: Any) -> bool:
+    return value is None or isinstance(value, str | Real)
 
 
 def _unlike(value: Any, hint: Any) -> str:
@@ -90,14 +104,37 @@ def _unlike(value: Any, hint: Any) -> str:
     ranges = [k for k in kinds if get_origin(k) is Annotated]
     words = [w for k in kinds if get_origin(k) is Literal for w in get_args(k)]
     number = isinstance(value, Real) and not isinstance(value, bool)
+    others: list[str] = []
     if isinstance(value, str) and (words or ranges) and str not in kinds:
         fits = value in words
     elif ranges and (number or isinstance(value, bool)):
         fits = number and any(_inside(value, k) for k in ranges)
     else:
-        return ""
+        fits = any(_may_be(value, k) for k in kinds)
+        others = [_a(k) for k in kinds if _is_checked(k)]
     told = [f"one of {', '.join(map(str, words))}"] if words else []
-    return "" if fits else " or ".join([*map(_told, ranges), *told])
+    return "" if fits else " or ".join([*map(_told, ranges), *others, *told])
+
+
+def _is_checked(kind: Any) -> bool:
+    """Say whether an annotation is a class of the library, a mapping, or to be called."""
+    ours = isinstance(kind, type) and kind.__module__.partition(".")[0] == "pyrofl"
+    return ours or get_origin(kind) in WORDS
+
+
+def _may_be(value: Any, kind: Any) -> bool:
+    """Say whether a value may be what an annotation says; what is not checked may be anything."""
+    if kind is NoneType:
+        return value is None
+    if get_origin(kind) in WORDS:
+        return isinstance(value, get_origin(kind))
+    if not _is_checked(kind) or isinstance(value, kind):
+        return True
+    return type(value).__module__.partition(".")[0] not in KNOWN  # one's own may behave like it
+
+
+def _a(kind: Any) -> str:
+    return WORDS.get(get_origin(kind)) or f"a {kind.__name__}"
 
 
 def _inside(value: Any, kind: Any) -> bool:

@@ -18,6 +18,35 @@ Tensors = dict[str, Tensor]
 SEEDED, HEAD, WORDS = torch.Generator().get_state().numpy(), 24, 624
 
 
+def is_measured(value: Tensor) -> bool:
+    """Say whether entries are real or complex numbers, which may be NaN, and not counts."""
+    return value.is_floating_point() or value.is_complex()
+
+
+@contextmanager
+def unwritten(who: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
+    """Refuse a function of a method, named `who`, that writes into tensors it was given."""
+    before = [(n, v, v._version) for state in states for n, v in state.items()]
+    yield
+    for name, value, version in before:
+        if value._version != version:
+            raise ValueError(
+                f"{who} writes into {name!r} in place; expected it to return new tensors, such as "
+                "those of value + change or value.clone()"
+            )
+
+
+def as_tensors(what: str, given: object) -> Tensors:
+    """Return a dict of tensors, or refuse what is none: `what` is how to name it."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{what} is a {type(given).__name__}; expected a dict of tensors")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise ValueError(f"{what} holds {name!r}, a {kind}; expected tensors by their names")
+    return dict(given)
+
+
 def matches(name: str, patterns: str) -> bool:
     """Say whether a name matches one of several shell patterns separated by spaces.
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Literal
@@ -21,6 +21,13 @@ from pyrofl.arguments import (
     checked,
     known,
 )
+
+
+class Pretend:
+    """A record of the library."""
+
+
+Pretend.__module__ = "pyrofl.pretend"
 
 
 @checked
@@ -106,3 +113,37 @@ def test_a_misspelt_name_gets_the_nearest():
         known("fedavgg", {"fedavg": 1}, "method")
     with pytest.raises(ValueError, match="unknown method 'x'; expected one of fedavg, local"):
         known("x", {"fedavg": 1, "local": 2}, "method")
+
+
+class Thing:
+    """A record."""
+
+
+@checked
+def handle(
+    thing: Pretend, made: Pretend | Callable[[int], int] = len, by: Mapping[str, int] | None = None
+) -> None:
+    """Handle a thing."""
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"thing": 3}, "thing is 3; expected a Pretend"),
+        ({"thing": None}, "thing is None; expected a Pretend"),
+        ({"thing": [1, 2]}, "thing is a list; expected a Pretend"),
+        ({"thing": Pretend(), "made": "x"}, "made is 'x'; expected a Pretend or a function"),
+        ({"thing": Pretend(), "by": [1]}, "by is a list; expected a dict"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(given, told):
+    with pytest.raises(ValueError, match="is") as error:
+        handle(**given)
+    assert str(error.value) == told
+
+
+def test_what_behaves_alike_is_let_through():
+    handle(Pretend(), Pretend(), {})
+    handle(Thing())
+    with pytest.raises(TypeError, match=r"^handle\(\) missing a required argument: 'thing'"):
+        handle()

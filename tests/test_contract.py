@@ -241,7 +241,7 @@ def test_permuting_clients_permutes_results(name):
 
 
 class Filled(Federation):
-    """A federation whose padded rows hold a million instead of row 0."""
+    """A federation whose padded rows hold a million instead of a row."""
 
     def gather(self, who: Who, rows: Tensor, mask: Tensor, *known: Tensor | None) -> Batch:
         batch = super().gather(who, rows, mask, *known)

@@ -73,8 +73,9 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
         each = _parted(server)
         for r, at, mine in parts(who):
             try:
-                made = method.merge(each[r], cut(message, at), mine, generator)
-                each[r], bad = merged(each[r], made)
+                own = {n: v.clone() for n, v in each[r].items()}
+                made = method.merge(own, cut(message, at), mine, generator)
+                each[r], bad = merged(each[r], made, len(mine.ids))
             except CannotMerge as error:
                 bad = [f"the server: {error}"]
             refused.update((r, reason) for reason in bad)

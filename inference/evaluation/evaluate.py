@@ -25,6 +25,7 @@ from pyrofl.inference.evaluation.prepare import pooled_name
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, join_up
+from pyrofl.turns import in_turn
 
 SCORES = ("total", "aleatoric", "epistemic", "doubt")
 
@@ -63,6 +64,7 @@ class Scores(Asked):
         return replace(self, ids=self.ids[keep], rows=self.rows[keep], values=values)
 
 
+@in_turn
 def evaluate(
     method: Method,
     data: Federation,
@@ -126,6 +128,7 @@ def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metr
     return values
 
 
+@in_turn
 def calibration(
     method: Method, data: Federation, state: Round, **asked: Unpack[AskedFields]
 ) -> scoring.Bins:
@@ -139,6 +142,7 @@ def calibration(
 
 
 @checked
+@in_turn
 def calibration_by_client(
     method: Method, data: Federation, state: Round, bins: Count = 15, **asked: Unpack[AskedFields]
 ) -> dict[str, scoring.Bins]:
@@ -201,6 +205,7 @@ class Uncertainty:
         return torch.stack([scoring.auroc(mine, others) for mine, others in pairs])
 
 
+@in_turn
 def uncertainty(
     method: Method,
     data: Federation,

@@ -16,6 +16,7 @@ from pyrofl.inference.loop.state import Round, chunks, meet
 from pyrofl.inference.method import Method, no_statistics
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, join_up
+from pyrofl.turns import in_turn
 
 
 def ready(
@@ -86,6 +87,7 @@ def with_rows(data: Federation, asked: Asked) -> tuple[Federation, tuple[Tensor,
     return data, rows, ids
 
 
+@in_turn
 def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -> Tensors:
     """Return what a method reports about the clients that train: name -> [J]."""
     if method.statistics is no_statistics:

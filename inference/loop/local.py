@@ -48,7 +48,7 @@ def train(
     longest = int(torch.cat([data.sizes[: data.clients], sizes]).max())
     asked = method.phases if phases is None else phases
     fastest = [fast for phase in asked for fast in rewritten(method, phase, local, data, longest)]
-    with pyro.validation_enabled(False):
+    with pyro.validation_enabled(False), torch.enable_grad():
         for full, group in groupby(fastest, lambda phase: phase.batch is None):
             turn = [(phase, _epochs(phase, who)) for phase in group]
             # Full batches are padded to the longest of a group; nothing depends on who is in it.

@@ -14,7 +14,7 @@ from pyrofl.inference.facts import FINITE, POSITIVE, Rule
 from pyrofl.inference.method import Method
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.inference.servers.pooled import Pooled, Weighed
-from pyrofl.tensors import Tensors, cut, pick
+from pyrofl.tensors import Tensors, cut, is_measured, pick
 
 OnBadMessage = Literal["reject", "raise"]
 
@@ -63,7 +63,7 @@ def _duties(
     yield "its size", who.size, FINITE
     yield "its size", who.size, POSITIVE
     for name, value in (*message.items(), *private.items()):
-        if value.is_floating_point():
+        if is_measured(value):
             yield name, value, FINITE
     for patterns, rule in rules.items():
         for name, value in pick(message, patterns).items():
@@ -73,7 +73,7 @@ def _duties(
 def _named(name: str, value: Tensor, holds: Tensor, rule: Rule) -> str:
     """Name the first entry of a client's tensor [*p] that breaks a rule."""
     at = tuple((~holds).nonzero()[0].tolist())
-    shown = f"{float(value[at]):.6g}" if holds.shape == value.shape else "not"
+    shown = f"{value[at].item():.6g}" if holds.shape == value.shape else "not"
     return f"{name}{list(at) if at else ''} is {shown}; expected {rule.text}"
 
 
@@ -82,16 +82,21 @@ def form_of(message: Tensors) -> Form:
     return tuple((n, tuple(v.shape[1:]), v.dtype) for n, v in sorted(message.items()))
 
 
-def agreed(votes: Iterable[tuple[Form, int]], last: Form) -> Form:
+def agreed(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Form:
     """Return the form that messages must have, given those that numbers of clients sent.
 
-    It is the last round's, if that has a name in common with what most clients sent, who decide
-    otherwise, the first of equals.
+    It is what they sent, if all of several agree, or what is new in it is as the server has it. Or
+    else it is the last round's, if that has a name in common with what most clients sent, who
+    decide otherwise, the first of equals.
     """
     count: Counter[Form] = Counter()
     for form, clients in votes:
         count[form] += clients
     most = max(count, key=count.__getitem__, default=last)
+    if count[most] == count.total():
+        new = set(most) - set(last)
+        if count[most] > 1 or new <= {(n, tuple(v.shape), v.dtype) for n, v in server.items()}:
+            return most
     return last if {name for name, *_ in most} & {name for name, *_ in last} else most
 
 
@@ -108,13 +113,22 @@ def unlike(form: Form, expected: Form) -> str:
     return ""
 
 
-def merged(old: Tensors, new: Tensors) -> tuple[Tensors, list[str]]:
-    """Return the server's next state, and what was wrong with the new one if it is the old one."""
-    for name in old:
+def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]]:
+    """Return the server's next state, and what was wrong with the new one if it is the old one.
+
+    Raises:
+        ValueError: if the new one has a row for each of the clients that were merged.
+    """
+    for name, value in old.items():
         if name not in new:
             return old, [f"the server: merged lacks {name}; expected what it held before"]
+        if new[name].shape == (clients, *value.shape):
+            raise ValueError(
+                f"merge gives {name!r} a row for each of the {clients} clients that reported; "
+                f"expected shape {list(value.shape)}, as before: average over clients"
+            )
     for name, value in new.items():
-        if not value.is_floating_point() or bool(value.sum().isfinite()):
+        if not is_measured(value) or bool(value.sum().isfinite()):
             continue
         if not bool((holds := value.isfinite()).all()):
             return old, [f"the server: merged {_named(name, value, holds, FINITE)}"]

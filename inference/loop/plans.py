@@ -23,7 +23,7 @@ Axes = dict[str, list[int]]
 class Plan(NamedTuple):
     """The minibatches of some clients: at step t, client c takes rows[t, c] if t < steps[c]."""
 
-    rows: Tensor  # [T, C, B] int64
+    rows: Tensor  # [T, C, B] int64; padding is the client's first row
     mask: Tensor  # [T, C, B] bool
     steps: Tensor  # [C] int64
     at: Tensor  # [T, C, B] int64, which of the client's rows they are
@@ -54,15 +54,15 @@ def plan(rows: list[Tensor], epochs: list[int], batch: int | None, order: list[G
     begin = step % per_epoch * width  # [T, C], of a minibatch in its epoch
     slot = begin[..., None] + torch.arange(width)
     mask = (slot < sizes[:, None]) & (step < steps)[..., None]
-    at = _picked(streams.flatten(1), (step // per_epoch)[..., None] * slots + slot, mask)
-    return Plan(_picked(pad_sequence(rows, batch_first=True), at, mask), mask, steps, at)
+    place = (step // per_epoch)[..., None] * slots + slot
+    at = _picked(streams.flatten(1), place * mask) * mask  # padding is the client's first row
+    return Plan(_picked(pad_sequence(rows, batch_first=True), at), mask, steps, at)
 
 
-def _picked(table: Tensor, index: Tensor, mask: Tensor) -> Tensor:
-    """Pick from every client's row of a table [C, N] by an index [T, C, B]; 0 where masked."""
-    index = (index * mask).transpose(0, 1)
-    found = table.gather(1, index.flatten(1)).view(index.shape)
-    return found.transpose(0, 1) * mask
+def _picked(table: Tensor, index: Tensor) -> Tensor:
+    """Pick from every client's row of a table [C, N] by an index [T, C, B]."""
+    index = index.transpose(0, 1)
+    return table.gather(1, index.flatten(1)).view(index.shape).transpose(0, 1)
 
 
 def buckets(sizes: Tensor) -> list[Tensor]:

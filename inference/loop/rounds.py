@@ -26,12 +26,13 @@ from pyrofl.inference.loop.messages import (
     unlike,
 )
 from pyrofl.inference.loop.participation import Draw, Stragglers, drawn, everyone
-from pyrofl.inference.loop.state import ClientState, Round, chunks, meet, to_data
+from pyrofl.inference.loop.state import ClientState, Round, chunks, meet, sent, to_data
 from pyrofl.inference.method import Method
 from pyrofl.inference.mistakes import check as refuse_wrong
 from pyrofl.inference.seeds import Seed, Stream, separate, stream
 from pyrofl.inference.servers.averages import CannotMerge
-from pyrofl.tensors import Tensors, cut, join_up, pick, role, under
+from pyrofl.tensors import Tensors, as_tensors, cut, join_up, pick, role, under, unwritten
+from pyrofl.turns import in_turn
 
 TOLD = 3  # reasons in one line
 
@@ -80,8 +81,9 @@ def federate(
             kept and the method cannot fold them.
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
     """
+    refuse_inference_mode()
     seed, slow = separate(seed), stragglers or Stragglers()
-    at = method if not isinstance(method, Method) else lambda _: method
+    at = by_round(method)
     if start is not None and (server is not None or len(start.seen) != data.clients):
         raise ValueError(
             f"start is a round of {len(start.seen)} clients; expected {data.clients}, and no "
@@ -116,15 +118,48 @@ def federate(
     return go(start or first(at(0), data, seed, server))
 
 
+def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method]:
+    """Return what gives the method of a round, by its number from 0."""
+    if isinstance(method, Method):
+        return lambda _: method
+
+    def at(number: int) -> Method:
+        """Return the method of a round, or refuse what is none."""
+        if not isinstance(made := method(number), Method):
+            raise ValueError(
+                f"method({number}) is a {type(made).__name__}; expected a Method for each round"
+            )
+        return made
+
+    return at
+
+
+def refuse_inference_mode() -> None:
+    """Refuse to train where torch makes tensors that can have no gradient."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "torch.inference_mode() is on; expected to fit outside of it, as there are no "
+            "gradients inside"
+        )
+
+
 def first(method: Method, data: Federation, seed: Seed, server: Tensors | None = None) -> Round:
     """Return the state before round one; rows that `init` has of clients are dealt by name."""
     if server is None:
-        server = method.init(stream(seed, Stream.START), data.clients)
+        server = as_tensors(
+            "what init returns", method.init(stream(seed, Stream.START), data.clients)
+        )
         place = torch.tensor(sorted(range(data.clients), key=data.names.__getitem__)).argsort()
         server = server | {n: v[place] for n, v in pick(server, method.per_client).items()}
-    return Round(0, to_data(server, data), {}, torch.zeros(data.clients, dtype=torch.bool))
+    return Round(
+        0,
+        to_data(as_tensors("server", server), data),
+        {},
+        torch.zeros(data.clients, dtype=torch.bool),
+    )
 
 
+@in_turn
 def advance(
     method: Method,
     data: Federation,
@@ -140,16 +175,24 @@ def advance(
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
 
     A client whose message, private state or loss is bad neither reports nor keeps it, see `inspect`
-    and `agreed`. If nobody reports, or the merge is not finite, the server keeps its state.
+    and `agreed`. If nobody reports, or the merge is not finite, the server keeps its state. The
+    merge may write into the server's state: what it is given is a copy.
+
+    Raises:
+        ValueError: if a function of the method writes into tensors that are not its own, or gives
+            something else than a dict of tensors of the expected shape.
     """
+    refuse_inference_mode()
     reporters = reporters[torch.isin(reporters, ids)].sort().values
-    letters = inbox(method, state.server, reporters, keep_messages)
+    own = {n: v.clone() for n, v in state.server.items()}
+    letters = inbox(method, own, reporters, keep_messages)
     with ClientState(state.private, data.clients, memory) as keeper:
         done = [
             _train_chunk(method, data, state, data.who(some), reporters, seed, keeper, letters)
             for some in chunks(method, data, state, ids, chunk, seed)
         ]
-        form = agreed([(c.form, c.reasons.count("")) for c in done], form_of(state.message))
+        votes = [(c.form, c.reasons.count("")) for c in done]
+        form = agreed(votes, form_of(state.message), state.server)
         for c in done:
             if odd := unlike(c.form, form):
                 keeper.take_back(c.told["ids"])
@@ -165,10 +208,11 @@ def advance(
         message = letters.left(form, who)
         try:
             if len(who.ids):
-                with torch.no_grad(), pyro.validation_enabled(False):
-                    source = stream(seed, Stream.MERGE, state.number)
+                source = stream(seed, Stream.MERGE, state.number)
+                with torch.no_grad(), pyro.validation_enabled(False), unwritten("merge", message):
                     new = letters.merged(form, message, who, source)
-                server, bad = merged(server, to_data(new, data))
+                new = to_data(as_tensors("what merge returns", new), data)
+                server, bad = merged(server, new, len(who.ids))
         except CannotMerge as error:
             bad = [f"the server: {error}"]
         seen = state.seen.clone()
@@ -215,27 +259,16 @@ def _train_chunk(
     )
     mine = {n: local[n] for n in private}
     with torch.no_grad():
-        message = _upload(method, received, local)
+        message = sent(method, received, local)
     watched = mine | {f"its loss of {n}": v for n, v in loss.items()}
     reasons = inspect(message, watched, who, data.names, method.rules)
     ids, good, form = who.ids.cpu(), torch.tensor([not r for r in reasons]), form_of(message)
     heard = good & torch.isin(ids, reporters)
     keeper.write(ids[good], cut(mine, good.nonzero().flatten().to(data.x.device)))
-    sent = cut(message, heard.nonzero().flatten().to(data.x.device)) if bool(good.any()) else {}
-    letters.take(form, data.who(ids[heard]), sent)
+    letter = cut(message, heard.nonzero().flatten().to(data.x.device)) if bool(good.any()) else {}
+    letters.take(form, data.who(ids[heard]), letter)
     up = torch.zeros(len(ids), dtype=torch.long)
-    up[heard] = method.weigh(sent) if sent else 0
+    up[heard] = method.weigh(letter) if letter else 0
     down = method.weigh(received) if received else torch.zeros_like(up)
     told = {"ids": ids, "steps": steps, "down": down, "up": up}
     return _Chunk(form, reasons, told | under("loss", loss))
-
-
-def _upload(method: Method, received: Tensors, local: Tensors) -> Tensors:
-    """Return the messages."""
-    try:
-        return method.upload(received, local)
-    except KeyError as error:
-        raise ValueError(
-            f"phases leave clients without {error}, which upload reads; expected phases that make "
-            "it, or another upload"
-        ) from error

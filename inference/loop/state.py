@@ -18,7 +18,7 @@ from pyrofl.data import Federation, Who
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.summaries import Summarised
-from pyrofl.tensors import Tensors, size_in_bytes
+from pyrofl.tensors import Tensors, as_tensors, size_in_bytes, unwritten
 
 COPIED = 64_000_000  # bytes of all clients' state up to which every round has a copy of its own
 ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
@@ -103,8 +103,12 @@ def meet(
     method: Method, data: Federation, state: Round, who: Who, seed: Seed
 ) -> tuple[Tensors, Tensors]:
     """Return what some clients receive now and their private state, that of newcomers new."""
-    received = method.download(state.server, who)
-    private = to_data(method.join(received, who, stream(seed, Stream.START)), data)
+    with unwritten("download", state.server):
+        received = as_tensors("what download returns", method.download(state.server, who))
+    private = as_tensors(
+        "what join returns", method.join(received, who, stream(seed, Stream.START))
+    )
+    private = to_data(private, data)
     ids = who.ids.cpu()
     known = torch.isin(ids, state.seen.nonzero().flatten())
     for name in private.keys() & state.private.keys() if bool(known.any()) else ():
@@ -115,6 +119,18 @@ def meet(
             old = both
         private[name] = old
     return received, private
+
+
+def sent(method: Method, received: Tensors, local: Tensors) -> Tensors:
+    """Return the messages of clients that have trained."""
+    try:
+        with unwritten("upload", received, local):
+            return as_tensors("what upload returns", method.upload(received, local))
+    except KeyError as error:
+        raise ValueError(
+            f"phases leave clients without {error}, which upload reads; expected phases that make "
+            "it, or another upload"
+        ) from error
 
 
 @cache

@@ -28,6 +28,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import Tensors, cut, join_up, matches, seeded
+from pyrofl.turns import in_turn
 
 CELLS = 20_000  # rows times draws that a model is run on at once
 DENSITIES = ("log_p", "log_q", "shared log_p", "shared log_q")
@@ -97,6 +98,7 @@ def posterior(
     return draw(method, data, state, torch.arange(data.clients) if ids is None else ids, how)
 
 
+@in_turn
 def draw(method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked) -> Tensors:
     """Draw as `posterior` does."""
     draws, found = asked.draws or 1, []
@@ -157,6 +159,7 @@ def of_rows(site: Any) -> bool:
     return any(frame.name == "rows" for frame in site["cond_indep_stack"])
 
 
+@in_turn
 def pointwise(
     method: Method,
     data: Federation,

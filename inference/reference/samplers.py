@@ -42,11 +42,13 @@ from pyrofl.inference.posteriors.draws import pointwise_at
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, matches, seeded
+from pyrofl.turns import in_turn
 
 Dims = Mapping[str, tuple[str, ...]]
 
 
 @checked
+@in_turn
 def nuts(
     model: Method | Program,
     data: Federation,
@@ -99,6 +101,7 @@ def nuts(
 
 
 @checked
+@in_turn
 def centralised(
     model: Method | Program,
     data: Federation,

@@ -31,6 +31,7 @@ class Who(NamedTuple):
 class Batch:
     """B rows of each of C clients, side by side; ragged clients are padded and masked.
 
+    Padding repeats a row of the client's own, so that no mistake shows it another's.
     Several steps and phases may see the same batch: nobody writes into it.
     """
 
@@ -184,8 +185,8 @@ class Federation(Summarised):
             "clients": f"{self.clients}, and {self.held_out} held out",
             "training rows": _spread(self.train),
             "test rows": _spread(self.test),
-            "x": _shape(self.x),
-            "y": f"{len(self.classes)} classes" if self.classes else _shape(self.y),
+            "x": a_row(self.x),
+            "y": f"{len(self.classes)} classes" if self.classes else a_row(self.y),
             "server": f"{0 if self.unlabelled is None else len(self.unlabelled)} rows of its own",
         }
 
@@ -239,7 +240,8 @@ class Federation(Summarised):
         return replace(self, x=move(self.x), y=move(self.y), unlabelled=unlabelled)
 
 
-def _shape(rows: Tensor) -> str:
+def a_row(rows: Tensor) -> str:
+    """Tell type and shape of a table's rows."""
     return f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape[1:])} per row"
 
 
@@ -313,11 +315,12 @@ def _check_alike(unlabelled: Tensor, x: Tensor) -> None:
 
 
 def stack(data: Federation, rows: list[Tensor], who: Who) -> Batch:
-    """Pad lists of rows, one per client, to a batch; row 0 of the table fills the gaps."""
+    """Pad lists of rows, one per client, to a batch; a client's own first row fills its gaps."""
     width = max([1, *(len(r) for r in rows)])
-    index = torch.zeros(len(rows), width, dtype=torch.long)
+    index = torch.empty(len(rows), width, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for c, r in enumerate(rows):
+    for c, (i, r) in enumerate(zip(who.ids.tolist(), rows, strict=True)):
+        index[c] = r[0] if len(r) else data.train[i][0]
         index[c, : len(r)] = r
         mask[c, : len(r)] = True
     return data.gather(who, index, mask)

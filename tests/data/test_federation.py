@@ -31,7 +31,7 @@ def rows_of(sizes: list[int]) -> list[torch.Tensor]:
 
 @settings(deadline=None, max_examples=40)
 @given(SIZES)
-def test_a_stack_is_padded_with_row_0(sizes):
+def test_a_stack_is_padded_with_the_clients_first_row(sizes):
     x = torch.arange(sum(sizes)).double()[:, None] * torch.tensor([1.0, 10.0])
     rows = rows_of(sizes)
     data = Federation(x, torch.arange(sum(sizes)), tuple(rows), tuple(rows))
@@ -45,7 +45,7 @@ def test_a_stack_is_padded_with_row_0(sizes):
     for c, i in enumerate(ids.tolist()):
         assert torch.equal(batch.y[c][batch.mask[c]], rows[i])
         assert torch.equal(batch.x[c][batch.mask[c]], x[rows[i]])
-        assert (batch.y[c][~batch.mask[c]] == 0).all()
+        assert (batch.y[c][~batch.mask[c]] == rows[i][0]).all()
 
 
 def test_test_rows_and_clients_without_any():
@@ -83,6 +83,20 @@ def test_plates_hide_padding_and_scale_to_the_client(sizes, width):
     first = stack(data, [r[:width] for r in rows], data.who(torch.arange(len(sizes))))
     part = torch.stack([each[r[:width]].mean() * len(r) for r in rows])
     torch.testing.assert_close(log_likelihood(first), part)
+
+
+@settings(deadline=None, max_examples=30)
+@given(SIZES, st.integers(1, 20))
+def test_padding_is_a_row_of_the_clients_own(sizes, width):
+    rows = rows_of(sizes)
+    table = torch.arange(sum(sizes))
+    tests = [r[:0] if c % 2 else r[:1] for c, r in enumerate(rows)]  # some have no test row
+    data = Federation(table[:, None].double(), table, tuple(rows), tuple(tests))
+    ids = torch.arange(len(sizes)).flip(0)
+    some = stack(data, [rows[i][:width] for i in ids.tolist()], data.who(ids))
+    for batch in (data.batch(ids), data.batch(ids, "test"), some):
+        for i, shown in zip(ids.tolist(), batch.y, strict=True):
+            assert set(shown.tolist()) <= set(rows[i].tolist())
 
 
 @settings(deadline=None, max_examples=30)

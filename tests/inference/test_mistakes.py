@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pyro
@@ -14,9 +15,10 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import softplus
 
 from pyrofl.cli.methods import builds
-from pyrofl.data import Batch, Federation
+from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, POSITIVE, SHARED
+from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import sgd
@@ -24,7 +26,7 @@ from pyrofl.inference.programs import Program
 from pyrofl.inference.servers import Pooled, by_size
 from pyrofl.models import fedavg, likelihoods
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, spread_out
 
 
 def numbers() -> Federation:
@@ -127,9 +129,78 @@ def negative(received: Tensors, local: Tensors, batch: Batch) -> None:
             pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
 
 
+def with_factor(cost: Callable[[Tensor, Batch], Tensor], where: str) -> Program:
+    """Return the model with a cost of its own, "outside" the plates, or of "clients" or "rows"."""
+
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
+            if where == "clients":
+                pyro.factor("cost", cost(theta, batch))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
+                if where == "rows":
+                    pyro.factor("cost", cost(theta, batch))
+        if where == "outside":
+            pyro.factor("cost", cost(theta, batch))
+
+    return model
+
+
+def of_all_rows(theta: Tensor, batch: Batch) -> Tensor:
+    return -(theta - batch.x[..., 0]).square().sum(1, keepdim=True)
+
+
+def of_rows(theta: Tensor, batch: Batch) -> Tensor:
+    return -(theta - batch.x[..., 0]).square()
+
+
+def of_theta(theta: Tensor, batch: Batch) -> Tensor:
+    return -theta.square()
+
+
+def guide_with_factor(received: Tensors, local: Tensors, batch: Batch) -> None:
+    guide(received, local, batch)
+    with batch.clients():
+        pyro.factor("cost", torch.zeros(len(batch), 1), has_rsample=True)
+
+
+def writes_into_rows(received: Tensors, local: Tensors, batch: Batch) -> None:
+    batch.x.add_(1.0)
+    normal(received, local, batch)
+
+
+def misshapen(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
+        with batch.rows():
+            mean = theta * (batch.x @ torch.ones(3, dtype=batch.x.dtype))
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=batch.y)
+
+
+def counts(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
+        with batch.rows():
+            pyro.sample("y", dist.Poisson(theta.exp() + 0 * batch.y), obs=batch.y)
+
+
+@pytest.mark.parametrize(("where", "cost"), [("clients", of_theta), ("rows", of_rows)])
+def test_factors_of_clients_and_of_rows_may_be(where, cost):
+    check(method(with_factor(cost, where)), numbers())
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
+        ({"model": with_factor(of_theta, "outside")}, "pyro.factor 'cost' is outside batch.clie"),
+        ({"model": with_factor(of_all_rows, "clients")}, "pyro.factor 'cost' of a client or row"),
+        ({"model": with_factor(of_all_rows, "rows")}, "pyro.factor 'cost' of a client or row"),
+        ({"guide": guide_with_factor}, "the guide has the observed site 'cost'; expected latent"),
+        ({"model": writes_into_rows}, "a program writes into 'batch.x' in place; expected it to"),
+        ({"model": misshapen}, "fails on the first rows of 'client 0', x float64 "),
+        ({"model": counts}, "a response 'y' of the data is "),
+        ({"merge": Pooled({"q/mu": by_size, "q/pie": by_size})}, "'q/pie' in the merge matches no"),
         ({"model": own_plate}, "observed site 'y' is not inside batch.rows()"),
         ({"model": no_plate}, "observed site 'y' is not inside batch.rows()"),
         (
@@ -157,6 +228,44 @@ def test_what_would_be_wrong_in_silence_is_refused(wrong, told):
     ):
         check(method(**wrong), numbers())
     assert len(pyro.get_param_store()) == 0
+
+
+def point(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        pyro.sample("theta", dist.Delta(local["q/mu"]))
+
+
+@pytest.mark.parametrize("plates", ["rows", "own plate", "no plate"])
+def test_rows_outside_their_plate_would_count_by_the_minibatch(plates):
+    """Twenty rows of 1.6 and a prior N(0, 1): theta is 20 * 1.6 / 21, and not 2 * 1.6 / 3."""
+
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        own = pyro.plate("rows", batch.y.shape[1], dim=-1)
+        with batch.clients():
+            theta = pyro.sample("theta", dist.Normal(torch.zeros(len(batch), 1).double(), 1.0))
+            with {"rows": batch.rows(), "own plate": own, "no plate": nullcontext()}[plates]:
+                pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
+
+    y, rows = torch.full((20,), 1.6).double(), (torch.arange(20),)
+    data = Federation(y[:, None], y, rows, rows)
+    phase = Phase((Step("q/mu", sgd(0.04), elbo()),), 10, 2)
+    made = method(model, point, phases=(phase,))
+    found = next(federate(made, data, 1, check=False)).server["q/mu"]
+    expected = 20 * 1.6 / 21 if plates == "rows" else 2 * 1.6 / 3
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-3, atol=0)
+    if plates != "rows":
+        with pytest.raises(ValueError, match=r"not inside batch\.rows\(\); expected"):
+            federate(made, data, 1)
+
+
+def test_a_misspelt_pattern_would_freeze_what_it_means():
+    step = Step("q/mu q/pie", sgd(0.01), elbo(8))
+    made = method(phases=(Phase((step,), 5, 2),))
+    state = next(federate(made, numbers(), 1, check=False))
+    assert state.server["q/mu"] != 0
+    assert state.server["q/pi"] == 0, "as it began"
+    with pytest.raises(ValueError, match="did you mean q/pi"):
+        federate(made, numbers(), 1)
 
 
 @pytest.mark.parametrize("names", ["q/* pl/*", "q/mu q/pie"])
@@ -217,3 +326,43 @@ def test_every_method_passes(name):
     if name not in ("pvi", "fedbe"):
         likelihood = likelihoods.normal()
         check(builds()[name](toys.build("mlp:3", (1,), 1), likelihood=likelihood), numbers())
+
+
+def test_a_network_with_too_few_outputs_is_refused_whichever_rows_are_looked_at():
+    data = toys.blobs()
+    few = Network(nn.Linear(toys.FEATURES, toys.CLASSES - 1))
+    first = torch.cat([data.train[j][:3] for j in range(data.clients)])
+    for y in (data.y, data.y.index_fill(0, first, 0)):
+        with pytest.raises(ValueError, match=r"a response 'y' of the data is 4, outside the supp"):
+            check(fedavg.build(few), replace(data, y=y))
+
+
+def test_a_server_state_of_all_clients_is_looked_at_by_its_rows():
+    """A model that reads a table [J] of the server at its client's row: NaN where nobody looks."""
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        zero = torch.zeros((), dtype=torch.float64)
+        return {"q/mu": zero, "q/pi": zero, "server/sd": torch.ones(clients, dtype=torch.float64)}
+
+    def download(server: Tensors, who: Who) -> Tensors:
+        spread = spread_out({n: server[n] for n in ("q/mu", "q/pi")}, len(who.ids))
+        return spread | {"sd": server["server/sd"][who.ids]}
+
+    def scaled(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            theta = pyro.sample("theta", dist.Normal(0.0, received["sd"]))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
+
+    made = method(
+        scaled,
+        init=init,
+        download=download,
+        upload=lambda received, local: {n: local[n] for n in ("q/mu", "q/pi")},
+        facts={"server/sd": PER_CLIENT},
+    )
+    server = made.init(torch.Generator(), 3)
+    check(made, numbers(), server=server)
+    server["server/sd"][2] = -1.0  # of the smallest client, the second of those looked at
+    with pytest.raises(ValueError, match="scale of the distribution of 'theta' is -1; expected G"):
+        check(made, numbers(), server=server)

@@ -100,15 +100,41 @@ def test_a_tensor_that_is_missing_is_named():
 def test_most_clients_say_what_a_message_looks_like_but_after_the_last_round():
     usual, odd = form_of(message()), form_of({"tau": torch.ones(3, 2)})
     other = form_of({"of another method": torch.ones(3)})
-    assert agreed([(odd, 2), (usual, 2), (odd, 1), (usual, 2)], ()) == usual
-    assert agreed([(odd, 2), (usual, 2)], ()) == odd  # the first of equals
-    assert agreed([(odd, 9), (usual, 2)], usual) == usual
-    assert agreed([(odd, 2), (other, 1)], other) == odd
-    assert agreed([], usual) == usual
-    assert agreed([], ()) == ()
+    assert agreed([(odd, 2), (usual, 2), (odd, 1), (usual, 2)], (), {}) == usual
+    assert agreed([(odd, 2), (usual, 2)], (), {}) == odd  # the first of equals
+    assert agreed([(odd, 9), (usual, 2)], usual, {}) == usual
+    assert agreed([(odd, 2), (other, 1)], other, {}) == odd
+    assert agreed([], usual, {}) == usual
+    assert agreed([], (), {}) == ()
 
 
 def test_a_server_keeps_its_state_where_the_merge_is_not_finite():
     old, new = {"w": torch.zeros(2)}, {"w": torch.tensor([1.0, torch.nan])}
-    assert merged(old, new) == (old, ["the server: merged w[1] is nan; expected a finite number"])
-    assert merged(new, old) == (old, [])
+    assert merged(old, new, 3) == (
+        old,
+        ["the server: merged w[1] is nan; expected a finite number"],
+    )
+    assert merged(new, old, 3) == (old, [])
+
+
+def test_what_all_clients_agree_upon_is_accepted_whatever_they_sent_before():
+    old, new = (form_of({n: torch.ones(1, 2) for n in names}) for names in ("ab", "abc"))
+    assert agreed([(new, 3), (new, 2)], old, {}) == new
+    assert agreed([(new, 3), (old, 0)], old, {}) == new, "a client that was refused has no say"
+    assert agreed([(new, 3), (old, 1)], old, {}) == old
+    assert agreed([(new, 1)], old, {}) == old, "one client alone is not several that agree"
+    assert agreed([(new, 1)], old, {"c": torch.ones(2)}) == new, "as a merge has added it"
+    assert agreed([(new, 1)], old, {"c": torch.ones(3)}) == old
+
+
+def test_complex_numbers_are_looked_at_too():
+    value = torch.tensor([1 + 1j, complex(torch.nan, 2)])
+    who = Who(WHO.ids[:2], WHO.size[:2])
+    for told in (
+        found(message={"v": value}, who=who),
+        found(message={}, private={"v": value}, who=who),
+    ):
+        assert told == ["", "north: v is nan+2j; expected a finite number"]
+    state, bad = merged({"v": value[:1]}, {"v": value[1:]}, 5)
+    assert torch.equal(state["v"], value[:1])
+    assert bad == ["the server: merged v[0] is nan+2j; expected a finite number"]

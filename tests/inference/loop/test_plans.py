@@ -27,6 +27,7 @@ def test_every_row_once_per_epoch(sizes, data, batch):
     width = min(batch or max(sizes), max(sizes))
     assert p.rows.shape == p.mask.shape == (int(p.steps.max()), len(sizes), width)
     for c, (mine, many) in enumerate(zip(rows, epochs, strict=True)):
+        assert torch.equal(p.rows[:, c], mine[p.at[:, c]]), "padding too is a row of its own"
         per_epoch = -(-len(mine) // width)
         assert int(p.steps[c]) == many * per_epoch
         assert not p.mask[p.steps[c] :, c].any()

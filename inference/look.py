@@ -1,0 +1,233 @@
+"""Programs run on a few rows, and again on others: what they may not depend on, and must not be."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.utils import lazy_property
+
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.elbo import latent, observed, traces
+from pyrofl.inference.loop.noise import ClientNoise
+from pyrofl.inference.method import Method, Step
+from pyrofl.inference.posteriors.draws import of_rows
+from pyrofl.inference.programs import Program
+from pyrofl.inference.seeds import Stream, stream
+from pyrofl.tensors import Tensors, cut, matches, unwritten
+
+
+@dataclass
+class Look:
+    """The programs of a method, run on few rows.
+
+    Attributes:
+        method: gives them.
+        data: the few rows.
+        received: of the clients that train, [C, ...].
+        local: of these, trained, [C, ...].
+    """
+
+    method: Method
+    data: Federation
+    received: Tensors
+    local: Tensors
+
+    def __post_init__(self) -> None:
+        """Run them once."""
+        self.batch = self.data.batch(torch.arange(self.data.clients))
+        self.q, self.p = self._run(self.method.guide, self.batch, self.local)
+
+    @property
+    def sites(self) -> list[str]:
+        """Names of all sites."""
+        return [*self.q.nodes, *self.p.nodes]
+
+    def _run(self, guide: Program, batch: Batch, local: Tensors) -> tuple[Any, Any]:
+        """Return traces of guide and model, with the same noise in every call."""
+        ids = batch.ids.tolist()
+        noise = [stream(0, Stream.TEST, 0, self.data.names[i]) for i in ids]
+        received, local = (cut(t, batch.ids.cpu()) for t in (self.received, local))
+        seen = {"batch.x": batch.x, "batch.y": batch.y, "batch.mask": batch.mask}
+        with torch.no_grad(), ClientNoise(noise), unwritten("a program", received, local, seen):
+            return traces(self.method.model, guide, received, local, batch)
+
+    def refuse_wrong_sites(self) -> None:
+        """Refuse sites that are not under the plates of the batch."""
+        for trace in (self.q, self.p):
+            for name, site in trace.nodes.items():
+                if site["type"] == "param" and name in pyro.get_param_store():
+                    raise ValueError(
+                        f"{name!r} is a pyro.param, which no step moves; expected a tensor of the "
+                        "client's local state, or a guide made by guides.from_pyro"
+                    )
+            for name, site in latent(trace):
+                frames = {frame.name for frame in site["cond_indep_stack"]}
+                if "clients" not in frames and len(self.batch) > 1:
+                    raise ValueError(
+                        f"latent site {name!r} is outside batch.clients(); expected it inside, "
+                        "with facts={NAME: SHARED} if it is one for all clients"
+                    )
+        for name, site in latent(self.q):
+            if self._same_in_all_rows(site):
+                raise ValueError(
+                    f"latent site {name!r} is inside batch.rows(), and its guide is the same for "
+                    "every row; expected it outside, or a guide that reads the row"
+                )
+        if seen := dict(observed(self.q)):
+            raise ValueError(
+                f"the guide has the observed site {next(iter(seen))!r}; expected latent sites "
+                "alone: a pyro.factor belongs into the model"
+            )
+        for name, site in self._factors():
+            frames = {frame.name for frame in site["cond_indep_stack"]}
+            if "clients" not in frames and len(self.batch) > 1:
+                raise ValueError(
+                    f"pyro.factor {name!r} is outside batch.clients(); expected it inside: a cost "
+                    "[C, 1] of every client, or in batch.rows() one [C, B] of every row"
+                )
+        for name, site in self._responses():
+            if site["mask"] is not self.batch.mask:
+                raise ValueError(
+                    f"observed site {name!r} is not inside batch.rows(); expected `with "
+                    "batch.rows():` around it, which hides padding and scales minibatches"
+                )
+
+    def refuse_broken_constraints(self) -> None:
+        """Refuse parameters of a distribution, and responses, that it cannot have."""
+        for name, site in (*latent(self.q), *latent(self.p), *observed(self.p)):
+            for parameter, value, constraint in _parameters(site["fn"]):
+                if not (good := constraint.check(value)).all():
+                    odd = ", ".join(f"{v:g}" for v in value[~good][:1].flatten()[:6])
+                    raise ValueError(
+                        f"{parameter} of the distribution of {name!r} is {odd}; expected "
+                        f"{constraint}"
+                    )
+        self.refuse_odd_responses()
+
+    def refuse_odd_responses(self) -> None:
+        """Refuse responses outside their distribution's support: of all rows, if it is the same."""
+        for name, site in self._responses():
+            self._refuse_odd(name, site)
+
+    def _refuse_odd(self, name: str, site: Any) -> None:
+        support, value = site["fn"].support, site["value"]
+        odd = value[~(support.check(value) | ~self.batch.mask)]
+        bounds = [v for v in vars(support).values() if isinstance(v, Tensor)]
+        same = not any(v.numel() > 1 for v in bounds) and support.event_dim == 0
+        if same and value is self.batch.y and not len(odd):
+            odd = self.data.y[~support.check(self.data.y)]
+        if len(odd):
+            raise ValueError(
+                f"a response {name!r} of the data is {odd.flatten()[0].item():g}, outside the "
+                f"support of its distribution, {support}; expected a likelihood that can give it, "
+                "of classes one with an output of the network for each"
+            )
+
+    def _same_in_all_rows(self, site: Any) -> bool:
+        """Say whether every row of the largest client has a draw of its own of one distribution."""
+        at = next((f.dim for f in site["cond_indep_stack"] if f.name == "rows"), None)
+        if at is None or site["infer"].get("is_auxiliary") or self.batch.mask[0].sum() < 2:
+            return False
+        first = site["value"].narrow(at - site["fn"].event_dim, 0, 1)
+        density = site["fn"].log_prob(first.expand_as(site["value"]))[..., 0, :]
+        return _equal(density, density[..., :1].expand_as(density))
+
+    def _responses(self) -> list[tuple[str, Any]]:
+        """Return the observed sites of the model but `pyro.factor`."""
+        return [(n, s) for n, s in observed(self.p) if not isinstance(s["fn"], dist.Unit)]
+
+    def _factors(self) -> list[tuple[str, Any]]:
+        """Return the model's sites by `pyro.factor`, costs of a client or a row."""
+        return [(n, s) for n, s in observed(self.p) if isinstance(s["fn"], dist.Unit)]
+
+    def refuse_mixed_rows(self) -> None:
+        """Refuse programs in which a row or padding has a say elsewhere."""
+        at = ~self.batch.mask
+        at[0, -1] = True  # not the first, which may tell what is known of the client
+        x = self.batch.x
+        others = x.flip(0, 1) + 1 if x.is_floating_point() else x.roll(1, 1)
+        x = torch.where(at.reshape(*at.shape, *(1 for _ in x.shape[2:])), others, x)
+        same = poutine.replay(self.method.guide, trace=self.q)
+        _, changed = self._run(same, replace(self.batch, x=x), self.local)
+        for name, site in self._responses():
+            before, after = (_log_prob(s)[..., ~at] for s in (site, changed.nodes[name]))
+            if not _equal(before, after):
+                raise ValueError(
+                    f"the likelihood of {name!r} in one row depends on other rows or on padding; "
+                    "expected a model and layers that treat each row by itself: no mean or softmax "
+                    "over rows, no BatchNorm"
+                )
+        for name, site in self._factors():
+            before, after = (_log_prob(s) for s in (site, changed.nodes[name]))
+            if of_rows(site):
+                before, after = (v[..., ~at] for v in (before, after))
+            if not _equal(before, after):
+                raise ValueError(
+                    f"pyro.factor {name!r} of a client or row depends on other rows or on padding; "
+                    "expected a cost of rows inside batch.rows(), one for each"
+                )
+        for name, site in latent(self.p):
+            if not _equal(_log_prob(site), _log_prob(changed.nodes[name])):
+                raise ValueError(
+                    f"the prior of {name!r} depends on the rows of the batch; expected one that "
+                    "reads what the server and the client hold, as batches change"
+                )
+
+    def warn_of_still_tensors(self, before: Tensors) -> None:
+        """Warn of tensors that the guide reads and nothing moves."""
+        steps = [m for p in (*self.method.phases, *self.method.adapt) for m in p.moves]
+        moving = " ".join(m.names for m in steps if isinstance(m, Step))
+        still = {
+            n: v + 1
+            for n, v in self.local.items()
+            if v.is_floating_point()
+            and not matches(n, moving)
+            and n in before
+            and torch.equal(v, before[n][: len(v)])
+        }
+        if not still or not moving or not self._differs(still):
+            return
+        read = [n for n, v in still.items() if self._differs({n: v})]
+        warnings.warn(
+            f"the guide reads {', '.join(read)}, and no step or move changes it; expected a step "
+            "whose names match it, if it is to be trained",
+            stacklevel=4,
+        )
+
+    def _differs(self, tensors: Tensors) -> bool:
+        """Say whether the guide draws otherwise with other local tensors."""
+        q, _ = self._run(self.method.guide, self.batch, self.local | tensors)
+        pairs = [(s["value"], q.nodes[n]["value"]) for n, s in latent(self.q)]
+        return not all(_equal(a, b) for a, b in pairs)
+
+
+def _parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield finite parameters of a distribution with their constraints."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    for name, constraint in fn.arg_constraints.items():
+        made = name in fn.__dict__ or not isinstance(getattr(type(fn), name, None), lazy_property)
+        if made and not constraints.is_dependent(constraint):
+            value = getattr(fn, name)
+            if isinstance(value, Tensor) and value.isfinite().all():
+                yield name, value, constraint
+
+
+def _log_prob(site: Any) -> Tensor:
+    value: Tensor = site["fn"].log_prob(site["value"])
+    return value
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Compare what must not change at all, but for rounding."""
+    off = 1e-3 if a.dtype == torch.float32 else 1e-7
+    return torch.allclose(a, b, rtol=off, atol=off, equal_nan=True)
