@@ -320,7 +320,8 @@ def test_a_deterministic_site_has_axes_for_clients_and_rows():
 def test_a_factor_weighs_draws_and_is_no_data():
     def weighed(received: Tensors, local: Tensors, batch: Batch) -> None:
         model(received, local, batch)
-        pyro.factor("bonus", batch.x.new_full((len(batch), 1), 2.5))
+        with batch.clients():
+            pyro.factor("bonus", batch.x.new_full((len(batch), 1), 2.5))
 
     plain, more = (run(model=m).to_arviz(4, groups="all") for m in (model, weighed))
     assert list(more["log_likelihood"].data_vars) == list(more["observed_data"].data_vars) == ["y"]
