@@ -18,7 +18,8 @@ from pyrofl.data.columns import Missing
 from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means, linear_regression
 from pyrofl.data.csv_files import load_csv
 from pyrofl.data.federation import Dataset
-from pyrofl.data.images import IMAGES, load_images, load_npz
+from pyrofl.data.images import IMAGES, load_images
+from pyrofl.data.npz_files import load_npz
 from pyrofl.data.small import MAKERS
 
 __all__ = [
