@@ -47,7 +47,12 @@ DATA: tuple[Row, ...] = (  # who holds which rows
     ("--group COLUMN", TEXT, None, "of csv: and npz: data, whose a row is"),
     ("--features COLUMN,...", TEXT, None, "of csv: data; default all other numbers"),
     ("--likelihood NAME", TEXT, None, "of csv: data; default by the target's type"),
-    ("--missing HOW", MISSING, None, "of csv: data, rows without a value; default refuse"),
+    (
+        "--missing HOW",
+        MISSING,
+        None,
+        "csv: rows that lack a value, refuse (default) or drop",
+    ),
     ("--per-class M", COUNT, None, "keep M training rows of each class"),
     ("--partition P", TEXT, None, "see pyrofl list; default groups of the data or slices:5"),
     ("--clients J", COUNT, None, "that train; default 20 or the groups"),
