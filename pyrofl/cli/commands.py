@@ -78,6 +78,7 @@ def run(args: Namespace) -> None:
     resolve(args)
     (job,) = jobs(args, [args.method], [args.seed])
     opened([job])
+    say(args, report.about(job.task.data, job.task.likelihood, args))
     _, scores = fit_and_save(job, keeping(job))
     print(report.score_table(scores))
     say(args, f"{job.path} holds tables, posterior and figures")
@@ -102,6 +103,7 @@ def compare(args: Namespace) -> None:
         (folder / name).unlink(missing_ok=True)
     finals: list[report.CompareRow] = []
     history: list[dict[str, object]] = []
+    say(args, report.about(asked[0].task.data, asked[0].task.likelihood, args))
     failed: list[str] = []
     for job, keeper in zip(asked, keepers, strict=True):
         try:
@@ -146,11 +148,12 @@ def partition(args: Namespace) -> None:
         raise ValueError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
     if path.exists() and not args.overwrite:
         raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
-    data = split(args, args.seed)[1]
+    dataset, data = split(args, args.seed)
     figure = figures.partition(class_counts(data), data.names, data.classes)
     run_folder.prepare(path.parent, overwrite=True)
     figures.save(figure, path)
     sizes = data.sizes
+    print(report.about(data, dataset.likelihood, args))
     print(
         f"{args.partition} of {args.data}: {len(sizes)} clients of {sizes.min()} to {sizes.max()} "
         f"training rows, {float(sizes.double().mean()):.1f} on average"

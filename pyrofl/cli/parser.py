@@ -12,6 +12,7 @@ from typing import Any, NoReturn, get_args
 from pyrofl.arguments import Count, PositiveShare, Share, Whole
 from pyrofl.cli import commands
 from pyrofl.cli.resuming import CHECKPOINT, Stopped
+from pyrofl.data.columns import Missing
 from pyrofl.inference.loop.messages import OnBadMessage
 
 
@@ -34,7 +35,7 @@ SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, {"required": Tr
 COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare))
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
-ON_BAD = {"choices": get_args(OnBadMessage)}
+ON_BAD, MISSING = ({"choices": get_args(words)} for words in (OnBadMessage, Missing))
 
 Row = tuple[str, dict[str, Any], Any, str]
 """A flag and a name for its value, its kind, its default, what it means."""
@@ -46,6 +47,12 @@ DATA: tuple[Row, ...] = (  # who holds which rows
     ("--group COLUMN", TEXT, None, "of csv: and npz: data, whose a row is"),
     ("--features COLUMN,...", TEXT, None, "of csv: data; default all other numbers"),
     ("--likelihood NAME", TEXT, None, "of csv: data; default by the target's type"),
+    (
+        "--missing HOW",
+        MISSING,
+        None,
+        "csv: rows that lack a value, refuse (default) or drop",
+    ),
     ("--per-class M", COUNT, None, "keep M training rows of each class"),
     ("--partition P", TEXT, None, "see pyrofl list; default groups of the data or slices:5"),
     ("--clients J", COUNT, None, "that train; default 20 or the groups"),

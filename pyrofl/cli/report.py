@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from pyrofl import figures
 from pyrofl.cli.methods import Job
+from pyrofl.data import Federation
+from pyrofl.data.source import listed
 from pyrofl.files import run_folder
 from pyrofl.inference.evaluation.asked import Adapted
 from pyrofl.inference.evaluation.evaluate import Scores
@@ -44,6 +50,27 @@ SHOWN = {
 }
 
 
+def about(data: Federation, likelihood: str, args: Namespace) -> str:
+    """Tell in one line what is predicted from what, and what of a file was left out."""
+    if data.classes:
+        kind = f"{len(data.classes)} classes ({listed(data.classes)})"
+    else:
+        kind = f"numbers from {data.y.min():g} to {data.y.max():g}, likelihood {likelihood}"
+        if data.source and args.likelihood is None and torch.equal(data.y, data.y.round()):
+            kind += " (all are whole: for classes, --likelihood categorical)"
+    x = {"x": str(list(data.x.shape[1:]))}
+    told = data.source.summary() if data.source else {"target": "y"} | x
+    parts = [f"{len(data.y)} rows", f"target {told.pop('target')}: {kind}"]
+    parts += [f"{name}: {text}" for name, text in told.items()]
+    return " ".join(f"{args.data}: {'; '.join(parts)}".split())
+
+
+def columns(data: Federation, likelihood: str) -> dict[str, Any]:
+    """Return what run.json says of the data."""
+    kind: dict[str, Any] = {"rows": len(data.y), "likelihood": likelihood, "classes": data.classes}
+    return kind | (asdict(data.source) if data.source else {})
+
+
 def save(job: Job, run: Run, scores: list[Scores]) -> None:
     """Write a run's folder, `LAST` last; what a former run left there goes. Scores: of its end."""
     folder, draws = job.path, job.args.posterior_draws
@@ -74,6 +101,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
         "versions": run_folder.versions(),
         "seed": task.seed,
         "seeds": {"split": task.split, **vars(task.seeds)},
+        "data": columns(run.data, task.likelihood),
         "rounds": run.state.number,
         "clients": run.data.clients,
         "message_scalars": sum(math.prod(v.shape[1:]) for v in run.state.message.values()),

@@ -63,6 +63,7 @@ def load(args: Namespace, seed: int) -> Dataset:
         group=args.group,
         features=tuple(args.features.split(",")) if args.features else None,
         likelihood=args.likelihood,
+        missing=args.missing,
         seed=seed if args.data.partition(":")[0] in SEEDED else 0,
     )
     return dataset if args.per_class is None else datasets.per_class(dataset, args.per_class)

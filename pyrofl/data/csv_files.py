@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pyrofl.arguments import ShareBelowOne, checked, known
+from pyrofl.data.columns import UNNAMED, Column, Missing, complete, number, read
 from pyrofl.data.federation import Dataset
+from pyrofl.data.source import Source
 from pyrofl.partitions.allocation import Ints
-
-if TYPE_CHECKING:
-    import pandas
 
 LIKELIHOODS: dict[str, str] = {
     "categorical": "classes",
@@ -36,39 +33,35 @@ def load_csv(
     group: str | None = None,
     features: Sequence[str] | None = None,
     likelihood: str | None = None,
+    missing: Missing = "refuse",
     test_share: ShareBelowOne = 0.2,
     seed: int = 0,
 ) -> Dataset:
-    """Read a CSV file with a header row; see `load`. An empty field is a missing value."""
-    table, groups = _read(Path(path)), [group] if group else []
+    """Read a CSV file with a header row; see `load`.
+
+    A cell that is empty, ".", NA, n/a, NaN or null has no value. A column holds numbers if at least
+    half of its cells that have a value are numbers, and text otherwise; a column of numbers with
+    other cells, such as 5% or 1e999, is refused where it is used.
+    """
+    table = read(path)
     if target is None:
         raise ValueError(f"{path}: target is missing; expected one of {', '.join(table)}")
-    for column in [target, *groups, *(features or [])]:
-        known(column, list(table), f"column in {path}:")
     if likelihood is not None:
         known(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
-    numbers = {column: _numbers(table[column]) for column in table}
-    if features is None:
-        features = [c for c, n in numbers.items() if n is not None and c not in (target, group)]
-    if target in features or group in features:
-        raise ValueError(f"{path}: features are {', '.join(features)}; expected no target or group")
-    if not features:
-        raise ValueError(f"{path}: no column of numbers besides {target}; expected features")
-    for column in [*features, target, *groups]:
-        found = numbers[column]
-        gaps = table[column] == "" if found is None else ~np.isfinite(found)
-        if gaps.any():
-            raise ValueError(
-                f"{path}: column {column} lacks {gaps.sum()} of {len(gaps)} values; expected a "
-                "value in every row: choose other features, or fill or drop those rows first"
-            )
-        if found is None and column in features:
-            raise ValueError(f"{path}: column {column} holds text; expected numbers as features")
-    x = torch.tensor(np.array([numbers[column] for column in features]).T, dtype=torch.float32)
-    y, classes = _response(path, table[target], numbers[target], likelihood)
+    owners = [target, *([group] if group else [])]
+    _refuse_names(path, table, owners, features)
+    names, left_out = _features(table, owners, features)
+    if likelihood != "categorical" and table[target].is_numeric:
+        table[target].refuse_odd("take all for classes (--likelihood categorical)")
+    used = {name: table[name] for name in (*names, *owners)}
+    whole = complete(used.values(), missing)
+    kept = {name: column.at(whole) for name, column in used.items()}
+    x = torch.from_numpy(np.stack([kept[name].single() for name in names], axis=1))
+    y, classes = _response(kept[target], likelihood)
     if likelihood is not None and not classes:
         _refuse_range(path, likelihood, y, x[:, 0])
-    codes, names = codes_of(table[group]) if group else (np.zeros(len(y), dtype=np.int64), ())
+    codes, groups = _groups(kept[group]) if group else (np.zeros(len(y), dtype=np.int64), ())
+    lost = set(table[group].words[~table[group].gaps]) - set(groups) if group else ()
     return Dataset(
         name=Path(path).stem,
         x=x,
@@ -76,9 +69,23 @@ def load_csv(
         is_test=draw_test_rows(codes, np.random.default_rng([seed, 3]), test_share),
         classes=classes,
         groups={group: torch.from_numpy(codes)} if group else {},
-        group_names={group: names} if group else {},
+        group_names={group: groups} if group else {},
         likelihood=likelihood or ("categorical" if classes else "normal"),
+        source=Source(
+            target=target,
+            features=names,
+            left_out=left_out,
+            dropped=len(whole) - len(y),
+            lacking={name: int(c.gaps.sum()) for name, c in used.items() if c.gaps.any()},
+            lost=tuple(sorted(lost)),
+        ),
     )
+
+
+def _groups(column: Column) -> tuple[Ints, tuple[str, ...]]:
+    if not np.isnan(column.numbers).any():
+        column.refuse_spellings()
+    return codes_of(column.words.tolist())
 
 
 def draw_test_rows(codes: Ints, rng: np.random.Generator, share: float = 0.2) -> Tensor:
@@ -96,47 +103,84 @@ def codes_of(words: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
     >>> codes_of(["10", "9", "10"])
     (array([1, 0, 1]), ('9', '10'))
     """
-    numbers = _numbers(words)
-    value = dict(zip(words, words if numbers is None else numbers, strict=True))
-    names = tuple(sorted(value, key=lambda word: value[word]))
+    value = {word: number(word) for word in words}
+    numeric = not np.isnan(list(value.values())).any()
+    names = tuple(sorted(value, key=value.__getitem__ if numeric else None))
     place = {word: code for code, word in enumerate(names)}
     return np.array([place[word] for word in words], dtype=np.int64), names
 
 
-def _read(path: Path) -> pandas.DataFrame:
-    """Return a file's columns of words, without the spaces around them."""
-    import pandas
-
-    options = {"encoding": "utf-8-sig", "compression": None, "dtype": object, "na_filter": False}
-    try:  # pandas' other engine takes rows that are too short
-        lines = pandas.read_csv(path, header=None, engine="python", **options)
-    except (OSError, ValueError) as error:  # those of pandas and of the encoding are ValueErrors
-        raise ValueError(f"{path} cannot be read as CSV: {error}") from error
-    if len(lines) < 2:
-        raise ValueError(f"{path} has {len(lines)} lines; expected a header and at least one row")
-    header = [word.strip() for word in lines.iloc[0]]
-    if len(set(header)) != len(header):
-        raise ValueError(f"{path}: expected a header with no two columns alike, found {header}")
-    fields = lines.count(axis="columns")
-    if fields.min() < len(header):
-        row = fields.idxmin()
-        raise ValueError(f"{path}: row {row} has {fields[row]} fields; expected {len(header)}")
-    return lines[1:].set_axis(header, axis="columns").apply(lambda words: words.str.strip())
+def _refuse_names(
+    path: str, table: Mapping[str, Column], owners: Sequence[str], wanted: Sequence[str] | None
+) -> None:
+    """Refuse columns that are not there, or that are asked for twice; owners: target and group."""
+    for column in [*owners, *(wanted or ())]:
+        known(column, list(table), f"column in {path}:")
+    if len(set(owners)) < len(owners):
+        raise ValueError(f"{path}: target and group are {owners[0]}; expected two columns")
+    if wanted is not None and (set(owners) & set(wanted) or not wanted):
+        told = f"{path}: features are {', '.join(wanted)}"
+        raise ValueError(f"{told}; expected no target or group, one at least")
+    if wanted is not None and len(set(wanted)) < len(wanted):
+        raise ValueError(f"{path}: features are {', '.join(wanted)}; expected no two alike")
 
 
-def _numbers(words: Sequence[str]) -> NDArray[np.float64] | None:
-    """Return a column as numbers, NaN where a word is empty; None if it holds text or nothing."""
-    try:
-        return np.array([float(word or "nan") for word in words]) if any(words) else None
-    except ValueError:
-        return None
+def _features(
+    table: Mapping[str, Column], owners: Sequence[str], wanted: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the columns of x, those wanted or all of numbers, and why others are left out."""
+    file, left_out = table[owners[0]].file, {}
+    for place, (name, column) in enumerate(table.items(), 1):
+        if wanted is not None:
+            why = "" if name in wanted else "not asked for"
+        elif name == UNNAMED.format(place):
+            why = "it has no name"
+        else:
+            why = "" if column.is_numeric else column.nature
+        if why and name not in owners:
+            left_out[name] = why
+    names = tuple(wanted or (name for name in table if name not in (*owners, *left_out)))
+    if not names:
+        raise ValueError(f"{file}: no column of numbers besides {owners[0]}; expected features")
+    for name in names:
+        if not table[name].is_numeric:
+            found = table[name].nature
+            raise ValueError(f"{file}: column {name} holds {found}; expected numbers as features")
+        table[name].refuse_odd("name the features that are wanted, without it (--features)")
+    return names, left_out
+
+
+def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str, ...]]:
+    """Return y and its classes, none if it is a number."""
+    different = len(set(column.words))
+    told = f"{column.file}: column {column.name} holds"
+    if different < 2 and likelihood in (None, "categorical"):
+        raise ValueError(f"{told} only {column.words[0]!r}; expected at least two different values")
+    if likelihood != "categorical" and column.is_numeric:
+        return torch.from_numpy(column.single()), ()
+    if likelihood not in (None, "categorical"):
+        raise ValueError(f"{told} {column.nature}; expected numbers for {likelihood}")
+    if likelihood is None and 2 * different > len(column.words):
+        raise ValueError(
+            f"{told} {different} different texts, such as {column.words[0]!r}, in "
+            f"{len(column.words)} rows, and no likelihood is given; expected numbers such as 1.5, "
+            "or classes of two rows and more (any others by --likelihood categorical)"
+        )
+    if not np.isnan(column.numbers).any():
+        column.refuse_spellings()
+        if (column.numbers != column.numbers.round()).any():
+            raise ValueError(f"{told} numbers with decimals; expected classes")
+    codes, classes = codes_of(column.words.tolist())
+    return torch.from_numpy(codes), classes
 
 
 def _refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
     """Refuse responses that a likelihood cannot have; `first` is the first feature."""
-    name, _, number = likelihood.partition(":")
+    name, colon, count = likelihood.partition(":")
+    if name == "binomial" and colon and not count.isdecimal():
+        raise ValueError(f"likelihood is {likelihood!r}; expected binomial:N, N a whole number")
     whole = (y == y.round()) & (y >= 0)
-    trials = float(number) if name == "binomial" and number else first
+    trials = float(count) if name == "binomial" and count else first
     fits, expected = {
         "bernoulli": ((y == 0) | (y == 1), "0 and 1"),
         "poisson": (whole, "whole numbers of at least 0"),
@@ -151,21 +195,3 @@ def _refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
             f"{path}: the target runs from {float(y.min()):g} to {float(y.max()):g} and the first "
             f"feature from {float(first.min()):g}; expected {expected} for {likelihood}"
         )
-
-
-def _response(
-    path: str, words: pandas.Series, numbers: NDArray[np.float64] | None, likelihood: str | None
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Return y and its classes, none if it is a number."""
-    if numbers is None and likelihood not in (None, "categorical"):
-        raise ValueError(
-            f"{path}: column {words.name} holds text; expected numbers for {likelihood}"
-        )
-    if numbers is not None and likelihood != "categorical":
-        return torch.from_numpy(numbers).float(), ()
-    if numbers is not None and (numbers != numbers.round()).any():
-        raise ValueError(
-            f"{path}: column {words.name} holds numbers with decimals; expected classes"
-        )
-    codes, classes = codes_of(words)
-    return torch.from_numpy(codes), classes

@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from pyrofl.arguments import Count, Whole, checked, known
+from pyrofl.data.columns import Missing
 from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means, linear_regression
 from pyrofl.data.csv_files import load_csv
 from pyrofl.data.federation import Dataset
-from pyrofl.data.images import IMAGES, load_images, load_npz
+from pyrofl.data.images import IMAGES, load_images
+from pyrofl.data.npz_files import load_npz
 from pyrofl.data.small import MAKERS
 
 __all__ = [
@@ -58,6 +60,7 @@ def load(
     group: str | None = None,
     features: Sequence[str] | None = None,
     likelihood: str | None = None,
+    missing: Missing | None = None,
     test_share: float | None = None,
     seed: Whole = 0,
 ) -> Dataset:
@@ -72,6 +75,8 @@ def load(
         features: csv: columns of x, in this order, unscaled; None: all other columns of numbers.
         likelihood: csv: one of `csv_files.LIKELIHOODS`; None: "categorical" for text, "normal" for
             numbers.
+        missing: csv: "refuse" rows that lack a value in a column that is used, or "drop" them;
+            None: "refuse". What was dropped, and what left out, is in `Dataset.source`.
         test_share: csv: of each group's rows, drawn for testing, never all; None: 0.2.
         seed: of synthetic data and of the test rows of a table.
 
@@ -80,7 +85,12 @@ def load(
             had or read, a column or array is missing or of a wrong kind, or values are missing.
     """
     given: dict[str, Any] = dict(
-        target=target, group=group, features=features, likelihood=likelihood, test_share=test_share
+        target=target,
+        group=group,
+        features=features,
+        likelihood=likelihood,
+        missing=missing,
+        test_share=test_share,
     )
     given = {argument: value for argument, value in given.items() if value is not None}
     kind, _, path = name.partition(":")

@@ -15,6 +15,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyrofl.data.source import Source
 from pyrofl.plates import plate
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import cut
@@ -119,6 +120,7 @@ class Dataset:
     groups: Mapping[str, Tensor] = field(default_factory=dict)  # column -> [N] int64 code
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     likelihood: str = "categorical"  # the one that suits y
+    source: Source | None = None  # which columns of a user's file x and y are; None: no such file
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,6 +139,7 @@ class Federation(Summarised):
     held_out: int = 0
     pooled_test: Tensor | None = None  # the whole test set, which global models are tested on
     unlabelled: Tensor | None = None  # [U, *x], rows that the server holds; nobody knows their y
+    source: Source | None = None  # which columns of a user's file x and y are; None: no such file
 
     def __post_init__(self) -> None:
         """Check once what every later step relies on.
@@ -188,6 +191,7 @@ class Federation(Summarised):
             "x": a_row(self.x),
             "y": f"{len(self.classes)} classes" if self.classes else a_row(self.y),
             "server": f"{0 if self.unlabelled is None else len(self.unlabelled)} rows of its own",
+            **(self.source.summary() if self.source else {}),
         }
 
     @property

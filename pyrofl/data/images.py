@@ -1,21 +1,16 @@
-"""Image data sets: by name through torchvision, or from an .npz file."""
+"""Image data sets by name, through torchvision."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyrofl.data.csv_files import codes_of
 from pyrofl.data.federation import Dataset
 
 IMAGES: dict[str, str] = {
@@ -82,39 +77,7 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
     labels = [np.asarray(p.labels if hasattr(p, "labels") else p.targets) for p in parts]
     is_test = np.repeat([False, True], [len(each) for each in labels])
     classes = tuple(getattr(parts[0], "classes", "0123456789"))
-    return _dataset(name, images, np.concatenate(labels), is_test, classes)
-
-
-def load_npz(path: str, *, target: str | None = None, group: str | None = None) -> Dataset:
-    """Read images from an .npz file; scale them as CIFAR's if it is called cifar10 or cifar100.
-
-    Its arrays are `images` (uint8 [N, H, W] or [N, H, W, 3]) or `jpeg` with `offsets` (all files
-    one after the other; image i is jpeg[offsets[i]:offsets[i + 1]]), `labels` [N], `is_test` bool
-    [N] and, if labels have names, `classes`. A target T predicts `T_labels` with names `T_classes`
-    instead (as "coarse" does for CIFAR-100); partitions still go by `labels`.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, EOFError, BadZipFile, ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read as .npz: {error}") from error
-    images = _array(arrays, "images", path) if "jpeg" not in arrays else _decode(arrays, path)
-    rows, prefix = images.shape[:1], f"{target}_" if target else ""
-    fine = _array(arrays, "labels", path, rows)
-    is_test = _array(arrays, "is_test", path, rows).astype(np.bool_)
-    labels = _array(arrays, f"{prefix}labels", path, rows)
-    if labels.dtype.kind not in "iu":
-        raise ValueError(f"{path}: labels are {labels.dtype}; expected whole numbers")
-    default = np.arange(int(labels.max(initial=0)) + 1)
-    classes = tuple(str(name) for name in arrays.get(f"{prefix}classes", default))
-    dataset = _dataset(Path(path).stem, images, labels, is_test, classes)
-    if target:
-        dataset = replace(dataset, types=torch.from_numpy(fine.astype(np.int64)))
-    if group:
-        codes, names = codes_of([str(word) for word in _array(arrays, group, path, rows)])
-        groups = {group: torch.from_numpy(codes)}
-        dataset = replace(dataset, groups=groups, group_names={group: names})
-    return dataset
+    return of_pixels(name, images, np.concatenate(labels), is_test, classes)
 
 
 def _open(datasets: Any, name: str, folder: Path, *, train: bool) -> Any:
@@ -133,33 +96,10 @@ def _pixels(name: str, part: Any) -> Bytes:
     return pixels.transpose(0, 2, 3, 1) if name == "svhn" else pixels
 
 
-def _array(arrays: Mapping[str, Any], name: str, path: str, rows: Shape | None = None) -> Any:
-    if name not in arrays:
-        raise ValueError(f"{path} has no array {name}; expected one, found {', '.join(arrays)}")
-    shape = arrays[name].shape
-    if rows not in (None, shape):
-        told = f"{path}: {name} has shape {list(shape)}"
-        raise ValueError(f"{told}; expected {list(rows)}, one value per image")
-    return arrays[name]
-
-
-def _decode(arrays: Mapping[str, Any], path: str) -> Bytes:
-    """Decode JPEG files laid end to end to RGB [N, H, W, 3]."""
-    from PIL import Image
-
-    content, ends = arrays["jpeg"].tobytes(), _array(arrays, "offsets", path).tolist()
-    files = (Image.open(io.BytesIO(content[a:b])) for a, b in pairwise(ends))
-    return np.stack([np.asarray(file.convert("RGB")) for file in files])
-
-
-def _dataset(
+def of_pixels(
     name: str, images: Bytes, labels: Any, is_test: NDArray[np.bool_], classes: tuple[str, ...]
 ) -> Dataset:
-    if images.dtype != np.uint8 or images.ndim not in (3, 4):
-        raise ValueError(
-            f"{name}: images are {images.dtype} {list(images.shape)}; expected uint8 [N, H, W] or "
-            "[N, H, W, 3]"
-        )
+    """Make images, uint8 [N, H, W] or [N, H, W, C], to floats [N, C, H, W] from 0 to 1."""
     channels = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
     x: Tensor = torch.from_numpy(np.ascontiguousarray(channels)).float().div_(255)
     if name in _SCALING:

@@ -137,6 +137,7 @@ def split(
         held_out=held_out,
         pooled_test=torch.from_numpy(test_rows) if len(test_rows) else None,
         unlabelled=unlabelled,
+        source=dataset.source,
     )
 
 

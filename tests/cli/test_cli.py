@@ -251,6 +251,42 @@ def test_csv_with_groups(tmp_path, capsys):
     assert clients == {"a", "b", "c"}
 
 
+def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
+    rows = [f"{'abc'[i % 3]},{i % 2},{i},{i * i % 7}.5,{'uv'[i % 2]}" for i in range(30)]
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["who,won,x,z,kind", *rows, "a,1,NA,3.5,u", "b,,2,2.5,v"]))
+    words = ["run", "local", "--data", f"csv:{table}", "--target", "won", "--group", "who"]
+    words += ["--rounds", "1", "--missing", "drop", "--posterior-draws", "0"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == (
+        f"csv:{table}: 30 rows; target won: numbers from 0 to 1, likelihood normal (all are whole: "
+        "for classes, --likelihood categorical); features: 2 (x, z); left out: kind (text such as "
+        "'u'); rows dropped: 2 (x lacks 1, won lacks 1)"
+    )
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert facts["arguments"]["missing"] == "drop"
+    assert facts["data"] == {
+        "rows": 30,
+        "likelihood": "normal",
+        "classes": [],
+        "target": "won",
+        "features": ["x", "z"],
+        "left_out": {"kind": "text such as 'u'"},
+        "dropped": 2,
+        "lacking": {"x": 1, "won": 1},
+        "lost": [],
+    }
+    words = ["compare", "local", *words[2:], "--seeds", "1", "--likelihood", "categorical"]
+    assert main([*words, "--out", str(tmp_path / "all")]) == 0
+    assert "30 rows; target won: 2 classes (0, 1); features" in capsys.readouterr().err
+    figure = ["--out", str(tmp_path / "f.png"), "--clients", "3", "--partition", "iid"]
+    assert main(["partition", "--target", "kind", "--data", words[3], *figure]) == 2
+    assert "column won lacks 1 of 32 values" in capsys.readouterr().err
+    assert main(["partition", "--missing", "drop", "--target", "kind", *words[2:4], *figure]) == 0
+    assert "target kind: 2 classes (u, v); features: 3" in capsys.readouterr().out
+
+
 def test_a_network_from_a_file(tmp_path):
     (tmp_path / "nets.py").write_text(NETWORKS)
     words = ["run", "local", *SMALL, "--net", f"{tmp_path / 'nets.py'}:good"]
@@ -286,7 +322,9 @@ BAD = {
     "run local --partition labels": "lacks its number",
     "run local --partition groups": "no natural groups",
     "run local --data npz:bad.npz --partition iid --clients 2": "labels run from 0 to 7",
-    "run local --data csv:nan.csv --target y": "column x lacks 1 of 3 values",
+    "run local --data csv:nan.csv --target y": "column x lacks 1 of 3 values, first in line 3 ('')",
+    "run local --data csv:nan.csv --target y --missing fill": "invalid choice: 'fill'",
+    "run local --missing drop": "missing is 'drop'; expected none, as digits has no choice of it",
     "run local --data csv:nan.csv": "target is missing",
     "run local --target y": "digits has no choice of it",
     "run local --net nets.py:narrow": "outputs of shape (1, 3) for one row; expected (1, 10)",

@@ -86,7 +86,11 @@ def test_spaces_blank_lines_and_a_byte_order_mark_do_no_harm(table):
             "features are mass; expected no target or group",
         ),
         ({"target": "note"}, "column note lacks 4 of 6 values"),
-        ({"target": "mass", "features": ["note"]}, "column note lacks 4 of 6 values"),
+        ({"target": "mass", "features": ["note"]}, "column note holds text such as 'old'"),
+        ({"target": "mass", "features": ["rank", "rank"]}, "features are rank, rank; expected no"),
+        ({"target": "mass", "features": []}, "features are ; expected no target or group, one"),
+        ({"target": "site", "group": "site"}, "target and group are site; expected two columns"),
+        ({"target": "mass", "missing": "fill"}, "missing is 'fill'; expected one of refuse, drop"),
         ({"target": "mass", "group": "note"}, "column note lacks 4 of 6 values"),
         (
             {"target": "mass", "likelihood": "categorical"},
@@ -94,7 +98,7 @@ def test_spaces_blank_lines_and_a_byte_order_mark_do_no_harm(table):
         ),
         (
             {"target": "species", "likelihood": "normal"},
-            "column species holds text; expected numbers for normal",
+            "column species holds text such as 'cat'; expected numbers for normal",
         ),
         (
             {"target": "mass", "likelihood": "norml"},
@@ -112,18 +116,141 @@ def test_refuses_arguments(table, arguments, message):
     [
         ("a,b\n1,2\n,3\n,4\n", "column a lacks 2 of 3 values"),
         ("a,b\nnan,2\n1,3\n", "column a lacks 1 of 2 values"),
-        ("a,b\n1,2,3\n", "Expected 2 fields in line 2, saw 3"),
-        ("a,b\n1,2\n3\n", "row 2 has 1 fields; expected 2"),
-        ('a,b\n"1,2\n', "cannot be read as CSV: unexpected end of data"),
-        ("", "cannot be read as CSV: No columns"),
-        ("a,a\n1,2\n", "no two columns alike"),
-        ("a,b\n", "has 1 lines; expected a header and at least one row"),
-        ("b\n1\n", "no column of numbers besides b"),
+        ("a,b\n1,2,3\n", "line 2 has 3 cells; expected 2, as in the header"),
+        ("a,b\n\n1,2\n\n3\n", "line 5 has 1 cells; expected 2"),
+        ('a,b\n1,"2\n3"\n4\n', "line 4 has 1 cells; expected 2"),
+        ('a,b\n"1,2\n', "cannot be read as CSV after line 1: unexpected end of data"),
+        ("", "is empty; expected a header and at least one row"),
+        ("a,a\n1,2\n", "expected no two columns alike, found a twice"),
+        ("a,b\n", "has a header only; expected a header and at least one row"),
+        ("a;b\n1;2\n", "the header has ';' and no comma; expected commas"),
+        ("b\n1\n2\n", "no column of numbers besides b"),
+        ("a,b\n1,2\n3,2\n", "column b holds only '2'; expected at least two different values"),
+        ("a,b\n1,x\n3,x\n", "column b holds only 'x'; expected at least two different values"),
+        ('a,b\n1,"0,5"\n2,"1,5"\n3,"2,5"\n', "column b holds 3 different texts, such as '0,5', in"),
+        ("a,b\n1700000001,1\n1700000002,2\n", "a runs from 1700000001 to 1700000002; expected num"),
     ],
 )
 def test_refuses_files(table, text, message):
     with pytest.raises(ValueError, match=message):
         load(table(text), target="b")
+
+
+@pytest.mark.parametrize("cell", ["", ".", "NA", "na", "n/a", "NaN", "-nan", "null", "NULL"])
+def test_a_row_that_lacks_a_value_is_refused_or_dropped(table, cell):
+    rows = [f"{i},{i % 3},{i}.5,{'ab'[i % 2]}" for i in range(8)]
+    for column, spoilt in enumerate(("3,{},3.5,b", "3,0,{},b", "3,0,3.5,{}"), 1):
+        text = "\n".join(["k,x,y,g", *rows[:3], spoilt.format(cell), *rows[4:]])
+        name = "kxyg"[column]
+        told = f"column {name} lacks 1 of 8 values, first in line 5 \\('{cell}'\\); expected"
+        with pytest.raises(ValueError, match=told):
+            load(table(text), target="y", group="g")
+        data = load(table(text), target="y", group="g", missing="drop")
+        assert data.y.tolist() == [0.5, 1.5, 2.5, 4.5, 5.5, 6.5, 7.5]
+        assert (data.source.dropped, data.source.lacking) == (1, {name: 1})
+        clients = split(data, "groups")
+        assert clients.source is data.source
+        assert clients.summary()["rows dropped"] == f"1 ({name} lacks 1)"
+
+
+def test_all_that_lack_a_value_are_counted(table):
+    text = "g,x,z,y\na,1,,2\na,NA,1,3\nb,.,4,5\n"
+    told = r"x lacks 2 of 3 values, first in line 3 \('NA'\), z lacks 1; expected a value in every"
+    with pytest.raises(ValueError, match=told):
+        load(table(text), target="y")
+    with pytest.raises(ValueError, match="z lacks 1; missing is 'drop', and no row is left"):
+        load(table(text), target="y", missing="drop")
+    assert load(table(text), target="y", features=["z"], missing="drop").y.tolist() == [3, 5]
+    data = load(table(text + "a,7,8,9\na,8,9,1\n"), target="y", group="g", missing="drop")
+    assert data.source.summary() == {
+        "target": "y",
+        "features": "2 (x, z)",
+        "rows dropped": "3 (x lacks 2, z lacks 1; no row is left of b)",
+    }
+
+
+@pytest.mark.parametrize(
+    "cell", ["5%", "0x10", '"1,5"', "inf", "1e999", "1e39", "1_000", '"1,234"', "\u22125", "1 000"]
+)
+def test_a_cell_that_is_no_number_among_numbers_is_named(table, cell):
+    rows = [f"{i},{i}.5" for i in range(4)]
+    shown = cell.strip('"')
+    for spoilt, column, cure in (
+        (f"{cell},4.5", "x", "or name the features that are wanted"),
+        (f"4,{cell}", "y", r"or take all for classes \(--likelihood categorical\)"),
+    ):
+        text = "\n".join(["x,y", *rows[:2], spoilt, *rows[2:]])
+        told = f"column {column} holds '{shown}' in line 4, and 4 numbers; .* {cure}"
+        with pytest.raises(ValueError, match=told):
+            load(table(text), target="y", features=["x"])
+        with pytest.raises(ValueError, match=told):
+            load(table(text), target="y", missing="drop")
+
+
+def test_half_of_the_cells_decide_what_a_column_is(table):
+    text = "x,z,y\n1,a,1\n2,b,2\n,3,3\nb,4,4\na,c,5\n"
+    told = "x holds 'b' in line 5, 'a' in line 6, and 2 numbers"
+    with pytest.raises(ValueError, match=told):
+        load(table(text), target="y")
+    with pytest.raises(ValueError, match="z holds text such as 'a'; expected numbers as features"):
+        load(table(text), target="y", features=["z"])
+    kept = load(table(text.replace("b,4", "6,4").replace("a,c", "7,c")), target="y", missing="drop")
+    assert kept.source.features == ("x",)
+    assert kept.source.left_out == {"z": "text such as 'a'"}
+
+
+def test_what_is_left_out_is_said(table):
+    text = ",k,a,b,empty,y\n1,5,1,u,,1.5\n2,6,2,v,,2.5\n3,7,3,u,,3.5\n"
+    source = load(table(text), target="y", group="k").source
+    assert source.features == ("a",)
+    reasons = {"(column 1)": "it has no name", "b": "text such as 'u'", "empty": "no value"}
+    assert source.left_out == reasons
+    source = load(table(text), target="y", features=["a", "k"]).source
+    assert source.features == ("a", "k")
+    told = source.summary()["left out"]
+    assert told == "(column 1), b, empty (not asked for)"
+
+
+def test_mixed_words_are_classes_if_the_likelihood_says_so(table):
+    text = "x,y\n1,1\n2,3+\n3,2\n4,1\n"
+    with pytest.raises(ValueError, match="column y holds '3\\+' in line 3, and 3 numbers"):
+        load(table(text), target="y")
+    data = load(table(text), target="y", likelihood="categorical")
+    assert data.classes == ("1", "2", "3+")
+
+
+@pytest.mark.parametrize("column", ["y", "g"])
+def test_a_number_that_is_a_name_is_written_in_one_way(table, column):
+    text = f"x,{column},z\n1,1,5\n2,2,6\n3,1.0,7\n"
+    given = {"target": "y", "likelihood": "categorical"}
+    given = given if column == "y" else {"target": "z", "group": "g"}
+    told = f"column {column} holds '1' and, in line 4, '1.0'; expected one way"
+    with pytest.raises(ValueError, match=told):
+        load(table(text), **given)
+
+
+def test_classes_that_hardly_come_again_need_the_likelihood(table):
+    text = "x,y\n1,a\n2,b\n3,c\n4,a\n"
+    with pytest.raises(ValueError, match="holds 3 different texts, such as 'a', in 4 rows"):
+        load(table(text), target="y")
+    assert len(load(table(text), target="y", likelihood="categorical").classes) == 3
+
+
+def test_quotes_blanks_and_lines_of_commas_do_no_harm(table):
+    data = load(table('x,y\n " 1" ,2\n,\n 3, "4"\n'.replace('" ,', '",')), target="y")
+    assert (data.x.tolist(), data.y.tolist()) == ([[1], [3]], [2, 4])
+
+
+def test_a_wrong_count_of_trials_is_refused(table):
+    with pytest.raises(ValueError, match="likelihood is 'binomial:few'; expected binomial:N"):
+        load(table(), target="rank", likelihood="binomial:few")
+
+
+def test_other_encodings_are_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n1,2\n", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"cannot be read as CSV: .*; expected UTF-8"):
+        load(f"csv:{path}", target="y")
 
 
 def test_refuses_a_file_that_is_not_there(tmp_path):

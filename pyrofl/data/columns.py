@@ -1,0 +1,208 @@
+"""Columns of a CSV file: their cells, the numbers among them, and the line of each."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyrofl.data.source import listed
+
+Missing = Literal["refuse", "drop"]
+"""What becomes of rows that lack a value: none may, or they are left out."""
+
+NO_VALUE = frozenset(
+    ("", ".", "na", "n/a", "#n/a", "nan", "-nan", "null")
+)  # in any case of letters
+BLUR = 0.01  # most that rounding to float32 may move a number, in standard deviations
+UNNAMED = "(column {})"
+LARGEST = float(np.finfo(np.float32).max)  # x and y are float32
+
+Rows = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a file: its words [N], without the blanks around them, and their lines [N]."""
+
+    file: str
+    name: str
+    words: NDArray[np.object_]
+    lines: NDArray[np.int64]
+
+    @cached_property
+    def numbers(self) -> NDArray[np.float64]:
+        """The column as numbers [N], NaN where there is none."""
+        return np.array([number(word) for word in self.words])
+
+    @cached_property
+    def gaps(self) -> Rows:
+        """Which cells have no value: bool [N]."""
+        found = np.isnan(self.numbers)
+        found[found] = [is_missing(word) for word in self.words[found]]
+        return found
+
+    @property
+    def odd(self) -> Rows:
+        """Which cells have a value that is no number: bool [N]."""
+        return np.isnan(self.numbers) & ~self.gaps
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether at least half of the cells that have a value, and one at least, are numbers."""
+        count = np.count_nonzero(~np.isnan(self.numbers))
+        return bool(count) and bool(count >= np.count_nonzero(self.odd))
+
+    @property
+    def nature(self) -> str:
+        """What a column that does not hold numbers holds."""
+        texts = self.words[self.odd]
+        return f"text such as {texts[0]!r}" if len(texts) else "no value"
+
+    def at(self, rows: Rows) -> Column:
+        """Return some rows of the column."""
+        return Column(self.file, self.name, self.words[rows], self.lines[rows])
+
+    def refuse_odd(self, cure: str) -> None:
+        """Refuse a column of numbers that has other cells, naming them and a cure."""
+        if not self.odd.any():
+            return
+        cells = [
+            f"{w!r} in line {n}"
+            for w, n in zip(self.words[self.odd], self.lines[self.odd], strict=True)
+        ]
+        count = len(self.words) - np.count_nonzero(self.gaps) - len(cells)
+        raise ValueError(
+            f"{self.file}: column {self.name} holds {listed(cells, 3)}, and {count} numbers; "
+            f"expected finite numbers such as 1.5: correct the cells, or {cure}"
+        )
+
+    def single(self) -> NDArray[np.float32]:
+        """Return the numbers in float32, unless its seven digits are too few to tell them apart."""
+        single = self.numbers.astype(np.float32)
+        spread = self.numbers.std()
+        if spread and np.abs(single - self.numbers).max() > BLUR * spread:
+            raise ValueError(
+                f"{self.file}: column {self.name} runs from {self.numbers.min():.12g} to "
+                f"{self.numbers.max():.12g}; expected numbers that seven digits tell apart: take "
+                "the smallest off all of them"
+            )
+        return single
+
+    def refuse_spellings(self) -> None:
+        """Refuse numbers that stand for classes or groups and are written in two ways."""
+        ways: dict[float, str] = {}
+        for word, value, line in zip(self.words, self.numbers, self.lines, strict=True):
+            if ways.setdefault(value, word) != word:
+                raise ValueError(
+                    f"{self.file}: column {self.name} holds {ways[value]!r} and, in line {line}, "
+                    f"{word!r}; expected one way to write a number that is a name"
+                )
+
+
+def number(word: str) -> float:
+    """Read a number in plain digits that float32 can hold; NaN if it is none.
+
+    >>> [number(word) for word in ("1e3", "1_000", "1,5", "1e39", "inf")]
+    [1000.0, nan, nan, nan, nan]
+    """
+    try:
+        value = float(word)
+    except ValueError:
+        return nan
+    plain = "_" not in word and word.isascii()
+    return value if plain and abs(value) <= LARGEST else nan
+
+
+def is_missing(word: str) -> bool:
+    """Say whether a cell has no value: empty, "NA", "n/a", "NaN", "null" or a full stop."""
+    return word.lower() in NO_VALUE
+
+
+def read(path: str) -> dict[str, Column]:
+    """Read the columns of a CSV file with a header, by name; empty rows are passed over.
+
+    A column without a name is called "(column 3)", by its place.
+
+    Raises:
+        ValueError: if the file cannot be read, two columns have one name, or a row has too many
+            or too few cells.
+    """
+    lines, rows = [], []
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            for line, cells in _records(file):
+                lines.append(line)
+                rows.append(cells)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read as CSV: {error.strerror}") from error
+    except UnicodeError as error:
+        raise ValueError(f"{path} cannot be read as CSV: {error}; expected UTF-8") from error
+    except csv.Error as error:
+        after = f"after line {lines[-1]}" if lines else "in line 1"
+        raise ValueError(f"{path} cannot be read as CSV {after}: {error}") from error
+    if len(rows) < 2:
+        told = "has a header only" if rows else "is empty"
+        raise ValueError(f"{path} {told}; expected a header and at least one row")
+    names = _names(path, rows[0])
+    for line, cells in zip(lines, rows, strict=True):
+        if len(cells) != len(names):
+            raise ValueError(
+                f"{path}: line {line} has {len(cells)} cells; expected {len(names)}, as in the "
+                "header; a cell that holds a comma needs quotes"
+            )
+    at = np.array(lines[1:])
+    cells_of = zip(*rows[1:], strict=True)
+    return {
+        name: Column(path, name, np.array(cells, dtype=object), at)
+        for name, cells in zip(names, cells_of, strict=True)
+    }
+
+
+def _records(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line where a row begins and its cells, of rows with anything in them."""
+    reader = csv.reader(file, strict=True, skipinitialspace=True)
+    first = 1
+    for cells in reader:
+        if any(words := [word.strip() for word in cells]):
+            yield first, words
+        first = reader.line_num + 1
+
+
+def _names(path: str, header: list[str]) -> list[str]:
+    names = [name or UNNAMED.format(place) for place, name in enumerate(header, 1)]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{path}: expected no two columns alike, found {listed(twice)} twice")
+    for sign in (";", "\t") if len(names) == 1 else ():
+        if sign in names[0]:
+            raise ValueError(f"{path}: the header has {sign!r} and no comma; expected commas")
+    return names
+
+
+def complete(used: Collection[Column], missing: Missing) -> Rows:
+    """Return which rows have a value in all columns that are used: bool [N].
+
+    Raises:
+        ValueError: if one has not and they are not to be dropped, or none is left.
+    """
+    whole: Rows = ~np.any([column.gaps for column in used], axis=0)
+    if whole.all() or (missing == "drop" and whole.any()):
+        return whole
+    column, *others = (c for c in used if c.gaps.any())
+    at = int(column.gaps.argmax())
+    also = listed([f"{other.name} lacks {other.gaps.sum()}" for other in others], 3)
+    told = "missing is 'drop', and no row is left"
+    if missing == "refuse":
+        told = "expected a value in every row: fill them, use other columns, or drop such rows"
+        told += " (missing='drop', --missing drop)"
+    raise ValueError(
+        f"{column.file}: column {column.name} lacks {column.gaps.sum()} of {len(whole)} values, "
+        f"first in line {column.lines[at]} ({column.words[at]!r}){also and f', {also}'}; {told}"
+    )

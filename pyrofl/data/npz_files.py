@@ -1,0 +1,230 @@
+"""Images from .npz files, whose arrays are read once their headers suit and memory will do."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+from zipfile import ZipFile
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from pyrofl.data.columns import is_missing
+from pyrofl.data.csv_files import codes_of
+from pyrofl.data.federation import Dataset
+from pyrofl.data.images import Bytes, Shape, of_pixels
+
+MOST_CLASSES = 2**16  # where they have no names
+COPIES = 6  # bytes that a pixel takes while it becomes a float
+KINDS = {  # of arrays, by the letters that numpy has for their types
+    "B": "uint8",
+    "iu": "whole numbers",
+    "biu": "True or False",
+    "iuSU": "texts or whole numbers",
+}
+
+
+class Header(NamedTuple):
+    """What the header of an array claims, and how many bytes the file has for it."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    stored: int
+
+
+def load_npz(path: str, *, target: str | None = None, group: str | None = None) -> Dataset:
+    """Read images from an .npz file; scale them as CIFAR's if it is called cifar10 or cifar100.
+
+    Its arrays are `images` (uint8 [N, H, W] or [N, H, W, 3]) or `jpeg` with `offsets` (all files
+    one after the other; image i is jpeg[offsets[i]:offsets[i + 1]]), `labels` [N], `is_test` bool
+    [N] and, if labels have names, `classes`. A target T predicts `T_labels` with names `T_classes`
+    instead (as "coarse" does for CIFAR-100); partitions still go by `labels`. Other arrays are not
+    looked at.
+    """
+    arrays = Arrays(path)
+    rows, prefix = _count(arrays), f"{target}_" if target else ""
+    labels, classes = _labels(arrays, prefix, rows)
+    is_test = arrays.read("is_test", "biu", rows)
+    if not np.isin(is_test, (0, 1)).all():
+        arrays.refuse("is_test", f"has numbers up to {is_test.max()}", "True or False")
+    if is_test.all():
+        arrays.refuse("is_test", "marks all images", "some to train on")
+    types = torch.from_numpy(_labels(arrays, "", rows)[0]) if target else None
+    groups = arrays.words(group, rows) if group else []
+    for place, word in enumerate(groups):
+        if is_missing(word):
+            arrays.refuse(str(group), f"has {word!r} for image {place}", "whose each image is")
+    codes, names = codes_of(groups)
+    images = _decoded(arrays) if "jpeg" in arrays.headers else arrays.read("images", "B")
+    return replace(
+        of_pixels(Path(path).stem, images, labels, is_test.astype(np.bool_), classes),
+        types=types,
+        groups={group: torch.from_numpy(codes)} if group else {},
+        group_names={group: names} if group else {},
+    )
+
+
+class Arrays:
+    """The arrays of an .npz file: their headers, and their values when they are asked for."""
+
+    def __init__(self, path: str) -> None:
+        """Read all headers.
+
+        Raises:
+            ValueError: if this is no .npz file.
+        """
+        self.path = path
+        self.headers: dict[str, Header] = {}
+        with self._open() as archive:
+            for info in archive.infolist():
+                if info.filename.endswith(".npy"):
+                    with archive.open(info) as member:
+                        shape, dtype = _header(member)
+                        found = Header(shape, dtype, info.file_size - member.tell())
+                    self.headers[info.filename.removesuffix(".npy")] = found
+
+    @contextmanager
+    def _open(self) -> Iterator[ZipFile]:
+        try:
+            with ZipFile(self.path) as archive:
+                yield archive
+        except Exception as error:  # what is damaged in a zip file or a header fails in many ways
+            why = str(error) or type(error).__name__
+            raise ValueError(f"{self.path} cannot be read as .npz: {why}") from error
+
+    def refuse(self, name: str, found: str, expected: str) -> None:
+        """Refuse an array."""
+        raise ValueError(f"{self.path}: {name} {found}; expected {expected}")
+
+    def header(self, name: str) -> Header:
+        """Return what an array claims to be, if there is one, and the file has its bytes."""
+        if name not in self.headers:
+            told = f"expected one, found {', '.join(self.headers)}"
+            raise ValueError(f"{self.path} has no array {name}; {told}")
+        found = self.headers[name]
+        size = prod(found.shape) * found.dtype.itemsize
+        if not found.dtype.hasobject and (size != found.stored or min(found.shape, default=0) < 0):
+            claimed = f"has shape {list(found.shape)} and {found.stored} bytes"
+            self.refuse(name, claimed, "as many bytes as that shape has")
+        return found
+
+    def read(self, name: str, kinds: str, shape: Shape | None = None) -> NDArray[Any]:
+        """Return an array of one of `KINDS`, if there is memory for it."""
+        header = self.header(name)
+        if not {header.dtype.kind, header.dtype.char} & set(kinds):
+            self.refuse(name, f"is an array of {header.dtype}", KINDS[kinds])
+        if shape is not None and shape != header.shape:
+            found = f"has shape {list(header.shape)}"
+            self.refuse(name, found, f"{list(shape)}, one value per image")
+        self.fits(name, header.stored * (COPIES if kinds == "B" else 1))
+        with self._open() as archive, archive.open(f"{name}.npy") as member:
+            return npy.read_array(member, allow_pickle=False)
+
+    def fits(self, name: str, size: int) -> None:
+        """Refuse what takes more than half of the memory."""
+        if 2 * size > memory():
+            most = f"{memory() / 2**31:.3g} GiB, half of this machine's memory"
+            self.refuse(name, f"takes {size / 2**30:.3g} GiB once it is read", f"at most {most}")
+
+    def words(self, name: str, shape: Shape) -> list[str]:
+        """Return an array of texts or whole numbers as words."""
+        found = self.read(name, "iuSU", shape)
+        if found.dtype.kind == "S":
+            found = np.char.decode(found, "utf-8", "replace")
+        return [str(word) for word in found.tolist()]
+
+
+def _header(file: IO[bytes]) -> tuple[Shape, np.dtype[Any]]:
+    """Read the shape and the type that an array's header claims."""
+    version = npy.read_magic(file)
+    if version != (1, 0):  # later ones are of records with long headers
+        raise ValueError(f"an array is in version {version} of the format; expected (1, 0)")
+    shape, _, dtype = npy.read_array_header_1_0(file)
+    return shape, dtype
+
+
+def memory() -> int:
+    """Return how many bytes of memory this machine or container has, 64 GiB if none tells."""
+    found = [2**36]
+    with suppress(AttributeError, ValueError, OSError):
+        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(ValueError, OSError):
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(found)
+
+
+def _count(arrays: Arrays) -> Shape:
+    """Return how many images there are, [N], and refuse what are no images."""
+    if "jpeg" in arrays.headers:
+        shape = arrays.header("offsets").shape
+        if len(shape) != 1 or shape[0] < 2:
+            arrays.refuse("offsets", f"has shape {list(shape)}", "[N + 1], where each image begins")
+        return (shape[0] - 1,)
+    shape, dtype, _ = arrays.header("images")
+    grey, colour = len(shape) == 3, len(shape) == 4 and shape[3] in (1, 3)
+    if dtype != np.uint8 or not (grey or colour) or not min(shape):
+        arrays.refuse(
+            "images",
+            f"are {dtype} {list(shape)}",
+            "uint8 (0 to 255) [N, H, W] or [N, H, W, 3], N of at least 1",
+        )
+    return shape[:1]
+
+
+def _labels(arrays: Arrays, prefix: str, rows: Shape) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return labels [N] and the names of classes, which are numbers if the file names none."""
+    label, names = f"{prefix}labels", f"{prefix}classes"
+    labels, known = arrays.read(label, "iu", rows), names in arrays.headers
+    low, high = int(labels.min()), int(labels.max())
+    shape = arrays.header(names).shape if known else (MOST_CLASSES,)
+    if len(shape) != 1:
+        arrays.refuse(names, f"has shape {list(shape)}", "[K], a name for each class")
+    (count,) = shape
+    if low < 0 or high >= count:
+        why = f"as {names} has {count} names" if known else f"as there is no array {names}"
+        arrays.refuse(label, f"run from {low} to {high}", f"0 to {count - 1}, {why}")
+    classes = arrays.words(names, shape) if known else [str(k) for k in range(high + 1)]
+    if len(set(classes)) < len(classes):
+        arrays.refuse(names, "has a name twice", "no two classes alike")
+    return labels.astype(np.int64), tuple(classes)
+
+
+def _decoded(arrays: Arrays) -> Bytes:
+    """Decode JPEG files laid end to end to RGB [N, H, W, 3]."""
+    content, ends = arrays.read("jpeg", "B").ravel(), arrays.read("offsets", "iu").tolist()
+    if ends[0] < 0 or ends[-1] > len(content) or sorted(ends) != ends:
+        told = f"numbers that rise from 0 to {len(content)}, the bytes of jpeg"
+        arrays.refuse("offsets", f"run from {ends[0]} to {ends[-1]}", told)
+    pieces = [content[start:end] for start, end in pairwise(ends)]
+    first = _rgb(arrays, 0, pieces[0])
+    arrays.fits("jpeg", COPIES * len(pieces) * first.size)
+    images = np.empty((len(pieces), *first.shape), dtype=np.uint8)
+    for place, piece in enumerate(pieces):
+        image = _rgb(arrays, place, piece)
+        if image.shape != first.shape:
+            found = f"has images of {list(first.shape)} and, at {place}, {list(image.shape)}"
+            arrays.refuse("jpeg", found, "one size")
+        images[place] = image
+    return images
+
+
+def _rgb(arrays: Arrays, place: int, content: Bytes) -> Bytes:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content.tobytes())) as file:
+            return np.asarray(file.convert("RGB"))
+    except Exception as error:  # what is damaged in an image fails in many ways
+        kind = type(error).__name__
+        raise ValueError(
+            f"{arrays.path}: image {place} cannot be decoded ({kind}); expected a JPEG file"
+        ) from error

@@ -1,0 +1,45 @@
+"""What of a user's file became a data set, and what of it did not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+MOST = 8  # names that are listed before the rest is counted
+
+
+@dataclass(frozen=True, eq=False)  # a federation has to be hashable
+class Source:
+    """Where x and y come from: columns of a table, arrays of a file."""
+
+    target: str
+    features: tuple[str, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)  # column -> why it is no feature
+    dropped: int = 0  # rows that were left out, as they lack a value
+    lacking: Mapping[str, int] = field(default_factory=dict)  # column -> how many of them lack it
+    lost: tuple[str, ...] = ()  # groups that have no other rows than those
+
+    def summary(self) -> dict[str, str]:
+        """Tell what y and x are, and what was left out."""
+        told = {"target": self.target}
+        told["features"] = f"{len(self.features)} ({listed(self.features)})"
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.left_out.items():
+            reasons.setdefault(why, []).append(name)
+        if reasons:
+            told["left out"] = listed([f"{listed(n)} ({why})" for why, n in reasons.items()])
+        if self.dropped:
+            lacking = listed([f"{name} lacks {count}" for name, count in self.lacking.items()])
+            gone = f"; no row is left of {listed(self.lost)}" if self.lost else ""
+            told["rows dropped"] = f"{self.dropped} ({lacking}{gone})"
+        return told
+
+
+def listed(words: Sequence[str], most: int = MOST) -> str:
+    """List some words, and say how many more there are.
+
+    >>> listed("abcd", 3), listed("abc", 3)
+    ('a, b, c and 1 more', 'a, b, c')
+    """
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
