@@ -11,6 +11,9 @@ more so the larger k; a wider one does no harm. Vehtari, Simpson, Gelman, Yao an
 Smoothed Importance Sampling", JMLR 2024; Magnusson, Andersen, Jonasson and Vehtari, "Bayesian
 Leave-One-Out Cross-Validation for Large Data", ICML 2019.
 
+A row is left out with all that is observed of it: several responses, and the `pyro.factor` of rows,
+add up. Rows that the model's own mask hides were predicted by nobody: they are no part of the sum.
+
 Clients that share no site are independent given the server, so theta is a client's own; otherwise
 it is what all clients hold. What the server holds counts as known.
 """
@@ -19,14 +22,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from inspect import signature
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pyrofl.inference.fit import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
-from pyrofl.inference.posteriors.export import import_arviz
+from pyrofl.inference.posteriors.export import gathered, import_arviz
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,13 +48,17 @@ def loo(
     Args:
         found: a run, several as chains, or what `to_arviz` made of them with "log_likelihood".
         draws: of each run.
-        var_name: observed site, if there are several.
+        var_name: one observed site; default all of a row together.
         what: further arguments of `to_arviz`.
 
     Raises:
         ValueError: if there are no log densities of the draws, or the guide is a point.
+
+    Warns:
+        UserWarning: of rows that are hidden, and of those whose Pareto k is bad.
     """
-    data, runs = found, [found] if isinstance(found, Run) else found
+    data: Any = found
+    runs = [found] if isinstance(found, Run) else found
     if isinstance(runs, Sequence):
         data = to_arviz(runs, draws, groups=("posterior", "log_likelihood"), **what)
     log_lik = _log_likelihood(data, var_name)
@@ -59,6 +68,8 @@ def loo(
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
         if hasattr(arviz, "loo_approximate_posterior"):
             asked = {"pointwise": True, "var_name": log_lik.name}
+            parts = {"posterior": data["posterior"].to_dataset()}
+            data = gathered(parts | {"log_likelihood": log_lik.to_dataset()})
             elpd = arviz.loo_approximate_posterior(data, log_p, log_q, **asked)
         else:
             elpd = _smoothed(log_lik, log_p - log_q)
@@ -107,16 +118,29 @@ def compare_loo(
 
 
 def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
-    known = list(data["log_likelihood"].data_vars) if "log_likelihood" in data else []
-    name = known[0] if var_name is None and len(known) == 1 else var_name
-    if name not in known:
+    """Return the log density of every row, of one site or of all, without rows that are hidden."""
+    known = dict(data["log_likelihood"].data_vars) if "log_likelihood" in data else {}
+    if not known or var_name not in (None, *known):
         raise ValueError(
-            f"var_name is {var_name!r}, log_likelihood has {known}; expected one of them"
+            f"var_name is {var_name!r}, log_likelihood has {list(known)}; expected one of them"
         )
-    found: xarray.DataArray = data["log_likelihood"][name]
+    parts = list(known.values()) if var_name is None else [known[var_name]]
+    if len({part.dims for part in parts}) > 1:
+        told = ", ".join(f"{part.name} {part.dims}" for part in parts)
+        raise ValueError(f"log_likelihood has {told}; expected the same axes, or a var_name")
+    seen = [part.notnull().any(("chain", "draw")) for part in parts]
+    found: xarray.DataArray = sum(part.fillna(0.0) for part in parts)
+    some = reduce(or_, seen)
+    if hidden := int((~some).sum()):
+        warnings.warn(
+            f"{hidden} of {some.size} rows are hidden by a mask of the model's own: nothing is "
+            "known of their response, and they are left out",
+            stacklevel=3,
+        )
+        found = found.isel({some.dims[0]: some.values})
     if bool((found.max("draw") == found.min("draw")).all()):
         raise ValueError("draws are all the same, as of a point; expected a guide with some spread")
-    return found
+    return found.rename(var_name or (parts[0].name if len(parts) == 1 else "row"))
 
 
 def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:

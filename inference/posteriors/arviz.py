@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, Unpack
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import known
 from pyrofl.data import Federation
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.state import Round
@@ -24,9 +25,10 @@ from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors, matches
 
 GROUPS: tuple[str, ...] = ("posterior", "prior", "prior_predictive", "posterior_predictive")
-GROUPS += ("log_likelihood", "observed_data", "constant_data", "sample_stats")
+GROUPS += ("log_likelihood", "log_prior", "observed_data", "constant_data", "sample_stats")
+RESERVED = ("chain", "draw", "client", "row", "row_client", "round", "step")  # axes there are
 CHEAP = ("posterior", "sample_stats")
-OF_ROWS = {"posterior_predictive", "log_likelihood", "observed_data"}
+OF_ROWS = {"posterior_predictive", "log_likelihood", "log_prior", "observed_data"}
 OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
 
 
@@ -60,6 +62,7 @@ def to_arviz(
     draws: int = 100,
     dims: Mapping[str, tuple[str, ...]] | None = None,
     *,
+    coords: Mapping[str, Sequence[Any]] | None = None,
     groups: str | Collection[str] = CHEAP,
     ids: Tensor | None = None,
     **asked: Unpack[ModelAsked],
@@ -69,12 +72,15 @@ def to_arviz(
     Groups:
 
     - posterior: latent sites and those of `pyro.deterministic`, dims chain, draw, client and the
-      site's own; without client if all clients share the site; row instead of client if it lies
-      inside `batch.rows()` (such sites need one of the groups that look at rows).
-    - log_likelihood, posterior_predictive, observed_data: the observed sites by row. The first
-      brings log_p and log_q to sample_stats: log densities of every draw, of what the client has
-      under the model given the server and under the guide; if there are shared sites, of all
-      clients together.
+      site's own; without client if all clients share the site, or what is made of such sites
+      alone; row instead of client if it lies inside `batch.rows()` (such sites need one of the
+      groups that look at rows).
+    - log_prior: the log density of each latent site, for `arviz.psense`.
+    - log_likelihood, posterior_predictive, observed_data: the observed sites by row, counts and
+      classes as integers. The first has every `pyro.factor` of rows too, and is NaN where a mask of
+      the model's own hides a response; it brings log_p and log_q to sample_stats: log densities of
+      every draw, of what the client has under the model given the server and under the guide; if
+      there are shared sites, of all clients together.
     - prior, prior_predictive: as many draws from the model given the server.
     - constant_data: x, the clients' sizes and each row's number in the table.
     - sample_stats: the loss by round, client and gradient step, NaN where the client did not train,
@@ -84,6 +90,7 @@ def to_arviz(
         runs: with different seeds.
         draws: of each run.
         dims: site -> names of its axes; default "SITE_dim_0" and so on.
+        coords: axis -> labels of its places, such as the names of covariates.
         groups: some of the above, or "all": those that the method has, as an improper prior has no
             draws.
         ids: of clients; default all that train.
@@ -91,8 +98,8 @@ def to_arviz(
             groups that look at rows clients go one by one.
 
     Raises:
-        ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, or
-            runs differ in clients, rows or sites.
+        ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, runs
+            differ in clients, rows or sites, or names in dims and coords do not fit.
     """
     runs, everything = list(runs), groups == "all"
     chosen = set(GROUPS if everything else groups)
@@ -107,6 +114,7 @@ def to_arviz(
             f"seeds of the runs are {seeds}; expected all different, so that chains are independent"
         )
     clients = torch.arange(data.clients) if ids is None else ids
+    refuse_bad_axes(dims or {})
     made = []
     for run in runs:
         _check_data(run.data, data)
@@ -114,13 +122,41 @@ def to_arviz(
         axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
         made.append(_groups(run, axes, chosen, how, lenient=everything))
         _check_sites(made[-1], made[0])
-    coords: dict[str, Sequence[Any]] = {}
+    labels = _refuse_unknown_names(made[0], runs[0].method, dims or {}, coords or {})
     if "sample_stats" in chosen and ids is None and any(run.records for run in runs):
-        loss, coords["round"], coords["step"] = losses(runs)
+        loss, labels["round"], labels["step"] = losses(runs)
         for one, value in zip(made, loss, strict=True):
             of_rounds = {"loss": Variable(value, ("round", "client", "step"))}
             one["sample_stats"] = one.get("sample_stats", {}) | of_rounds
-    return chained(made, data, clients, coords)
+    return chained(made, data, clients, labels)
+
+
+def refuse_bad_axes(dims: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse names of axes that are taken, or given twice to one site."""
+    for site, axes in dims.items():
+        for i, axis in enumerate(axes):
+            if axis in RESERVED or axis in dims or axis in axes[:i]:
+                raise ValueError(
+                    f"dims names an axis of {site!r} {axis!r}, which is taken; expected a name "
+                    "that no site and no other axis of it has"
+                )
+
+
+def _refuse_unknown_names(
+    made: Groups,
+    method: Method,
+    dims: Mapping[str, tuple[str, ...]],
+    coords: Mapping[str, Sequence[Any]],
+) -> dict[str, Sequence[Any]]:
+    """Refuse names that belong to nothing, and return the labels of axes."""
+    sites = {n: None for variables in made.values() for n in variables}
+    sites |= dict.fromkeys(getattr(getattr(method.model, "net", None), "shapes", {}))
+    axes = {a: None for group in made.values() for v in group.values() for a in v.axes}
+    for name in dims:
+        known(name, list(sites), "site in dims")
+    for name in coords:
+        known(name, [a for a in axes if a not in RESERVED], "axis in coords")
+    return dict(coords)
 
 
 def chained(
@@ -170,12 +206,20 @@ class ClientAxes:
     def own(self, name: str, value: Tensor, lead: int) -> tuple[str, ...]:
         """Name the axes of a site that are its own, behind the first `lead`."""
         default = tuple(f"{name}_dim_{i}" for i in range(value.dim() - lead))
-        return self.dims.get(name, default)
+        given = self.dims.get(name, default)
+        if len(given) != len(default):
+            raise ValueError(
+                f"dims of {name!r} are {given}; expected {len(default)} names, as its shape is "
+                f"{list(value.shape[lead:])}"
+            )
+        return given
 
     def of_clients(self, name: str, value: Tensor) -> Variable:
         """Name the axes of a site's draws [S, C, *p]."""
         own = self.own(name, value, 2)
-        if matches(name, self.shared):
+        # What is made of shared sites alone is one for all clients too, to the last bit.
+        equal = self.shared and len(self.ids) > 1 and value.dim() > 1 and len(value) > 1
+        if matches(name, self.shared) or (equal and bool((value == value[:, :1]).all())):
             return Variable(agreed(name, value), ("draw", *own))
         return Variable(value, ("draw", "client", *own))
 

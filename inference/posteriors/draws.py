@@ -45,11 +45,12 @@ Client = tuple[Tensors, Tensors, Batch]
 """What programs read of one client: received, local, and a batch of all its rows."""
 
 Pointwise = dict[str, dict[str, Values]]
-"""What one client's programs say, values [S, 1, B or 1, *p]: the groups "posterior" (latent and
-deterministic sites), "observed_data" (S = 1), "log_likelihood", "posterior_predictive" (draws of
-the observed sites) and "density" (log densities of each draw: log_p of what the client's sites and
-rows have under the model, log_q of its sites under the guide; "shared log_p" and "shared log_q" of
-shared sites)."""
+"""What one client's programs say, values [S, 1, B or 1, *p], in groups: "posterior" (latent and
+deterministic sites), "observed_data" (S = 1), "log_likelihood" (also of a `pyro.factor` of rows;
+NaN where a mask of the model's own hides a response), "posterior_predictive" (draws of the observed
+sites), "log_prior" (of each latent site) and "density" (log densities of each draw: log_p of what
+the client's sites and rows have under the model, log_q of its sites under the guide; "shared log_p"
+and "shared log_q" of shared sites)."""
 
 
 class JointNoise(ClientNoise):
@@ -244,30 +245,46 @@ def _in_draws(
     """Look at the draws of one client that the guide gives."""
     q, p = traces(model, guide, *client, draws)
     density = {n: client[2].size.new_zeros(draws, 1) for n in DENSITIES}
+    prior: dict[str, Values] = {}
     for name, site in latent(q):
         whose = "shared " if matches(name, shared) else ""
         density[f"{whose}log_q"] += per_draw(log_densities(site, None, False)[0], 1)
         if name in p.nodes:
-            density[f"{whose}log_p"] += per_draw(_log_prob(p.nodes[name]), 1)
+            log_p = per_draw(_log_prob(p.nodes[name]), 1)
+            density[f"{whose}log_p"] += log_p
+            prior[name] = Values(log_p.expand(draws, 1)[..., None], False)
     seen: Pointwise = {"observed_data": {}, "log_likelihood": {}, "posterior_predictive": {}}
     for name, site in observed(p):
-        log_prob = _log_prob(site)
-        density["log_p"] += per_draw(log_prob, 1)
+        density["log_p"] += per_draw(_log_prob(site), 1)
+        said = {"log_likelihood": (_with_gaps(site), draws, 0)}
         if isinstance(site["fn"], dist.Unit):  # pyro.factor: a cost, and no data
-            continue
-        with seeded(int(torch.randint(2**62, (), generator=source))):
-            drawn = site["fn"].sample()
-        event = site["fn"].event_dim
-        for group, value, k, own in (
-            ("observed_data", site["value"][None], 1, event),
-            ("log_likelihood", log_prob, draws, 0),
-            ("posterior_predictive", drawn, draws, event),
-        ):
+            said = said if of_rows(site) else {}
+        else:
+            with seeded(int(torch.randint(2**62, (), generator=source))):
+                drawn = site["fn"].sample()
+            event = site["fn"].event_dim
+            said["observed_data"] = (_counted(site, site["value"][None]), 1, event)
+            said["posterior_predictive"] = (_counted(site, drawn), draws, event)
+        for group, (value, k, own) in said.items():
             # A site that no draw changes has no axis for them.
             value = value.expand(k, *value.shape[value.dim() - own - 2 :])
             seen[group][name] = Values(value, of_rows(site))
     weights = {n: Values(v[..., None], False) for n, v in density.items()}
-    return {"posterior": named(q, p, draws, 1), "density": weights, **seen}
+    known = {"posterior": named(q, p, draws, 1), "log_prior": prior, "density": weights}
+    return known | seen
+
+
+def _with_gaps(site: Any) -> Tensor:
+    """Return the log density of every row; NaN of one that the model itself leaves out."""
+    value, mask = _log_prob(site), site["mask"]
+    if isinstance(site["fn"], dist.MaskedDistribution):
+        mask = site["fn"]._mask if mask is None else mask & site["fn"]._mask
+    return value if mask is None else torch.where(torch.as_tensor(mask), value, torch.nan)
+
+
+def _counted(site: Any, value: Tensor) -> Tensor:
+    """Return values of a discrete distribution as integers."""
+    return value.long() if site["fn"].support.is_discrete else value
 
 
 def _log_prob(site: Any) -> Tensor:

@@ -44,7 +44,7 @@ def inference_data(
             many labels as places, or if two names become the same.
     """
     along = along or {}
-    return _wrap({group: _dataset(group, v, dims, coords, along) for group, v in groups.items()})
+    return gathered({group: _dataset(group, v, dims, coords, along) for group, v in groups.items()})
 
 
 def save(data: Any, path: str | Path) -> None:
@@ -72,7 +72,7 @@ def load(path: str | Path) -> Any:
     import xarray
 
     with xarray.open_datatree(path, engine="h5netcdf") as tree:
-        return _wrap({name: node.to_dataset().load() for name, node in tree.children.items()})
+        return gathered({name: node.to_dataset().load() for name, node in tree.children.items()})
 
 
 def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]:
@@ -90,7 +90,7 @@ def import_arviz() -> Any:
         return import_module("arviz")
 
 
-def _wrap(datasets: Mapping[str, xarray.Dataset]) -> Any:
+def gathered(datasets: Mapping[str, xarray.Dataset]) -> Any:
     """Put groups into the container of the installed ArviZ."""
     import xarray
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import pyro
@@ -195,3 +196,49 @@ def test_a_point_has_no_leave_one_out():
     )  # fmt: skip
     with pytest.raises(ValueError, match="draws are all the same, as of a point"):
         pyrofl.checks.loo(run(made), 5)
+
+
+def parted(hide: int, how: str) -> Method:
+    """Return the method with the likelihood in two halves, or with `hide` rows hidden."""
+
+    def program(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            width = received["tau"].rsqrt()[..., None].expand(-1, -1, D)
+            w = pyro.sample("w", dist.Normal(torch.zeros_like(width), width).to_event(1))
+            fn = dist.Normal((w * batch.x).sum(-1), 1.0)
+            shown = torch.arange(batch.y.shape[1]).expand_as(batch.mask) >= hide
+            with batch.rows():
+                if how == "mask":
+                    with pyro.poutine.mask(mask=shown):
+                        pyro.sample("y", fn, obs=batch.y)
+                elif how == "masked distribution":
+                    pyro.sample("y", fn.mask(shown), obs=batch.y)
+                elif how == "factor":
+                    pyro.factor("all", fn.log_prob(batch.y))
+                else:
+                    pyro.sample("y", fn.mask(shown), obs=batch.y)
+                    pyro.factor("others", torch.where(shown, 0.0, fn.log_prob(batch.y)))
+
+    return replace(exact(), model=program)
+
+
+def by_row(loo: object) -> Tensor:
+    found = loo.elpd_i if hasattr(loo, "elpd_i") else loo.loo_i  # type: ignore[attr-defined]
+    return torch.from_numpy(found.values)
+
+
+@pytest.mark.parametrize("how", ["factor", "mask and factor"])
+def test_all_that_is_observed_of_a_row_is_left_out_with_it(how):
+    found, expected = (pyrofl.checks.loo(run(m), 1000) for m in (parted(5, how), exact()))
+    torch.testing.assert_close(by_row(found), by_row(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Pareto k is above")  # the guide is that of all rows
+@pytest.mark.parametrize("how", ["mask", "masked distribution"])
+def test_rows_that_a_mask_hides_are_not_taken_for_perfect_predictions(how):
+    made = run(parted(5, how))
+    log_lik = made.to_arviz(20, groups=("log_likelihood",))["log_likelihood"]["y"]
+    assert int(log_lik.isnull().all(("chain", "draw")).sum()) == 4 * 5
+    with pytest.warns(UserWarning, match="20 of 200 rows are hidden by a mask"):
+        elpd = pyrofl.checks.loo(made, 1000)
+    assert elpd.n_data_points == 180

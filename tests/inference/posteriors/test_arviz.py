@@ -327,3 +327,79 @@ def test_a_factor_weighs_draws_and_is_no_data():
     assert list(more["log_likelihood"].data_vars) == list(more["observed_data"].data_vars) == ["y"]
     gain: Tensor = more["sample_stats"]["log_p"] - plain["sample_stats"]["log_p"]
     np.testing.assert_allclose(gain, 3 * 2.5, atol=1e-9)
+
+
+def counted(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Count with a shared rate, of which a deterministic site is made."""
+    zero = batch.x.new_zeros(())
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(zero, 1.0))
+        rate = pyro.deterministic("rate", mu.exp())
+        eta = pyro.sample("eta", dist.Normal(zero, 1.0))
+        pyro.deterministic("own", rate * eta.exp())
+        with batch.rows():
+            pyro.sample("y", dist.Poisson(rate * eta.exp() + 0 * batch.y), obs=batch.y)
+
+
+def counts() -> Federation:
+    data = schools()
+    return replace(data, y=(data.y * 3).abs().round())
+
+
+def test_what_is_made_of_shared_sites_alone_has_no_axis_of_clients():
+    posterior = run(data=counts(), model=counted).to_arviz(7)["posterior"]
+    assert posterior["rate"].dims == posterior["mu"].dims == ("chain", "draw")
+    assert posterior["own"].dims == ("chain", "draw", "client")
+    np.testing.assert_allclose(posterior["rate"], np.exp(posterior["mu"]))
+
+
+def test_counts_are_integers():
+    found = run(data=counts(), model=counted).to_arviz(7, groups="all")
+    for group in ("observed_data", "posterior_predictive", "prior_predictive"):
+        assert found[group]["y"].dtype == np.int64
+    assert (found["observed_data"]["y"].values == counts().y.numpy()).all()
+    assert found["log_likelihood"]["y"].dtype == np.float64
+
+
+def test_log_priors_are_those_of_each_site(whole):
+    found = whole["log_prior"]
+    assert found["mu"].dims == ("chain", "draw")
+    for name, prior in (("mu", dist.Normal(0.0, 5.0)), ("eta", dist.Normal(0.0, 1.0))):
+        log_p = prior.log_prob(torch.from_numpy(whole["posterior"][name].values))
+        np.testing.assert_allclose(found[name], log_p, atol=1e-6)
+
+
+def test_axes_have_the_names_and_labels_that_are_given():
+    def with_terms(received: Tensors, local: Tensors, batch: Batch) -> None:
+        model(received, local, batch)
+        pyro.deterministic("both", torch.ones(len(batch), 1, 2))
+
+    found = run(model=with_terms).to_arviz(
+        5, {"both": ("term",)}, coords={"term": ["intercept", "slope"]}
+    )
+    assert found["posterior"]["both"].dims[-1] == "term"
+    assert found["posterior"]["term"].values.tolist() == ["intercept", "slope"]
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ({"dims": {"mu": ("p", "q")}}, r"dims of 'mu' are \('p', 'q'\); expected 0 names, as its"),
+        ({"dims": {"eta": ("chain",)}}, "axis of 'eta' 'chain', which is taken; expected a name"),
+        ({"dims": {"eta": ("a", "a")}}, "axis of 'eta' 'a', which is taken"),
+        ({"dims": {"eta": ("eta",)}}, "axis of 'eta' 'eta', which is taken"),
+        ({"dims": {"etaa": ()}}, "unknown site in dims 'etaa'; did you mean eta"),
+        ({"coords": {"term": [1]}}, "unknown axis in coords 'term'"),
+        ({"coords": {"client": ["a", "b", "c"]}}, "unknown axis in coords 'client'"),
+    ],
+)
+def test_names_that_fit_nothing_are_refused(what, told):
+    with pytest.raises(ValueError, match=told):
+        run().to_arviz(5, **what)
+
+
+def test_held_out_clients_have_a_posterior_too():
+    data = replace(schools(), held_out=1)
+    found = run(data=data).to_arviz(5, ids=torch.tensor([0, 2]), groups="all")
+    assert found["posterior"]["client"].values.tolist() == ["Ada", "Cleo"]
+    assert found["log_likelihood"].sizes["row"] == 9
