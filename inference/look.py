@@ -82,12 +82,12 @@ class Look:
                     f"latent site {name!r} is inside batch.rows(), and its guide is the same for "
                     "every row; expected it outside, or a guide that reads the row"
                 )
-        if seen := dict(observed(self.q)):
+        for name, _ in _factors(self.q):
             raise ValueError(
-                f"the guide has the observed site {next(iter(seen))!r}; expected latent sites "
-                "alone: a pyro.factor belongs into the model"
+                f"pyro.factor {name!r} is in the guide, where it counts for nothing; expected it "
+                "in the model"
             )
-        for name, site in self._factors():
+        for name, site in _factors(self.p):
             frames = {frame.name for frame in site["cond_indep_stack"]}
             if "clients" not in frames and len(self.batch) > 1:
                 raise ValueError(
@@ -145,10 +145,6 @@ class Look:
         """Return the observed sites of the model but `pyro.factor`."""
         return [(n, s) for n, s in observed(self.p) if not isinstance(s["fn"], dist.Unit)]
 
-    def _factors(self) -> list[tuple[str, Any]]:
-        """Return the model's sites by `pyro.factor`, costs of a client or a row."""
-        return [(n, s) for n, s in observed(self.p) if isinstance(s["fn"], dist.Unit)]
-
     def refuse_mixed_rows(self) -> None:
         """Refuse programs in which a row or padding has a say elsewhere."""
         at = ~self.batch.mask
@@ -166,7 +162,7 @@ class Look:
                     "expected a model and layers that treat each row by itself: no mean or softmax "
                     "over rows, no BatchNorm"
                 )
-        for name, site in self._factors():
+        for name, site in _factors(self.p):
             before, after = (_log_prob(s) for s in (site, changed.nodes[name]))
             if of_rows(site):
                 before, after = (v[..., ~at] for v in (before, after))
@@ -208,6 +204,11 @@ class Look:
         q, _ = self._run(self.method.guide, self.batch, self.local | tensors)
         pairs = [(s["value"], q.nodes[n]["value"]) for n, s in latent(self.q)]
         return not all(_equal(a, b) for a, b in pairs)
+
+
+def _factors(trace: Any) -> list[tuple[str, Any]]:
+    """Return sites by `pyro.factor`, costs of a client or a row."""
+    return [(n, s) for n, s in observed(trace) if isinstance(s["fn"], dist.Unit)]
 
 
 def _parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:

@@ -196,7 +196,7 @@ def test_factors_of_clients_and_of_rows_may_be(where, cost):
         ({"model": with_factor(of_theta, "outside")}, "pyro.factor 'cost' is outside batch.clie"),
         ({"model": with_factor(of_all_rows, "clients")}, "pyro.factor 'cost' of a client or row"),
         ({"model": with_factor(of_all_rows, "rows")}, "pyro.factor 'cost' of a client or row"),
-        ({"guide": guide_with_factor}, "the guide has the observed site 'cost'; expected latent"),
+        ({"guide": guide_with_factor}, "pyro.factor 'cost' is in the guide, where it counts"),
         ({"model": writes_into_rows}, "a program writes into 'batch.x' in place; expected it to"),
         ({"model": misshapen}, "fails on the first rows of 'client 0', x float64 "),
         ({"model": counts}, "a response 'y' of the data is "),
