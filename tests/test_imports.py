@@ -26,7 +26,18 @@ FILES = sorted(
 # methods; only the command line and the benchmarks know everything.
 NOUNS = ("tensors", "turns", "arguments", "plates", "metrics", "summaries")
 NOUNS += ("data", "partitions", "nets", "figures", "files")
-VERBS = ("method", "elbo", "programs", "facts", "seeds", "optim", "fit", "mistakes", "checkpoints")
+VERBS = (
+    "method",
+    "elbo",
+    "programs",
+    "facts",
+    "seeds",
+    "optim",
+    "fit",
+    "look",
+    "mistakes",
+    "checkpoints",
+)
 VERBS += ("loop", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
 
 
