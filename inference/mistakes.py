@@ -24,7 +24,7 @@ from torch.distributions.utils import lazy_property
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, observed, traces
-from pyrofl.inference.facts import Mark, Rule, WireCost, of_kind
+from pyrofl.inference.facts import INCOMPARABLE, Centre, Mark, Rule, WireCost, of_kind
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.loop.state import Round, meet, to_data
@@ -301,9 +301,12 @@ def _refuse_idle_patterns(
     ]
     for names, mark in of_kind(method.facts, Mark).items():
         of_sites = names in method.shared
-        asked.append((f"fact {mark.text!r}", names, sites if of_sites else server))
+        held = local if mark is INCOMPARABLE else server
+        asked.append((f"fact {mark.text!r}", names, sites if of_sites else held))
     for names in {**of_kind(method.facts, Rule), **of_kind(method.facts, WireCost)}:
         asked.append(("fact about messages", names, travels))
+    for names in of_kind(method.facts, Centre):
+        asked.append(("fact about movement", names, {**server, **local}))
     for what, patterns, known in asked:
         for pattern in patterns.split():
             if not any(matches(name, pattern) for name in known):

@@ -183,6 +183,7 @@ def advance(
             trained=told["ids"],
             rejected=(*filter(None, reasons), *bad),
             loss=role("loss", told),
+            begun=role("begun", told),
             steps=told["steps"],
             down=told["down"],
             up=told["up"][heard],
@@ -210,7 +211,7 @@ def _train_chunk(
 ) -> _Chunk:
     """Train clients side by side; hand in their state and the messages of the reporters."""
     received, private = meet(method, data, state, who, seed)
-    local, loss, steps = train(
+    local, loss, steps, begun = train(
         method, received, private | received, data, who, seed=seed, number=state.number
     )
     mine = {n: local[n] for n in private}
@@ -227,7 +228,7 @@ def _train_chunk(
     up[heard] = method.weigh(sent) if sent else 0
     down = method.weigh(received) if received else torch.zeros_like(up)
     told = {"ids": ids, "steps": steps, "down": down, "up": up}
-    return _Chunk(form, reasons, told | under("loss", loss))
+    return _Chunk(form, reasons, told | under("loss", loss) | under("begun", begun))
 
 
 def _upload(method: Method, received: Tensors, local: Tensors) -> Tensors:
