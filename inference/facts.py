@@ -43,9 +43,29 @@ class WireCost:
 
 @dataclass(frozen=True)
 class Mark:
-    """A fact without any number; `SHARED` and `PER_CLIENT` are the two there are."""
+    """A fact without any number; `SHARED`, `PER_CLIENT` and `INCOMPARABLE` are those there are."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class Centre:
+    """Of what says where a distribution lies: how far it moved is counted in standard deviations.
+
+    Attributes:
+        of: (name, all tensors beside it) -> mean and standard deviation, [*p] each.
+    """
+
+    of: Callable[[str, Tensors], tuple[Tensor, Tensor]]
+
+
+def beside(role: str, sd: Callable[[Tensor], Tensor]) -> Centre:
+    """Say that the standard deviations of "loc/NAME" are those of "ROLE/NAME"."""
+    return Centre(lambda name, tensors: (tensors[name], sd(tensors[_of_role(role, name)])))
+
+
+def _of_role(role: str, name: str) -> str:
+    return f"{role}/{name.partition('/')[2]}"
 
 
 FINITE = Rule("a finite number", torch.isfinite)
@@ -63,12 +83,16 @@ their guide. Their guide reads nothing of the client's own, so draws agree once 
 PER_CLIENT = Mark("a row for every client")
 """Of what the server holds, [J, *p]: the rows that `init` gives are dealt in the order of names."""
 
-Fact = Rule | WireCost | Mark
+INCOMPARABLE = Mark("a loss that rises as it should")
+"""Of what a gradient step moves: its loss in this round is not to be compared with that of others,
+as it is the energy of a chain, which wanders away from a peak, or a term of it is warming up."""
+
+Fact = Rule | WireCost | Centre | Mark
 
 Facts = Mapping[str, Fact | tuple[Fact, ...]]
 """Patterns of names, separated by spaces -> what holds for them."""
 
-Kind = TypeVar("Kind", Rule, WireCost, Mark)
+Kind = TypeVar("Kind", Rule, WireCost, Centre, Mark)
 
 
 def of_kind(facts: Facts, kind: type[Kind]) -> dict[str, Kind]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-import torch
 from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked
@@ -27,6 +26,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.seeds import Seed, continued
+from pyrofl.inference.verdict import Verdict, comparable, movement, verdict
 from pyrofl.metrics import Bins
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors
@@ -49,11 +49,12 @@ class RoundRecord:
     reported: list[int]  # ids of those whose message was merged
     silent: list[int]  # ids of those that were to report and failed to
     loss: Tensors  # mean of every step by its names, [J]; NaN where a client did not train
+    begun: Tensors  # loss of the first of these steps, as `loss`, where rounds are comparable
+    moved: dict[str, float] | None  # how far tensors went, see `verdict`; None: nothing was merged
 
     @classmethod
-    def of(cls, state: Round, data: Federation, seconds: float) -> RoundRecord:
-        """Write a round down."""
-        none = torch.full((data.clients,), torch.nan, dtype=data.dtype)
+    def of(cls, state: Round, old: Round, method: Method, seconds: float) -> RoundRecord:
+        """Write a round down, given the one before and the method."""
         return cls(
             number=state.number,
             seconds=seconds,
@@ -64,7 +65,9 @@ class RoundRecord:
             steps=state.steps.tolist(),
             reported=state.who.ids.tolist(),
             silent=state.silent.tolist(),
-            loss={n: none.scatter(0, state.trained, v.to(none)) for n, v in state.loss.items()},
+            loss=state.of_all(state.loss),
+            begun=state.of_all(comparable(method.facts, state.begun)),
+            moved=movement(method.facts, old, state),
         )
 
     def told(self, names: Sequence[str]) -> dict[str, Any]:
@@ -216,6 +219,11 @@ class Run(Pickled, Summarised):
         return did | {"gradient_steps": steps}
 
     @property
+    def verdict(self) -> Verdict:
+        """Whether it has converged, is moving or has diverged, by its records."""
+        return verdict(self.records, self.method.facts)
+
+    @property
     def _fitted(self) -> tuple[Method, Federation, Round]:
         return self.method, self.data, self.state
 
@@ -240,6 +248,7 @@ class Run(Pickled, Summarised):
         bad = [reason for record in records for reason in record.rejected]
         sent = f"{sum(r.down for r in records):,} down, {sum(r.up for r in records):,} up"
         return {
+            "verdict": str(self.verdict),
             "views": ", ".join(self.method.views),
             "clients": f"{data.clients} that train, {data.held_out} held out",
             "scores": f"round {last[0]['round']}: {shown}" if last else "not tested yet",
@@ -324,8 +333,9 @@ def fit(
         clock = perf_counter()
         for state in states:
             seconds = perf_counter() - clock
-            run.state, run.method = state, at(state.number - 1)
-            run.records.append(RoundRecord.of(state, data, seconds))
+            run.method = at(state.number - 1)
+            run.records.append(RoundRecord.of(state, run.state, run.method, seconds))
+            run.state = state
             if after:
                 after(run)
             test_if_due(state.number)
@@ -336,4 +346,6 @@ def fit(
             bar.set_postfix_str(", ".join(f"{n} {v:.3g}" for n, v in losses.items()))
             bar.update()
             clock = perf_counter()
+        if progress and run.records:
+            bar.write(str(run.verdict), sys.stderr)
     return run

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data.federation import Federation, a_row
-from pyrofl.inference.facts import Mark, Rule, WireCost, of_kind
+from pyrofl.inference.facts import INCOMPARABLE, Centre, Mark, Rule, WireCost, of_kind
 from pyrofl.inference.look import Look
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.state import Round, meet, sent, to_data
@@ -167,9 +167,12 @@ def refuse_idle_patterns(
     ]
     for names, mark in of_kind(method.facts, Mark).items():
         of_sites = names in method.shared
-        asked.append((f"fact {mark.text!r}", names, sites if of_sites else server))
+        held = local if mark is INCOMPARABLE else server
+        asked.append((f"fact {mark.text!r}", names, sites if of_sites else held))
     for names in {**of_kind(method.facts, Rule), **of_kind(method.facts, WireCost)}:
         asked.append(("fact about messages", names, travels))
+    for names in of_kind(method.facts, Centre):
+        asked.append(("fact about movement", names, {**server, **local}))
     for what, patterns, known in asked:
         for pattern in idle(patterns, known):
             raise ValueError(

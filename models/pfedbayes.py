@@ -29,10 +29,12 @@ import pyro
 import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
+from torch.nn.functional import softplus
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.facts import beside
 from pyrofl.inference.method import Method, Phase, Step, as_received, return_received
 from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Program, built_for
@@ -137,5 +139,6 @@ def build(
         merge=Pooled({"*": evenly}, update, merge),
         adapt=(Phase(moves, fine_tune, batch),) if fine_tune else (),
         views={"personal": own, "global": as_received},
+        facts={"w/*": beside("spread", softplus)} if guide is guides.mean_field else {},
         all_train=True,
     )

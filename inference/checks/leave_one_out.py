@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray
 
+SAME = 1e-5  # how far equal log likelihoods are apart, beside their size
+
 
 def loo(
     found: Run | Sequence[Run] | Any, draws: int = 1000, *, var_name: str | None = None, **what: Any
@@ -52,7 +54,8 @@ def loo(
         what: further arguments of `to_arviz`.
 
     Raises:
-        ValueError: if there are no log densities of the draws, or the guide is a point.
+        ValueError: if there are no log densities of the draws, the guide is a point, or a run
+            diverged; see `to_arviz`.
 
     Warns:
         UserWarning: of rows that are hidden, and of those whose Pareto k is bad.
@@ -138,8 +141,12 @@ def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
             stacklevel=3,
         )
         found = found.isel({some.dims[0]: some.values})
-    if bool((found.max("draw") == found.min("draw")).all()):
-        raise ValueError("draws are all the same, as of a point; expected a guide with some spread")
+    # Equal draws differ by rounding where a model was run on more of them at once.
+    if bool((found.max("draw") - found.min("draw") <= SAME * (1 + abs(found).max("draw"))).all()):
+        raise ValueError(
+            "draws are all the same, as of a point, which is no posterior to leave a row out of; "
+            "expected a guide with some spread, such as guide='mean_field'"
+        )
     return found.rename(var_name or (parts[0].name if len(parts) == 1 else "row"))
 
 

@@ -30,6 +30,7 @@ from pyrofl.inference.posteriors.arviz import ClientAxes, Variable, of_prior
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.export import coordinates
 from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.verdict import Losses, comparable
 from pyrofl.tensors import Tensors, matches
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class Ranks:
             site's own; NaN where the fit failed.
         draws: L.
         bins: of the test for uniform ranks.
-        failed: "replication: what was not finite". These replications count nowhere else, so a
-            method is as good as its ranks only if this is empty.
+        failed: "replication: what was not finite, or diverged". These replications count nowhere
+            else, so a method is as good as its ranks only if this is empty.
     """
 
     ranks: xarray.Dataset
@@ -150,6 +151,7 @@ def sbc(
     server: Tensors | None = None,
     bins: AtLeastTwo | None = None,
     chunk: int | None = None,
+    allow_diverged: bool = False,
     **what: Any,
 ) -> Ranks:
     """Check a method on federations that its own prior and likelihood make up.
@@ -173,13 +175,14 @@ def sbc(
         bins: of ranks, a divisor of draws + 1; default as many as leave 10 replications in each,
             and 20 at most.
         chunk: clients trained side by side.
+        allow_diverged: rank fits whose loss rose too; see `pyrofl.inference.verdict`.
         what: further arguments of `pyrofl.posterior`: model and adapted.
 
     Raises:
         ValueError: if the prior is improper, or the model has not just one response.
 
     Warns:
-        UserWarning: if fits were not finite; `Ranks.failed` names them.
+        UserWarning: if fits were not finite or diverged; `Ranks.failed` names them.
     """
     import xarray
 
@@ -193,7 +196,7 @@ def sbc(
     last = at(max(rounds - 1, 0))
     found: list[Tensors] = []
     failed: dict[int, str] = {}
-    fits = _fits(at, template, y, begin, seeds, rounds=rounds, chunk=chunk)
+    fits = _fits(at, template, y, begin, seeds, allow_diverged, rounds=rounds, chunk=chunk)
     for r, (state, bad) in enumerate(fits):
         seen = {}
         if not bad:
@@ -208,11 +211,14 @@ def sbc(
         mine = {n: v[:, 0] if matches(n, last.shared) else v for n, v in seen.items()}
         found.append({n: rank(mine[n], value, source) for n, value in known.items()})
     if len(failed) == replications:
-        raise ValueError(f"no fit is finite, the first for {failed[0]}; expected some")
+        raise ValueError(
+            f"no fit is finite and none converges, the first for {failed[0]}; expected some, such "
+            "as with smaller learning rates, or allow_diverged=True where all are finite"
+        )
     if failed:
         which = f"replications {', '.join(map(str, failed))}"
-        lost = f"{len(failed)} of {replications} fits are not finite, and have no ranks: {which}"
-        warnings.warn(lost, stacklevel=2)
+        lost = f"{len(failed)} of {replications} fits are not finite or diverged"
+        warnings.warn(f"{lost}, and have no ranks: {which}", stacklevel=2)
     ranks = {
         n: (("replication", *v.axes[1:]), torch.stack([one[n].cpu() for one in found]).numpy())
         for n, v in truth.items()
@@ -242,6 +248,7 @@ def _fits(
     y: Tensor,
     begin: Round,
     seeds: list[int],
+    allow_diverged: bool,
     **how: Any,
 ) -> Iterator[tuple[Round, str]]:
     """Yield the last round of each replication, and which of its clients were not finite."""
@@ -254,15 +261,19 @@ def _fits(
     for k, some in enumerate(y.split(step)):
         many, bad = replicas.with_responses(data, some), [""] * len(some)
         state = start = replicas.first_of(begin.server, len(some), clients)
-        seed = seeds[k * step]
+        seed, losses = seeds[k * step], Losses(len(some))
         for state in federate(side_by_side, many, seed=seed, start=start, check=False, **how):
             of_clients = (reason.partition("/") for reason in state.rejected)
             told = [(int(copy), client) for copy, _, client in of_clients]
             for copy, reason in (*told, *refused.items()):
                 bad[copy] = bad[copy] or f"{reason} in round {state.number}"
             refused.clear()
-        for one, reason in zip(replicas.rounds_of(state, clients), bad, strict=True):
-            yield one, reason or _not_finite(one.server | one.private)
+            begun = comparable(at(state.number - 1).facts, state.begun)
+            losses.add(state.number, state.of_all(begun), state.of_all(state.loss))
+        risen = losses.risen()
+        for one, reason, loss in zip(replicas.rounds_of(state, clients), bad, risen, strict=True):
+            diverged = f"diverged {loss}" if loss and not allow_diverged else ""
+            yield one, reason or _not_finite(one.server | one.private) or diverged
 
 
 def _not_finite(tensors: Tensors) -> str:

@@ -31,17 +31,18 @@ def train(
     seed: Seed,
     number: int,
     phases: Sequence[Phase] | None = None,
-) -> tuple[Tensors, Tensors, Tensor]:
+) -> tuple[Tensors, Tensors, Tensor, Tensors]:
     """Run the method's phases, or others, from local [C, ...] for C clients side by side.
 
     Returns:
-        local after training, [C, ...], the mean loss of each gradient step by its names, [C], and
-        how many gradient steps were made, [C] int64.
+        local after training, [C, ...], the mean loss of each gradient step by its names, [C], how
+        many gradient steps were made, [C] int64, and the loss of the first of each, [C].
     """
     known, sizes = local.keys(), data.sizes[who.ids.cpu()]
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # goes on from phase to phase
     order = partial(stream, seed, Stream.ORDER, number)
     losses: Tensors = {}
+    first: Tensors = {}
     made, axes = torch.zeros(len(sizes), dtype=torch.long), Axes()
     # Of all who train, and of these if they have joined later and hold more: clients that train
     # take the same way whoever is beside them.
@@ -75,8 +76,9 @@ def train(
             local = local | cut(changed, back)
             losses |= cut(join_up(part[1] for part in done), back)
             made += torch.cat([part[2] for part in done])[back]
+            first |= cut(join_up(part[3] for part in done), back) | first
     kept = {n: v for n, v in local.items() if n in known or not n.startswith("rows/")}
-    return kept, losses, made
+    return kept, losses, made, first
 
 
 def _in_turn(
@@ -88,12 +90,13 @@ def _in_turn(
     who: Who,
     noise: Callable[[str], Generator],
     order: Callable[[str], Generator],
-) -> tuple[Tensors, Tensors, Tensor]:
+) -> tuple[Tensors, Tensors, Tensor, Tensors]:
     """Run phases, all on full batches or none, epochs [C] times; of local return what changes."""
     ids, old = who.ids.tolist(), local
     rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
     whole = data.batch(who.ids) if phases[0][0].batch is None else None
     losses: Tensors = {}
+    first: Tensors = {}
     made = torch.zeros(len(ids), dtype=torch.long)
     for phase, steps in phases:
         if phase.batch:
@@ -108,8 +111,9 @@ def _in_turn(
         run.go(steps[rank], feed)
         local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
         losses |= cut(run.losses(steps[rank]), back)
+        first |= cut(run.first, back) | first
         made += steps * sum(m.repeat for m in phase.moves if isinstance(m, Step))
-    return {n: v for n, v in local.items() if v is not old.get(n)}, losses, made
+    return {n: v for n, v in local.items() if v is not old.get(n)}, losses, made, first
 
 
 class Streams(Sequence[Generator]):

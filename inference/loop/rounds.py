@@ -227,6 +227,7 @@ def advance(
             trained=told["ids"],
             rejected=(*filter(None, reasons), *bad),
             loss=role("loss", told),
+            begun=role("begun", told),
             steps=told["steps"],
             down=told["down"],
             up=told["up"][heard],
@@ -254,7 +255,7 @@ def _train_chunk(
 ) -> _Chunk:
     """Train clients side by side; hand in their state and the messages of the reporters."""
     received, private = meet(method, data, state, who, seed)
-    local, loss, steps = train(
+    local, loss, steps, begun = train(
         method, received, private | received, data, who, seed=seed, number=state.number
     )
     mine = {n: local[n] for n in private}
@@ -271,4 +272,4 @@ def _train_chunk(
     up[heard] = method.weigh(letter) if letter else 0
     down = method.weigh(received) if received else torch.zeros_like(up)
     told = {"ids": ids, "steps": steps, "down": down, "up": up}
-    return _Chunk(form, reasons, told | under("loss", loss))
+    return _Chunk(form, reasons, told | under("loss", loss) | under("begun", begun))

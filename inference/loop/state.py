@@ -43,6 +43,7 @@ class Round(Summarised):
         rejected: "client: what was wrong" of those whose message or state was bad; also of the
             server, if the merge was not finite and it keeps its state.
         loss: mean loss of every gradient step by its names, [trained]; finite unless rejected.
+        begun: loss of the first step of each client in this round, as `loss`.
         steps: gradient steps that each client made, in all phases, [trained].
         silent: ids of those that were to report and failed to, sorted; see `Stragglers`.
         down: bytes sent to each client that trained, [trained].
@@ -62,11 +63,17 @@ class Round(Summarised):
     silent: Tensor = field(default_factory=nobody)
     down: Tensor = field(default_factory=nobody)
     up: Tensor = field(default_factory=nobody)
+    begun: Tensors = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         """The number of rounds done."""
         return f"State after round {self.number}"
+
+    def of_all(self, values: Tensors) -> Tensors:
+        """Return values [trained] as those of all clients, [J]: NaN of those that did not train."""
+        none = {n: v.new_full(self.seen.shape, torch.nan, device="cpu") for n, v in values.items()}
+        return {n: none[n].scatter(0, self.trained, v.cpu()) for n, v in values.items()}
 
     def summary(self) -> dict[str, str]:
         """Tell what it is."""

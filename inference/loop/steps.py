@@ -57,6 +57,8 @@ class PhaseRun:
         self.once = False  # whether no tensor is written into, as moves run once, for all clients
         self.ones = torch.ones_like(who.size)
         self.total = {step.names: torch.zeros_like(who.size) for step in steps}
+        self.first = {n: torch.full_like(v, torch.nan) for n, v in self.total.items()}
+        self.waiting = {*self.first}  # for their first step
 
     def go(self, steps: Tensor, feed: Feed) -> None:
         """Make the steps of every client, [C] with the most first."""
@@ -108,6 +110,9 @@ class PhaseRun:
         optimiser.step()
         for p in params.values():
             p.grad = None  # so that the next gradients take this memory, still in the cache
+        if step.names in self.waiting:
+            self.waiting.remove(step.names)
+            self.first[step.names][: len(loss)] = loss.detach()
         self.total[step.names][: len(loss)].add_(loss.detach(), alpha=1 / step.repeat)
 
     def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:

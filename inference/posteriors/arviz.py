@@ -22,6 +22,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import Pointwise, Values, agreed, draw, pointwise
 from pyrofl.inference.posteriors.export import inference_data
 from pyrofl.inference.seeds import Seed
+from pyrofl.inference.verdict import Verdict
 from pyrofl.tensors import Tensors, matches
 
 GROUPS: tuple[str, ...] = ("posterior", "prior", "prior_predictive", "posterior_predictive")
@@ -40,6 +41,11 @@ class Fitted(Protocol):
     state: Round
     seed: Seed
     records: list[Any]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it has converged, is moving or has diverged."""
+        ...
 
     def statistics(self) -> Tensors:
         """Return what the paper reports about clients."""
@@ -65,6 +71,7 @@ def to_arviz(
     coords: Mapping[str, Sequence[Any]] | None = None,
     groups: str | Collection[str] = CHEAP,
     ids: Tensor | None = None,
+    allow_diverged: bool = False,
     **asked: Unpack[ModelAsked],
 ) -> Any:
     """Return what runs of one method on one federation found, for ArviZ; every run is a chain.
@@ -94,12 +101,15 @@ def to_arviz(
         groups: some of the above, or "all": those that the method has, as an improper prior has no
             draws.
         ids: of clients; default all that train.
+        allow_diverged: look at runs that diverged too; see `Run.verdict`, which is in the
+            attribute "verdict" of every group.
         asked: model, adapted, chunk and seed of `Asked`; the seed is the run's by default, and for
             groups that look at rows clients go one by one.
 
     Raises:
-        ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, runs
-            differ in clients, rows or sites, or names in dims and coords do not fit.
+        ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, a
+            run diverged, runs differ in clients, rows or sites, or names in dims and coords do not
+            fit.
     """
     runs, everything = list(runs), groups == "all"
     chosen = set(GROUPS if everything else groups)
@@ -113,6 +123,13 @@ def to_arviz(
         raise ValueError(
             f"seeds of the runs are {seeds}; expected all different, so that chains are independent"
         )
+    verdicts = [run.verdict for run in runs]
+    for run, verdict in zip(runs, verdicts, strict=True):
+        if verdict.kind == "diverged" and not allow_diverged:
+            raise ValueError(
+                f"the run of seed {run.seed} {verdict}; expected one that did not, such as with "
+                "smaller learning rates; allow_diverged=True looks at it all the same"
+            )
     clients = torch.arange(data.clients) if ids is None else ids
     refuse_bad_axes(dims or {})
     made = []
@@ -128,7 +145,7 @@ def to_arviz(
         for one, value in zip(made, loss, strict=True):
             of_rounds = {"loss": Variable(value, ("round", "client", "step"))}
             one["sample_stats"] = one.get("sample_stats", {}) | of_rounds
-    return chained(made, data, clients, labels)
+    return chained(made, data, clients, labels, {"verdict": "; ".join(map(str, verdicts))})
 
 
 def refuse_bad_axes(dims: Mapping[str, tuple[str, ...]]) -> None:
@@ -164,6 +181,7 @@ def chained(
     data: Federation,
     ids: Tensor,
     coords: Mapping[str, Sequence[Any]] | None = None,
+    attrs: Mapping[str, str] | None = None,
 ) -> Any:
     """Return groups of each chain for ArviZ; ids are of clients, coords label further axes."""
     arrays: dict[str, dict[str, Tensor]] = {group: {} for group in made[0]}
@@ -176,7 +194,7 @@ def chained(
             axes[f"{group}/{name}"] = ("chain",) * chains + variable.axes
     known = {"client": [data.names[i] for i in ids.tolist()], **(coords or {})}
     of_row = [data.names[i] for i in ids.tolist() for _ in data.train[i]]
-    return inference_data(arrays, axes, known, {"row_client": ("row", of_row)})
+    return inference_data(arrays, axes, known, {"row_client": ("row", of_row)}, attrs)
 
 
 def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:

@@ -27,6 +27,7 @@ def inference_data(
     dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
     along: Mapping[str, tuple[str, Sequence[Any]]] | None = None,
+    attrs: Mapping[str, str] | None = None,
 ) -> Any:
     """Gather arrays for ArviZ: an InferenceData for ArviZ 0.x, an xarray.DataTree for 1.x.
 
@@ -38,13 +39,15 @@ def inference_data(
             Data without chains and draws may have the same name as a variable with them.
         coords: axis -> labels, such as "client" -> the clients' names; others count from 0.
         along: name -> (axis, further labels of its places), such as the client of every row.
+        attrs: what every group says of itself.
 
     Raises:
         ValueError: if a variable's axes are unnamed or too few or too many, if there are not as
             many labels as places, or if two names become the same.
     """
     along = along or {}
-    return gathered({group: _dataset(group, v, dims, coords, along) for group, v in groups.items()})
+    made = {group: _dataset(group, v, dims, coords, along) for group, v in groups.items()}
+    return gathered({group: one.assign_attrs(attrs or {}) for group, one in made.items()})
 
 
 def save(data: Any, path: str | Path) -> None:

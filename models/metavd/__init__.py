@@ -47,7 +47,7 @@ from pyrofl.arguments import (
     checked,
 )
 from pyrofl.data import Batch, Who
-from pyrofl.inference.facts import PER_CLIENT, SPARSE
+from pyrofl.inference.facts import INCOMPARABLE, PER_CLIENT, SPARSE
 from pyrofl.inference.method import Method, Phase, Step, View, as_trained, return_received
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, built_for
@@ -57,7 +57,7 @@ from pyrofl.models.guides.dropout import BOUND, FAMILIES, TINY, Coordinates, log
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import hypernetwork, pruning
 from pyrofl.models.metavd.hypernetwork import Source, embed
-from pyrofl.models.metavd.programs import DropoutModel, Sampling, objective
+from pyrofl.models.metavd.programs import DropoutModel, Sampling, objective, warm_up
 from pyrofl.models.shared.meta_gradients import Order, maml
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
@@ -226,11 +226,11 @@ def build(
         """Tell dropout rates and sparsity."""
         return pruning.report(local, moments, limit, shapes)
 
+    both = "loc/* spread/*" if q.random else "loc/*"
     model = DropoutModel(net, q, shapes, likelihood, prior, coords, prune is not None)
     loss = objective(model, sampling, draws, logit_average, beta, done)
     to_predict = (lambda server, who: begun(download(server, who))) if head == "code" else None
     inner, outer = sgd(lr, clip=clip), sgd(client_lr, clip=clip)
-    both = "loc/* spread/*" if q.random else "loc/*"
     step = test = Step(both, inner, loss)
     if meta:
         order: Order = "exact" if on == "maml" else "hessian_free"
@@ -250,7 +250,11 @@ def build(
             "global": View(lambda received, _: begun(received), to_predict),
         },
         statistics=statistics,
-        facts={source.per_client: PER_CLIENT} | ({} if prune is None else {"*": SPARSE}),
+        facts={
+            source.per_client: PER_CLIENT,
+            **({} if prune is None else {"*": SPARSE}),
+            **({both: INCOMPARABLE} if warm_up(done) < 1 else {}),
+        },
     )
 
 

@@ -49,7 +49,7 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import PER_CLIENT, SHARED, Rule
+from pyrofl.inference.facts import PER_CLIENT, SHARED, Centre, Rule
 from pyrofl.inference.method import Method, Phase, Step, View, send_all
 from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised, built_for
 from pyrofl.inference.servers.averages import CannotMerge
@@ -218,6 +218,7 @@ class Partitioned:
                 "precision": Rule("a precision of a normal distribution", self.normals.proper),
                 f"{self.ours.names} _u {NOISE[0]}": SHARED,
                 "server/shift server/precision": PER_CLIENT,
+                "shift": Centre(lambda _, q: self.normals.mean_and_sd(q)),
             },
         )
 

@@ -68,6 +68,11 @@ class Normals:
         root = inverse(upper, upper=True).mT
         return times(root, times(root.mT, shift)), root
 
+    def mean_and_sd(self, factor: Tensors) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviations [..., d]."""
+        mean, root = self.moments(factor)
+        return mean, torch.linalg.vector_norm(root, dim=-1) if self.full else root
+
     def naturals(self, mean: Tensor, root: Tensor) -> Tensors:
         """Return the normal with this mean and lower triangular root as a factor."""
         if not self.full:

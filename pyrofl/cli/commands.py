@@ -14,7 +14,17 @@ from typing import Any, get_args
 from pyrofl import figures
 from pyrofl.cli import report
 from pyrofl.cli.methods import Epochs, Job, about, arguments, builds, foldable, methods, readable
-from pyrofl.cli.resuming import FAILED, Stopped, ending, keeping, opened, rescued, tested
+from pyrofl.cli.resuming import (
+    FAILED,
+    UNLEARNED,
+    Stopped,
+    ending,
+    keeping,
+    opened,
+    rescued,
+    tested,
+    unlearned,
+)
 from pyrofl.cli.setup import participation, resolve, split, task, threads
 from pyrofl.data.csv_files import LIKELIHOODS
 from pyrofl.data.datasets import DATASETS
@@ -79,15 +89,18 @@ def run(args: Namespace) -> None:
     (job,) = jobs(args, [args.method], [args.seed])
     opened([job])
     say(args, report.about(job.task.data, job.task.likelihood, args))
-    _, scores = fit_and_save(job, keeping(job))
+    done, scores = fit_and_save(job, keeping(job))
     print(report.score_table(scores))
+    if problem := unlearned(done):
+        raise Stopped(f"{job.path} holds what there is of a run: {problem}", UNLEARNED)
     say(args, f"{job.path} holds tables, posterior and figures")
 
 
 def compare(args: Namespace) -> None:
     """Fit several methods with several seeds on the same clients, and write all their folders.
 
-    A run that fails is named in the end, and the others are compared; an interrupt ends all.
+    A run that fails is named in the end, and the others are compared; so is one that diverged or
+    merged nothing, which is compared too. An interrupt ends all.
     """
     args.out = args.out or "runs/compare"
     resolve(args)
@@ -105,6 +118,7 @@ def compare(args: Namespace) -> None:
     history: list[dict[str, object]] = []
     say(args, report.about(asked[0].task.data, asked[0].task.likelihood, args))
     failed: list[str] = []
+    lost: list[str] = []
     for job, keeper in zip(asked, keepers, strict=True):
         try:
             done, scores = fit_and_save(job, keeper)
@@ -114,6 +128,7 @@ def compare(args: Namespace) -> None:
             failed.append(f"{job.path.name} {stop}")
         else:
             finals += report.compare_rows(job, done, scores)
+            lost += [f"{job.path.name} {problem}"] if (problem := unlearned(done)) else []
             of = {"method": job.name, "seed": job.task.seed}
             history += [{**row, **of} for row in done.history]
         keeper.last = None  # what clients keep may be large
@@ -123,10 +138,16 @@ def compare(args: Namespace) -> None:
             write_comparison(folder, finals, history, report.main_metric(scores))
         print(report.compare_table(finals))
         say(args, f"{folder} holds compare.csv, figures and a folder for each method and seed")
+    told = f"{len(lost)} of {len(asked)} runs diverged or merged nothing: {'; '.join(lost)}"
     if failed:
-        raise Stopped(f"{len(failed)} of {len(asked)} runs failed: {'; '.join(failed)}", FAILED)
+        told = f"; {told}" if lost else ""
+        raise Stopped(
+            f"{len(failed)} of {len(asked)} runs failed: {'; '.join(failed)}{told}", FAILED
+        )
     for keeper in () if args.checkpoint_every else keepers:
         keeper.path.unlink(missing_ok=True)
+    if lost:
+        raise Stopped(told, UNLEARNED)
 
 
 def write_comparison(

@@ -72,7 +72,10 @@ def columns(data: Federation, likelihood: str) -> dict[str, Any]:
 
 
 def save(job: Job, run: Run, scores: list[Scores]) -> None:
-    """Write a run's folder, `LAST` last; what a former run left there goes. Scores: of its end."""
+    """Write a run's folder, `LAST` last; what a former run left there goes. Scores: of its end.
+
+    A run that diverged has no posterior.
+    """
     folder, draws = job.path, job.args.posterior_draws
     (folder / "figures").mkdir(exist_ok=True)
     for name in RESULTS:
@@ -83,7 +86,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> None:
     run_folder.write_csv(
         folder / "clients.csv", run_folder.CLIENTS, run.client_rows(scores, statistics)
     )
-    if draws:
+    if draws and run.verdict.kind != "diverged":
         view, adapted = main_view(run)
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
         export.save(run.to_arviz(draws, dims, model=view, adapted=adapted), folder / "posterior.nc")
@@ -103,6 +106,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
         "seeds": {"split": task.split, **vars(task.seeds)},
         "data": columns(run.data, task.likelihood),
         "rounds": run.state.number,
+        "verdict": {"text": str(run.verdict), **asdict(run.verdict)},
         "clients": run.data.clients,
         "message_scalars": sum(math.prod(v.shape[1:]) for v in run.state.message.values()),
         "seconds": [r.seconds for r in records],

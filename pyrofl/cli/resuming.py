@@ -21,6 +21,7 @@ from pyrofl.inference.method import Method
 
 CHECKPOINT = "checkpoint.pt"
 FAILED = 3  # exit code of a run that ended on its way
+UNLEARNED = 4  # of one that made all its rounds, and diverged or merged nothing
 POINTS = 20  # of a learning curve, unless asked for otherwise
 FREE = (  # arguments that may differ when a run goes on
     *("do", "methods", "method", "settings", "seeds", "rounds", "every", "out", "overwrite"),
@@ -31,10 +32,10 @@ FREE = (  # arguments that may differ when a run goes on
 
 
 class Stopped(Exception):
-    """A run that ended before its last round or its results: the process ends with this code."""
+    """What a command has to end with: the process ends with this code."""
 
     def __init__(self, text: str, code: int) -> None:
-        """Take what happened, in one line, and 3, or 130 if it was interrupted."""
+        """Take what happened, in one line, and 3 or 4, or 130 if it was interrupted."""
         super().__init__(text)
         self.code = code
 
@@ -110,6 +111,14 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
             f"for no others up to round {number}; {rounds} and {every} ask for round {lacking[0]}"
         )
     return run.copy(history=[row for row in run.history if row["round"] in wanted])
+
+
+def unlearned(run: Run) -> str:
+    """Say that a run diverged or merged nothing, or ""."""
+    found = run.verdict
+    if found.kind == "diverged":
+        return f"{found}; no posterior.nc; expected another, such as with smaller learning rates"
+    return "" if found.merged else str(found)
 
 
 @contextmanager

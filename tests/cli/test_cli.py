@@ -413,7 +413,7 @@ def test_an_interrupt_is_one_line(tmp_path, monkeypatch, capsys):
 
 def test_without_quiet_it_tells_what_it_does(tmp_path, capsys):
     words = [w for w in SMALL if w != "--quiet"]
-    assert main(["run", "local", *words, "--set", "lr=1e30", "--out", str(tmp_path)]) == 0
+    assert main(["run", "local", *words, "--set", "lr=1e30", "--out", str(tmp_path)]) == 4
     printed = capsys.readouterr()
     assert "local, seed 0: 4 clients, slices:5 of digits" in printed.err
     assert "2/2" in printed.err
@@ -657,3 +657,33 @@ def test_who_failed_to_report_and_what_was_done_are_recorded(tmp_path):
         assert found["rounds_reported"][name] == rounds - silent[name]
     assert sum(found["gradient_steps"].values()) == sum(facts["steps"])
     assert len(set(found["gradient_steps"].values())) > 1
+
+
+def test_a_run_that_diverged_ends_with_its_own_code_and_without_a_posterior(tmp_path, capsys):
+    words = ["run", "fedavg", *SMALL, "--set", "lr=300", "--out", str(tmp_path / "run")]
+    assert main(words) == 4
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"pyrofl: error: {tmp_path / 'run'} holds what there is of a run: ")
+    assert "diverged since round 1: the loss of w/* rose from 2.3" in told
+    assert "; no posterior.nc; expected " in told
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["verdict"]["kind"] == "diverged"
+    assert facts["verdict"]["text"] in told
+    assert not (tmp_path / "run" / "posterior.nc").exists()
+
+
+def test_a_comparison_with_a_run_that_diverged_is_whole(tmp_path, capsys):
+    words = ["compare", "fedavg", "local", *SMALL, "--seeds", "1", "--set", "fedavg.lr=300"]
+    assert main([*words, "--posterior-draws", "0", "--out", str(tmp_path / "all")]) == 4
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("pyrofl: error: 1 of 2 runs diverged or merged nothing: fedavg-0 ")
+    found = {row["method"] for row in read_csv(tmp_path / "all" / "compare.csv")}
+    assert found == {"fedavg", "local"}
+
+
+def test_a_run_in_which_nobody_was_merged_ends_with_its_own_code(tmp_path, capsys):
+    words = ["run", "fedavg", *SMALL, "--fail", "1", "--out", str(tmp_path / "run")]
+    assert main(words) == 4
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.endswith("moving: nobody was merged in any round, as nobody reported")
+    assert (tmp_path / "run" / "run.json").exists()

@@ -51,8 +51,11 @@ def assert_same_run(a: Run, b: Run) -> None:
     for name in ("history", "seed", "draws"):
         assert getattr(a, name) == getattr(b, name), name
     for x, y in zip(a.records, b.records, strict=True):
-        assert replace(x, seconds=0, loss={}) == replace(y, seconds=0, loss={})
+        no_time = {"seconds": 0, "loss": {}, "begun": {}}
+        assert replace(x, **no_time) == replace(y, **no_time)
         toys.assert_same(x.loss, y.loss)
+        toys.assert_same(x.begun, y.begun)
+    assert a.verdict == b.verdict
 
 
 @contract.everywhere
@@ -159,7 +162,7 @@ def test_files_of_others_are_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
         load(tmp_path, plain(), data())
     torch.save({"a": 1}, path)
-    with pytest.raises(ValueError, match=r"it ends with .*; expected b'.npyrofl checkpoint 2"):
+    with pytest.raises(ValueError, match=r"it ends with .*; expected b'.npyrofl checkpoint 3"):
         load(path, plain(), data())
     path.write_bytes(b"0" * 99 + b"\npyrofl checkpoint 3\n")
     with pytest.raises(ValueError, match=r"it ends with b'.npyrofl checkpoint 3"):

@@ -141,15 +141,16 @@ def test_runs_and_rounds_tell_what_they_are(method: Method):
     data = toys.blobs(held_out=2)
     run = pyrofl.fit(toys.poisoned(method, 3), data, 2, every=1, seed=4, progress=False)
     told = repr(run).splitlines()
-    assert len(told) == len(repr(run.state).splitlines()) == 5
+    assert (len(told), len(repr(run.state).splitlines())) == (6, 5)
     assert told[0].startswith("Run of 2 rounds, seed 4, ")
-    assert told[2].endswith("10 that train, 2 held out")
-    assert "scores   round 2: personal accuracy 0." in told[3]
-    assert f"{sum(record.down for record in run.records):,} down, " in told[4]
-    assert "2 rejected, the last client 3: " in told[4]
+    assert told[1] == f"  verdict  {run.verdict}"
+    assert told[3].endswith("10 that train, 2 held out")
+    assert "scores   round 2: personal accuracy 0." in told[4]
+    assert f"{sum(record.down for record in run.records):,} down, " in told[5]
+    assert "2 rejected, the last client 3: " in told[5]
     assert "  clients   10 trained, 9 reported, 0 were silent" in repr(run.state)
     html = run._repr_html_()
-    assert html.count("<tr>") == 4
+    assert html.count("<tr>") == 5
     assert "client 3" in html
     fresh = pyrofl.fit(method, data, 0, progress=False)
     assert "not tested yet" in repr(fresh)

@@ -31,7 +31,7 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import SHARED
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.optim import adam
+from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.programs import Program
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import fedavg, guides, pfedvem, pvi
@@ -286,6 +286,27 @@ def test_a_fit_that_is_not_finite_is_told():
     always = Phase((lambda received, local, batch: {"at": local["at"] * torch.nan},))
     with pytest.raises(ValueError, match="no fit is finite"):
         pyrofl.checks.sbc(replace(prior_only(), phases=(always,)), template(), 1, 10, 19)
+
+
+def test_a_replication_that_diverged_is_told_unless_asked_for():
+    """Steps of 10 on a quadratic of curvature 1 double the distance and more, where y is high."""
+
+    def loss(model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch):
+        high = torch.where(batch.y[:, 0] > 1.5, 1.0, 0.01)
+        return high * (local["at"] - 1.0).square() / 2
+
+    step = Step("at", sgd(10.0), loss)
+    method = replace(prior_only(), phases=(Phase((step,), epochs=4),))
+    method = replace(
+        method, merge=lambda server, message, who, generator: {"at": message["at"].mean()}
+    )
+    with pytest.warns(UserWarning, match="of 30 fits are not finite or diverged"):
+        found = pyrofl.checks.sbc(method, template(), 3, 30, 19, bins=2)
+    assert 0 < len(found.failed) < 30
+    assert all("diverged since round 1: the loss of at rose from 0." in r for r in found.failed)
+    allowed = pyrofl.checks.sbc(method, template(), 3, 30, 19, bins=2, allow_diverged=True)
+    assert not allowed.failed
+    assert bool(allowed.ranks.notnull().all().to_array().all())
 
 
 @pytest.mark.parametrize("raises", [False, True])

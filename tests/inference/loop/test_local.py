@@ -37,7 +37,7 @@ def together(
     who = toys.who(data, *ids)
     start = under("w", toys.net().init(generator(9)))
     received = {n: v.to(data.dtype) for n, v in spread_out(start, len(ids)).items()}
-    local, loss, _ = train(
+    local, loss, *_ = train(
         method, received, dict(received), data, who, seed=SEED, number=NUMBER, phases=phases
     )
     return local, loss
@@ -157,7 +157,7 @@ def test_gradients_may_lie_in_memory_as_they_like():
     method = replace(fedavg.build(net), phases=(Phase((step,), epochs=9),))
     w = torch.randn(3, 3, generator=generator(5))
     received = {"w/weight": w.expand(2, 3, 3)}
-    local, _, _ = train(method, received, received, data, data.who(torch.arange(2)), **AT)
+    local, *_ = train(method, received, received, data, data.who(torch.arange(2)), **AT)
     expected, speed = w.expand(2, 3, 3).clone(), torch.zeros(2, 3, 3)
     for _ in range(9):
         speed = 0.9 * speed + expected - target
@@ -292,7 +292,7 @@ def test_moves_may_swap_tensors():
         ([2, 1], [1, 11], [11, 0]),
     ):
         phase = Phase((swap, add), epochs=lambda ids, epochs=epochs: torch.tensor(epochs))
-        found, _, _ = train(
+        found, *_ = train(
             fedavg.build(toys.net()), {}, local, data, toys.who(data, *ids), phases=(phase,), **AT
         )
         assert (found["a"].tolist(), found["b"].tolist()) == (a, b)

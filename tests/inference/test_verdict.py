@@ -1,0 +1,285 @@
+"""What became of a run: converged, moving or diverged, and how far it moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pyro.distributions as dist
+import pytest
+import torch
+import toys
+from checks import close
+from torch import Tensor
+
+import pyrofl
+from pyrofl.data import Federation
+from pyrofl.inference.checkpoints import load, save
+from pyrofl.inference.facts import INCOMPARABLE, Centre, beside
+from pyrofl.inference.fit import RoundRecord
+from pyrofl.inference.loop.participation import Stragglers, fraction
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.verdict import Losses, Verdict, comparable, movement, verdict
+from pyrofl.models import fedavg, likelihoods, local, pfedvem, priors, pvi
+from pyrofl.nets import build
+from pyrofl.tensors import Tensors, generator
+
+NAN = math.nan
+RATE = 10.0  # at which weights explode, and stay finite
+
+
+def record(
+    number: int,
+    *,
+    loss: Sequence[float] = (1.0, 1.0),
+    begun: Sequence[float] | None = None,
+    moved: dict[str, float] | None = None,
+    rejected: tuple[str, ...] = (),
+    merged: bool = True,
+) -> RoundRecord:
+    """Return a round of two clients with the loss of one step."""
+    told = {"w": torch.tensor(loss)}
+    first = {"w": torch.tensor(loss if begun is None else begun)}
+    moved = ({"w": 0.1} if moved is None else moved) if merged else None
+    who = [0, 1]
+    return RoundRecord(number, 0.0, 0, 0, rejected, who, [1, 1], who, [], told, first, moved)
+
+
+def of_losses(*losses: Sequence[float], begun: Sequence[float] = (1.0, 1.0)) -> Verdict:
+    """Judge rounds with these losses; `begun` are those of the first steps of round one."""
+    first = [begun, *losses[1:]]
+    pairs = enumerate(zip(losses, first, strict=True), 1)
+    return verdict([record(n, loss=a, begun=b) for n, (a, b) in pairs], {})
+
+
+def state(number: int = 0, server: Tensors | None = None, private: Tensors | None = None) -> Round:
+    """Return a round of three clients, of whom 0 and 2 trained."""
+    trained = torch.tensor([0, 2])
+    return Round(number, server or {}, private or {}, torch.ones(3).bool(), trained=trained)
+
+
+def test_movement_is_a_share_of_the_norm():
+    old = state(0, {"w": torch.tensor([3.0, 4.0]), "server/memory": torch.zeros(2)})
+    new = state(1, {"w": torch.tensor([3.0, 5.0]), "server/memory": torch.ones(2)})
+    found = movement({}, old, new)
+    assert found is not None
+    assert found.keys() == {"w"}
+    assert found["w"] == pytest.approx(1 / math.sqrt(34), rel=1e-7)
+    assert movement({}, new, replace(new, number=2)) is None
+    still = {"w": torch.zeros(3), "n": torch.ones(2).long(), "none": torch.zeros(0)}
+    assert movement({}, state(0, still), state(1, dict(still))) == {"w": 0.0}
+    assert movement({}, state(0), state(1, {"new": torch.ones(2)})) == {"new": 1.0}
+
+
+def test_what_has_moments_moves_in_standard_deviations():
+    facts = {"loc/*": beside("log_scale", torch.exp)}
+    sd = torch.tensor([0.1, 10.0])
+    old = {"loc/w": torch.zeros(2), "log_scale/w": torch.ones(2)}
+    new = {"loc/w": torch.tensor([0.2, 1.0]), "log_scale/w": sd.log()}
+    found = movement(facts, state(0, old), state(1, new))
+    assert found is not None
+    assert found["loc/w"] == pytest.approx(2.0, rel=1e-6)
+    assert verdict([record(1, moved={"loc/w": 0.1})], facts).unit == "sd"
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_natural_parameters_move_as_far_as_their_mean(covariance: str):
+    net, likelihood = build("linear", (2,), 1), likelihoods.normal()
+    method = pvi.build(net, likelihood=likelihood, covariance=covariance)  # type: ignore[arg-type]
+    full = covariance == "full"
+    root = torch.tensor([[2.0, 0.0], [0.3, 0.1]], dtype=torch.float64)
+    root = root if full else root.diagonal()
+    normals = pvi.Normals(2, full)
+    mean = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    old, new = (normals.naturals(m, root) for m in (mean, mean + torch.tensor([0.5, 0.1])))
+    found = movement(method.facts, state(0, old), state(1, new))
+    assert found is not None
+    sd = (root @ root.T).diagonal().sqrt() if full else root
+    assert found["shift"] == pytest.approx(max(0.5 / float(sd[0]), 0.1 / float(sd[1])), rel=1e-6)
+
+
+def test_without_a_server_the_client_that_moves_most_counts():
+    old = {"own": torch.tensor([[1.0, 0.0], [9.0, 9.0], [4.0, 3.0]])}
+    new = {"own": torch.tensor([[1.0, 0.0], [0.0, 0.0], [4.0, 0.0]])}
+    found = movement({}, state(0, {}, old), state(1, {}, new))
+    assert found is not None
+    assert found["own"] == pytest.approx(3 / 5, rel=1e-7)
+
+
+def test_a_state_that_is_kept_once_is_not_compared(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pyrofl.inference.loop.state.COPIED", 0)
+    run = pyrofl.fit(local.build(toys.net()), toys.blobs(), 3, progress=False)
+    assert [r.moved for r in run.records] == [{}] * 3
+    assert str(run.verdict).startswith("moving: how far is not known")
+
+
+def test_small_steps_of_three_merges_and_more_have_converged():
+    def judged(*moved: float) -> Verdict:
+        return verdict([record(n, moved={"w": v}) for n, v in enumerate(moved, 1)], {})
+
+    assert judged(1.0, *[0.001] * 5).kind == "converged"
+    assert judged(*[0.0] * 3).kind == "converged"
+    assert judged(*[0.0] * 2).kind == "moving"
+    found = judged(*[0.0] * 4, 0.004)
+    assert (found.kind, found.tensor, found.unit) == ("moving", "w", "norm")
+    assert str(judged(*[0.004] * 5)) == "moving: w by 0.4 % per round"
+    idle = [record(n, moved={"w": 0.1}) for n in (1, 2, 3)]
+    idle += [record(n, merged=False) for n in (4, 5, 6, 7, 8)]
+    assert verdict(idle, {}).kind == "moving"  # rounds without a merge are no sign of rest
+    facts = {"m": Centre(lambda name, tensors: (tensors[name], tensors[name]))}
+    two = verdict([record(n, moved={"w": 0.002, "m": 0.05}) for n in (1, 2, 3)], facts)
+    assert str(two) == "moving: m by 0.05 sd per round"
+
+
+def test_a_loss_that_rose_by_its_size_and_all_its_gains_has_diverged():
+    found = of_losses((1.0, 1.0), (9.0, 9.0), (9.0, 8.0), (8.0, 9.0))
+    assert str(found) == "diverged since round 2: the loss of w rose from 1 to 8.5"
+    assert found.since == 2
+    assert of_losses((1.0, 1.0), (2.5, 2.5), (2.5, 2.5), (2.5, 2.5)).kind == "moving"  # not far
+    assert of_losses((9.0, 9.0), (9.0, 9.0), (9.0, 9.0)).since == 1  # in round one already
+    assert of_losses((1.0, 1.0), (1.0, 1.0), (9.0, 9.0)).kind == "moving"  # not for long
+    won = of_losses((1.0, 1.0), (-9.0, -9.0), (9.0, 9.0), (9.0, 9.0), (9.0, 9.0))
+    assert won.kind == "moving"  # what it had gained counts too, and its noise
+    ramp = of_losses(*[(-50.0 + k, -50.0 + k) for k in range(60)], begun=(-50.0, -50.0))
+    assert ramp.kind == "moving"
+
+
+def test_clients_are_compared_with_themselves():
+    poor, rich = 100.0, 1.0  # only the poor one takes part in the end
+    found = of_losses((NAN, rich), (poor, NAN), (poor, NAN), (poor, NAN), begun=(NAN, rich))
+    assert found.kind == "moving"
+    rising = [record(1, loss=(NAN, 1.0)), record(2, loss=(99.0, NAN), begun=(1.0, NAN))]
+    rising += [record(n, loss=(99.0, NAN)) for n in (3, 4)]
+    assert verdict(rising, {}).since == 2
+
+
+def test_copies_of_a_federation_are_judged_apart():
+    losses = Losses(2)
+    for number, risen in enumerate((1.0, 9.0, 9.0, 9.0), 1):
+        table = {"w": torch.tensor([1.0, 1.0, risen, risen])}
+        losses.add(number, table, table)
+    fine, bad = losses.risen()
+    assert fine is None
+    assert bad is not None
+    assert str(bad) == "since round 2: the loss of w rose from 1 to 9"
+
+
+def test_a_loss_that_may_rise_is_left_out():
+    begun = {"z/*": torch.ones(2), "base/*": torch.ones(2)}
+    assert comparable({"z/*": INCOMPARABLE}, begun).keys() == {"base/*"}
+
+
+def test_bad_messages_alone_are_a_divergence():
+    def judged(*merged: bool, rejected: tuple[str, ...] = ("a: w is nan",)) -> Verdict:
+        each = enumerate(merged, 1)
+        return verdict([record(n, merged=m, rejected=() if m else rejected) for n, m in each], {})
+
+    assert str(judged(False)) == (
+        "diverged since round 1: nobody was merged in any round; a: w is nan"
+    )
+    assert judged(True, False, False, False).since == 2
+    assert judged(True, False, False).kind == "moving"
+    assert judged(False, False, False, True).kind == "moving"
+    silent = judged(False, False, rejected=())
+    assert (silent.kind, silent.merged) == ("moving", 0)
+    assert str(silent) == "moving: nobody was merged in any round, as nobody reported"
+    assert str(verdict([], {})) == "moving: no round yet"
+
+
+def test_rates_that_are_far_too_large_are_told(blobs: Federation):
+    run = pyrofl.fit(fedavg.build(toys.net(), lr=RATE), blobs, 6, progress=False)
+    assert not any(r.rejected for r in run.records)  # all is finite
+    assert str(run.verdict).startswith("diverged since round 1: the loss of w/* rose from 1.")
+    assert run.summary()["verdict"] == str(run.verdict)
+
+
+def test_pvi_with_few_draws_for_many_weights_diverges():
+    rng = generator(0)
+    x = torch.randn(600, 70, generator=rng, dtype=torch.float64)
+    y = x @ torch.randn(70, generator=rng, dtype=torch.float64)
+    y = y + torch.randn(600, generator=rng, dtype=torch.float64)
+    none = tuple(torch.empty(0, dtype=torch.long) for _ in range(4))
+    data = Federation(x, y, torch.arange(600).tensor_split(4), none)
+    method = pvi.build(
+        build("linear", (70,), 1),
+        likelihood=likelihoods.normal(),
+        prior=priors.fixed(dist.Normal, 0.0, 1.0),
+        covariance="full",
+        draws=16,
+    )
+    run = pyrofl.fit(method, data, 4, progress=False)
+    assert not any(r.rejected for r in run.records)
+    assert run.verdict.kind == "diverged"
+    assert run.verdict.since in (1, 2)
+
+
+def test_a_closed_form_converges():
+    rng = generator(1)
+    x = torch.randn(40, 2, generator=rng, dtype=torch.float64)
+    none = tuple(torch.empty(0, dtype=torch.long) for _ in range(4))
+    data = Federation(x, x.sum(1), torch.arange(40).split(10), none)
+    method = pvi.build(
+        build("linear", (2,), 1), likelihood=likelihoods.normal(), covariance="full", damping=0.5
+    )
+    run = pyrofl.fit(method, data, 25, progress=False)
+    assert str(run.verdict) == (
+        "converged: in the last 5 merges nothing moved by more than 0.01 sd or 0.1%"
+    )
+
+
+@pytest.mark.parametrize("build_", [fedavg.build, pfedvem.build, local.build])
+def test_a_run_that_was_stopped_is_judged_as_one_that_was_not(build_, tmp_path, blobs: Federation):
+    method = build_(toys.net())
+    options = {"participation": fraction(0.5), "progress": False}
+    whole = pyrofl.fit(method, blobs, 4, **options)
+    save(pyrofl.fit(method, blobs, 2, **options), tmp_path / "run.pt")
+    rest = pyrofl.fit(method, blobs, 4, start=load(tmp_path / "run.pt", method, blobs), **options)
+    assert rest.verdict == whole.verdict
+    assert [r.moved for r in rest.records] == [r.moved for r in whole.records]
+    assert whole.verdict.tensor
+
+
+def test_a_fit_says_it_in_the_end(blobs: Federation, capsys: pytest.CaptureFixture[str]):
+    run = pyrofl.fit(fedavg.build(toys.net()), blobs, 2)
+    assert str(run.verdict) in capsys.readouterr().err
+    silent = pyrofl.fit(
+        fedavg.build(toys.net()), blobs, 2, stragglers=Stragglers(fail=1.0), progress=False
+    )
+    assert silent.verdict.merged == 0
+
+
+def lost(data: Federation, seed: int = 0) -> pyrofl.Run:
+    return pyrofl.fit(fedavg.build(toys.net(), lr=RATE), data, 3, seed=seed, progress=False)
+
+
+def test_a_run_that_diverged_has_no_posterior_but_for_a_look(blobs: Federation):
+    run = lost(blobs)
+    told = r"the run of seed 0 diverged since round 1: .* smaller learning rates; allow_diverged"
+    for refused in (
+        run.to_arviz,
+        partial(pyrofl.checks.loo, run),
+        partial(pyrofl.checks.pit, run),
+        partial(pyrofl.checks.predictive_checks, run),
+    ):
+        with pytest.raises(ValueError, match=told):
+            refused(draws=2)
+    found = run.to_arviz(draws=2, allow_diverged=True)
+    assert found["posterior"].attrs["verdict"] == str(run.verdict)
+    fine = pyrofl.fit(fedavg.build(toys.net()), blobs, 1, progress=False)
+    assert fine.to_arviz(draws=2)["sample_stats"].attrs["verdict"] == str(fine.verdict)
+    two = pyrofl.to_arviz([fine, lost(blobs, 1)], 2, allow_diverged=True)
+    assert two["posterior"].attrs["verdict"].count("; ") >= 1
+    with pytest.raises(ValueError, match="the run of seed 1 diverged"):
+        pyrofl.to_arviz([fine, lost(blobs, 1)], 2)
+
+
+def test_the_first_loss_is_that_of_the_state_that_came_down(blobs: Federation):
+    method = fedavg.build(toys.net(), batch=None, epochs=3)
+    first = next(pyrofl.federate(method, blobs, 1))
+    one = fedavg.build(toys.net(), batch=None, epochs=1)
+    alone = next(pyrofl.federate(one, blobs, 1))
+    close(first.begun["w/*"], alone.loss["w/*"], 1e-12)
+    table: Tensor = first.of_all(first.begun)["w/*"]
+    assert table.shape == (blobs.clients,)
