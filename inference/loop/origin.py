@@ -23,7 +23,7 @@ _known: WeakKeyDictionary[Federation, Tensor] = WeakKeyDictionary()
 def rows_of(data: Federation) -> Tensor:
     """Return how many training rows each client has, and a hash of them in order: [J, 2] int64.
 
-    Numbers are taken in single precision, so that the type of the data does not matter; who wants to
+    Numbers are taken in single precision, so that the data's type does not matter; who wants to
     deceive the hash can. Made once, so rows must not change.
     """
     if data not in _known:

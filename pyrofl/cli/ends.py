@@ -133,4 +133,5 @@ def _open_streams() -> None:
         if stream is None:  # closed by whoever started the process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # what is behind it may have been replaced
+                stream.reconfigure(errors="backslashreplace")
