@@ -21,8 +21,8 @@ def described(method: Method) -> dict[str, str]:
 
     Functions are told by their code and by what they hold: arguments of what made them, such as the
     family and the scale of a prior, defaults, fields of objects, tensors by their values, networks
-    by their layers. What a function finds by a global name when it runs is not seen: constants of a
-    module and helpers beside it; nor private dicts and lists of objects, which may remember results.
+    by their layers. What a function finds by a global name when it runs is not seen, as constants
+    of a module and helpers beside it; nor private dicts and lists, which may remember results.
     """
     found: dict[str, str] = {}
     known: dict[int, Any] = {}  # held, so that no two have the same id

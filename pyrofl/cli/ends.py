@@ -95,7 +95,8 @@ def what(error: BaseException) -> str:
         return f"not enough memory{f': {error}' if str(error) else ''}"
     if isinstance(error, ValueError | OSError | BadMessage | Stopped):
         return str(error) or type(error).__name__
-    told = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+    first = str(error).partition("\n")[0]  # torch adds where in C++ it was
+    told = f"{type(error).__name__}{f': {first}' if first else ''}"
     return f"{told} (unexpected; {TRACEBACK}=1 shows where)"
 
 
