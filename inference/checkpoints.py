@@ -11,13 +11,16 @@ from torch import Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.files import hashed
-from pyrofl.files.run_folder import versions
+from pyrofl.files.run_folder import METRICS, versions
+from pyrofl.inference.description import described
 from pyrofl.inference.fit import RoundRecord, Run
+from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, separate
 
 RECORDS = tuple(f.name for f in fields(RoundRecord) if f.name != "number")  # that follows
+TOLD = 3  # parts of a method that differ
 STATE = tuple(f.name for f in fields(Round) if f.name != "who")
 
 
@@ -28,8 +31,8 @@ def save(run: Run, path: str | Path, about: Mapping[str, Any] | None = None) -> 
         run: as `fit` returns it, or hands it to `after`.
         path: of the file, which is replaced once the new one is on the disk.
         about: settings of the run, as JSON has them; `load` refuses the file if one differs. The
-            data, the seeds and the versions of Python, pyrofl, torch, Pyro and NumPy are always
-            among them.
+            data, the seeds, the versions of Python, pyrofl, torch, Pyro and NumPy and the parts of
+            the method are always among them, but no constants of modules that its functions read.
 
     Raises:
         OSError: if there is no room for it.
@@ -39,7 +42,8 @@ def save(run: Run, path: str | Path, about: Mapping[str, Any] | None = None) -> 
     records: dict[str, Any] = {"draws": run.draws, "metrics": run.history}
     records |= {name: [getattr(record, name) for record in run.records] for name in RECORDS}
     about = _about(run.data, run.seed, about)
-    hashed.write(path, about, {"state": state, "records": records})
+    content = {"state": state, "records": records, "method": described(run.method)}
+    hashed.write(path, about, content)
 
 
 def load(
@@ -58,9 +62,34 @@ def load(
     number -> method; `about` is what `save` was given.
 
     Raises:
-        ValueError: if the file is damaged or cut off, or anything differs; it says what.
+        ValueError: if the file is damaged, cut off or incomplete, or anything differs, such as the
+            prior or the guide; it says what.
     """
     content = hashed.read(path, _about(data, seed, about))
+    try:
+        run = _made(content, method, data, seed)
+        _refuse_unlike(run)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"checkpoint {path} is incomplete ({told}); expected what `save` writes"
+        ) from error
+    was, now = content.get("method", {}), described(run.method)
+    if differ := [name for name in was | now if was and was.get(name) != now.get(name)]:
+        few = differ[:TOLD]
+        hashed.same(
+            f"checkpoint {path}", {n: was.get(n) for n in few}, {n: now.get(n) for n in few}
+        )
+    return run
+
+
+def _made(
+    content: dict[str, Any],
+    method: Method | Callable[[int], Method],
+    data: Federation,
+    seed: Seed,
+) -> Run:
+    """Make a run of what a file holds."""
     state = content["state"]
     who = Who(state.pop("ids").clone(), state.pop("size").clone())
     last = Round(who=who, private=state.pop("private"), **_copied(state))
@@ -69,6 +98,24 @@ def load(
     rows = list(zip(*(known[name] for name in RECORDS), strict=True))
     records = [RoundRecord(n, *row) for n, row in enumerate(rows, last.number - len(rows) + 1)]
     return Run(now, data, last, seed, known["draws"], records=records, history=known["metrics"])
+
+
+def _refuse_unlike(run: Run) -> None:
+    """Refuse a state whose parts do not fit the data, the method or each other."""
+    state, clients = run.state, run.data.clients
+    if not isinstance(state.number, int) or state.number < len(run.records):
+        raise ValueError(f"number is {state.number!r}, of {len(run.records)} records")
+    shapes = {f"private {n}": (v, (clients, *v.shape[1:])) for n, v in state.private.items()}
+    shapes["seen"] = (state.seen, (clients,))
+    begin = first(run.method, run.data, run.seed).server
+    for name, value in begin.items() if state.number else ():
+        shapes[f"server {name}"] = (state.server[name], value.shape)
+    for name, (found, expected) in shapes.items():
+        if found.shape != expected:
+            raise ValueError(f"{name} has shape {list(found.shape)}, not {list(expected)}")
+    for row in run.history:
+        if row.keys() != set(METRICS):
+            raise ValueError(f"a line of metrics has {', '.join(row)}")
 
 
 def _about(data: Federation, seed: Seed, about: Mapping[str, Any] | None) -> dict[str, Any]:

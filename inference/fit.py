@@ -294,7 +294,8 @@ def fit(
         seed: fixes all random numbers; `Seeds` for several. None is that of a Run that is gone on
             from, otherwise 0.
         server: first state.
-        start: a Round to go on from, or a Run, whose records are continued.
+        start: a Round to go on from, or a Run, whose records are continued; of the same clients
+            with the same training rows.
         every: test after every so many rounds; 0 leaves testing to the caller.
         draws: of the guide, for predictions; None takes its mean, or as many as a start's Run.
         metrics: name -> one of your own, scored too; see `evaluate`. None: those of a start's Run.

@@ -78,7 +78,7 @@ def build(
     likelihood: Likelihood = categorical,
     prior: Prior = flat,
     guide: guides.Family = guides.delta,
-    scale: float = 0.05,
+    scale: NotNegative = 0.05,
     draws: Count = 5,
     epochs: Whole | Callable[[Tensor], Tensor] = 5,
     batch: Count | None = 10,

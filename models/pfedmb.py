@@ -65,7 +65,7 @@ def build(
     prior: Prior | None = None,
     concentration: Positive = 1.0,
     guide: Literal["softmax", "projection", "dirichlet"] | guides.Family = "softmax",
-    scale: float = 0.2,
+    scale: NotNegative = 0.2,
     draws: Count = 5,
     kl: NotNegative = 1.0,
     weighted: bool = True,

@@ -25,6 +25,7 @@ from pyrofl.inference.loop.messages import (
     merged,
     unlike,
 )
+from pyrofl.inference.loop.origin import gone_on, rows_of
 from pyrofl.inference.loop.participation import Draw, Stragglers, drawn, everyone
 from pyrofl.inference.loop.state import ClientState, Round, chunks, meet, sent, to_data
 from pyrofl.inference.method import Method
@@ -67,7 +68,7 @@ def federate(
             reporters, or everyone if `method.all_train`.
         chunk: clients trained side by side; default by the size of their state.
         server: first state, instead of `method.init`.
-        start: a Round to go on from.
+        start: a Round to go on from, of the same clients with the same training rows.
         stragglers: clients that do part of their work, or are not heard.
         on_bad_message: "reject" goes on without the client, "raise" stops the run.
         state_memory: bytes of all clients' private state that may be in memory; what is larger is
@@ -77,18 +78,17 @@ def federate(
         check: before round one, refuse a method that would give wrong numbers, see `check`.
 
     Raises:
-        ValueError: if `check` refuses, a draw does not fit the clients, or messages are not to be
-            kept and the method cannot fold them.
+        ValueError: if `check` refuses, a draw does not fit the clients, start is of other clients
+            or rows, or messages are not to be kept and the method cannot fold them.
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
     """
     refuse_inference_mode()
     seed, slow = separate(seed), stragglers or Stragglers()
     at = by_round(method)
-    if start is not None and (server is not None or len(start.seen) != data.clients):
-        raise ValueError(
-            f"start is a round of {len(start.seen)} clients; expected {data.clients}, and no "
-            "server state besides"
-        )
+    if start is not None and server is not None:
+        raise ValueError("start and server are both given; expected one of them to begin with")
+    if start is not None:
+        start = gone_on(start, data)
     if (begun := start.number if start else 0) < rounds:
         inbox(at(begun), {}, torch.zeros(0), keep_messages)
         if check and not begun:
@@ -151,12 +151,9 @@ def first(method: Method, data: Federation, seed: Seed, server: Tensors | None =
         )
         place = torch.tensor(sorted(range(data.clients), key=data.names.__getitem__)).argsort()
         server = server | {n: v[place] for n, v in pick(server, method.per_client).items()}
-    return Round(
-        0,
-        to_data(as_tensors("server", server), data),
-        {},
-        torch.zeros(data.clients, dtype=torch.bool),
-    )
+    server = to_data(as_tensors("server", server), data)
+    seen, names = torch.zeros(data.clients, dtype=torch.bool), data.names[: data.clients]
+    return Round(0, server, {}, seen, names=names, rows=rows_of(data))
 
 
 @in_turn
@@ -231,6 +228,8 @@ def advance(
             steps=told["steps"],
             down=told["down"],
             up=told["up"][heard],
+            names=state.names,
+            rows=state.rows,
         )
 
 

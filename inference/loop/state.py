@@ -48,6 +48,8 @@ class Round(Summarised):
         silent: ids of those that were to report and failed to, sorted; see `Stragglers`.
         down: bytes sent to each client that trained, [trained].
         up: bytes sent by each client that reported, [M].
+        names: of the clients that train; () if unknown.
+        rows: [J, 2], how many training rows each has and a hash of them; None if unknown.
     """
 
     number: int
@@ -64,6 +66,8 @@ class Round(Summarised):
     down: Tensor = field(default_factory=nobody)
     up: Tensor = field(default_factory=nobody)
     begun: Tensors = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    rows: Tensor | None = None
 
     @property
     def title(self) -> str:

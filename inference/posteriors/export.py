@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,7 +92,22 @@ def import_arviz() -> Any:
     """Import ArviZ without the notice of its version 1 that 0.23 gives once a day."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
-        return import_module("arviz")
+        try:
+            return import_module("arviz")
+        except OSError:  # there is no home to note the day of that notice in
+            with TemporaryDirectory() as folder, _environment(XDG_CACHE_HOME=folder):
+                return import_module("arviz")
+
+
+@contextmanager
+def _environment(**words: str) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(words)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def gathered(datasets: Mapping[str, xarray.Dataset]) -> Any:

@@ -7,12 +7,12 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from pyrofl.bench import measuring
 from pyrofl.bench.cases import CASES
 from pyrofl.bench.measuring import Measured, Peak
-from pyrofl.data import datasets
+from pyrofl.cli.ends import ending, show
+from pyrofl.cli.setup import threads
+from pyrofl.data import Dataset, datasets
 from pyrofl.figures import save
 from pyrofl.figures.style import panels
 from pyrofl.files import run_folder
@@ -35,27 +35,25 @@ def bench(args: Namespace) -> None:
         raise ValueError(f"case is {unknown[0]!r}; expected one of {', '.join(NAMES)}")
     asked = args.case or [n for n in NAMES if not args.quick or n != "memory"]
     out = run_folder.prepare(args.out, args.overwrite)
-    before = torch.get_num_threads()
-    torch.set_num_threads(args.threads)
-    try:
-        rows = list(_measured(args, asked))
-        peaks = _peaks(args.quick) if "memory" in asked else []
-    finally:
-        torch.set_num_threads(before)
-    columns = ("case", "ours_s", "other_s", "low", "high", "ratio")
-    print(run_folder.table(columns, [[getattr(row, n) for n in columns] for row in rows]))
-    run_folder.write_csv(out / "bench.csv", Measured._fields, rows)
-    save(ratios(rows), out / "ratios.png")
-    if growing := [row for row in rows if row.case.startswith("clients=")]:
-        save(clients_per_second(growing), out / "clients.png")
-    if peaks:
-        print(run_folder.table(Peak._fields, peaks))
-        run_folder.write_csv(out / "memory.csv", Peak._fields, peaks)
-        save(memory(peaks), out / "memory.png")
-
-
-def _measured(args: Namespace, asked: list[str]) -> Iterator[Measured]:
     loaded = datasets.load(args.data, data_dir=args.data_dir) if args.data else None
+    with ending("bench ended before all was measured: {}".format):
+        with threads(args.threads):
+            rows = list(_measured(args, asked, loaded))
+            peaks = _peaks(args.quick) if "memory" in asked else []
+        run_folder.write_csv(out / "bench.csv", Measured._fields, rows)
+        save(ratios(rows), out / "ratios.png")
+        if growing := [row for row in rows if row.case.startswith("clients=")]:
+            save(clients_per_second(growing), out / "clients.png")
+        if peaks:
+            run_folder.write_csv(out / "memory.csv", Peak._fields, peaks)
+            save(memory(peaks), out / "memory.png")
+    columns = ("case", "ours_s", "other_s", "low", "high", "ratio")
+    shown = [run_folder.table(columns, [[getattr(row, n) for n in columns] for row in rows])]
+    shown += [run_folder.table(Peak._fields, peaks)] if peaks else []
+    show("\n".join(shown), f"{out} holds all results")
+
+
+def _measured(args: Namespace, asked: list[str], loaded: Dataset | None) -> Iterator[Measured]:
     turns, most = (2, 3) if args.quick else (args.turns, None)
     for name in asked:
         sys.stderr.write(f"{name}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,18 +12,10 @@ from typing import Any, get_args
 
 from pyrofl import figures
 from pyrofl.cli import report
+from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, show, tell
 from pyrofl.cli.methods import Epochs, Job, about, arguments, builds, foldable, methods, readable
-from pyrofl.cli.resuming import (
-    FAILED,
-    UNLEARNED,
-    Stopped,
-    ending,
-    keeping,
-    opened,
-    rescued,
-    tested,
-    unlearned,
-)
+from pyrofl.cli.rehearsal import rehearse
+from pyrofl.cli.resuming import keeping, opened, rescued, tested, unlearned
 from pyrofl.cli.setup import participation, resolve, split, task, threads
 from pyrofl.data.csv_files import LIKELIHOODS
 from pyrofl.data.datasets import DATASETS
@@ -56,7 +47,7 @@ def list_all(args: Namespace) -> None:
         width = max(map(len, lines))
         found = [f"  {name:<{width}}  {text}" for name, text in lines.items()]
         blocks.append("\n".join([title, *found]))
-    print("\n\n".join([blocks[0], variants(), *blocks[1:]]))
+    show("\n\n".join([blocks[0], variants(), *blocks[1:]]))
 
 
 def variants() -> str:
@@ -87,12 +78,14 @@ def run(args: Namespace) -> None:
     """Fit one method and write its folder."""
     resolve(args)
     (job,) = jobs(args, [args.method], [args.seed])
-    opened([job])
-    say(args, report.about(job.task.data, job.task.likelihood, args))
-    done, scores = fit_and_save(job, keeping(job))
-    print(report.score_table(scores))
+    rehearse([job])
+    with opened([job]):
+        say(args, report.about(job.task.data, job.task.likelihood, args))
+        done, scores, lacking = fit_and_save(job, keeping(job))
+    show(report.score_table(scores), f"{job.path} holds all results")
     if problem := unlearned(done):
         raise Stopped(f"{job.path} holds what there is of a run: {problem}", UNLEARNED)
+    report.figures_lack(job.path, lacking)
     say(args, f"{job.path} holds tables, posterior and figures")
 
 
@@ -105,10 +98,16 @@ def compare(args: Namespace) -> None:
     args.out = args.out or "runs/compare"
     resolve(args)
     asked = jobs(args, args.methods, range(args.seed, args.seed + args.seeds))
+    rehearse(asked)
     left = rf"compare\.csv|figures|({'|'.join(builds())})-\d+" if args.resume else ""
     folder = run_folder.prepare(args.out, args.overwrite, left)
     run_folder.prepare(folder / "figures", overwrite=True)
-    opened(asked)
+    with opened(asked, folder):
+        fit_all(args, asked, folder)
+
+
+def fit_all(args: Namespace, asked: Sequence[Job], folder: Path) -> None:
+    """Fit all that is compared, and write and print what came out."""
     # Each leaves a checkpoint, so that those which are done need not be done again.
     keepers = [keeping(job, args.rounds) for job in asked]
     run_folder.sweep(folder)
@@ -117,11 +116,10 @@ def compare(args: Namespace) -> None:
     finals: list[report.CompareRow] = []
     history: list[dict[str, object]] = []
     say(args, report.about(asked[0].task.data, asked[0].task.likelihood, args))
-    failed: list[str] = []
-    lost: list[str] = []
+    failed, lost, lacking = list[str](), list[str](), list[str]()
     for job, keeper in zip(asked, keepers, strict=True):
         try:
-            done, scores = fit_and_save(job, keeper)
+            done, scores, lack = fit_and_save(job, keeper)
         except Stopped as stop:
             if stop.code != FAILED:
                 raise
@@ -131,13 +129,13 @@ def compare(args: Namespace) -> None:
             lost += [f"{job.path.name} {problem}"] if (problem := unlearned(done)) else []
             of = {"method": job.name, "seed": job.task.seed}
             history += [{**row, **of} for row in done.history]
+            lacking += lack
         keeper.last = None  # what clients keep may be large
     if finals:
         kept = f"{folder} holds their checkpoints, go on with --resume"
         with ending(lambda what: f"after all runs: {what}; {kept}"):
-            write_comparison(folder, finals, history, report.main_metric(scores))
-        print(report.compare_table(finals))
-        say(args, f"{folder} holds compare.csv, figures and a folder for each method and seed")
+            lacking += write_comparison(folder, finals, history, report.main_metric(scores))
+        show(report.compare_table(finals), f"{folder} holds all results")
     told = f"{len(lost)} of {len(asked)} runs diverged or merged nothing: {'; '.join(lost)}"
     if failed:
         told = f"; {told}" if lost else ""
@@ -148,17 +146,21 @@ def compare(args: Namespace) -> None:
         keeper.path.unlink(missing_ok=True)
     if lost:
         raise Stopped(told, UNLEARNED)
+    report.figures_lack(folder, lacking)
+    say(args, f"{folder} holds compare.csv, figures and a folder for each method and seed")
 
 
 def write_comparison(
     folder: Path, finals: list[report.CompareRow], history: list[dict[str, object]], metric: str
-) -> None:
-    """Write the table of all runs and its figures."""
-    table, curves, comparison = (folder / name for name in COMPARISON)
-    run_folder.write_csv(table, run_folder.COMPARE, finals)
-    figures.save(figures.curves(history, metric), curves)
+) -> list[str]:
+    """Write the table of all runs and its figures; say which figures could not be drawn."""
+    run_folder.write_csv(folder / COMPARISON[0], run_folder.COMPARE, finals)
     rows = [dict(zip(run_folder.COMPARE, row, strict=True)) for row in finals]
-    figures.save(figures.comparison(rows, metric), comparison)
+    shown = {
+        "curves": lambda: figures.curves(history, metric),
+        "comparison": lambda: figures.comparison(rows, metric),
+    }
+    return report.drawn(folder, shown.items())
 
 
 def partition(args: Namespace) -> None:
@@ -170,14 +172,17 @@ def partition(args: Namespace) -> None:
     if path.exists() and not args.overwrite:
         raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
     dataset, data = split(args, args.seed)
-    figure = figures.partition(class_counts(data), data.names, data.classes)
+    counts = class_counts(data)
+    figures.try_out()
     run_folder.prepare(path.parent, overwrite=True)
-    figures.save(figure, path)
+    with ending(lambda what: f"{path} cannot be drawn: {what}"):
+        figures.save(figures.partition(counts, data.names, data.classes), path)
     sizes = data.sizes
-    print(report.about(data, dataset.likelihood, args))
-    print(
+    show(
+        f"{report.about(data, dataset.likelihood, args)}\n"
         f"{args.partition} of {args.data}: {len(sizes)} clients of {sizes.min()} to {sizes.max()} "
-        f"training rows, {float(sizes.double().mean()):.1f} on average"
+        f"training rows, {float(sizes.double().mean()):.1f} on average",
+        f"{path} is drawn",
     )
 
 
@@ -197,8 +202,8 @@ def jobs(args: Namespace, names: Sequence[str], seeds: Sequence[int]) -> list[Jo
     return [Job(args, name, made[name], at, draw) for name in names for made, at, draw in of]
 
 
-def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores]]:
-    """Fit a method, test it and write its folder."""
+def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]]:
+    """Fit a method, test it and write its folder; say which figures could not be drawn."""
     args, task, data = job.args, job.task, job.task.data
     of = f"{args.partition} of {args.data}"
     say(args, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}")
@@ -223,12 +228,12 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores]]:
             after=keeper,
         )
         scores = done.scores()
-        report.save(job, done, scores)
+        lacking = report.save(job, done, scores)
     reasons = [reason for record in done.records for reason in record.rejected]
     bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in kinds([r]))
     for (client, kind), times in bad.items():
         say(args, f"{client}: rejected in {times} of {args.rounds} rounds; expected {kind}")
-    return done, scores
+    return done, scores, lacking
 
 
 def blamed(reason: str, names: Sequence[str]) -> str:
@@ -243,4 +248,4 @@ def blamed(reason: str, names: Sequence[str]) -> str:
 def say(args: Namespace, text: str) -> None:
     """Print a line for people, unless they want quiet."""
     if not args.quiet:
-        print(text, file=sys.stderr)
+        tell(f"{text}\n")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from pyrofl.models.shared.schedules import uneven
 Build = Callable[..., Any]
 Scheduled = Method | Callable[[int], Method]
 Epochs = Callable[[Tensor], Tensor]
+N = TypeVar("N", int, float)
 Value = int | float | bool | str | Epochs | None
 
 DONE = "done"  # the share of the rounds that are over
@@ -153,23 +154,34 @@ def accepted(build: Build) -> dict[str, Any]:
 
 
 def _number(text: str) -> float:
-    if not math.isfinite(float(text)):
+    if not math.isfinite(found := float(text)):
         raise ValueError(text)
-    return float(text)
+    return within(found, 2.0**63)  # whose square single precision still has
+
+
+def _whole(text: str) -> int:
+    return within(int(text), 2**31 - 1)
+
+
+def within(value: N, most: N) -> N:
+    """Refuse a number that tensors do not have room for."""
+    if abs(value) > most:
+        raise OverflowError(f"{most:.10g}")
+    return value
 
 
 def _epochs(text: str) -> Epochs:
     name, _, most = text.partition(":")
     if name != "uneven":
         raise ValueError(text)
-    return uneven(int(most))
+    return uneven(_whole(most))
 
 
 # Types that words can stand for: what is expected, and who reads it.
 READERS: dict[Any, tuple[str, Callable[[str], Value]]] = {
     NoneType: ("none", {"none": None}.__getitem__),
     bool: ("true or false", {"true": True, "false": False}.__getitem__),
-    int: ("a whole number", int),
+    int: ("a whole number", _whole),
     float: ("a number", _number),
     str: ("a word", str),
     Epochs: ("uneven:MOST", _epochs),
@@ -191,8 +203,11 @@ def parse(text: str, kind: Any, what: str) -> Value:
     """
     readers = {k: READERS.get(k) or _choice(k) for k in readable(kind)}
     for one in sorted(readers, key=lambda k: (k is not NoneType, k is str)):
-        with suppress(ValueError, KeyError):
-            return readers[one][1](text)
+        try:
+            with suppress(ValueError, KeyError):
+                return readers[one][1](text)
+        except OverflowError as most:
+            raise ValueError(f"{what} is {text!r}; expected at most {most}") from most
     expected = " or ".join(words for words, _ in readers.values())
     raise ValueError(f"{what} is {text!r}; expected {expected}")
 

@@ -3,36 +3,61 @@
 from __future__ import annotations
 
 import os
-import sys
+import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, NoReturn, get_args
 
 from pyrofl.arguments import Count, PositiveShare, Share, Whole
 from pyrofl.cli import commands
-from pyrofl.cli.resuming import CHECKPOINT, Stopped
+from pyrofl.cli.ends import complaint, ended, show
+from pyrofl.cli.resuming import CHECKPOINT
 from pyrofl.data.columns import Missing
 from pyrofl.inference.loop.messages import OnBadMessage
 
+MOST = 2**31 - 1  # what is longer is no count that anybody waits for
+CORES = max(64, os.cpu_count() or 1)  # too many threads kill a process
 
-def number(kind: Any) -> dict[str, Any]:
+
+def number(kind: Any, most: float = MOST) -> dict[str, Any]:
     """Make a kind of argument of a type of `pyrofl.arguments`."""
     base, allowed = get_args(kind)
 
     def read(text: str) -> Any:
+        high = allowed
         with suppress(ValueError):
-            if (value := base(text)) in allowed:
+            if (value := base(text)) in allowed and value <= most:
                 return value
+            high = allowed if value <= most else f"of at most {most}"
         whole = "whole " if base is int else ""
-        raise ArgumentTypeError(f"found {text!r}; expected a {whole}number {allowed}")
+        raise ArgumentTypeError(f"found {text!r}; expected a {whole}number {high}")
 
     return {"type": read}
 
 
-TEXT: dict[str, Any] = {}
-SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, {"required": True}
+def some_text(text: str) -> str:
+    """Refuse what a variable of the shell without a value leaves."""
+    if not text:
+        raise ArgumentTypeError("found ''; expected a text that is not empty")
+    return text
+
+
+def at_home(text: str) -> str:
+    """Write out ~ where a path begins: in front, and behind csv: and npz:."""
+    return re.sub(r"(^|\bcsv:|\bnpz:)(~[^/+:]*)", _written_out, some_text(text))
+
+
+def _written_out(found: re.Match[str]) -> str:
+    return found[1] + os.path.expanduser(found[2])
+
+
+TEXT: dict[str, Any] = {"type": some_text}
+PATH: dict[str, Any] = {"type": at_home}
+SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, PATH | {"required": True}
 COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare))
+SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
 ON_BAD, MISSING = ({"choices": get_args(words)} for words in (OnBadMessage, Missing))
@@ -41,8 +66,8 @@ Row = tuple[str, dict[str, Any], Any, str]
 """A flag and a name for its value, its kind, its default, what it means."""
 
 DATA: tuple[Row, ...] = (  # who holds which rows
-    ("--data D", TEXT, "digits", "data set, see pyrofl list"),
-    ("--data-dir DIR", TEXT, None, "where downloads are kept; default ~/.cache/pyrofl"),
+    ("--data D", PATH, "digits", "data set, see pyrofl list"),
+    ("--data-dir DIR", PATH, None, "where downloads are kept; default ~/.cache/pyrofl"),
     ("--target COLUMN", TEXT, None, "of csv: and npz: data, what is predicted"),
     ("--group COLUMN", TEXT, None, "of csv: and npz: data, whose a row is"),
     ("--features COLUMN,...", TEXT, None, "of csv: data; default all other numbers"),
@@ -57,18 +82,18 @@ DATA: tuple[Row, ...] = (  # who holds which rows
     ("--partition P", TEXT, None, "see pyrofl list; default groups of the data or slices:5"),
     ("--clients J", COUNT, None, "that train; default 20 or the groups"),
     ("--held-out H", WHOLE, 0, "clients that never train"),
-    ("--server-data U", TEXT, None, "the server's unlabelled rows: a count, share or data set"),
+    ("--server-data U", PATH, None, "the server's unlabelled rows: a count, share or data set"),
     ("--test POLICY", TEXT, "same_shares", "who is tested on what"),
-    ("--seed S", WHOLE, 0, "of all random numbers"),
-    ("--split-seed S", WHOLE, None, "of who holds what; default --seed"),
+    ("--seed S", SEED, 0, "of all random numbers"),
+    ("--split-seed S", SEED, None, "of who holds what; default --seed"),
     ("--overwrite", FLAG, False, "replace files that are there"),
 )
 FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
-    ("--net N", TEXT, None, "network, see pyrofl list, or FILE.py:NAME; default by the data"),
+    ("--net N", PATH, None, "network, see pyrofl list, or FILE.py:NAME; default by the data"),
     ("--rounds R", COUNT, 20, "of training"),
-    ("--init-seed S", WHOLE, None, "of the first server state and clients' start; default --seed"),
-    ("--participation-seed S", WHOLE, None, "of who trains, is heard, is slow; default --seed"),
-    ("--noise-seed S", WHOLE, None, "of the order of rows, Monte Carlo draws; default --seed"),
+    ("--init-seed S", SEED, None, "of the first server state and clients' start; default --seed"),
+    ("--participation-seed S", SEED, None, "of who trains, is heard, is slow; default --seed"),
+    ("--noise-seed S", SEED, None, "of the order of rows, Monte Carlo draws; default --seed"),
     ("--participation WHO", TEXT, "everyone", "everyone, share 0.1, count 10, or bernoulli:0.1"),
     ("--set NAME=VALUE", SETTINGS, [], "settings of methods; METHOD.NAME=VALUE for one of several"),
     ("--fail P", SHARE, 0.0, "probability that a client that trained is not heard; default 0"),
@@ -80,9 +105,9 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
     ("--chunk C", COUNT, None, "clients side by side; default by memory"),
     ("--state-memory GIB", WHOLE, 4, "private state beyond it goes to a temporary file"),
     ("--fold-messages", FLAG, False, "merge messages as they come, where the merge is a mean"),
-    ("--threads T", COUNT, 1, "of the CPU"),
+    ("--threads T", THREADS, 1, "of the CPU"),
     ("--device DEVICE", TEXT, "cpu", "of torch"),
-    ("--out DIR", TEXT, None, "where results go; default runs/METHOD-SEED or runs/compare"),
+    ("--out DIR", PATH, None, "where results go; default runs/METHOD-SEED or runs/compare"),
     ("--checkpoint-every N", COUNT, None, f"write {CHECKPOINT} every N rounds and after the last"),
     ("--resume", FLAG, False, "go on from the checkpoint, if there is one"),
     ("--quiet", FLAG, False, "print nothing but the table"),
@@ -90,16 +115,16 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
 BENCH: tuple[Row, ...] = (
     ("--quick", FLAG, False, "about a minute: few turns, few cases"),
     ("--case NAME", CASES, None, "only this one"),
-    ("--data D", TEXT, None, "images, npz:FILE; default made-up ones"),
-    ("--data-dir DIR", TEXT, None, "where downloads are kept"),
+    ("--data D", PATH, None, "images, npz:FILE; default made-up ones"),
+    ("--data-dir DIR", PATH, None, "where downloads are kept"),
     ("--turns TURNS", COUNT, 5, "of both sides"),
-    ("--threads THREADS", COUNT, 2, "of the CPU"),
-    ("--out DIR", TEXT, "runs/bench", "where results go"),
+    ("--threads THREADS", THREADS, 2, "of the CPU"),
+    ("--out DIR", PATH, "runs/bench", "where results go"),
     ("--overwrite", FLAG, False, "replace files that are there"),
 )
 METHOD: Row = ("method METHOD", TEXT, None, "see pyrofl list")
 METHODS: Row = ("methods METHOD", SOME, None, "see pyrofl list")
-SEEDS: Row = ("--seeds SEEDS", COUNT, 3, "runs per method")
+SEEDS: Row = ("--seeds SEEDS", FEW, 3, "runs per method")
 FIGURE: Row = ("--out FIG.png", REQUIRED, None, "the figure's file")
 
 COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = {
@@ -116,7 +141,11 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
 
 
 class Parser(ArgumentParser):
-    """A parser whose complaints are one line."""
+    """A parser whose complaints are one line, and whose help is printed or is not."""
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; argparse would not notice that it cannot."""
+        show(self.format_help().rstrip("\n"))
 
     def error(self, message: str) -> NoReturn:
         """Leave with one line and exit code 2."""
@@ -133,33 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after `pyrofl`; None takes those of the process.
     """
-    try:
-        args = parser().parse_args(argv)
-        args.do(args)
-        sys.stdout.flush()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    except Stopped as stop:
-        sys.stderr.write(f"\n{complaint(str(stop))}")
-        return stop.code
-    except BrokenPipeError:  # whoever reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
-        sys.stderr.write(complaint(str(error)))
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("\npyrofl: interrupted\n")
-        return 130
-    return 0
-
-
-def complaint(message: str) -> str:
-    r"""Put what is wrong in one line.
-
-    >>> complaint("too few\n  rows")
-    'pyrofl: error: too few rows\n'
-    """
-    return f"pyrofl: error: {' '.join(message.split())}\n"
+    return ended(lambda: parser().parse_args(argv))
 
 
 def parser() -> ArgumentParser:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pyrofl import figures
+from pyrofl.cli.ends import FAILED, Stopped, tell, trace, what
 from pyrofl.cli.methods import Job
 from pyrofl.data import Federation
 from pyrofl.data.source import listed
@@ -20,6 +22,7 @@ from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.posteriors import export
+from pyrofl.metrics import Bins
 from pyrofl.partitions.federations import class_counts
 from pyrofl.tensors import Tensors
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from pandas import Series
 
 FIGURES = ("partition", "curves", "clients", "reliability", "confidence")
-LAST = "run.json"  # where it is all else is too
+LAST = "run.json"  # where it is all tables are too
 TABLES = ("metrics.csv", "clients.csv", "posterior.nc")
 RESULTS = (LAST, *TABLES, *(f"figures/{name}.png" for name in FIGURES))
 
@@ -71,10 +74,11 @@ def columns(data: Federation, likelihood: str) -> dict[str, Any]:
     return kind | (asdict(data.source) if data.source else {})
 
 
-def save(job: Job, run: Run, scores: list[Scores]) -> None:
-    """Write a run's folder, `LAST` last; what a former run left there goes. Scores: of its end.
+def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
+    """Write a run's folder, tables, `LAST`, figures; what a former run left there goes.
 
-    A run that diverged has no posterior.
+    Scores are of its end. A run that diverged has no posterior. Returns which figures could not be
+    drawn, and why.
     """
     folder, draws = job.path, job.args.posterior_draws
     (folder / "figures").mkdir(exist_ok=True)
@@ -90,9 +94,27 @@ def save(job: Job, run: Run, scores: list[Scores]) -> None:
         view, adapted = main_view(run)
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
         export.save(run.to_arviz(draws, dims, model=view, adapted=adapted), folder / "posterior.nc")
-    for name, figure in draw(job, run, scores, statistics):
-        figures.save(figure, folder / f"figures/{name}.png")
     run_folder.write_json(folder / LAST, facts(job, run, scores))
+    return drawn(folder, draw(job, run, scores, statistics))
+
+
+def drawn(folder: Path, shown: Iterable[tuple[str, Callable[[], Figure]]]) -> list[str]:
+    """Draw and write figures; say which failed, and why, as no table is to be lost by that."""
+    failed = []
+    for name, make in shown:
+        path = folder / f"figures/{name}.png"
+        try:
+            figures.save(make(), path)
+        except Exception as error:
+            tell(trace(error))
+            failed.append(f"{path}: {what(error)}")
+    return failed
+
+
+def figures_lack(folder: Path, failed: Sequence[str]) -> None:
+    """End a command that has all its results but some figures."""
+    if failed:
+        raise Stopped(f"{folder} holds all results, but no {'; no '.join(failed)}", FAILED)
 
 
 def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
@@ -135,26 +157,30 @@ def main_view(run: Run) -> tuple[str, Adapted]:
 
 def draw(
     job: Job, run: Run, scores: list[Scores], statistics: Tensors
-) -> Iterator[tuple[str, Figure]]:
+) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Yield the figures that a run has something to show in, by name."""
-    data, sizes = run.data, run.data.sizes
-    if data.classes:
-        yield "partition", figures.partition(class_counts(data), data.names, data.classes)
-    metric, main = main_metric(scores), main_view(run)
-    rows = run.metrics.assign(method=job.name, seed=job.task.seed)
-    yield "curves", figures.curves(rows, metric)
+    data, sizes, metric, main = run.data, run.data.sizes, main_metric(scores), main_view(run)
     shown = next(s for s in scores if (s.model, s.adapted) == main)
-    yield "clients", figures.clients(sizes[shown.ids], shown.values[metric], metric)
+    if data.classes:
+        yield "partition", lambda: figures.partition(class_counts(data), data.names, data.classes)
+    rows = run.metrics.assign(method=job.name, seed=job.task.seed)
+    yield "curves", lambda: figures.curves(rows, metric)
+    yield "clients", lambda: figures.clients(sizes[shown.ids], shown.values[metric], metric)
     if metric == "accuracy":
-        bins = {}
-        for model in run.method.views:
-            adapted = main[1] if model == main[0] else "none"
-            title = f"{model} model{', adapted' if adapted == 'adapt' else ''}"
-            bins[title] = run.calibration(model=model, adapted=adapted, part=scores[0].part)
-        yield "reliability", figures.reliability(bins)
+        yield "reliability", lambda: figures.reliability(_bins(run, scores))
     if {"tau", "deviation"} <= statistics.keys():
         tau, deviation = (statistics[name].cpu() for name in ("tau", "deviation"))
-        yield "confidence", figures.confidence(tau, deviation, sizes[: data.clients])
+        yield "confidence", lambda: figures.confidence(tau, deviation, sizes[: data.clients])
+
+
+def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
+    """Gather the predictions of every model by confidence."""
+    main, bins = main_view(run), {}
+    for model in run.method.views:
+        adapted = main[1] if model == main[0] else "none"
+        title = f"{model} model{', adapted' if adapted == 'adapt' else ''}"
+        bins[title] = run.calibration(model=model, adapted=adapted, part=scores[0].part)
+    return bins
 
 
 def main_metric(scores: list[Scores]) -> str:

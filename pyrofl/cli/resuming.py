@@ -6,22 +6,22 @@ import hashlib
 import json
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from pyrofl.cli.ends import tell, what
 from pyrofl.cli.methods import Job, reaching
 from pyrofl.cli.report import LAST, RESULTS
 from pyrofl.cli.setup import Task
 from pyrofl.files import hashed, run_folder
+from pyrofl.files.lock import locked
 from pyrofl.inference.checkpoints import Keeper, load
 from pyrofl.inference.fit import Run
 from pyrofl.inference.method import Method
 
 CHECKPOINT = "checkpoint.pt"
-FAILED = 3  # exit code of a run that ended on its way
-UNLEARNED = 4  # of one that made all its rounds, and diverged or merged nothing
 POINTS = 20  # of a learning curve, unless asked for otherwise
 FREE = (  # arguments that may differ when a run goes on
     *("do", "methods", "method", "settings", "seeds", "rounds", "every", "out", "overwrite"),
@@ -31,26 +31,31 @@ FREE = (  # arguments that may differ when a run goes on
 )
 
 
-class Stopped(Exception):
-    """What a command has to end with: the process ends with this code."""
+@contextmanager
+def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
+    """Hold the folders of jobs, and those `above`, alone; make them, or empty them.
 
-    def __init__(self, text: str, code: int) -> None:
-        """Take what happened, in one line, and 3 or 4, or 130 if it was interrupted."""
-        super().__init__(text)
-        self.code = code
-
-
-def opened(jobs: Sequence[Job]) -> None:
-    """Make the folders of jobs, or empty them; nothing is removed if one is refused."""
+    Nothing is removed if one is refused.
+    """
     for job in jobs:
-        path, there = job.path, any((job.path / name).exists() for name in (CHECKPOINT, LAST))
-        run_folder.prepare(path, job.args.overwrite or (job.args.resume and there))
+        path, args = job.path, job.args
+        there = any(os.path.lexists(path / name) for name in (CHECKPOINT, LAST))
+        run_folder.prepare(path, args.overwrite or (args.resume and there))
         if os.path.lexists(path / "figures"):
             run_folder.prepare(path / "figures", overwrite=True)
-    for job in jobs:
-        run_folder.sweep(job.path)
-        for name in (CHECKPOINT, *RESULTS) if job.args.overwrite and not job.args.resume else ():
-            (job.path / name).unlink(missing_ok=True)
+        for name in (CHECKPOINT, *RESULTS):
+            if (path / name).is_dir() and not (path / name).is_symlink():
+                raise ValueError(f"{path / name} is a directory; expected a file, or nothing")
+    with ExitStack() as held:
+        for path in (*above, *(job.path for job in jobs)):
+            if dead := held.enter_context(locked(path)):
+                tell(f"{dead}; taking it over\n")
+        for job in jobs:
+            run_folder.sweep(job.path)
+            anew = job.args.overwrite and not job.args.resume
+            for name in (CHECKPOINT, *RESULTS) if anew else ():
+                (job.path / name).unlink(missing_ok=True)
+        yield
 
 
 def tested(args: Namespace) -> int:
@@ -70,7 +75,7 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
         about["rounds"] = args.rounds
     file, last = job.path / CHECKPOINT, job.path / LAST
     keeper = Keeper(file, args.checkpoint_every or every, args.rounds, about)
-    if args.resume and file.exists():
+    if args.resume and os.path.lexists(file):
         run = load(file, job.method, task.data, about, seed=task.seeds)
         keeper.last = as_if_never_stopped(run, tested(args), args.rounds, file)
         keeper.written = run.state.number
@@ -121,37 +126,15 @@ def unlearned(run: Run) -> str:
     return "" if found.merged else str(found)
 
 
-@contextmanager
-def ending(tell: Callable[[str], str]) -> Iterator[None]:
-    """Turn whatever ends a command on its way into one line, unless nobody expects it."""
-    try:
-        yield
-    except (KeyboardInterrupt, Exception) as error:
-        text = tell(_what(error))
-        if isinstance(error, KeyboardInterrupt):
-            raise Stopped(text, 130) from error
-        if isinstance(error, ValueError | RuntimeError | OSError | MemoryError):
-            raise Stopped(text, FAILED) from error
-        raise
-
-
-def rescued(keeper: Keeper, what: str) -> str:
+def rescued(keeper: Keeper, ended_by: str) -> str:
     """Leave a checkpoint of the last whole round, and say where what ended the run."""
     problem = ""
     try:
         keeper.rescue()
-    except (OSError, ValueError, MemoryError) as full:
-        problem = f", and it could not be written: {_what(full)}"
+    except Exception as full:
+        problem = f", and it could not be written: {what(full)}"
     number = keeper.last.state.number if keeper.last else 0
     kept = "there is no checkpoint to go on from"
     if keeper.written:
         kept = f"{keeper.path} holds round {keeper.written}, go on with --resume"
-    return f"after round {number} of {keeper.rounds}: {what}; {kept}{problem}"
-
-
-def _what(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
-    return str(error) or type(error).__name__
+    return f"after round {number} of {keeper.rounds}: {ended_by}; {kept}{problem}"

@@ -45,7 +45,7 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
         grid = block.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         grid[0].set(ylim=(-0.04, 1.04), yticks=(0, 0.5, 1), xlim=(0, max(1, rounds - 1)))
         for i, (axes, (name, members)) in enumerate(zip(grid, alike.items(), strict=False)):
-            axes.set_title(name, fontsize=9, pad=3)
+            axes.set_title(style.plain(name), fontsize=9, pad=3)
             axes.axhline(1 / branches, color="#bbbbbb", linewidth=0.8)
             for b, (branch, look) in enumerate(colours.items()):
                 for j, kind in zip(members, cycle(style.LINES), strict=False):

@@ -183,7 +183,7 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
             own = np.polynomial.Polynomial.fit(x, y, 1)(at)
             axes.plot(at, own, "--", color=COLOURS[1], lw=1, label="least squares, alone")
         axes.plot(x, y, ".", color="black", markersize=3)
-        axes.set_title(name, fontsize=8, pad=2)
+        axes.set_title(style.plain(name), fontsize=8, pad=2)
         axes.tick_params(labelsize=7)
     return with_legend(figure, grid)
 
@@ -270,7 +270,7 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
         for chosen, colour, label in ((~off, "black", "observed"), extreme):
             if chosen.any():
                 axes.plot(seen[chosen], places[chosen], "o", ms=4, color=colour, label=label)
-        axes.set_xlabel((unit or {}).get(statistic, statistic))
+        axes.set_xlabel((unit or {}).get(statistic, style.plain(statistic)))
         style.name_rows(axes, names)
     return with_legend(figure, grid)
 
@@ -290,7 +290,8 @@ def reliability_by_client(bins: Mapping[str, Bins], columns: int = 5) -> Figure:
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated")
         style.bubbles(axes, sure, right, count, np.isfinite(sure), "bins; area: rows", look)
         error = float(calibration_error(found)[0])
-        axes.set_title(f"{name}: {count.sum():.0f} rows, ECE {error:.2f}", fontsize=8, pad=3)
+        told = f"{style.plain(name)}: {count.sum():.0f} rows, ECE {error:.2f}"
+        axes.set_title(told, fontsize=8, pad=3)
         axes.set(xlim=(0, 1), ylim=(-0.05, 1.05), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
         axes.tick_params(labelsize=8)
     return with_legend(figure, grid[:1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,16 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-__all__ = ["clients", "comparison", "confidence", "curves", "partition", "reliability", "save"]
+__all__ = [
+    "clients",
+    "comparison",
+    "confidence",
+    "curves",
+    "partition",
+    "reliability",
+    "save",
+    "try_out",
+]
 
 # A share of 25 rows has a standard error of at most 0.5 / sqrt(25). Clients may test the same rows,
 # and then a bin of hundreds can be a handful of different ones: it must hold 2% of all as well.
@@ -196,5 +207,14 @@ def clients(size: Any, value: Any, metric: str) -> Figure:
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure in the format of the path's ending; the file is whole or not there."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with replacing(path) as temporary, warnings.catch_warnings():
+        # Fonts have no pictures, and few alphabets; then there is a box instead.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
         figure.savefig(temporary, dpi=150)
+
+
+def try_out() -> None:
+    """Draw an empty figure: matplotlib looks for its fonts, and for a folder to keep them in."""
+    figure = style.canvas(1, 1)
+    figure.text(0, 0, "a")
+    figure.savefig(BytesIO())

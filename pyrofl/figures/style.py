@@ -46,6 +46,15 @@ SHARES = {"smallest_": "smallest 10% of clients", "pooled_": POPULATIONS["pooled
 ADAPTED = {"none": "", "adapt": ", adapted", "phases": ", trained once more"}
 
 
+def plain(name: str) -> str:
+    r"""Return a name as matplotlib writes it letter by letter: what stands between $ is maths.
+
+    >>> print(plain("$x_1$"))
+    \$x_1\$
+    """
+    return name.replace("$", r"\$")
+
+
 def canvas(width: float, height: float) -> Figure:
     """Return an empty figure, in inches, that pyplot knows nothing of."""
     from matplotlib.figure import Figure
@@ -108,7 +117,7 @@ def axis_label(metric: str) -> str:
     for prefix, whose in SHARES.items():
         if metric.startswith(prefix):
             return f"{axis_label(metric.removeprefix(prefix))}, {whose}"
-    return METRICS.get(metric, metric)
+    return METRICS.get(metric, plain(metric))
 
 
 def line(axes: Axes, at: Any, middle: Any, ends: Any, name: str, style: Look) -> None:
@@ -188,7 +197,7 @@ def label_places(
         axis.set_major_locator(whole_numbers(10))
         return
     # "client 3" is 3 on an axis of clients.
-    short = [name.removeprefix(f"{title} ") for name in names]
+    short = [plain(name.removeprefix(f"{title} ")) for name in names]
     axis.set_ticks(range(places), short)
     if 0.1 * max(map(len, short)) > room:
         axis.set_tick_params(labelrotation=90)
@@ -197,7 +206,9 @@ def label_places(
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Label places 0, 1... from top to bottom, one for each row."""
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_yticks(range(len(names)), names, fontsize=9 if len(names) <= 40 else 6)
+    axes.set_yticks(
+        range(len(names)), list(map(plain, names)), fontsize=9 if len(names) <= 40 else 6
+    )
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -68,6 +69,8 @@ def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
     does not change it.
     """
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+            raise ValueError(f"checkpoint {path} is a pipe or a device; expected a file")
         with open(path, "rb") as file:
             found, claimed, kind = _ends(file)
     except OSError as error:
@@ -82,8 +85,8 @@ def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"checkpoint {path} is damaged: its hash is {'; expected '.join(told)}")
     try:
         whole = torch.load(path, weights_only=True, mmap=os.name == "posix")
-        content: dict[str, Any] = whole["content"]
-        written = json.loads(whole["about"])
+        content: dict[str, Any] = {**whole["content"]}
+        written: dict[str, Any] = {**json.loads(whole["about"])}
     except Exception as error:  # a file with a right hash that torch does not take
         raise ValueError(f"checkpoint {path} cannot be read: {str(error)[:200]}") from error
     same(f"checkpoint {path}", written, json.loads(json.dumps(about)))

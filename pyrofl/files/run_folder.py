@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pyrofl.files import lock
+
 METRICS = ("round", "model", "adapted", "population", "metric", "value")
 CLIENTS = ("client", "size", "model", "adapted", "metric", "value")
 COMPARE = ("method", "seed", "model", "adapted", "metric", "value")
@@ -24,7 +26,7 @@ def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Pat
     """Make a directory for a run's files, and its parents; nothing is written if it is refused.
 
     With `overwrite` it may hold files, else only those with names like `holding`. They stay until
-    new ones of the same name replace them.
+    new ones of the same name replace them. A lock, see `locked`, is no such file.
     """
     path = Path(path)
     # The nearest thing that exists decides whether the rest can be made.
@@ -34,7 +36,8 @@ def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Pat
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ValueError(f"{path}: cannot write to {parent}; expected a writable directory")
     found = [] if overwrite or parent != path else sorted(p.name for p in path.iterdir())
-    if strange := [name for name in found if not re.fullmatch(f"{HALF}|{holding}", name)]:
+    own = f"{HALF}|{re.escape(lock.NAME)}|{holding}"
+    if strange := [name for name in found if not re.fullmatch(own, name)]:
         raise ValueError(
             f"{path} is not empty, it holds {strange[0]}; expected an empty directory or overwrite"
         )

@@ -172,7 +172,7 @@ def test_an_interrupt_in_a_test_loses_no_round(tmp_path, whole, monkeypatch, cap
     [
         (ValueError("weights are all 0"), "weights are all 0"),
         (BadMessage("client 3: w is nan; expected a finite number"), "client 3: w is nan"),
-        (MemoryError(), "MemoryError"),
+        (MemoryError(), "not enough memory; "),
         (OSError(30, "Read-only file system", "a.csv"), "Read-only file system: a.csv"),
     ],
 )
@@ -184,11 +184,19 @@ def test_a_failure_on_the_way_is_no_refusal(tmp_path, monkeypatch, capsys, error
     assert last.endswith("checkpoint.pt holds round 6, go on with --resume")
 
 
-def test_what_nobody_expects_is_not_hidden_but_kept(tmp_path, monkeypatch):
+def test_what_nobody_expects_is_not_hidden_but_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("pyrofl.cli.report.save", lambda *_: {}["a mistake of ours"])
-    with pytest.raises(KeyError):
-        main([*COMMAND, "--out", str(tmp_path / "run")])
+    assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 3
+    error = capsys.readouterr().err
+    told = "KeyError: 'a mistake of ours' (unexpected; PYROFL_TRACEBACK=1 shows where); "
+    assert told in error.splitlines()[-1]
+    assert "Traceback" not in error
     assert (tmp_path / "run" / "checkpoint.pt").exists()
+    monkeypatch.setenv("PYROFL_TRACEBACK", "1")
+    assert main([*COMMAND, "--out", str(tmp_path / "run"), "--resume"]) == 3
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert told in error.splitlines()[-1]
 
 
 def limited(size: int) -> None:

@@ -19,11 +19,13 @@ from pyrofl.data import Federation
 from pyrofl.files import hashed as container
 from pyrofl.files.run_folder import versions
 from pyrofl.inference.checkpoints import Keeper, load, save
+from pyrofl.inference.description import described
 from pyrofl.inference.fit import RoundRecord, Run, fit
 from pyrofl.inference.loop.participation import Stragglers, bernoulli
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seeds
-from pyrofl.models import fedavg
+from pyrofl.models import fedavg, guides, pfedvem
+from pyrofl.models.priors import student_t
 from pyrofl.tensors import size_in_bytes
 
 OPTIONS = {
@@ -85,6 +87,7 @@ def test_a_checkpoint_holds_every_field(file):
     known = {f.name for f in fields(Run)} - {"method", "data", "state", "seed", "own_metrics"}
     assert known == {"draws", "records", "history"}
     of_rounds = {f.name for f in fields(RoundRecord)} - {"number"}
+    assert content["method"] == described(plain())
     assert content["records"].keys() == {"draws", "metrics"} | of_rounds
     assert content["state"].keys() >= {"number", "server", "private", "seen", "message", "loss"}
 
@@ -330,3 +333,120 @@ def test_a_scheduled_method_goes_on_at_its_place(tmp_path):
     fit(at, data(), 2, after=Keeper(path, 1), progress=False)
     again = fit(at, data(), 4, start=load(path, at, data()), progress=False)
     toys.assert_same_round(again.state, fit(at, data(), 4, progress=False).state)
+
+
+def pfedvem_with(prior=None, guide=None, **more) -> Method:
+    own = {"prior": prior} if prior else {}
+    own |= {"guide": guide} if guide else {}
+    return pfedvem.build(toys.net(), head_epochs=1, base_epochs=1, **own, **more)
+
+
+OTHERS = {
+    "another prior": (pfedvem_with(student_t(3)), "prior"),
+    "another scale of it": (pfedvem_with(student_t(4)), "df"),
+    "another guide": (pfedvem_with(guide=guides.delta), "guide"),
+    "another step": (pfedvem_with(momentum=0.5), "momentum is '0.5' and was '0.9'"),
+    "another setting": (pfedvem_with(confidence="deviation"), "'deviation'\" and was \"'full'"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_method_is_refused_by_what_differs(what, tmp_path):
+    path = tmp_path / "run.ckpt"
+    had = pfedvem_with(student_t(3)) if "scale" in what else pfedvem_with()
+    save(fit(had, data(), 1, progress=False), path)
+    assert load(path, had, data()).state.number == 1
+    other, told = OTHERS[what]
+    with pytest.raises(ValueError, match=r"run\.ckpt is of another run; now ") as caught:
+        load(path, other, data())
+    assert told in str(caught.value)
+    assert str(caught.value).count(" and was ") <= 3
+
+
+def test_functions_are_told_by_what_they_do_and_hold():
+    def prior(scale: float, shift: int):
+        def inner(x: float) -> float:
+            """Say something."""
+            return x * scale + shift
+
+        return inner
+
+    def again(scale: float, shift: int):
+        def inner(x: float) -> float:
+            """Say something else."""
+            return x * scale - shift
+
+        return inner
+
+    def with_model(model: object) -> dict[str, str]:
+        return described(replace(plain(), statistics=model, init=plain().init))
+
+    one = with_model(prior(1.0, 2))
+    assert one == with_model(prior(1.0, 2))
+    differ = {n for n, v in with_model(prior(1.5, 2)).items() if one[n] != v}
+    assert differ == {"statistics.scale"}
+    assert with_model(again(1.0, 2)) != one  # - instead of +
+
+
+@contract.everywhere
+def test_every_method_is_told_alike_whenever_it_is_built(name):
+    method = contract.built(name)
+    before = described(method)
+    fit(method, data(), 1, progress=False)
+    assert described(method) == before
+    assert described(contract.make(name)) == before
+    assert not [v for v in before.values() if " at 0x" in v]
+
+
+def incomplete(content: dict) -> dict[str, dict]:
+    state, records = content["state"], content["records"]
+    less = {n: v for n, v in state.items() if n != "server"}
+    return {
+        "no state": {"records": records},
+        "no records": {"state": state},
+        "no server": content | {"state": less},
+        "an empty server": content | {"state": state | {"server": {}}},
+        "another shape": content
+        | {"state": state | {"server": {n: v[..., :1] for n, v in state["server"].items()}}},
+        "a number that is a text": content | {"state": state | {"number": "2"}},
+        "a number below the records": content | {"state": state | {"number": 1}},
+        "seen by fewer": content | {"state": state | {"seen": state["seen"][:1]}},
+        "a list as state": content | {"state": [1]},
+        "a field more": content | {"state": state | {"more": 1}},
+        "records of other lengths": content | {"records": records | {"seconds": [0.1]}},
+        "metrics of another kind": content | {"records": records | {"metrics": [{"a": 1}]}},
+        "metrics that are none": content | {"records": records | {"metrics": 3}},
+    }
+
+
+@pytest.mark.parametrize("what", incomplete({"state": {"server": {}, "seen": []}, "records": {}}))
+def test_a_right_hash_of_something_incomplete_is_refused(what, file):
+    about = _about(file)
+    content = container.read(file, about)
+    container.write(file, about, incomplete(content)[what])
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match=r"run\.ckpt is incomplete") as caught:
+        load(file, plain(), data(), ABOUT)
+    assert "\n" not in str(caught.value)
+    assert file.read_bytes() == before
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "nowhere").symlink_to("nothing")
+    for name, told in (("pipe", "is a pipe or a device"), ("nowhere", "No such file")):
+        with pytest.raises(ValueError, match=told):
+            load(tmp_path / name, plain(), data())
+    with pytest.raises(ValueError, match="is a pipe or a device"):
+        load("/dev/zero", plain(), data())
+
+
+def test_an_older_file_without_parts_of_the_method_is_read(file):
+    about = _about(file)
+    content = container.read(file, about)
+    content.pop("method")
+    content["state"].pop("names")
+    content["state"].pop("rows")
+    container.write(file, about, content)
+    start = load(file, plain(), data(), ABOUT)
+    assert fit(plain(), data(), 3, start=start, progress=False).state.number == 3

@@ -418,7 +418,10 @@ def test_what_federate_is_given_is_checked_before_the_first_round(blobs):
     for options, message in (
         ({"rounds": -1}, "rounds is -1"),
         ({"rounds": 1, "chunk": 0}, "chunk is 0"),
-        ({"rounds": 1, "start": other}, "start is a round of 10 clients; expected 12"),
+        (
+            {"rounds": 1, "start": other},
+            "start is a round of 10 clients, and the data have 12; expected",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             federate(method, blobs, **options)

@@ -1,0 +1,139 @@
+"""How a command ends: its exit code, and the one line that says why.
+
+0 if it is done, 2 if it was refused before any work, 3 if it ended on its way, 4 if all rounds were
+made and a run diverged or merged nothing, 130 if it was interrupted. What is printed may find no
+taker; then files that are written stay, and 2 is no lie.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+
+from pyrofl.inference.loop.messages import BadMessage
+
+REFUSED, FAILED, UNLEARNED, INTERRUPTED = 2, 3, 4, 130
+TRACEBACK = "PYROFL_TRACEBACK"  # set to 1, it shows where an error was raised
+
+
+class Stopped(Exception):
+    """What a command has to end with: the process ends with this code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        """Take what happened, in one line, and 3 or 4, or 130 if it was interrupted."""
+        super().__init__(text)
+        self.code = code
+
+
+def ended(parse: Callable[[], Namespace]) -> int:
+    """Do what the words ask for, say in one line what ended it too early; return the exit code."""
+    _open_streams()
+    try:
+        try:
+            args = parse()
+        except SystemExit as stop:  # help, or words that are refused: that is said already
+            return flushed(int(stop.code or 0))
+        args.do(args)
+    except Stopped as stop:
+        complain(stop, first="\n")
+        return flushed(stop.code)
+    except KeyboardInterrupt:
+        tell("\npyrofl: interrupted\n")
+        return flushed(INTERRUPTED)
+    except (SystemExit, Exception) as error:
+        complain(error)
+        return flushed(REFUSED)
+    return flushed(0)
+
+
+def flushed(code: int) -> int:
+    """Bring to standard output what is left for it, and return the exit code."""
+    try:
+        show()
+    except Stopped as stop:
+        complain(stop)
+        return code or stop.code
+    return code
+
+
+@contextmanager
+def ending(tell: Callable[[str], str]) -> Iterator[None]:
+    """Turn whatever ends a command on its way into one line."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, Exception) as error:
+        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+        raise Stopped(tell(what(error)), code) from error
+
+
+def show(text: str = "", kept: str = "") -> None:
+    """Print what a command is for, at once; `kept` says what is there even if that fails."""
+    try:
+        if text:
+            print(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # Or Python would try again at its end, and change the exit code.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # whoever reads has seen enough
+            told = f"cannot print: {what(error)}{f'; {kept}' if kept else ''}"
+            raise Stopped(told, FAILED) from error
+
+
+def what(error: BaseException) -> str:
+    """Tell an error in words; of a kind that nobody expects, also how to find where it was."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return f"not enough memory{f': {error}' if str(error) else ''}"
+    if isinstance(error, ValueError | OSError | BadMessage | Stopped):
+        return str(error) or type(error).__name__
+    first = str(error).partition("\n")[0]  # torch adds where in C++ it was
+    told = f"{type(error).__name__}{f': {first}' if first else ''}"
+    return f"{told} (unexpected; {TRACEBACK}=1 shows where)"
+
+
+def complain(error: BaseException, first: str = "") -> None:
+    """Tell an error in one line, behind its traceback if that is asked for."""
+    tell(f"{trace(error) or first}{complaint(what(error))}")
+
+
+def trace(error: BaseException) -> str:
+    """Return where an error was raised, if that is asked for."""
+    asked = os.environ.get(TRACEBACK, "0") not in ("", "0")
+    return "".join(traceback.format_exception(error)) if asked else ""
+
+
+def complaint(message: str) -> str:
+    r"""Put what is wrong in one line.
+
+    >>> complaint("too few\n  rows")
+    'pyrofl: error: too few rows\n'
+    """
+    return f"pyrofl: error: {' '.join(message.split())}\n"
+
+
+def tell(text: str) -> None:
+    """Write to people, who may not be there to read."""
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _open_streams() -> None:
+    """Let both streams take any text: there may be none, or one that knows only ASCII."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started the process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, TextIOWrapper):
+            with suppress(OSError):  # what is behind it may have been replaced
+                stream.reconfigure(errors="backslashreplace")

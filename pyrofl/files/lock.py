@@ -1,0 +1,97 @@
+"""One writer for a folder: a file in it that the system locks for as long as its process lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+NAME = ".lock"
+LONGEST = 4096  # bytes of a lock that are read
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[str]:
+    """Hold a folder alone, and yield what is to be told of a holder that died, or "".
+
+    The lock goes with the process, however that ends. Systems without `fcntl` have none.
+
+    Raises:
+        ValueError: if another process holds it, naming host, process and since when; or one of
+            another host has left it, whose life or death cannot be seen from here.
+    """
+    path = Path(folder, NAME)
+    handle = _taken(path)
+    try:
+        known = _holder(handle)
+        if known and known["host"] != socket.gethostname():
+            raise ValueError(f"{_in_use(path, known)}, or {path} removed if that process is over")
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        mine = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(mine).encode(), 0)
+        try:
+            yield f"{path.parent} was left by {_told(known)}, which is dead" if known else ""
+        finally:
+            with suppress(OSError):
+                path.unlink()
+    finally:
+        os.close(handle)
+
+
+def _taken(path: Path) -> int:
+    """Return a handle of the file that has the lock; who opens a file while it goes tries again."""
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o644)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be made: {error.strerror}") from error
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise ValueError(f"{path} is no file; expected the lock of a run, or nothing")
+            if not _lock(handle):
+                raise ValueError(_in_use(path, _holder(handle)))
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(path)):
+                    return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Lock a file unless another process has; where there are no locks nobody has."""
+    try:
+        fcntl: Any = import_module("fcntl")
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True
+
+
+def _holder(handle: int) -> dict[str, Any] | None:
+    """Return who wrote a lock; None of an empty one, or one that no run wrote."""
+    os.lseek(handle, 0, os.SEEK_SET)
+    with suppress(ValueError, KeyError, TypeError):
+        found = json.loads(os.read(handle, LONGEST))
+        return {name: found[name] for name in ("host", "pid", "since")}
+    return None
+
+
+def _told(holder: dict[str, Any] | None) -> str:
+    told = "process {pid} on {host} since {since}"
+    return told.format(**holder) if holder else "another process"
+
+
+def _in_use(path: Path, holder: dict[str, Any] | None) -> str:
+    return f"{path.parent} is in use by {_told(holder)}; expected another folder"
