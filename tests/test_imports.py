@@ -28,6 +28,7 @@ NOUNS = ("tensors", "arguments", "plates", "metrics", "summaries")
 NOUNS += ("data", "partitions", "nets", "figures", "files")
 VERBS = ("method", "elbo", "programs", "facts", "seeds", "optim", "fit", "mistakes", "checkpoints")
 VERBS += ("loop", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
+VERBS += ("description",)
 
 
 def part(file: Path) -> str:
