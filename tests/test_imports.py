@@ -39,6 +39,7 @@ VERBS = (
     "checkpoints",
 )
 VERBS += ("loop", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
+VERBS += ("description",)
 
 
 def part(file: Path) -> str:

@@ -413,7 +413,7 @@ def test_an_interrupt_is_one_line(tmp_path, monkeypatch, capsys):
 
 def test_without_quiet_it_tells_what_it_does(tmp_path, capsys):
     words = [w for w in SMALL if w != "--quiet"]
-    assert main(["run", "local", *words, "--set", "lr=1e30", "--out", str(tmp_path)]) == 4
+    assert main(["run", "local", *words, "--set", "lr=1e18", "--out", str(tmp_path)]) == 4
     printed = capsys.readouterr()
     assert "local, seed 0: 4 clients, slices:5 of digits" in printed.err
     assert "2/2" in printed.err

@@ -310,6 +310,9 @@ def test_a_bad_message_ends_the_run_if_that_is_asked(tmp_path, monkeypatch, caps
     assert all(f"client {j}: tau is nan; expected a finite number; " in last for j in (1, 3))
     assert last.endswith("checkpoint.pt holds round 1, go on with --resume")
     monkeypatch.undo()
+    assert main([*words, str(out), "--resume"]) == 2
+    assert "is of another run; now join is 'build" in capsys.readouterr().err
+    poisoned(monkeypatch, 2)  # there is no look any more, and two rounds are left
     assert main([*words, str(out), "--resume"]) == 0
     for name in RESULTS:
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
