@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,9 +35,6 @@ from pyrofl.inference.facts import INCOMPARABLE, Centre, Facts, marked, of_kind
 from pyrofl.inference.loop.state import OneCopy, Round
 from pyrofl.tensors import Tensors, cut, matches
 
-if TYPE_CHECKING:
-    from pyrofl.inference.fit import RoundRecord
-
 LAST, LEAST, RISEN = 5, 3, 2  # merges that are looked at; rounds in which a loss has risen
 HUGE = torch.finfo(torch.float64).max  # what is not finite has moved so far
 SMALL = {"sd": 0.01, "norm": 0.001}
@@ -45,6 +42,10 @@ SIZES, NOISE = 2, 2  # of the loss, its own sizes and falls from round to round 
 
 Kind = Literal["converged", "moving", "diverged"]
 Unit = Literal["sd", "norm"]
+
+
+Left = Any
+"""What a round leaves, a `RoundRecord`: that knows this module."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Verdict:
         return f"{self.kind}{f' since round {self.since}' if self.since else ''}: {self.why}"
 
 
-def verdict(records: Sequence[RoundRecord], facts: Facts) -> Verdict:
+def verdict(records: Sequence[Left], facts: Facts) -> Verdict:
     """Judge a run by what its rounds left; facts are the method's."""
     moved = [record.moved for record in records if record.moved is not None]
     losses = Losses()
@@ -116,7 +117,7 @@ class Divergence(NamedTuple):
         return f"since round {self.since}: {self.why}"
 
 
-def _stuck(records: Sequence[RoundRecord]) -> Divergence | None:
+def _stuck(records: Sequence[Left]) -> Divergence | None:
     """Find the rounds at the end in which all that came was bad."""
     bad = [r for r in records if r.rejected or r.moved is not None]  # not those of silence
     some = next((i for i, r in enumerate(reversed(bad)) if r.moved is not None), len(bad))
