@@ -139,7 +139,7 @@ def to_arviz(
         axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
         made.append(_groups(run, axes, chosen, how, lenient=everything))
         _check_sites(made[-1], made[0])
-    labels = _refuse_unknown_names(made[0], runs[0].method, dims or {}, coords or {})
+    labels = _refuse_unknown_names(made[0], runs[0].state, dims or {}, coords or {})
     if "sample_stats" in chosen and ids is None and any(run.records for run in runs):
         loss, labels["round"], labels["step"] = losses(runs)
         for one, value in zip(made, loss, strict=True):
@@ -161,13 +161,14 @@ def refuse_bad_axes(dims: Mapping[str, tuple[str, ...]]) -> None:
 
 def _refuse_unknown_names(
     made: Groups,
-    method: Method,
+    state: Round,
     dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
 ) -> dict[str, Sequence[Any]]:
     """Refuse names that belong to nothing, and return the labels of axes."""
     sites = {n: None for variables in made.values() for n in variables}
-    sites |= dict.fromkeys(getattr(getattr(method.model, "net", None), "shapes", {}))
+    # A parameter that is a point has no draws, and may have named axes all the same.
+    sites |= {n.partition("/")[2]: None for n in (*state.server, *state.private)}
     axes = {a: None for group in made.values() for v in group.values() for a in v.axes}
     for name in dims:
         known(name, list(sites), "site in dims")
