@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Generator, Tensor, nn
 
 from pyrofl.inference.method import Method
@@ -48,7 +49,8 @@ def _kind(value: Any) -> str:
     """Name a thing without what it holds."""
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous()
-        return f"{value.dtype} {list(value.shape)} {_hash(flat.numpy().tobytes())}"
+        content = flat.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{value.dtype} {list(value.shape)} {_hash(content)}"
     if isinstance(value, nn.Module):
         return f"{type(value).__name__} {_hash(repr(value).encode())}"
     if isinstance(value, FunctionType):
