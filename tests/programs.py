@@ -45,3 +45,18 @@ def lines(received: Tensors, local: Tensors, batch: Batch) -> None:
         with batch.rows():
             line = w[..., 0] + w[..., 1] * batch.x[..., 0]
             pyro.sample("y", dist.Normal(line, sigma), obs=batch.y)
+
+
+def frailty(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Let times be Weibull with a frailty of each client; x: whether it was seen, age, sex."""
+    seen, y = batch.x[..., 0], batch.y.clamp(min=1e-9)  # padding is 0
+    with batch.clients():
+        b0 = pyro.sample("b0", dist.Normal(0.0, 10.0))
+        beta = pyro.sample("beta", dist.Normal(0.0, 5.0).expand([2]).to_event(1))
+        shape = pyro.sample("shape", dist.HalfNormal(3.0))
+        tau = pyro.sample("tau", dist.HalfCauchy(1.0))
+        f = pyro.sample("f", dist.Normal(0.0, tau))
+        with batch.rows():
+            eta = b0 + f + (beta * batch.x[..., 1:]).sum(-1)
+            log_hazard = shape.log() + (shape - 1) * y.log() + eta
+            pyro.factor("time", seen * log_hazard - y**shape * eta.exp())

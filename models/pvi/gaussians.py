@@ -90,6 +90,13 @@ class Normals:
         """Return the root that belongs to the first variables of a larger normal."""
         return root[..., : self.size, : self.size] if self.full else root[..., : self.size]
 
+    def between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
+        """Return mean and root a share [C] of the way on, where mean and precision go straight."""
+        before, after = (self.naturals(v["mean"], v["root"])["precision"] for v in (start, end))
+        precision = torch.lerp(before, after, share[:, None])
+        _, root = self.moments({"shift": torch.zeros_like(end["mean"]), "precision": precision})
+        return {"mean": torch.lerp(start["mean"], end["mean"], share[:, None]), "root": root}
+
     def log_det(self, root: Tensor) -> Tensor:
         """Return half the log determinant of a covariance of any size, given a root."""
         # Not the diagonal alone: gradients are those of a matrix that may become any other.
@@ -145,6 +152,17 @@ def stacked(ours: Tensor, below: Tensor, mine: Tensor) -> Tensor:
     """Put together a lower triangular root [C, n, n] of three blocks."""
     top = torch.cat([ours, ours.new_zeros(*ours.shape[:-1], mine.shape[-1])], -1)
     return torch.cat([top, torch.cat([below, mine], -1)], -2)
+
+
+def enough(draws: int, variables: int, covariance: str) -> int:
+    """Return the draws that are made: at least two of each variable, if covariances are learned.
+
+    Raises:
+        ValueError: if draws is odd, as half of them mirror the others; see `balanced`.
+    """
+    if draws % 2:
+        raise ValueError(f"draws is {draws}; expected an even number")
+    return draws if covariance == "diagonal" else max(draws, 2 * variables)
 
 
 def balanced(noise: Tensor) -> Tensor:

@@ -82,8 +82,10 @@ def _turned(root: Tensor, grad: Tensor, lr: float, within: Tensor | None) -> Ten
     good = inner.isfinite().all(-1).all(-1)[..., None, None]
     values, vectors = torch.linalg.eigh(torch.where(good, inner, 0.0))
     new = root @ (vectors * _growth(values, lr).rsqrt()[..., None, :])
-    # Any root will do; a triangular one lets the first variables depend on the first noise alone.
+    # A triangular root lets the first variables depend on the first noise alone; with a positive
+    # diagonal there is one, so that a small step moves every draw a little.
     lower = torch.linalg.qr(torch.where(good, new, 1.0).mT).R.mT
+    lower = lower * lower.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
     return torch.where(good, lower, torch.nan)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import pyro
@@ -22,7 +23,7 @@ from pyrofl.data import Batch
 from pyrofl.inference.elbo import latent
 from pyrofl.inference.loop.noise import ClientNoise, open_latent
 from pyrofl.inference.programs import Program
-from pyrofl.tensors import Tensors, generator, matches
+from pyrofl.tensors import Tensors, generator, like, matches
 
 QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
@@ -94,14 +95,22 @@ class Layout:
 
 
 class _Improper(Messenger):
-    """Give sites with an improper prior the middle of their support, as they cannot be drawn."""
+    """Give sites with an improper prior the middle of their support, as they cannot be drawn.
+
+    Each further draw, along the first axis, may be a step away.
+    """
+
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self.step = step
 
     def _pyro_sample(self, msg: Any) -> None:
         fn = msg["fn"]
         if open_latent(msg) and isinstance(_base(fn), dist.ImproperUniform):
             transform = _bijection(fn)
-            start = transform.inverse_shape(fn.batch_shape + fn.event_shape)
-            msg["value"], msg["done"] = transform(torch.zeros(start)), True
+            start = torch.zeros(transform.inverse_shape(fn.batch_shape + fn.event_shape))
+            away = self.step * torch.arange(len(start))
+            msg["value"], msg["done"] = transform(start + like(away, start)), True
 
 
 class Scaled(Messenger):
@@ -117,6 +126,43 @@ class Scaled(Messenger):
             msg["scale"] = msg["scale"] * self.share
 
 
+class Decentred(Messenger):
+    """State some normal sites as loc + scale * NAME_decentred, the latter standard normal."""
+
+    def __init__(self, names: set[str]) -> None:
+        """Keep the sites' names."""
+        super().__init__()
+        self.names = names
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] not in self.names or not open_latent(msg):
+            return
+        fn, base = msg["fn"], _base(msg["fn"])
+        standard = dist.Normal(torch.zeros_like(base.loc), torch.ones_like(base.scale))
+        noise = pyro.sample(f"{msg['name']}_decentred", standard.to_event(fn.event_dim))
+        value = base.loc + base.scale * noise
+        # As of pyro.deterministic.
+        msg["fn"] = dist.Delta(value, event_dim=fn.event_dim).mask(False)
+        msg["value"], msg["is_observed"], msg["done"] = value, True, True
+        msg["infer"] = {**msg["infer"], "_deterministic": True}
+
+
+def decentred(program: Program, batch: Batch, shared: str) -> Program:
+    """Return a program whose own normal sites have fixed priors, where their scale was random."""
+    names = {
+        name
+        for name, site in latent(_traced(program, batch, 2, step=1.0))
+        if not matches(name, shared) and _spread_by_others(site["fn"])
+    }
+
+    @wraps(program)
+    def stated(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with Decentred(names):
+            program(received, local, batch)
+
+    return stated if names else program
+
+
 def layouts(
     program: Program, batch: Batch, shared: str, wide: float, draws: int = 512
 ) -> tuple[Layout, Layout]:
@@ -125,21 +171,32 @@ def layouts(
     An improper prior of real sites has standard deviation `wide`, around 0; that of others 1, as
     for logarithms.
     """
-    with (
-        pyro.validation_enabled(False),
-        torch.no_grad(),
-        ClientNoise([generator(0)]),
-        _Improper(),
-        pyro.plate("draws", draws, dim=-3),
-    ):
-        trace = poutine.trace(program).get_trace({}, {}, batch)
-    found = [_look(name, site, wide) for name, site in latent(trace)]
+    found = [_look(name, site, wide) for name, site in latent(_traced(program, batch, draws))]
     ours = tuple(s for s in found if matches(s.name, shared))
     if not ours:
         raise ValueError(
             f"shared is {shared!r}; expected patterns of some of {', '.join(s.name for s in found)}"
         )
     return Layout(ours), Layout(tuple(s for s in found if s not in ours))
+
+
+def _traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:
+    """Run a program on draws of its prior; for `step` see `_Improper`."""
+    with (
+        pyro.validation_enabled(False),
+        torch.no_grad(),
+        ClientNoise([generator(0)]),
+        _Improper(step),
+        pyro.plate("draws", draws, dim=-3),
+    ):
+        return poutine.trace(program).get_trace({}, {}, batch)
+
+
+def _spread_by_others(fn: Any) -> bool:
+    """Say whether a distribution, under a plate of draws, is a normal with a random scale."""
+    base = _base(fn)
+    normal = isinstance(base, torch.distributions.Normal)
+    return normal and base.scale.dim() > 2 and bool((base.scale != base.scale[:1]).any())
 
 
 def _look(name: str, site: Any, wide: float) -> Site:

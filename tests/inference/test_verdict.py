@@ -23,6 +23,7 @@ from pyrofl.inference.loop.participation import Stragglers, fraction
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.verdict import Losses, Verdict, comparable, movement, verdict
 from pyrofl.models import fedavg, likelihoods, local, pfedvem, priors, pvi
+from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
 
@@ -91,7 +92,7 @@ def test_natural_parameters_move_as_far_as_their_mean(covariance: str):
     full = covariance == "full"
     root = torch.tensor([[2.0, 0.0], [0.3, 0.1]], dtype=torch.float64)
     root = root if full else root.diagonal()
-    normals = pvi.Normals(2, full)
+    normals = Normals(2, full)
     mean = torch.tensor([1.0, -2.0], dtype=torch.float64)
     old, new = (normals.naturals(m, root) for m in (mean, mean + torch.tensor([0.5, 0.1])))
     found = movement(method.facts, state(0, old), state(1, new))
@@ -195,7 +196,8 @@ def test_rates_that_are_far_too_large_are_told(blobs: Federation):
     assert run.summary()["verdict"] == str(run.verdict)
 
 
-def test_pvi_with_few_draws_for_many_weights_diverges():
+def test_pvi_with_few_draws_for_many_weights_converges():
+    """Its loss once rose from 5,892 to 95,679."""
     rng = generator(0)
     x = torch.randn(600, 70, generator=rng, dtype=torch.float64)
     y = x @ torch.randn(70, generator=rng, dtype=torch.float64)
@@ -209,10 +211,9 @@ def test_pvi_with_few_draws_for_many_weights_diverges():
         covariance="full",
         draws=16,
     )
-    run = pyrofl.fit(method, data, 4, progress=False)
+    run = pyrofl.fit(method, data, 18, progress=False)
     assert not any(r.rejected for r in run.records)
-    assert run.verdict.kind == "diverged"
-    assert run.verdict.since in (1, 2)
+    assert run.verdict.kind == "converged"
 
 
 def test_a_closed_form_converges():

@@ -7,7 +7,7 @@ import torch
 from checks import close
 from torch import Tensor
 
-from pyrofl.models.pvi.gaussians import Normals, balanced, stacked
+from pyrofl.models.pvi.gaussians import Normals, balanced, enough, stacked
 from pyrofl.models.pvi.natural_gradient import natural
 from pyrofl.tensors import generator
 
@@ -161,3 +161,31 @@ def test_a_client_that_turned_bad_changes_nothing_for_others():
 def test_blocks_are_put_together():
     found = stacked(torch.ones(1, 1, 1), torch.full((1, 2, 1), 2.0), torch.full((1, 2, 2), 3.0))
     assert found.tolist() == [[[1, 0, 0], [2, 3, 3], [2, 3, 3]]]
+
+
+def test_draws_are_never_fewer_than_two_of_each_variable():
+    assert [enough(n, 70, "full") for n in (16, 140, 256)] == [140, 140, 256]
+    assert enough(16, 70, "blocks") == 140
+    assert enough(16, 70, "diagonal") == 16
+    with pytest.raises(ValueError, match="draws is 7; expected an even number"):
+        enough(7, 70, "full")
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_part_of_a_step_is_a_shorter_step(full):
+    start = {"mean": torch.zeros(1, 3).double(), "root": torch.ones(1, 3).double()}
+    if full:
+        start["root"] = torch.eye(3).double()[None]
+    found = []
+    for lr in (1.0, 0.25):
+        mean, root = (start[n][0].clone() for n in ("mean", "root"))
+        precision = torch.linalg.inv(COVARIANCE)
+        diagonal = precision.diagonal()
+        pull = (diagonal * (mean - MEAN), diagonal * root - 1 / root)
+        step(mean, root, quadratic(root, mean, precision, MEAN) if full else pull, lr=lr)
+        found.append({"mean": mean[None], "root": root[None]})
+    part = Normals(3, full).between(start, found[0], torch.tensor([0.25]).double())
+    close(part["root"], found[1]["root"])
+    still = Normals(3, full).between(start, found[0], torch.zeros(1).double())
+    close(still["root"], start["root"])
+    close(part["mean"], found[0]["mean"] / 4)

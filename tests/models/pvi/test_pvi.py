@@ -25,6 +25,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.data.conjugate import gaussian_means, linear_regression
 from pyrofl.inference.elbo import latent, log_densities, per_draw, traces
 from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.loop.participation import fixed
 from pyrofl.inference.loop.rounds import advance, federate, first
 from pyrofl.inference.loop.state import Round
@@ -34,6 +35,8 @@ from pyrofl.inference.programs import Program
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import guides, likelihoods, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.pvi.partitioned import Partitioned
+from pyrofl.models.pvi.unconstrained import layouts
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
 
@@ -235,6 +238,110 @@ def test_a_normal_hierarchy_is_exact_after_one_round(centred):
     close(root.square().sum(-1), covariance.diagonal()[1:], 1e-6)
     close(root[:, 0] * local["root"][:, 0, 0], covariance[0, 1:], 1e-6)
     assert set(received) == {"shift", "precision"}
+
+
+@pytest.mark.parametrize("draws", [2, 16, None])
+def test_any_number_of_draws_solves_a_regression_in_one_round(draws):
+    x, y = torch.randn(150, 30, generator=generator(1)).double(), torch.arange(150.0).sin().double()
+    data = clients_of(x, y, 3)
+
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            beta = pyro.sample("beta", dist.Normal(torch.zeros(30).double(), 1.0).to_event(1))
+            with batch.rows():
+                pyro.sample("y", dist.Normal((batch.x * beta).sum(-1), 0.5), obs=batch.y)
+
+    method = pvi.hierarchical(model, data, shared="beta", damping=1.0, draws=draws, steps=3)
+    mean, root = q_of(toys.last(method, data, 1), True)
+    covariance = torch.linalg.inv(torch.eye(30) + 4 * x.T @ x)
+    close(mean, 4 * covariance @ x.T @ y, 1e-6)
+    close(root @ root.T, covariance, 1e-6)
+
+
+def lines_of(clients: int = 6, rows: int = 8) -> Federation:
+    """Return rows on a line of each client; slopes have standard deviation 0.3, noise 0.3."""
+    noise = torch.randn(clients, rows + 2, generator=generator(3))
+    x = torch.linspace(-1.5, 1.5, rows).expand(clients, rows)
+    slope = 0.6 + 0.3 * noise[:, :1]
+    y = noise[:, 1:2] * 0.7 + slope * x + 0.3 * noise[:, 2:]
+    none = (torch.empty(0, dtype=torch.long),) * clients
+    parts = torch.arange(clients * rows).split(rows)
+    return Federation(x.reshape(-1, 1).double(), y.reshape(-1).double(), parts, none)
+
+
+def core_of(program: Program, data: Federation, shared: str, **options: object) -> Partitioned:
+    """Return the parts of PVI with a full covariance and 16 draws."""
+    sites = layouts(program, data.batch(torch.tensor([0])), shared, 10.0)
+    return Partitioned(program, *sites, "full", 16, None, **options)  # type: ignore[arg-type]
+
+
+def test_a_step_that_raises_the_free_energy_is_shortened():
+    data = lines_of()
+    core, who = core_of(programs.lines, data, "beta sd sigma"), data.who(torch.arange(6))
+    server = {n: v.double() for n, v in core.init(generator(0), 6).items()}
+    received = core.cavity(server, who)
+    local = core.join(received, who, generator(0))
+    batch = data.batch(who.ids)
+
+    def energy(at: Tensors) -> Tensor:
+        with pyro.validation_enabled(False):
+            return core.free_energy(core.model, core.guide, received, at, batch)
+
+    with ClientNoise([generator(j) for j in range(6)]):
+        local |= core.drawn(received, local, batch)
+    mean = local["mean"].clone().requires_grad_()
+    before = energy(local | {"mean": mean})
+    (slope,) = torch.autograd.grad(before.sum(), mean)
+    # A step downhill that is far too long, one that leads nowhere, and those that are none.
+    away = torch.zeros_like(slope)
+    away[0], away[1] = -50 * slope[0] / slope[0].norm(), torch.nan
+    far = local | {"mean": local["mean"] + away}
+    with pyro.validation_enabled(False):
+        after = core.shortened(received, far, batch)
+    assert not energy(far)[0] <= before[0]
+    assert energy(local | after)[0] < before[0]
+    part = (after["mean"] - local["mean"])[0] / away[0]
+    halvings = -part[0].log2()
+    assert float(halvings) == pytest.approx(round(float(halvings)), abs=1e-6)
+    close(part, part[0].expand(7), 1e-9)
+    for n, v in after.items():
+        assert torch.equal(v[1], local[n][1])
+        assert torch.equal(v[2:], far[n][2:])
+
+
+@pytest.mark.parametrize("draws", [16, 64])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_population_spreads_do_not_collapse(draws, seed):
+    """Each q(log sd) moves towards its end, and no round is worse than the start."""
+    data = lines_of()
+    method = pvi.hierarchical(programs.lines, data, shared="beta sd sigma", draws=draws, steps=10)
+    for state in federate(method, data, 8, seed=seed):
+        mean, root = q_of(state, True)
+        assert (mean[2:] > math.log(0.1)).all()
+        assert (root.square().sum(-1).sqrt() > 0.05).all()
+        assert state.loss["mean root power"].max() < 100
+
+
+@pytest.mark.slow
+def test_a_collapsed_spread_recovers():
+    """Wherever q starts, and however narrow, it ends at the same place."""
+    effect, error = torch.tensor(SCHOOLS).double().T
+    parts, none = torch.arange(8).split(1), (torch.empty(0, dtype=torch.long),) * 8
+    data = Federation(error[:, None], effect, parts, none)
+    ends = []
+    for at in (-4.0, 1.0):
+        begin = (torch.tensor([4.0, at]).double(), torch.tensor([0.1, 0.1]).double())
+        core = core_of(programs.eight_schools, data, "mu tau", start=lambda _, b=begin: b)
+        ends.append(q_of(toys.last(core.method(10, None, 1.0), data, 25), True)[0])
+    close(ends[0], ends[1], 0.2)
+
+
+def test_a_centred_program_has_draws_of_its_own_sites():
+    data = lines_of()
+    method = pvi.hierarchical(programs.lines, data, shared="beta sd sigma", draws=16, steps=2)
+    draws = posterior(method, data, toys.last(method, data, 1), 50)
+    assert set(draws) == {"beta", "sd", "sigma", "w", "w_decentred"}
+    close(draws["w"], draws["beta"] + draws["sd"] * draws["w_decentred"], 1e-12)
 
 
 def test_cutting_what_clients_depend_on_makes_a_centred_hierarchy_overconfident():

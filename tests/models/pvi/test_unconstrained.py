@@ -13,7 +13,7 @@ from checks import close
 from pyro import poutine
 
 from pyrofl.data import Batch
-from pyrofl.models.pvi.unconstrained import layouts
+from pyrofl.models.pvi.unconstrained import decentred, layouts
 from pyrofl.tensors import Tensors
 
 BATCH = toys.blobs().batch(torch.tensor([0]))
@@ -59,6 +59,34 @@ def test_values_become_sites_with_their_jacobians():
     assert trace.nodes["share"]["fn"].log_density.shape == (4, 3, 1)
     values = {n: trace.nodes[n]["value"][0, 0, 0] for n in own.names.split()}
     close(own.joined(values), u[0, 0, 0], 1e-6)
+
+
+def centred(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Have own normal sites with scales that are shared, improper, fixed, and inside an event."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = pyro.sample("tau", dist.ImproperUniform(dist.constraints.positive, (), ()))
+        pyro.sample("a", dist.Normal(mu, tau))
+        pyro.sample("b", dist.Normal(mu, 1.5))
+        pyro.sample("c", dist.Normal(mu[..., None], tau[..., None] * torch.ones(2)).to_event(1))
+
+
+def test_own_normal_sites_of_random_scale_are_stated_without_centre():
+    stated = decentred(centred, BATCH, "mu tau")
+    shared, own = layouts(stated, BATCH, "mu tau", 10.0)
+    assert (shared.names, own.names) == ("mu tau", "a_decentred b c_decentred")
+    assert own.each("exact").tolist() == [1, 0, 1, 1]
+    # Densities and values are those of the program as it was written, but for the change of scale.
+    values = {"mu": torch.tensor([[0.7]]), "tau": torch.tensor([[0.5]]), "b": torch.tensor([[2.0]])}
+    noise = {"a_decentred": torch.tensor([[1.3]]), "c_decentred": torch.tensor([[[0.1, -2.0]]])}
+    found = poutine.trace(poutine.condition(stated, values | noise)).get_trace({}, {}, BATCH)
+    close(found.nodes["a"]["value"], [[0.7 + 0.5 * 1.3]], 1e-6)
+    close(found.nodes["c"]["value"], [[[0.75, -0.3]]], 1e-6)
+    sites = {n: found.nodes[n]["value"] for n in ("a", "c")}
+    before = poutine.trace(poutine.condition(centred, values | sites)).get_trace({}, {}, BATCH)
+    change = 3 * math.log(0.5)
+    assert float(found.log_prob_sum() - before.log_prob_sum()) == pytest.approx(change, abs=1e-5)
+    assert decentred(program, BATCH, "*") is program
 
 
 def test_nothing_global_is_touched():

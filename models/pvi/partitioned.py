@@ -1,0 +1,303 @@
+"""The server and the clients of PVI; what they do is said in the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Literal
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.facts import PER_CLIENT, SHARED, Centre, Rule
+from pyrofl.inference.method import Method, Phase, Step, View, send_all
+from pyrofl.inference.programs import Program, built_for
+from pyrofl.inference.servers.averages import CannotMerge
+from pyrofl.models.guides.correlated import standard_noise
+from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked, times
+from pyrofl.models.pvi.natural_gradient import natural
+from pyrofl.models.pvi.unconstrained import Layout, Scaled
+from pyrofl.plates import DRAWS
+from pyrofl.tensors import Tensors, like, pick, role, under
+
+Covariance = Literal["diagonal", "blocks", "full"]
+
+NOISE = ("_shared", "_own")  # auxiliary sites of the guide
+REACH = 2.0  # longest step of a mean, in standard deviations of the prior
+NARROW = 0.1  # of the prior's standard deviation: where clients start
+FASTER, SLOWER = 1.3, 0.6  # what the damping is multiplied by
+HALVINGS = 30  # of the server's step, before it stays where it is
+SHORTER = 10  # tries of a client's step, each half as long, before it stays where it is
+ROUNDING = 1000  # machine epsilons by which a free energy may rise
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """A program whose shared variables g get one normal factor from each client.
+
+    The server holds q as shift and precision, see `gaussians`, and the factors as server/shift and
+    server/precision [J, ...]; where the damping adapts, also the last one and the last proposal.
+    A client keeps mean [C, n] and root [C, n, n] or [C, n] of its own normal q_j(g, v_j), where
+    z_j = v_j, or z_j = v_j exp(power (g - about)) with power [C, n - d, d] and about [C, d].
+    """
+
+    model: Program
+    ours: Layout  # g: sites that clients share, d entries
+    mine: Layout  # z_j: sites that each client has for itself, n - d entries
+    covariance: Covariance
+    draws: int | None  # None has none, and moves the means alone
+    damping: float | None
+    start: Callable[[Generator], tuple[Tensor, Tensor]] | None = None  # mean, sd [d]; or the prior
+
+    def __post_init__(self) -> None:
+        """Refuse too many variables."""
+        Normals(self.ours.size + self.mine.size, self.full)
+
+    def method(self, steps: int, batch: int | None, lr: float) -> Method:
+        """Return the method; arguments are those of `hierarchical`."""
+        sides, guide = (self.ours, self.mine), self.guide
+        within = None
+        if self.covariance == "blocks":
+            within = torch.block_diag(*(torch.ones(v.size, v.size) for v in sides))
+        reach = REACH * torch.cat([v.each("sd") for v in sides])
+        optim = natural(lr, -(-steps // 2), reach, within, self.draws is None, self.scales)
+        loss = built_for(model=self.model, guide=guide)(partial(self.free_energy))
+        climb = Phase((self.drawn, Step(self.moving, optim, loss), self.shortened), steps, batch)
+        return Method(
+            init=self.init,
+            model=self.model,
+            guide=guide,
+            phases=(climb,) if self.scales is None else (Phase((self.recentre,)), climb),
+            merge=self.merge,
+            download=self.cavity,
+            join=self.join,
+            upload=self.upload,
+            views={"personal" if self.mine.size else "global": View(self.together, send_all)},
+            facts={
+                "precision": Rule("a precision of a normal distribution", self.normals.proper),
+                f"{self.ours.names} _u {NOISE[0]}": SHARED,
+                "server/shift server/precision": PER_CLIENT,
+                "shift": Centre(lambda _, q: self.normals.mean_and_sd(q)),
+            },
+        )
+
+    # The server
+
+    def init(self, generator: Generator, clients: int) -> Tensors:
+        """Start at the network's or the prior's mean; every client has an equal factor."""
+        q = self.prior if self.start is None else self.normals.independent(*self.start(generator))
+        share = torch.tensor(1 / clients, dtype=torch.float64)
+        each = {n: ((q[n] - self.prior[n]) / clients).repeat(clients, 1) for n in PARAMETERS}
+        server = q | under("server", each)
+        if self.damping is None:
+            last = {n: torch.zeros_like(v) for n, v in q.items()}
+            server |= under("server", under("last", last) | {"damping": share})
+        return server if bool(self.ours.each("exact").all()) else server | {"share": share}
+
+    def cavity(self, server: Tensors, who: Who) -> Tensors:
+        """Send q without the client's own factor, q / t_j."""
+        received = send_all(server, who)
+        known = who.ids < len(server["server/shift"])
+        at = torch.where(known, who.ids, 0)
+        own = {n: server[f"server/{n}"][at] * known[:, None] for n in PARAMETERS}
+        return received | {n: received[n] - own[n] for n in PARAMETERS}
+
+    def merge(self, server: Tensors, message: Tensors, who: Who, _: Generator) -> Tensors:
+        """Move the factors of all messages at once, part of the way; CannotMerge if q is lost."""
+        # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
+        change = {n: message[n] - server[n] for n in PARAMETERS}
+        total = {n: v.sum(0) for n, v in change.items()}
+        rate, memory = self.damping or 1.0, {}
+        if self.damping is None:
+            damping = self._adapted(server, total, len(who.ids))
+            memory = under("server", {"damping": damping} | under("last", total))
+            rate = float(damping)
+        for _halving in range(HALVINGS):
+            q = {n: server[n] + rate * v for n, v in total.items()}
+            if bool(self.normals.proper(q["precision"])):
+                own = {f"server/{n}": rate * v for n, v in change.items()}
+                tables = {n: server[n].index_add(0, who.ids, v) for n, v in own.items()}
+                return server | memory | q | tables
+            rate /= 2
+        raise CannotMerge(f"q is no distribution after {HALVINGS} halvings of the damping")
+
+    def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
+        """Return the damping of this round; see `hierarchical`."""
+        # Proposals turn back where factors overshoot, or nothing but noise is left to average.
+        moments = self.normals.moments(server)
+        last = self.normals.measured(role("server/last", server), *moments)
+        turn = self.normals.measured(total, *moments) @ last
+        factor = torch.where(turn > 0, FASTER, torch.where(turn < 0, SLOWER, 1.0))
+        return (server["server/damping"] * factor).clamp(1 / clients, 1.0)
+
+    # A client
+
+    def join(self, received: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Start q_j at what came down, and the client's own variables at their prior."""
+        mean, root = self.normals.moments(received)
+        # Means over a wide start are ruled by its tails; a narrow one soon has the right width.
+        root = root * NARROW if self.start is None else root
+        centre, sd = (v.to(mean).expand(len(mean), -1) for v in self.mine.prior())
+        whole = torch.cat([mean, centre], -1)
+        if not self.full:
+            return {"mean": whole, "root": torch.cat([root, sd], -1)}
+        none = root.new_zeros(len(root), self.mine.size, self.ours.size)
+        powers = {} if self.scales is None else {"power": none, "about": mean}
+        return {"mean": whole, "root": stacked(root, none, torch.diag_embed(sd))} | powers
+
+    def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """State the same q_j with powers about its present mean, where their steps are good."""
+        mean, _ = self._parts(local["mean"])
+        growth = times(local["power"], mean - local["about"]).exp()
+        growth = torch.cat([torch.ones_like(mean), growth], -1)
+        moved = {"mean": local["mean"] * growth, "root": local["root"] * growth[..., None]}
+        return moved | {"about": mean}
+
+    def tilted(self, received: Tensors, local: Tensors, batch: Batch) -> None:
+        """State the client's target: cavity, its share of the prior, its rows."""
+        share = received.get("share", torch.zeros(()).to(batch.size))
+        with pyro.plate("_clients", len(batch), dim=-2):
+            u = pyro.sample(
+                "_u", dist.ImproperUniform(dist.constraints.real, (), (self.ours.size,))
+            )
+            others = self.normals.log_density(u, received)
+            prior = self.normals.log_density(u, {n: v.to(u) for n, v in self.prior.items()})
+            pyro.factor("_others", others - share * prior)
+        with Scaled(self.ours.names, share):
+            self.model(received, local, batch)
+
+    def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Draw from q, its density that of the sites."""
+        with batch.clients():
+            parts = zip(NOISE, self._parts(local["mean"]), strict=True)
+            e = torch.cat([standard_noise(n, v) for n, v in parts if v.shape[-1]], -1)
+        self._state(e, local, batch, 1.0, counted=True)
+
+    def _state(
+        self, e: Tensor, local: Tensors, batch: Batch, share: Tensor | float, counted: bool = False
+    ) -> None:
+        """State points of q given noise; a share of the shared sites' Jacobians counts."""
+        mean, root = local["mean"], local["root"]
+        with batch.clients():
+            u = mean + (times(root, e) if self.full else root * e)
+            ours, mine = self._parts(u)
+            grown = u.new_zeros(())
+            if "power" in local:
+                exponent = times(local["power"], ours - local["about"])
+                mine, grown = mine * exponent.exp(), exponent.sum(-1)
+            pyro.sample("_u", dist.Delta(ours, event_dim=1), infer={"is_auxiliary": True})
+            # The density of g comes first, what is left of the joint one belongs to z given g.
+            both = self.normals.log_det(root)
+            first = self.normals.log_det(self.normals.leading(root))
+            known = 0.0 if counted else dist.Normal(0.0, 1.0).log_prob(e).sum(-1)
+            self.ours.sample(ours, (known - first).expand(u.shape[:-1]), share)
+            self.mine.sample(mine, (first - both - grown).expand(u.shape[:-1]), 1.0)
+
+    def free_energy(
+        self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return the free energy [C] of the client's target, given the noise of this step."""
+
+        def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
+            noise = (
+                local["noise"].squeeze(-2) if self.draws is None else local["noise"].movedim(-2, 0)
+            )
+            self._state(noise, local, batch, received.get("share", 0.0))
+
+        return elbo(self.draws)(self.tilted, guide, received, local, batch)
+
+    def drawn(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Draw the noise of a step, and keep where it starts."""
+        mean = local["mean"]
+        if self.draws is None:
+            noise = torch.zeros_like(mean)[:, None]
+        else:
+            with pyro.plate(DRAWS, self.draws, dim=-3), batch.clients():
+                raw = standard_noise(
+                    "_noise", mean.new_zeros(self.draws, len(mean), 1, mean.shape[-1])
+                )
+            noise = balanced(raw).squeeze(-2).movedim(0, 1)
+        return {"noise": noise} | under("before", pick(local, self.moving))
+
+    def shortened(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Halve the steps that raised a client's free energy, under the noise that they were of."""
+        before, after = role("before", local), pick(local, self.moving)
+        energy = partial(self.free_energy, self.model, self.guide, received)
+        with torch.no_grad():
+            start = energy(local | before, batch)
+            bound = start + ROUNDING * torch.finfo(start.dtype).eps * (1 + start.abs())
+            share, now = torch.ones_like(start), after
+            for left in reversed(range(SHORTER)):
+                risen = ~(energy(local | now, batch) <= bound)  # NaN has risen, too
+                if not bool(risen.any()):
+                    break
+                share = torch.where(risen, share / 2 if left else 0.0, share)
+                now = self._between(before, after, share)
+        return now
+
+    def _between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
+        """Return where clients get that go a share [C] of their step."""
+        way = Normals(start["mean"].shape[-1], self.full).between(start, end, share)
+        if self.scales is not None:
+            way["power"] = torch.lerp(start["power"], end["power"], like(share, end["power"]))
+        part = {n: torch.where(like(share > 0, v), v, start[n]) for n, v in way.items()}
+        return {n: torch.where(like(share < 1, v), v, end[n]) for n, v in part.items()}
+
+    def upload(self, received: Tensors, local: Tensors) -> Tensors:
+        """Send q_j(g)."""
+        return self.normals.naturals(
+            self._parts(local["mean"])[0], self.normals.leading(local["root"])
+        )
+
+    def together(self, received: Tensors, local: Tensors) -> Tensors:
+        """Let the shared sites follow q(g), and a client's own ones its q_j(z_j | g)."""
+        d, own = self.ours.size, local["root"]
+        mean, root = self.normals.moments(received)
+        before, own_mean = self._parts(local["mean"])
+        if not self.full:
+            joint = torch.cat([root, own[:, d:]], -1)
+        else:
+            slope = own[:, d:, :d] @ inverse(own[:, :d, :d], upper=False)
+            own_mean = own_mean + times(slope, mean - before)
+            joint = stacked(root, slope @ root, own[:, d:, d:])
+        return local | {"mean": torch.cat([mean, own_mean], -1), "root": joint}
+
+    @property
+    def moving(self) -> str:
+        """Names of what steps move."""
+        return "mean root" if self.scales is None else "mean root power"
+
+    @property
+    def full(self) -> bool:
+        """Whether roots and precisions are matrices."""
+        return self.covariance != "diagonal"
+
+    @cached_property
+    def normals(self) -> Normals:
+        """Normals of the shared variables."""
+        return Normals(self.ours.size, self.full)
+
+    @cached_property
+    def prior(self) -> Tensors:
+        """The natural parameters of p0."""
+        return self.normals.independent(*self.ours.prior())
+
+    @cached_property
+    def scales(self) -> Tensor | None:
+        """By what a client's own variables are scaled, if any are: 1 or 0, [n - d, d].
+
+        Those with a fixed normal prior, by powers of the positive ones that clients share: there
+        the program itself multiplies them, so that what the rows say of z_j depends on g so.
+        """
+        found = torch.outer(self.mine.each("exact"), self.ours.each("positive"))
+        return found if self.covariance == "full" and bool(found.any()) else None
+
+    def _parts(self, value: Tensor) -> tuple[Tensor, ...]:
+        """Part entries [..., n] into g and z_j."""
+        parts: tuple[Tensor, ...] = value.split([self.ours.size, self.mine.size], -1)
+        return parts
