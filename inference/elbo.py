@@ -17,7 +17,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from pyrofl.arguments import Count, checked
+from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Batch
 from pyrofl.inference.programs import Program
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
@@ -64,7 +64,7 @@ class Elbo:
 @checked
 def elbo(
     draws: Count | None = None,
-    kl: float | Callable[[Tensors, Tensors, Batch], Tensor] = 1.0,
+    kl: NotNegative | Callable[[Tensors, Tensors, Batch], Tensor] = 1.0,
     mean: bool = False,
     analytic: bool = True,
 ) -> Elbo:

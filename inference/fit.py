@@ -273,7 +273,7 @@ class LoopOptions(TypedDict, total=False):
 def fit(
     method: Method | Callable[[int], Method],
     data: Federation,
-    rounds: int,
+    rounds: Whole,
     *,
     seed: Seed | None = None,
     server: Tensors | None = None,

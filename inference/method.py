@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from torch import Generator, Tensor
 
@@ -11,7 +12,7 @@ from pyrofl.arguments import Count, Whole, check_fields
 from pyrofl.data import Batch, Who
 from pyrofl.files.pickles import Pickled
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import PER_CLIENT, SHARED, Facts, Rule, WireCost, marked, of_kind
+from pyrofl.inference.facts import PER_CLIENT, SHARED, Fact, Facts, Rule, WireCost, marked, of_kind
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.programs import Loss, Program
 from pyrofl.inference.servers.pooled import Merge, Pooled
@@ -158,7 +159,16 @@ class Method(Pickled, Summarised):
     all_train: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse programs that a part, `built_for` others, would not hear of."""
+        """Refuse fields of another kind, and programs that a part, `built_for` others, ignores."""
+        check_fields(self)
+        for i, phase in enumerate((*self.phases, *self.adapt)):
+            if not isinstance(phase, Phase):
+                raise ValueError(f"phases[{i}] is a {type(phase).__name__}; expected a Phase")
+        if not self.views or not all(map(callable, self.views.values())):
+            raise ValueError(f"views are {dict(self.views)}; expected a function by its name")
+        for name, fact in self.facts.items():
+            if not isinstance(fact, (tuple, *get_args(Fact))):
+                raise ValueError(f"facts[{name!r}] is {fact!r}; expected a Rule or its like")
         names = ("init", "merge", "download", "join", "upload", "statistics", "model")
         parts: dict[str, object] = {n: getattr(self, n) for n in names}
         parts |= {f"the view {n!r}": view for n, view in self.views.items()}

@@ -18,6 +18,7 @@ import pyro
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import checked
 from pyrofl.data.federation import Federation, a_row
 from pyrofl.inference.facts import INCOMPARABLE, Centre, Mark, Rule, WireCost, of_kind
 from pyrofl.inference.look import Look
@@ -32,6 +33,7 @@ from pyrofl.turns import in_turn
 ROWS = (3, 2, 1)  # of the clients that are looked at: two that train, one that is held out
 
 
+@checked
 @in_turn
 def check(
     method: Method, data: Federation, *, chunk: int | None = None, server: Tensors | None = None

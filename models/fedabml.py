@@ -194,6 +194,8 @@ def build(
             "log_scale", {n: v.log() / power for n, v in width.items()}
         )
 
+    combine = combining(merge)
+
     def robust_moments(
         server: Tensors, message: Tensors, who: Who, generator: Generator
     ) -> Tensors:
@@ -201,7 +203,7 @@ def build(
 
         So it needs all messages.
         """
-        combine, even = combining(merge), torch.ones_like(who.size)
+        even = torch.ones_like(who.size)
         loc = combine(role("loc", message), even, role("loc", server))
         about = under("loc", loc)
         wide = role("log_scale", spreads(about, message))

@@ -41,7 +41,7 @@ class Descent(TypedDict, total=False):
 
     likelihood: Likelihood
     guide: guides.Family
-    scale: float
+    scale: NotNegative
     draws: Count
     epochs: Whole | Callable[[Tensor], Tensor]
     batch: Count | None

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from pyrofl.arguments import NotNegative, ShareBelowOne, checked
 from pyrofl.inference.method import Method
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
@@ -25,11 +26,12 @@ from pyrofl.models.fedopt import stepped
 from pyrofl.nets import Network
 
 
+@checked
 def build(
     net: Network,
     *,
-    server_lr: float = 1.0,
-    server_momentum: float = 0.9,
+    server_lr: NotNegative = 1.0,
+    server_momentum: ShareBelowOne = 0.9,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build FedAvgM.

@@ -167,9 +167,11 @@ def build(
         variance = {n: square[n] - v.square() for n, v in loc.items()}
         return server | pick(pooled, "base/*") | population(loc, variance)
 
+    combine = combining(merge)
+
     def robust(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         """Merge squared distances of draws from the new m, for which all messages are needed."""
-        combine, even = combining(merge), torch.ones_like(who.size)
+        even = torch.ones_like(who.size)
         base = combine(role("base", message), who.size, role("base", server))
         mean, square = role("mean", message), role("square", message)
         loc = combine(mean, even, role("loc", server))

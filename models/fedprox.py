@@ -20,16 +20,18 @@ from typing import Unpack
 
 import pyro.distributions as dist
 
+from pyrofl.arguments import NotNegative, checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.priors import LocationScale, proximal
 from pyrofl.nets import Network
 
 
+@checked
 def build(
     net: Network,
     *,
-    mu: float = 0.1,
+    mu: NotNegative = 0.1,
     prior: LocationScale = dist.Normal,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:

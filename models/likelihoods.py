@@ -7,7 +7,8 @@ with batch shape [..., C, B].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import inf
+from typing import Annotated, Any
 
 import pyro.distributions as dist
 import torch
@@ -15,9 +16,10 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyrofl.arguments import Count, Positive, checked
+from pyrofl.arguments import Count, Range, checked
 from pyrofl.inference.programs import Likelihood
 
+Deviation = Annotated[float, Range(0, inf, open_low=True, open_high=True)]
 FEW = 16  # classes below which torch is slow along the last axis, by up to 9 times: measured
 
 
@@ -74,7 +76,7 @@ def measured(outputs: Tensor, x: Tensor) -> TorchDistribution:
 
 
 @checked
-def normal(scale: Positive = 1.0) -> Likelihood:
+def normal(scale: Deviation = 1.0) -> Likelihood:
     """Measure with noise of this standard deviation; one output, the mean."""
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:

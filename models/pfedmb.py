@@ -69,7 +69,7 @@ def build(
     draws: Count = 5,
     kl: NotNegative = 1.0,
     weighted: bool = True,
-    drop: float = 0.0,
+    drop: ShareBelowOne = 0.0,
     epochs: Whole = 5,
     batch: Count | None = 64,
     lr: NotNegative = 0.3,

@@ -21,16 +21,18 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from pyrofl.arguments import NotNegative, ShareBelowOne, checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedavgm
 from pyrofl.nets import Network
 
 
+@checked
 def build(
     net: Network,
     *,
-    server_lr: float = 0.5,
-    server_momentum: float = 0.0,
+    server_lr: NotNegative = 0.5,
+    server_momentum: ShareBelowOne = 0.0,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build Reptile.

@@ -65,11 +65,11 @@ def build(
         ValueError: if lr is 0, by which eq. 4 divides.
     """
     settings: fedavg.Training = {"lr": 0.01, "momentum": 0.0, **training}
+    base = fedavg.build(net, **settings)
     done = settings.get("done") if settings.get("decay") else None
     lr, momentum = decayed(settings["lr"], done), settings["momentum"]
     if not lr > 0:
         raise ValueError(f"lr is {lr}; expected a number above 0, by which eq. 4 divides")
-    base = fedavg.build(net, **settings)
     train, step = only_step(base)
     names = list(base.init(torch.Generator(), 1))
 

@@ -21,9 +21,11 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
+CHECKED = ("pyrofl", "torch")  # whose classes in annotations are meant
 KNOWN = ("builtins", "torch", "numpy", "pandas", "pyrofl")  # whose classes stand for nothing else
 
 WORDS: dict[Any, str] = {abc.Callable: "a function", abc.Mapping: "a dict"}
+WORDS |= {abc.Sequence: "a list or tuple", tuple: "a tuple", str: "a text"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -117,15 +119,19 @@ def _unlike(value: Any, hint: Any) -> str:
 
 
 def _is_checked(kind: Any) -> bool:
-    """Say whether an annotation is a class of the library, a mapping, or to be called."""
-    ours = isinstance(kind, type) and kind.__module__.partition(".")[0] == "pyrofl"
-    return ours or get_origin(kind) in WORDS
+    """Say whether an annotation is a class of ours or torch's, a text, a dict, or a function."""
+    meant = isinstance(kind, type) and kind.__module__.partition(".")[0] in CHECKED
+    return meant or kind is str or get_origin(kind) in WORDS
 
 
 def _may_be(value: Any, kind: Any) -> bool:
     """Say whether a value may be what an annotation says; what is not checked may be anything."""
     if kind is NoneType:
         return value is None
+    if get_origin(kind) in (Annotated, Literal):  # and it is neither a number nor a word
+        return type(value).__module__.partition(".")[0] not in KNOWN
+    if get_origin(kind) in (abc.Sequence, tuple):
+        return isinstance(value, abc.Sequence) and not isinstance(value, str | bytes)
     if get_origin(kind) in WORDS:
         return isinstance(value, get_origin(kind))
     if not _is_checked(kind) or isinstance(value, kind):
@@ -134,7 +140,7 @@ def _may_be(value: Any, kind: Any) -> bool:
 
 
 def _a(kind: Any) -> str:
-    return WORDS.get(get_origin(kind)) or f"a {kind.__name__}"
+    return WORDS.get(get_origin(kind) or kind) or f"a {kind.__name__}"
 
 
 def _inside(value: Any, kind: Any) -> bool:

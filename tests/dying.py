@@ -62,6 +62,7 @@ def serve() -> None:
     """Import all that a command needs, and run the jobs."""
     import matplotlib.pyplot  # noqa: F401
 
+    from pyrofl import checks, reference  # noqa: F401
     from pyrofl.cli.parser import main
 
     answers = os.fdopen(os.dup(1), "w")
@@ -116,7 +117,7 @@ def command(words: Sequence[str]) -> int:
 
 def script(words: Sequence[str]) -> int:
     """Run a script, for some minutes at most."""
-    signal.alarm(240)
+    signal.alarm(signal.alarm(0) or 240)
     sys.argv, sys.path[0] = [*words], str(Path(words[0]).parent)
     try:
         runpy.run_path(words[0], run_name="__main__")
@@ -207,6 +208,21 @@ def on_read_only_disk(path: str) -> None:
         mount(path, path, REMOUNT | BIND | READ_ONLY, "")
 
 
+def at(folder: str) -> None:
+    """Be in a folder, which is also the home."""
+    os.chdir(folder)
+    os.environ["HOME"] = folder
+
+
+def within(limits: Sequence[int]) -> None:
+    """Let the kernel end it after so many seconds, and give it so many bytes more than it has."""
+    seconds, memory = limits
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (has + memory, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.alarm(seconds)
+
+
 def mounted(what: str, path: str, flags: int, options: str) -> bool:
     """Mount something that only this process sees; False where the system does not permit it."""
     me = os.getuid(), os.getgid()
@@ -239,6 +255,8 @@ DOOMS: dict[str, Callable[[Any], Iterator[None] | None]] = {
     "full": at_full,
     "disk": on_full_disk,
     "read_only": on_read_only_disk,
+    "at": at,
+    "within": within,
 }
 
 

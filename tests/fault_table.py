@@ -1,7 +1,8 @@
 """The fault table of the README: what the tests inject, and how often, counted from the tests.
 
 `python tests/fault_table.py` rewrites it. With `--hostile` it first lets every method meet its
-hostile federations again, which takes a minute, and notes what became of them in hostile.json.
+hostile federations again, which takes a minute, and notes what became of them. With
+`--inputs` it meets all hostile inputs again, or those whose names contain one of the words behind.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import NamedTuple
 
 TESTS = Path(__file__).parent
 README = TESTS.parent / "README.md"
-HOSTILE = TESTS / "hostile.json"
+HOSTILE = TESTS / "hostile" / "federations.json"
+INPUTS = TESTS / "hostile" / "table.json"
 FILES = (
     *("test_contract.py", "test_faults.py", "test_kills.py", "cli/test_stops.py"),
     *(
@@ -136,12 +138,19 @@ def rows() -> list[tuple[str, int, str]]:
         if not tests:
             raise ValueError(f"no test injects {fault.kind!r}; expected one like {fault.tests!r}")
         table.append((fault.kind, fault.each * tests, fault.promise))
-    became: Counter[str] = Counter()
-    for found in json.loads(HOSTILE.read_text()).values():
-        became.update(found)
-    told = ", ".join(f"{n:,} {what}" for what, n in sorted(became.items(), key=lambda v: -v[1]))
     kind = "hostile federations: an empty class, one row, one giant, scales 1e-30 to 1e30..."
-    return [*table, (kind, became.total(), f"finite, or a clear error: {told}")]
+    table.append((kind, *became(HOSTILE, "finite, or a clear error")))
+    kind = "hostile flags, settings, tables, files of images and calls from Python"
+    return [*table, (kind, *became(INPUTS, "one line before any work, or right numbers"))]
+
+
+def became(counts: Path, promise: str) -> tuple[int, str]:
+    """Return how many hostile things there are in a file of counts, and what became of them."""
+    ends: Counter[str] = Counter()
+    for found in json.loads(counts.read_text()).values():
+        ends.update(found)
+    told = ", ".join(f"{n:,} {what}" for what, n in sorted(ends.items(), key=lambda v: -v[1]))
+    return ends.total(), f"{promise}: {told}"
 
 
 def written() -> str:
@@ -158,12 +167,17 @@ def shown(text: str) -> str:
 def main(words: list[str]) -> None:
     """Rewrite the README's table."""
     if "--hostile" in words:
+        from hostile.test_federations import hunt
         from test_contract import METHODS
-        from test_hostile import hunt
 
         HOSTILE.write_text(json.dumps({name: hunt(name) for name in METHODS}, indent=1) + "\n")
+    if "--inputs" in words:
+        from hostile.table import meet
+
+        meet(words[words.index("--inputs") + 1 :])
     text = README.read_text()
-    README.write_text(text.replace(shown(text), written()))
+    if INPUTS.exists():
+        README.write_text(text.replace(shown(text), written()))
 
 
 if __name__ == "__main__":

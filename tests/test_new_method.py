@@ -16,7 +16,7 @@ LEFT = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
 
 # Every test of all methods, but those that take long.
 LOOKED_AT = (
-    *("test_contract.py", "test_faults.py", "test_hostile.py", "test_imports.py"),
+    *("test_contract.py", "test_faults.py", "hostile/test_federations.py", "test_imports.py"),
     *("test_determinism.py", "inference/test_checkpoints.py", "inference/loop/test_inbox.py"),
     *("inference/posteriors/test_posterior_files.py", "models/test_proximal.py"),
 )
@@ -72,4 +72,6 @@ def test_it_keeps_the_contract_without_any_change_to_it(tree):
     assert re.search(r"\d{2} passed", told)
     assert "failed" not in told
     names = "named or two_thousand or found or every_part"
-    pytest_in(tree, "test_contract.py", "test_hostile.py", "test_imports.py", "-k", names)
+    pytest_in(
+        tree, "test_contract.py", "hostile/test_federations.py", "test_imports.py", "-k", names
+    )

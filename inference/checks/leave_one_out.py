@@ -31,7 +31,7 @@ import numpy as np
 
 from pyrofl.inference.fit import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
-from pyrofl.inference.posteriors.export import gathered, import_arviz
+from pyrofl.inference.posteriors.export import gathered, import_arviz, refuse_no_groups
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,8 +62,9 @@ def loo(
     """
     data: Any = found
     runs = [found] if isinstance(found, Run) else found
-    if isinstance(runs, Sequence):
+    if isinstance(runs, Sequence) and not isinstance(runs, str):
         data = to_arviz(runs, draws, groups=("posterior", "log_likelihood"), **what)
+    refuse_no_groups(data)
     log_lik = _log_likelihood(data, var_name)
     log_p, log_q = _log_densities(data, log_lik)
     arviz = import_arviz()
@@ -100,6 +101,8 @@ def compare_loo(
     Raises:
         ValueError: if models are about different rows, or as `loo`.
     """
+    if not isinstance(models, Mapping):
+        raise ValueError(f"models is a {type(models).__name__}; expected a dict, name -> a run")
     found = {n: loo(m, draws, **what) for n, m in models.items()}
     ks = {n: one.pareto_k for n, one in found.items()}
     whose = {n: k.coords.get("row_client", k[k.dims[0]]) for n, k in ks.items()}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyrofl.inference.fit import Run
+from pyrofl.inference.posteriors.export import refuse_no_groups
 
 if TYPE_CHECKING:
     import pandas
@@ -118,6 +119,7 @@ def _clients(
     """Yield site, client, its rows [N] and draws of them [S, N]."""
     if isinstance(found, Run):
         found = found.to_arviz(draws, groups=GROUPS, **what)
+    refuse_no_groups(found)
     for group in GROUPS:
         if group not in found:
             raise ValueError(f"group {group} is missing; expected to_arviz(..., groups='all')")

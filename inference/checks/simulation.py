@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, Range, checked
+from pyrofl.arguments import Count, Range, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.inference.checks import replicas
 from pyrofl.inference.evaluation.asked import Asked
@@ -143,7 +143,7 @@ class Ranks:
 def sbc(
     method: Method | Callable[[int], Method],
     data: Federation,
-    rounds: int,
+    rounds: Whole,
     replications: AtLeastTwo = 200,
     draws: Count = 199,
     seed: Seed = 0,

@@ -75,7 +75,7 @@ class Asked:
 
     def view(self, method: Method) -> str:
         """Return the name of the view that is asked."""
-        view = self.model or method.main_view
+        view = method.main_view if self.model is None else self.model
         if view not in method.views:
             raise ValueError(f"no {view!r} model; this method has {', '.join(method.views)}")
         return view

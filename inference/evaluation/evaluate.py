@@ -64,6 +64,7 @@ class Scores(Asked):
         return replace(self, ids=self.ids[keep], rows=self.rows[keep], values=values)
 
 
+@checked
 @in_turn
 def evaluate(
     method: Method,
@@ -128,6 +129,7 @@ def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metr
     return values
 
 
+@checked
 @in_turn
 def calibration(
     method: Method, data: Federation, state: Round, **asked: Unpack[AskedFields]

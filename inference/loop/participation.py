@@ -55,7 +55,7 @@ def bernoulli(probability: PositiveShare, least: Whole = 2) -> Draw:
                 return ids
         raise ValueError(
             f"probability of reporting is {probability}; a thousand draws from {clients} clients "
-            f"gave fewer than {least} each"
+            f"gave fewer than {least} each; expected a larger one"
         )
 
     return draw
@@ -63,7 +63,10 @@ def bernoulli(probability: PositiveShare, least: Whole = 2) -> Draw:
 
 def drawn(ids: Tensor, clients: int) -> Tensor:
     """Sort ids; refuse an empty draw, repeated ids and clients that do not exist."""
-    ids = ids.sort().values
+    if not torch.is_tensor(ids) or ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
+        kind = f"{ids.dtype} {list(ids.shape)}" if torch.is_tensor(ids) else type(ids).__name__
+        raise ValueError(f"what a draw of clients returns is {kind}; expected ids, int64 [C]")
+    ids = ids.long().sort().values
     if not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= clients or len(ids.unique()) < len(ids):
         raise ValueError(f"drawn clients are {ids.tolist()}; expected distinct ids below {clients}")
     return ids

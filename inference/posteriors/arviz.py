@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol, Unpack
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Federation
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.draws import Pointwise, Values, agreed, draw, pointwise
-from pyrofl.inference.posteriors.export import inference_data
+from pyrofl.inference.posteriors.draws import Pointwise, Values, agreed, draw, pointwise, those
+from pyrofl.inference.posteriors.export import inference_data, refuse_no_runs
 from pyrofl.inference.seeds import Seed
 from pyrofl.inference.verdict import Verdict
 from pyrofl.tensors import Tensors, matches
@@ -63,9 +63,10 @@ Groups = dict[str, dict[str, Variable]]
 """group -> name -> variable, of one run: without the axis of chains."""
 
 
+@checked
 def to_arviz(
     runs: Sequence[Fitted],
-    draws: int = 100,
+    draws: Count = 100,
     dims: Mapping[str, tuple[str, ...]] | None = None,
     *,
     coords: Mapping[str, Sequence[Any]] | None = None,
@@ -112,7 +113,9 @@ def to_arviz(
             fit.
     """
     runs, everything = list(runs), groups == "all"
-    chosen = set(GROUPS if everything else groups)
+    refuse_no_runs(runs)
+    some = groups if isinstance(groups, Collection) else [groups]
+    chosen = set(GROUPS) if everything else {str(group) for group in some}
     if not runs or isinstance(groups, str) != everything or not chosen <= set(GROUPS):
         raise ValueError(
             f"{len(runs)} runs and groups {groups!r}; expected at least one run, and 'all' or some "
@@ -130,7 +133,7 @@ def to_arviz(
                 f"the run of seed {run.seed} {verdict}; expected one that did not, such as with "
                 "smaller learning rates; allow_diverged=True looks at it all the same"
             )
-    clients = torch.arange(data.clients) if ids is None else ids
+    clients = those(data, ids)
     refuse_bad_axes(dims or {})
     made = []
     for run in runs:
@@ -151,6 +154,8 @@ def to_arviz(
 def refuse_bad_axes(dims: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse names of axes that are taken, or given twice to one site."""
     for site, axes in dims.items():
+        if isinstance(axes, str) or not isinstance(axes, Sequence):
+            raise ValueError(f"dims of {site!r} are {axes!r}; expected a tuple of names")
         for i, axis in enumerate(axes):
             if axis in RESERVED or axis in dims or axis in axes[:i]:
                 raise ValueError(

@@ -18,6 +18,7 @@ from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from torch import Generator, Tensor
 
+from pyrofl.arguments import Count, checked
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
@@ -68,11 +69,12 @@ class JointNoise(ClientNoise):
         super()._pyro_sample(msg)
 
 
+@checked
 def posterior(
     method: Method,
     data: Federation,
     state: Round,
-    draws: int,
+    draws: Count,
     *,
     ids: Tensor | None = None,
     **asked: Unpack[ModelAsked],
@@ -96,7 +98,24 @@ def posterior(
             share is not the same for all.
     """
     how = Asked.of({**asked, "draws": draws}, without="population part")
-    return draw(method, data, state, torch.arange(data.clients) if ids is None else ids, how)
+    return draw(method, data, state, those(data, ids), how)
+
+
+def those(data: Federation, ids: Tensor | None) -> Tensor:
+    """Return ids of clients, by default of all that train.
+
+    Raises:
+        ValueError: if there is none, one twice, or one that there is not.
+    """
+    if ids is None:
+        return torch.arange(data.clients)
+    most = len(data.train) - 1
+    if torch.is_tensor(ids) and ids.dim() == 1 and ids.dtype in (torch.int64, torch.int32):
+        told = ids.tolist()
+        if told and len(set(told)) == len(told) and min(told) >= 0 and max(told) <= most:
+            return ids.long()
+    shown = f"{ids.dtype} {ids.tolist()}" if torch.is_tensor(ids) else f"a {type(ids).__name__}"
+    raise ValueError(f"ids is {shown}; expected a tensor of distinct whole numbers, 0 to {most}")
 
 
 @in_turn

@@ -52,6 +52,22 @@ def inference_data(
     return gathered({group: one.assign_attrs(attrs or {}) for group, one in made.items()})
 
 
+def refuse_no_runs(runs: Sequence[object]) -> None:
+    """Refuse what `fit` has not returned."""
+    for run in runs:
+        if not hasattr(run, "state") or not hasattr(run, "method"):
+            raise ValueError(f"runs hold a {type(run).__name__}; expected what `fit` returns")
+
+
+def refuse_no_groups(found: object) -> None:
+    """Refuse what `to_arviz` has not made."""
+    if not isinstance(found, Mapping) and not (
+        hasattr(found, "groups") and hasattr(found, "attrs")
+    ):
+        kind = type(found).__name__
+        raise ValueError(f"found is a {kind}; expected a Run, or what `to_arviz` made of runs")
+
+
 def save(data: Any, path: str | Path) -> None:
     """Write what `inference_data` made as netCDF-4; the file is whole, or not there: OSError.
 

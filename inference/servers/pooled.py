@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from pyrofl.arguments import check_fields
 from pyrofl.data import Who
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.servers.averages import Combine, combining, mean
@@ -85,7 +86,12 @@ class Pooled:
     of: Callable[[Tensors, Tensors], Tensors] = lambda server, message: message
 
     def __post_init__(self) -> None:
-        """Refuse an unknown `how`."""
+        """Refuse an unknown `how`, and weights that are no functions of patterns."""
+        check_fields(self)
+        for patterns, weight in self.weights.items():
+            if not isinstance(patterns, str) or not callable(weight):
+                told = f"weights hold {patterns!r}: a {type(weight).__name__}"
+                raise ValueError(f"{told}; expected patterns of names, and a function for each")
         combining(self.how)
 
     def __repr__(self) -> str:

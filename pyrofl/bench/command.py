@@ -34,8 +34,8 @@ def bench(args: Namespace) -> None:
     if unknown:
         raise ValueError(f"case is {unknown[0]!r}; expected one of {', '.join(NAMES)}")
     asked = args.case or [n for n in NAMES if not args.quick or n != "memory"]
-    out = run_folder.prepare(args.out, args.overwrite)
     loaded = datasets.load(args.data, data_dir=args.data_dir) if args.data else None
+    out = run_folder.prepare(args.out, args.overwrite)
     with ending("bench ended before all was measured: {}".format):
         with threads(args.threads):
             rows = list(_measured(args, asked, loaded))

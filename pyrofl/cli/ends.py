@@ -18,6 +18,7 @@ from io import TextIOWrapper
 from pyrofl.inference.loop.messages import BadMessage
 
 REFUSED, FAILED, UNLEARNED, INTERRUPTED = 2, 3, 4, 130
+LONGEST = 900  # characters of a line that anybody reads
 TRACEBACK = "PYROFL_TRACEBACK"  # set to 1, it shows where an error was raised
 
 
@@ -113,12 +114,18 @@ def trace(error: BaseException) -> str:
 
 
 def complaint(message: str) -> str:
-    r"""Put what is wrong in one line.
+    r"""Put what is wrong in one line of what can be seen; what is very long lacks its middle.
 
-    >>> complaint("too few\n  rows")
-    'pyrofl: error: too few rows\n'
+    >>> complaint("too few\n  rows \x1b[2J")
+    'pyrofl: error: too few rows \\x1b[2J\n'
     """
-    return f"pyrofl: error: {' '.join(message.split())}\n"
+    line = " ".join(_cut(word, LONGEST // 4) for word in message.split())
+    seen = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    return f"pyrofl: error: {_cut(seen, LONGEST)}\n"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 3 :]}"
 
 
 def tell(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -38,9 +39,9 @@ def number(kind: Any, most: float = MOST) -> dict[str, Any]:
 
 
 def some_text(text: str) -> str:
-    """Refuse what a variable of the shell without a value leaves."""
-    if not text:
-        raise ArgumentTypeError("found ''; expected a text that is not empty")
+    """Refuse what a variable of the shell without a value leaves, and what no path can have."""
+    if not text or "\0" in text:
+        raise ArgumentTypeError(f"found {text!r}; expected a text that is not empty, without NUL")
     return text
 
 
@@ -146,6 +147,13 @@ class Parser(ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         """Print the help; argparse would not notice that it cannot."""
         show(self.format_help().rstrip("\n"))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Read words; of --flag=-- argparse would make an empty list."""
+        for word in sys.argv[1:] if args is None else args:
+            if re.fullmatch(r"--[\w-]+=--", word):
+                self.error(f"argument {word.partition('=')[0]}: found '--'; expected a value")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Leave with one line and exit code 2."""

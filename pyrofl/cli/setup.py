@@ -138,9 +138,12 @@ def device(name: str) -> torch.device:
     """Return a device that works."""
     try:
         torch.zeros(1, device=name).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} cannot be used: {reason}") from error
+        told = f"device {name!r} cannot be used: {reason}"
+        raise ValueError(
+            f"{told}; expected cpu, or one that this machine has, as cuda:0"
+        ) from error
     return torch.device(name)
 
 
@@ -159,9 +162,9 @@ def participation(text: str, clients: int) -> Draw:
     """Read who reports: "everyone", a count "10", a share "0.1" or "bernoulli:0.1"."""
     if text == "everyone":
         return everyone
-    kind, _, number = text.rpartition(":")
+    kind, number = text.split(":", 1) if ":" in text else (text, text)
     alone = fixed if number.isdecimal() else fraction
-    makers: dict[str, Callable[[Any], Draw]] = {"": alone, "bernoulli": bernoulli}
+    makers: dict[str, Callable[[Any], Draw]] = {text: alone, "bernoulli": bernoulli}
     try:
         make, value = makers[kind], float(number)
     except (KeyError, ValueError) as error:

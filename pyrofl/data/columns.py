@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pyrofl.data.source import listed
+from pyrofl.data.source import listed, refuse_no_file
 
 Missing = Literal["refuse", "drop"]
 """What becomes of rows that lack a value: none may, or they are left out."""
@@ -132,10 +132,11 @@ def read(path: str) -> dict[str, Column]:
     A column without a name is called "(column 3)", by its place.
 
     Raises:
-        ValueError: if the file cannot be read, two columns have one name, or a row has too many
-            or too few cells.
+        ValueError: if the file cannot be read or is none, two columns have one name, or a row has
+            too many or too few cells.
     """
     lines, rows = [], []
+    refuse_no_file(path)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             for line, cells in _records(file):

@@ -135,6 +135,7 @@ def per_class(dataset: Dataset, count: Count) -> Dataset:
     )
 
 
+@checked
 def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> Dataset:
     """Put data sets together: all their rows, and all their classes side by side (as MetaVD does).
 
@@ -151,6 +152,9 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
         ValueError: if there are fewer than two, two have one name, one has no classes, or rows
             cannot be brought to one shape.
     """
+    if not all(isinstance(part, Dataset) for part in datasets):
+        kinds = ", ".join(type(part).__name__ for part in datasets)
+        raise ValueError(f"data sets are {kinds}; expected what `load` returns")
     names = [part.name for part in datasets]
     if len(names) < 2 or len(set(names)) < len(names):
         raise ValueError(f"data sets are {', '.join(names)}; expected two or more, no two alike")
@@ -187,6 +191,7 @@ def _side_by_side(codes: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
     return torch.cat([code + start for code, start in zip(codes, first, strict=True)])
 
 
+@checked
 def resized(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
     """Bring images to one shape: grey ones get equal channels, other sizes are interpolated.
 

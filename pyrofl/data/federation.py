@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 from statistics import median
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyro
@@ -148,8 +150,10 @@ class Federation(Summarised):
             ValueError: naming the tensor or the client, and what was expected.
         """
         fields = vars(self)  # frozen, but for here
-        fields |= {n: tuple(fields[n]) for n in ("train", "test", "classes", "names")}
+        fields |= {n: _listed(n, fields[n]) for n in ("train", "test", "classes", "names")}
         fields["names"] = self.names or tuple(f"client {j}" for j in range(len(self.train)))
+        for part in ("classes", "names"):
+            _check_words(part, fields[part])
         check_table(self.x, self.y, self.classes)
         if self.unlabelled is not None:
             _check_alike(self.unlabelled, self.x)
@@ -160,15 +164,10 @@ class Federation(Summarised):
             )
         if not len(self.train):
             raise ValueError("train is empty; expected the rows of at least one client")
-        for j, name in enumerate(self.names):
-            if not isinstance(name, str) or not name:
-                raise ValueError(f"names[{j}] is {name!r}; expected a text that is not empty")
-        if len(set(self.names)) != len(self.names):
-            raise ValueError("names of clients: expected no two alike")
-        if not 0 <= self.held_out < len(self.train):
-            most = len(self.train) - 1
+        most, out = len(self.train) - 1, self.held_out
+        if isinstance(out, bool) or not isinstance(out, Integral) or not 0 <= out <= most:
             raise ValueError(
-                f"held_out is {self.held_out}; expected 0 to {most}, so that one trains"
+                f"held_out is {self.held_out!r}; expected 0 to {most}, so that one trains"
             )
         total = len(self.y)
         for part in ("train", "test"):
@@ -254,6 +253,22 @@ def _spread(rows: Sequence[Tensor]) -> str:
     return f"{sizes[0]} to {sizes[-1]} per client, median {median(sizes):g}; {sum(sizes)} in all"
 
 
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    """Return what stands for clients or classes as a tuple; a text is no list of its letters."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError(f"{name} is a {type(value).__name__}; expected a tuple or list")
+    return tuple(value)
+
+
+def _check_words(what: str, words: tuple[object, ...]) -> None:
+    for j, word in enumerate(words):
+        if not isinstance(word, str) or not word:
+            raise ValueError(f"{what}[{j}] is {word!r}; expected a text that is not empty")
+    if len(set(words)) != len(words):
+        twice = Counter(words).most_common(1)[0][0]
+        raise ValueError(f"{what}: expected no two alike, found {twice!r} twice")
+
+
 def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
     """Refuse data that cannot be trained on, naming the first row at fault.
 
@@ -268,8 +283,9 @@ def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
     _check_finite("x", x)
     _check_finite("y", y)
     if classes and len(y):
-        if y.is_floating_point():
-            raise ValueError(f"y is {y.dtype}; expected integer labels for {len(classes)} classes")
+        if y.is_floating_point() or y.dtype == torch.bool or y.dim() != 1:
+            told = f"y is {y.dtype}{'' if y.dim() == 1 else f' of shape {list(y.shape)}'}"
+            raise ValueError(f"{told}; expected integer labels for {len(classes)} classes")
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= len(classes):
             raise ValueError(f"labels run from {low} to {high}; expected 0 to {len(classes) - 1}")
@@ -281,6 +297,9 @@ def _check_tensor(name: str, value: object) -> None:
         kind, make = ("numpy.ndarray", "from_numpy") if numpy else (type(value).__name__, "tensor")
         last = name.split()[-1]
         raise ValueError(f"{name} is a {kind}; expected a torch tensor: torch.{make}({last})")
+    if value.is_complex() or value.layout != torch.strided or value.is_meta or not value.dim():
+        told = f"{name} is {value.dtype} {list(value.shape)}, {value.layout} on {value.device}"
+        raise ValueError(f"{told}; expected real numbers in memory, along one axis or more")
 
 
 def _row_numbers(name: str, rows: Tensor, total: int) -> Tensor:

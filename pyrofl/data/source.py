@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,3 +44,15 @@ def listed(words: Sequence[str], most: int = MOST) -> str:
     """
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more
+
+
+def refuse_no_file(path: str) -> None:
+    """Refuse what would be waited for or read without end: a pipe, a device.
+
+    Raises:
+        ValueError: if there is something that is neither a file nor a directory.
+    """
+    if "\0" in path:
+        raise ValueError(f"{path!r} has a NUL in it; expected the path of a file")
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise ValueError(f"{path} is a pipe or a device; expected a file, which can be read twice")

@@ -245,8 +245,9 @@ def widths_of(spec: str, text: str) -> Shape:
     """
     if not text and ":" not in spec:
         return ()
-    if not all(part.isdecimal() and int(part) for part in text.split(",")):
-        raise ValueError(f"network {spec!r}: found widths {text!r}; expected positive integers")
+    if not all(part.isdecimal() and len(part) < 19 and int(part) for part in text.split(",")):
+        told = f"network {spec!r}: found widths {text!r}"
+        raise ValueError(f"{told}; expected positive integers below 1e18")
     widths = tuple(int(part) for part in text.split(","))
     most = {"mlp": len(widths), "cnn-metavd": 1}.get(spec.partition(":")[0], 0)
     if len(widths) > most:

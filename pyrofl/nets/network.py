@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 
 import torch
 from torch import Generator, Size, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
 
-from pyrofl.arguments import known
+from pyrofl.arguments import Count, checked, known
 from pyrofl.nets import stacked
 from pyrofl.nets.architectures import module
 from pyrofl.summaries import Summarised
@@ -19,6 +21,9 @@ from pyrofl.tensors import Tensors, matches, seeded
 
 Forward = Callable[[Tensors, Tensor], Tensor]
 """(weights, x [C, B, *x]) -> outputs, as a `Network` or what stands for one."""
+
+
+MOST = 2**31  # of inputs or outputs, more than any layer has
 
 
 class Network(Summarised):
@@ -34,6 +39,7 @@ class Network(Summarised):
         keep: whether training starts at the module's own values.
     """
 
+    @checked
     def __init__(self, module: nn.Module, head: str | None = None, *, keep: bool = False) -> None:
         """Wrap a module, which is copied: hooks that it gets later have no effect here.
 
@@ -197,15 +203,20 @@ class Network(Summarised):
             for n, shape in self.shapes.items()
         }
         try:  # as in training, for two clients side by side
-            found = tuple(self(weights, x.new_zeros(2, 1, *row)).shape[1:])
+            made = self(weights, x.new_zeros(2, 1, *row))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise ValueError(f"the network cannot take rows of shape {row}: {error}") from error
+        if not isinstance(made, Tensor):
+            kind = type(made).__name__
+            raise ValueError(f"the network gives a {kind} for one row; expected a tensor")
+        found = tuple(made.shape[1:])
         if found != (1, outputs):
             told = f"the network gives outputs of shape {found} for one row"
             raise ValueError(f"{told}; expected {(1, outputs)}")
 
 
-def build(spec: str, input_shape: tuple[int, ...], outputs: int) -> Network:
+@checked
+def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
     """Build a network by name for rows of one shape.
 
     Args:
@@ -217,7 +228,13 @@ def build(spec: str, input_shape: tuple[int, ...], outputs: int) -> Network:
         ValueError: if the name is unknown, widths are not positive integers or not wanted, or the
             network does not suit the shape or the outputs.
     """
-    return Network(module(spec, tuple(input_shape), outputs))
+    whole = isinstance(input_shape, Sequence) and not isinstance(input_shape, str)
+    if not whole or not input_shape or not all(isinstance(n, Integral) for n in input_shape):
+        raise ValueError(f"input_shape is {input_shape!r}; expected whole numbers, such as (64,)")
+    if not all(0 < n < MOST for n in (*input_shape, outputs)):
+        told = f"input_shape is {tuple(input_shape)} and outputs {outputs}"
+        raise ValueError(f"{told}; expected numbers from 1 to {MOST - 1}")
+    return Network(module(spec, tuple(map(int, input_shape)), int(outputs)))
 
 
 def refuse(module: nn.Module) -> None:
@@ -232,6 +249,8 @@ def refuse(module: nn.Module) -> None:
             advice = "remove it, and put a prior on the weights instead"
         elif isinstance(layer, nn.RNNBase | nn.LSTMCell):
             advice = "torch.vmap cannot run it; use GRUCell, or write it with linear layers"
+        elif any(is_lazy(p) for p in layer.parameters(recurse=False)):
+            advice = "its shape is not known yet; use the layer that is not lazy, or run it once"
         if advice:
             raise ValueError(f"layer {name or 'module'!r} is {type(layer).__name__}: {advice}")
 

@@ -12,7 +12,7 @@ import torch
 from numpy.random import Generator, default_rng
 from torch import Tensor
 
-from pyrofl.arguments import Whole, checked, known
+from pyrofl.arguments import Count, Whole, checked, known
 from pyrofl.data import Dataset, Federation
 from pyrofl.partitions import allocation, by_label
 from pyrofl.partitions.allocation import Ints, Parts
@@ -68,7 +68,7 @@ TEST_POLICIES: dict[str, str] = {
 def split(
     dataset: Dataset,
     partition: str,
-    clients: int | None = None,
+    clients: Count | None = None,
     *,
     seed: Whole = 0,
     test: str = "same_shares",
@@ -107,7 +107,7 @@ def split(
     if groups:
         column = _column(dataset, options["column"])
         names, train = _by_group(dataset, column, clients, train_rows, held_out)
-    elif clients is None or clients < 1:
+    elif clients is None:
         raise ValueError(f"clients is {clients}; expected at least 1 for partition {partition}")
     else:
         rng = default_rng([seed, 0])
@@ -148,7 +148,7 @@ def class_counts(federation: Federation, part: str = "train") -> Tensor:
         ValueError: if the federation has no classes.
     """
     if not federation.classes:
-        raise ValueError("the federation has no classes to count: its y is a number")
+        raise ValueError("the federation has no classes to count: y is a number; expected classes")
     y, kinds = federation.y.cpu(), len(federation.classes)
     table = federation.train if part == "train" else federation.test
     return torch.stack([torch.bincount(y[rows], minlength=kinds) for rows in table])
@@ -158,7 +158,7 @@ def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> t
     """Divide the training rows into those for clients and those that the server keeps."""
     share = server if isinstance(server, float) else server / len(rows)
     count = round(share * len(rows)) if 0 < share < 1 else 0
-    if not 0 < count < len(rows):
+    if isinstance(server, bool) or not 0 < count < len(rows):
         raise ValueError(
             f"server is {server}; expected a number of rows from 1 to {len(rows) - 1}, or a share "
             f"of the {len(rows)} training rows above 0 and below 1"

@@ -142,5 +142,5 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
 
 
 def test_a_negative_pull_is_refused():
-    with pytest.raises(ValueError, match="strength is -1"):
+    with pytest.raises(ValueError, match="mu is -1"):
         fedprox.build(build("softmax", (4,), 3), mu=-1.0)

@@ -384,7 +384,7 @@ def test_refuses_partitions_that_cannot_be_made(partition, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"clients": 0}, "clients is 0; expected at least 1 for partition iid"),
+        ({"clients": 0}, "clients is 0; expected a whole number of at least 1"),
         ({"clients": None}, "clients is None"),
         ({"clients": 601}, "clients is 601; expected 1 to 600"),
         ({"clients": 4, "held_out": -1}, "held_out is -1; expected a whole number of at least 0"),

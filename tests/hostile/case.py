@@ -1,0 +1,139 @@
+"""What a hostile input is: what is given, what must come of it, and who judges that."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+from dying import Ended
+
+REFUSED, DONE, ENDED = "refused", "done", "ended on its way"
+NOBODY = "diverged, or merged nothing"
+CODES = {0: DONE, 2: REFUSED, 3: ENDED, 4: NOBODY, -14: "hung"}
+BEGIN = "pyrofl: error: "
+LONGEST = 1000  # characters of a line that anybody reads
+# Without one of these nobody knows what to do.
+CURES = r"expected|did you mean|choose from|choose other|required|unrecognized|ambiguous|use |"
+CURES += r"explicit argument|cannot be (read|made)|cannot take rows|remove it|are wanted|"
+CURES += r"no local tensor|not enough memory|run with chunk|this method (has|runs)|no client of|"
+CURES += r"too many positional"
+OUT, LIKE = "out", "like"  # folders that a command writes, and its plain twin
+
+
+@dataclass(frozen=True)
+class Case:
+    """A hostile input.
+
+    Attributes:
+        id: what it is called, all different.
+        kind: "flag", "setting", "csv", "npz" or "api".
+        words: of the command; `python.py` and a name for what is called in Python.
+        wanted: the ends that are right; several where people may differ.
+        told: words that the complaint has, beside what was expected.
+        make: makes the files in the folder where the command runs.
+        like: words of a plain command that must give the same numbers.
+        writes: whether the command is to write something when it is done.
+    """
+
+    id: str
+    kind: str
+    words: tuple[str, ...]
+    wanted: tuple[str, ...] = (REFUSED,)
+    told: tuple[str, ...] = ()
+    make: Callable[[Path], object] | None = None
+    like: tuple[str, ...] = ()
+    writes: bool = True
+
+    @property
+    def every_day(self) -> bool:
+        """Whether the ordinary suite runs it: a tenth does, always the same."""
+        return crc32(self.id.encode()) % 10 == 0
+
+
+def named(text: str) -> str:
+    """Write any text as a part of a name: short, and of plain letters."""
+    plain = text.encode("ascii", "backslashreplace").decode()
+    plain = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in plain)
+    return plain if len(plain) < 90 else f"{plain[:40]}..{crc32(plain.encode()):08x}"
+
+
+def shown(text: str) -> tuple[str, ...]:
+    """Return what a complaint repeats of a value: nothing of what is long or cannot be seen."""
+    seen = text.strip() == text and text.isprintable() and text != "~"
+    return (text,) if seen and 0 < len(text) < 40 else ()
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return what lies in a folder: path -> kind and length."""
+    found = {}
+    for root, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(root, name)
+            about = path.lstat()
+            size = 0 if stat.S_ISDIR(about.st_mode) else about.st_size
+            found[str(path.relative_to(folder))] = (stat.S_IFMT(about.st_mode), size)
+    return found
+
+
+def end_of(ended: Ended) -> str:
+    """Name the end of the first command."""
+    return CODES.get(ended.codes[0], f"code {ended.codes[0]}")
+
+
+def problems(case: Case, ended: Ended, folder: Path, before: dict[str, tuple[int, int]]) -> str:
+    """Say what is wrong with an end, in a line; "" if it is right."""
+    end, text = end_of(ended), " / ".join(ended.told)
+    found = [] if end in case.wanted else [f"{end}; expected {' or '.join(case.wanted)}"]
+    found += [f"a {word}" for word in ("Traceback", "Warning:", "unexpected;") if word in text]
+    if end in (REFUSED, ENDED, NOBODY):
+        found += complaints(case, [line for line in ended.told if line], end)
+    changed = sorted({name for name, _ in contents(folder).items() ^ before.items()})
+    if end == REFUSED and (more := [n for n in changed if Path(n).parts[0] != LIKE]):
+        found.append(f"touched {more[:3]}")
+    if end == DONE:
+        found += numbers(case, ended, folder)
+    return f"{'; '.join(found)}; told: {text[-300:]}" if found else ""
+
+
+def complaints(case: Case, lines: list[str], end: str) -> Iterable[str]:
+    """Yield what is wrong with the words of an error."""
+    own = [line for line in lines if line.startswith(BEGIN)]
+    if len(own) != 1 or lines[-1] != own[0] or (end == REFUSED and len(lines) > 1):
+        yield f"{len(lines)} lines"
+        return
+    line = own[0]
+    if not line.isprintable():
+        yield "a line that cannot be printed"
+    if len(line) > LONGEST:
+        yield f"a line of {len(line)} characters"
+    if end == REFUSED:
+        if not re.search(CURES, line):
+            yield "no word of what was expected"
+        lacking = [word for word in case.told if word not in line and repr(word)[1:-1] not in line]
+        if lacking:
+            yield f"no word of {lacking}"
+
+
+def numbers(case: Case, ended: Ended, folder: Path) -> Iterable[str]:
+    """Yield what is wrong with the numbers that a command left."""
+    table = folder / OUT / "metrics.csv"
+    if case.words[0] == "run" and case.writes:
+        if not table.exists():
+            yield "no metrics.csv"
+            return
+        with open(table, newline="", encoding="utf-8") as file:
+            values = [row["value"] for row in csv.DictReader(file)]
+        if not values or not all(math.isfinite(float(value)) for value in values):
+            yield f"scores {values[:5]}"
+    if case.like:
+        if ended.codes[1:] != [0]:
+            yield f"the plain one ended with {ended.codes[1:]}"
+        elif table.read_bytes() != (folder / LIKE / "metrics.csv").read_bytes():
+            yield "other numbers than the plain one"

@@ -1,0 +1,166 @@
+"""Hostile calls from Python. As a script it makes one: `python.py CALL` ends as a command would.
+
+A call is an expression; the names in it are those of `names` below.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from hostile.calls import GAP, GAPS, WORKS
+from hostile.case import BEGIN, DONE, REFUSED, Case, named
+from hostile.settings import kind_of, known
+
+# Values of another kind, for every number that a method can be told.
+ODD = ("'ten'", "[1]", "1j", "object()", "{}", "nan", "-1", "b'1'", "tensor([1.,2.])", "None", "()")
+NUMBERS = ("count", "whole", "positive", "not negative", "share", "below one")
+MAYBE_NONE = ("batch", "own_epochs", "lr_prior", "embedding", "damping", "prune", "scale")
+DEEP = ("fedper", "fedrep", "fedbabu", "fedpop", "lgfedavg", "pfedvem")
+
+
+def settings() -> Iterator[tuple[str, str]]:
+    """Yield a call of every method with something odd for every number, and the number's name."""
+    for method, name in known():
+        kind = kind_of(method, name)
+        at = crc32(f"{method}.{name}".encode()) % len(ODD)
+        value = ODD[at] if name not in MAYBE_NONE or ODD[at] != "None" else "'ten'"
+        if kind in NUMBERS:
+            more = ",unlabelled=x" if method == "fedbe" else ""
+            yield (
+                f"{method}.build({'deep' if method in DEEP else 'net'},{name}={value}{more})",
+                name,
+            )
+
+
+def cases() -> Iterator[Case]:
+    """Yield all that is called from Python."""
+    met = set()
+    for call, told, values in GAPS:
+        for value in values.split():
+            code = GAP.sub(lambda _, value=value: value.replace("~", " "), call)
+            if code not in met:
+                met.add(code)
+                yield _case(code, (REFUSED,), (told,) if told else ())
+    for code, name in settings():
+        yield _case(code, (REFUSED,), (name,))
+    for code in WORKS:
+        yield _case(code.replace("~", " "), (DONE,), ())
+
+
+def _case(code: str, wanted: tuple[str, ...], told: tuple[str, ...]) -> Case:
+    return Case(
+        f"api {named(code)}", "api", (str(Path(__file__)), code), wanted, told, writes=False
+    )
+
+
+def names() -> dict[str, Any]:
+    """Return what the calls speak of."""
+    from dataclasses import replace
+
+    import numpy as np
+    import pyro.distributions as dist
+    import torch
+    from torch import nn
+
+    import pyrofl
+    from pyrofl import (
+        checks,
+        datasets,
+        federations,
+        guides,
+        likelihoods,
+        models,
+        nets,
+        participation,
+        priors,
+        reference,
+    )
+    from pyrofl.inference.loop.participation import Stragglers
+    from pyrofl.inference.servers import by_size
+
+    torch.set_num_threads(1)
+    grid = torch.arange(48, dtype=torch.float64).reshape(12, 4)
+    ids = torch.arange(3)
+    y = torch.tensor([0, 1, 2, 2, 1, 0, 0, 0, 1, 2, 2, 1])
+    table = {
+        "x": torch.sin(grid**1.5),
+        "y": y,
+        "train": torch.arange(12).split([3, 5, 4]),
+        "test": torch.arange(12).split([3, 5, 4]),
+        "classes": ("a", "b", "c"),
+    }
+
+    def federation(**changes: Any) -> Any:
+        return pyrofl.Federation(**{**table, **changes})
+
+    def each(change: Any) -> list[Any]:
+        return [change(rows) for rows in table["train"]]
+
+    def bad(values: Any, value: float) -> Any:
+        made = values.clone()
+        made[1] = value
+        return made
+
+    def finite(tensors: Any) -> bool:
+        return all(bool(v.isfinite().all()) for v in tensors.values())
+
+    def same(one: Any, other: Any) -> bool:
+        return all(torch.allclose(v, other.state.server[n]) for n, v in one.state.server.items())
+
+    net, deep = nets.build("softmax", (4,), 3), nets.build("mlp:2", (4,), 3)
+    for name, _ in known():
+        __import__(f"pyrofl.models.{name}")
+    every = {name: getattr(models, name) for name, _ in known()}
+    method = models.fedavg.build(net, epochs=1)
+    bayes = models.pvi.build(net, epochs=1)
+    data = federation()
+    return every | {
+        **dict(np=np, torch=torch, nn=nn, dist=dist, tensor=torch.tensor, nan=np.nan, inf=np.inf),
+        **dict(
+            replace=replace,
+            pyrofl=pyrofl,
+            checks=checks,
+            datasets=datasets,
+            federations=federations,
+        ),
+        **dict(guides=guides, likelihoods=likelihoods, nets=nets, participation=participation),
+        **dict(priors=priors, reference=reference, Stragglers=Stragglers, by_size=by_size),
+        **{name: getattr(pyrofl, name) for name in pyrofl.__all__ if name != "posterior"},
+        **dict(
+            federation=federation, bad=bad, each=each, finite=finite, same=same, ids=ids, data=data
+        ),
+        **dict(x=table["x"], y=y, parts=table["train"], net=net, deep=deep, method=method),
+        **dict(bayes=bayes, module=nn.Linear(4, 3), step=method.phases[0].moves[0]),
+    }
+
+
+def call(code: str) -> None:
+    """Evaluate a call; end as a command would."""
+    known_names = names()
+    if "run" in code:
+        known_names["run"] = known_names["fit"](
+            known_names["method"], known_names["data"], 1, progress=False
+        )
+    if "state" in code:
+        known_names["state"] = known_names["fit"](
+            known_names["method"], known_names["data"], 1, progress=False
+        ).state
+    for name in ("dataset", "schools"):
+        if name in code:
+            data = {"dataset": "digits", "schools": "eight_schools"}[name]
+            known_names[name] = known_names["datasets"].load(data)
+    try:
+        found = eval(code, known_names)
+    except (ValueError, TypeError) as error:
+        sys.stderr.write(f"{BEGIN}{error}\n")
+        sys.exit(2)
+    if found is False:
+        sys.exit("another value")
+
+
+if __name__ == "__main__":
+    call(sys.argv[1])
