@@ -42,7 +42,8 @@ class Partitioned:
 
     The server holds q as shift and precision, see `gaussians`, and the factors as server/shift and
     server/precision [J, ...]; where the damping adapts, also the last one and the last proposal.
-    A client keeps mean [C, n] and root [C, n, n] or [C, n] of its own normal q_j(g, v_j), where
+    A client keeps mean [C, n] and root [C, n, n] or [C, n] of its own normal q_j(g, v_j), and
+    whether it has moved; here
     z_j = v_j, or z_j = v_j exp(power (g - about)) with power [C, n - d, d] and about [C, d].
     """
 
@@ -77,7 +78,7 @@ class Partitioned:
             download=self.cavity,
             join=self.join,
             upload=self.upload,
-            views={"personal" if self.mine.size else "global": View(self.together, send_all)},
+            views={"personal" if self.mine.size else "global": View(self.together, self.result)},
             facts={
                 "precision": Rule("a precision of a normal distribution", self.normals.proper),
                 f"{self.ours.names} _u {NOISE[0]}": SHARED,
@@ -106,6 +107,10 @@ class Partitioned:
         at = torch.where(known, who.ids, 0)
         own = {n: server[f"server/{n}"][at] * known[:, None] for n in PARAMETERS}
         return received | {n: received[n] - own[n] for n in PARAMETERS}
+
+    def result(self, server: Tensors, who: Who) -> Tensors:
+        """Send q, and say whose factor is in it."""
+        return send_all(server, who) | {"counted": who.ids < len(server["server/shift"])}
 
     def merge(self, server: Tensors, message: Tensors, who: Who, _: Generator) -> Tensors:
         """Move the factors of all messages at once, part of the way; CannotMerge if q is lost."""
@@ -143,12 +148,13 @@ class Partitioned:
         # Means over a wide start are ruled by its tails; a narrow one soon has the right width.
         root = root * NARROW if self.start is None else root
         centre, sd = (v.to(mean).expand(len(mean), -1) for v in self.mine.prior())
-        whole = torch.cat([mean, centre], -1)
+        start = {"mean": torch.cat([mean, centre], -1)}
+        start["moved"] = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
         if not self.full:
-            return {"mean": whole, "root": torch.cat([root, sd], -1)}
+            return start | {"root": torch.cat([root, sd], -1)}
         none = root.new_zeros(len(root), self.mine.size, self.ours.size)
         powers = {} if self.scales is None else {"power": none, "about": mean}
-        return {"mean": whole, "root": stacked(root, none, torch.diag_embed(sd))} | powers
+        return start | {"root": stacked(root, none, torch.diag_embed(sd))} | powers
 
     def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """State the same q_j with powers about its present mean, where their steps are good."""
@@ -238,7 +244,7 @@ class Partitioned:
                     break
                 share = torch.where(risen, share / 2 if left else 0.0, share)
                 now = self._between(before, after, share)
-        return now
+        return now | {"moved": torch.ones_like(local["moved"])}
 
     def _between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
         """Return where clients get that go a share [C] of their step."""
@@ -255,7 +261,10 @@ class Partitioned:
         )
 
     def together(self, received: Tensors, local: Tensors) -> Tensors:
-        """Let the shared sites follow q(g), and a client's own ones its q_j(z_j | g)."""
+        """Let the shared sites follow q(g), and a client's own ones its q_j(z_j | g).
+
+        Where a client without a factor has trained, which has joined later, its rows count too.
+        """
         d, own = self.ours.size, local["root"]
         mean, root = self.normals.moments(received)
         before, own_mean = self._parts(local["mean"])
@@ -265,7 +274,9 @@ class Partitioned:
             slope = own[:, d:, :d] @ inverse(own[:, :d, :d], upper=False)
             own_mean = own_mean + times(slope, mean - before)
             joint = stacked(root, slope @ root, own[:, d:, d:])
-        return local | {"mean": torch.cat([mean, own_mean], -1), "root": joint}
+        both = {"mean": torch.cat([mean, own_mean], -1), "root": joint}
+        old = received["counted"] | ~local["moved"]
+        return local | {n: torch.where(like(old, v), v, local[n]) for n, v in both.items()}
 
     @property
     def moving(self) -> str:

@@ -16,7 +16,7 @@ import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.checks.newcomers import joining
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.method import Method, Phase, as_trained
+from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.programs import Program
 from pyrofl.models import pvi
 from pyrofl.tensors import Tensors, generator
@@ -80,8 +80,6 @@ def trained(centred: bool = True) -> tuple[Method, pyrofl.Round]:
 @pytest.mark.parametrize("centred", [True, False])
 def test_it_is_the_exact_posterior_after_every_row(centred, n):
     method, state = trained(centred)
-    # Its own factor counts, too: what it has found, and not only what the server holds.
-    method = replace(method, views={"personal": as_trained})
     method, data, i = joining(method, federation(), "Dora", n)
     who = data.who(torch.tensor([i]))
     _, local = prepared(method, data, state, who, adapted="phases")
@@ -94,21 +92,25 @@ def test_it_is_the_exact_posterior_after_every_row(centred, n):
     close(root @ root.T, covariance, 1e-6)
 
 
-def test_with_the_server_fixed_its_mean_is_conjugate_given_the_population():
+def test_its_draws_are_those_of_the_exact_posterior():
     method, state = trained()
     found = pyrofl.checks.newcomer(method, federation(), state, "Dora", ASKED, 4000)
-    mu, variance = (v[0] for v in (exact(0)[0], exact(0)[1].diagonal()))
     for n in ASKED:
-        y = federation().y[federation().train[3][:n]]
-        precision = n + 1 / 2.25
-        slope = (1 / 2.25) / precision  # of theta in mu
-        mean = (y.sum() + mu / 2.25) / precision
-        sd = (1 / precision + slope**2 * variance) ** 0.5
-        theta = found[n]["theta"]
-        assert theta.shape == (4000,)
-        assert abs(theta.mean() - mean) < 4 * sd / 4000**0.5
-        assert abs(theta.std() / sd - 1) < 4 / 8000**0.5
-        assert abs(found[n]["mu"].mean() - mu) < 4 * (variance / 4000) ** 0.5
+        mean, covariance = exact(n)
+        drawn = torch.stack([found[n]["mu"], found[n]["theta"]], 1)
+        assert drawn.shape == (4000, 2)
+        sd = covariance.diagonal().sqrt()
+        assert ((drawn.mean(0) - mean).abs() < 4 * sd / 4000**0.5).all()
+        assert ((drawn.std(0) / sd - 1).abs() < 4 / 8000**0.5).all()
+
+
+def test_who_has_not_trained_knows_what_the_server_knows():
+    method, state = trained()
+    ids = torch.tensor([3])
+    found = pyrofl.posterior(method, federation(), state, 4000, ids=ids)["mu"][:, 0]
+    mean, covariance = exact(0)
+    assert abs(found.mean() - mean[0]) < 4 * covariance[0, 0] ** 0.5 / 4000**0.5
+    assert abs(found.std() / covariance[0, 0] ** 0.5 - 1) < 4 / 8000**0.5
 
 
 def test_it_narrows_from_row_to_row():

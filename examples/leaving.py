@@ -1,0 +1,79 @@
+"""Let a school leave a fitted federation: what is known of its effect, before and afterwards?
+
+The factor of the school is divided out of what the server holds, and the others go on for some
+rounds. Beside it stands a fit that never had the school. Of the school itself only what the
+population tells is left.
+
+Run: python examples/leaving.py [--quick] [--school NAME] [--out FOLDER]
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import torch
+
+import pyrofl
+from pyrofl import checks, datasets, federations, figures
+from pyrofl.models import pvi
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--school", default="A", help="which one leaves")
+parser.add_argument("--out", type=Path, default=Path("results/leaving"))
+args = parser.parse_args()
+torch.set_num_threads(1)
+rounds, more, draws = (2, 1, 100) if args.quick else (30, 8, 20_000)
+
+
+def model(received, local, batch):
+    """Let effects of schools be normal around mu, non-centred."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+        eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
+        theta = pyro.deterministic("theta", mu + tau * eta)
+        with batch.rows():
+            pyro.sample("effect", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
+
+
+data = federations.split(datasets.load("eight_schools"), "groups").to("cpu", torch.float64)
+method = pvi.hierarchical(model, data, shared="mu tau")
+run = pyrofl.fit(method, data, rounds)
+
+left = pvi.leave(run, args.school)
+later = pyrofl.fit(method, left.data, rounds + more, start=left)
+never = pyrofl.fit(method, left.data, rounds, seed=1)
+
+others = [name for name in data.names if name != args.school]
+order = [*(data.names.index(name) for name in others), data.names.index(args.school)]
+known = replace(  # the school that left is last, and held out
+    data,
+    train=[data.train[j] for j in order],
+    test=[data.test[j] for j in order],
+    names=[data.names[j] for j in order],
+    held_out=1,
+)
+fits = {}
+for name, fit in (("with the school", run), ("after it left", later), ("never there", never)):
+    theta = fit.posterior(draws)["theta"]
+    effects = dict(zip(fit.data.names, theta.unbind(1), strict=True))
+    if args.school not in effects:  # no row of it is known
+        found = checks.newcomer(method, known, fit.state, args.school, (0,), draws)
+        effects[args.school] = found[0]["theta"]
+    each = torch.stack([effects[school] for school in data.names], 1)
+    low, high = each.quantile(torch.tensor([0.05, 0.95]).double(), dim=0)
+    fits[name] = (each.mean(0), low, high)
+    at = data.names.index(args.school)
+    print(
+        f"{name:15}: effect of {args.school} {each[:, at].mean():.2f}, sd {each[:, at].std():.2f}"
+    )
+
+after, alone = fits["after it left"], fits["never there"]
+width = (alone[2] - alone[1]) / 3.29  # a normal's 90% interval in standard deviations
+print(f"after it left, means are up to {((after[0] - alone[0]) / width).abs().max():.2f} sds off")
+figure = figures.forest(fits, data.names, "effect of coaching (points of the test), 90% intervals")
+figures.save(figure, args.out / "leaving.png")
+print(f"figure: {args.out / 'leaving.png'}")

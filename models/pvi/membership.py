@@ -1,0 +1,132 @@
+"""Clients that leave PVI's federation, or join it, without starting again.
+
+A client's factor t_j is all that the server knows of its rows. Divided out of q it leaves the
+product of the others' factors. These were found beside t_j, so where the model is not normal they
+are a little off at once, and a few rounds without the client mend it. Who joins starts with a
+factor of 1.
+
+    left = pvi.leave(run, "hospital_3")
+    left = pyrofl.fit(left.method, left.data, left.state.number + 8, start=left)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrofl.arguments import checked, known
+from pyrofl.data import Federation
+from pyrofl.inference.fit import Run
+from pyrofl.inference.loop.origin import rows_of
+from pyrofl.inference.loop.state import Round
+from pyrofl.models.pvi.gaussians import PARAMETERS, Normals
+from pyrofl.tensors import Tensors, pick
+
+
+@checked
+def leave(run: Run, client: str) -> Run:
+    """Take a client out of a fitted run: its rows, its private state, and its factor of q.
+
+    Args:
+        run: of PVI, by `build` or `hierarchical`.
+        client: name of one that trains.
+
+    Returns:
+        A run of the others, to go on from: its state is after as many rounds, its records and
+        scores are empty.
+
+    Raises:
+        ValueError: if the run is of another method, there is no such client or no other, or what
+            the others know is no distribution yet.
+    """
+    server, data = _of_pvi(run), run.data
+    known(client, data.names[: data.clients], "client that trains")
+    if data.clients == 1:
+        raise ValueError(f"{client!r} is the only client that trains; expected another to stay")
+    at = data.names.index(client)
+    stay = torch.arange(len(data.names)) != at
+    others = replace(
+        data,
+        train=_kept(data.train, at),
+        test=_kept(data.test, at),
+        names=_kept(data.names, at),
+    )
+    q = {n: server[n] - server[f"server/{n}"][at] for n in PARAMETERS}
+    size = len(q["shift"])
+    if not bool(Normals(size, len(q["precision"]) > size).proper(q["precision"])):
+        raise ValueError(
+            f"without {client!r} the posterior is no distribution yet; expected a run of more "
+            "rounds to begin with"
+        )
+    stay = torch.tensor([j for j in range(data.clients) if j != at])
+    return _gone_on(run, others, server | q, stay, torch.arange(others.clients))
+
+
+@checked
+def join(run: Run, data: Federation) -> Run:
+    """Let further clients join a fitted run: they start with a factor of 1.
+
+    Args:
+        run: of PVI, by `build` or `hierarchical`.
+        data: the run's clients that train, with the same rows, and more, in any order; clients that
+            the run held out may be among them.
+
+    Returns:
+        A run of all of them, to go on from: its state is after as many rounds, its records and
+        scores are empty.
+
+    Raises:
+        ValueError: if the run is of another method, a client of it is not there or has other rows,
+            or none is new.
+    """
+    server, names = _of_pvi(run), data.names[: data.clients]
+    had = run.data.names[: run.data.clients]
+    for name in had:
+        known(name, names, "client of the run that trains in these data:")
+    if len(names) == len(had):
+        raise ValueError(f"the data have the {len(had)} clients of the run; expected one more")
+    place = torch.tensor([names.index(name) for name in had])
+    for name, same in zip(had, (rows_of(data)[place] == rows_of(run.data)).all(1), strict=True):
+        if not bool(same):
+            raise ValueError(f"{name!r} has other training rows in the run; expected the same")
+    return _gone_on(run, data, server, torch.arange(len(had)), place)
+
+
+def _of_pvi(run: Run) -> Tensors:
+    """Return the server's state, or refuse one without factors."""
+    if not {f"server/{n}" for n in PARAMETERS} <= run.state.server.keys():
+        raise ValueError(
+            "the server of this run holds no factors of clients; expected a run of pvi.build or "
+            "pvi.hierarchical"
+        )
+    return run.state.server
+
+
+def _kept(values: Sequence[Any], at: int) -> tuple[Any, ...]:
+    return tuple(v for i, v in enumerate(values) if i != at)
+
+
+def _gone_on(run: Run, data: Federation, server: Tensors, stay: Tensor, place: Tensor) -> Run:
+    """Return a run on other clients; of the old ones `stay` do, and are at `place` there."""
+
+    def dealt(table: Tensor) -> Tensor:
+        new = table.new_zeros(data.clients, *table.shape[1:])
+        new[place] = table[stay]
+        return new
+
+    tables = {n: dealt(v) for n, v in pick(server, run.method.per_client).items()}
+    if "share" in server:  # of what the prior is more than p0
+        tables["share"] = torch.full_like(server["share"], 1 / data.clients)
+    state = Round(
+        number=run.state.number,
+        server=server | tables,
+        private={n: dealt(v) for n, v in run.state.private.items()},
+        seen=dealt(run.state.seen),
+        names=data.names[: data.clients],
+        rows=rows_of(data),
+    )
+    return run.copy(data=data, state=state, records=[], history=[])
