@@ -13,10 +13,11 @@ from pyrofl.data import Federation, Who
 from pyrofl.files import hashed
 from pyrofl.files.run_folder import METRICS, versions
 from pyrofl.inference.description import described
-from pyrofl.inference.fit import RoundRecord, Run
+from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
+from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed, separate
 
 RECORDS = tuple(f.name for f in fields(RoundRecord) if f.name != "number")  # that follows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -25,67 +25,15 @@ from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed, continued
-from pyrofl.inference.verdict import Verdict, comparable, movement, verdict
+from pyrofl.inference.verdict import Verdict, verdict
 from pyrofl.metrics import Bins
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What a round leaves."""
-
-    number: int
-    seconds: float  # that it took, without testing
-    down: int  # bytes sent to all clients
-    up: int  # bytes sent by them
-    rejected: tuple[str, ...]  # the clients whose message or state was bad, and why
-    trained: list[int]  # ids
-    steps: list[int]  # gradient steps that each of these made
-    reported: list[int]  # ids of those whose message was merged
-    silent: list[int]  # ids of those that were to report and failed to
-    loss: Tensors  # mean of every step by its names, [J]; NaN where a client did not train
-    begun: Tensors  # loss of the first of these steps, as `loss`, where rounds are comparable
-    moved: dict[str, float] | None  # how far tensors went, see `verdict`; None: nothing was merged
-
-    @classmethod
-    def of(cls, state: Round, old: Round, method: Method, seconds: float) -> RoundRecord:
-        """Write a round down, given the one before and the method."""
-        return cls(
-            number=state.number,
-            seconds=seconds,
-            down=int(state.down.sum()),
-            up=int(state.up.sum()),
-            rejected=state.rejected,
-            trained=state.trained.tolist(),
-            steps=state.steps.tolist(),
-            reported=state.who.ids.tolist(),
-            silent=state.silent.tolist(),
-            loss=state.of_all(state.loss),
-            begun=state.of_all(comparable(method.facts, state.begun)),
-            moved=movement(method.facts, old, state),
-        )
-
-    def told(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return a line of `Run.rounds`; names are the clients'."""
-        return {
-            "round": self.number,
-            "seconds": self.seconds,
-            "bytes_down": self.down,
-            "bytes_up": self.up,
-            "trained": len(self.trained),
-            "steps": sum(self.steps),
-            "reported": len(self.reported),
-            "silent": len(self.silent),
-            "silent_clients": [names[i] for i in self.silent],
-            "rejected": len(self.rejected),
-            "rejected_reasons": list(self.rejected),
-            **{f"loss {name}": float(value.nanmean()) for name, value in self.loss.items()},
-        }
 
 
 @dataclass(repr=False)

@@ -39,7 +39,7 @@ VERBS = (
     "checkpoints",
 )
 VERBS += ("loop", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
-VERBS += ("description", "verdict")
+VERBS += ("description", "records", "verdict")
 
 
 def part(file: Path) -> str:

@@ -26,7 +26,8 @@ from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.arviz import ClientAxes, Variable, of_prior
+from pyrofl.inference.posteriors.arviz import of_prior
+from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.export import coordinates
 from pyrofl.inference.seeds import Seed, Stream, stream

@@ -37,7 +37,8 @@ from pyrofl.inference.loop.noise import Message
 from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.arviz import ClientAxes, Variable, chained, of_prior
+from pyrofl.inference.posteriors.arviz import chained, of_prior
+from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import pointwise_at
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream

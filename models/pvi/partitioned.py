@@ -275,7 +275,8 @@ class Partitioned:
             own_mean = own_mean + times(slope, mean - before)
             joint = stacked(root, slope @ root, own[:, d:, d:])
         both = {"mean": torch.cat([mean, own_mean], -1), "root": joint}
-        old = received["counted"] | ~local["moved"]
+        counted = received.get("counted", torch.ones_like(local["moved"]))
+        old = counted | ~local["moved"]
         return local | {n: torch.where(like(old, v), v, local[n]) for n, v in both.items()}
 
     @property

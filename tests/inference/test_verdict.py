@@ -18,9 +18,9 @@ import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.checkpoints import load, save
 from pyrofl.inference.facts import INCOMPARABLE, Centre, beside
-from pyrofl.inference.fit import RoundRecord
 from pyrofl.inference.loop.participation import Stragglers, fraction
 from pyrofl.inference.loop.state import Round
+from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.verdict import Losses, Verdict, comparable, movement, verdict
 from pyrofl.models import fedavg, likelihoods, local, pfedvem, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals
@@ -196,6 +196,7 @@ def test_rates_that_are_far_too_large_are_told(blobs: Federation):
     assert run.summary()["verdict"] == str(run.verdict)
 
 
+@pytest.mark.slow
 def test_pvi_with_few_draws_for_many_weights_converges():
     """Its loss once rose from 5,892 to 95,679."""
     rng = generator(0)

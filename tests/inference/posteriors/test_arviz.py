@@ -19,7 +19,7 @@ import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.facts import SHARED
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.posteriors.arviz import GROUPS
+from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.inference.programs import Program
 from pyrofl.models import fedavg, pfedvem

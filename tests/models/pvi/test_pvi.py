@@ -237,7 +237,7 @@ def test_a_normal_hierarchy_is_exact_after_one_round(centred):
     root = (to_theta[:, None] @ local["root"])[:, 0]
     close(root.square().sum(-1), covariance.diagonal()[1:], 1e-6)
     close(root[:, 0] * local["root"][:, 0, 0], covariance[0, 1:], 1e-6)
-    assert set(received) == {"shift", "precision"}
+    assert set(received) == {"shift", "precision", "counted"}
 
 
 @pytest.mark.parametrize("draws", [2, 16, None])
@@ -304,6 +304,7 @@ def test_a_step_that_raises_the_free_energy_is_shortened():
     halvings = -part[0].log2()
     assert float(halvings) == pytest.approx(round(float(halvings)), abs=1e-6)
     close(part, part[0].expand(7), 1e-9)
+    assert after.pop("moved").all()
     for n, v in after.items():
         assert torch.equal(v[1], local[n][1])
         assert torch.equal(v[2:], far[n][2:])

@@ -1,0 +1,102 @@
+"""What clients have, side by side, with a name for every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Federation
+from pyrofl.inference.posteriors.draws import Pointwise, Values, agreed
+from pyrofl.tensors import matches
+
+GROUPS: tuple[str, ...] = ("posterior", "prior", "prior_predictive", "posterior_predictive")
+GROUPS += ("log_likelihood", "log_prior", "observed_data", "constant_data", "sample_stats")
+
+
+class Variable(NamedTuple):
+    """An array and the names of its axes."""
+
+    value: Tensor
+    axes: tuple[str, ...]
+
+
+Groups = dict[str, dict[str, Variable]]
+"""group -> name -> variable, of one run: without the axis of chains."""
+
+
+@dataclass(frozen=True)
+class ClientAxes:
+    """Some clients of a federation side by side: joins what they have, and names its axes."""
+
+    data: Federation
+    ids: Tensor  # of the clients
+    shared: str  # patterns of the sites that are one for all clients
+    dims: Mapping[str, tuple[str, ...]]  # site -> names of its axes; default "SITE_dim_0" ...
+
+    def own(self, name: str, value: Tensor, lead: int) -> tuple[str, ...]:
+        """Name the axes of a site that are its own, behind the first `lead`."""
+        default = tuple(f"{name}_dim_{i}" for i in range(value.dim() - lead))
+        given = self.dims.get(name, default)
+        if len(given) != len(default):
+            raise ValueError(
+                f"dims of {name!r} are {given}; expected {len(default)} names, as its shape is "
+                f"{list(value.shape[lead:])}"
+            )
+        return given
+
+    def of_clients(self, name: str, value: Tensor) -> Variable:
+        """Name the axes of a site's draws [S, C, *p]."""
+        own = self.own(name, value, 2)
+        # What is made of shared sites alone is one for all clients too, to the last bit.
+        equal = self.shared and len(self.ids) > 1 and value.dim() > 1 and len(value) > 1
+        if matches(name, self.shared) or (equal and bool((value == value[:, :1]).all())):
+            return Variable(agreed(name, value), ("draw", *own))
+        return Variable(value, ("draw", "client", *own))
+
+    def joined(self, name: str, parts: Sequence[Values]) -> Variable:
+        """Join the values [S, 1, B or 1, *p] of clients along their axis, or that of their rows."""
+        if not any(part.rows or part.value.shape[2] > 1 for part in parts):
+            return self.of_clients(name, torch.cat([part.value.squeeze(2) for part in parts], 1))
+        sizes = self.data.sizes[self.ids].tolist()
+        values = zip((part.value[:, 0] for part in parts), sizes, strict=True)
+        rows = torch.cat([value.expand(-1, n, *value.shape[2:]) for value, n in values], 1)
+        return Variable(rows, ("draw", "row", *self.own(name, rows, 2)))
+
+    def groups(self, known: Sequence[Pointwise], chosen: Collection[str] = GROUPS) -> Groups:
+        """Join what programs say of each client; log densities come with the log likelihood."""
+        found = {
+            group: {name: self.joined(name, [one[group][name] for one in known]) for name in sites}
+            for group, sites in known[0].items()
+            if group in chosen
+        }
+        for name, variable in found.get("observed_data", {}).items():
+            found["observed_data"][name] = Variable(variable.value[0], variable.axes[1:])
+        if "log_likelihood" in chosen:
+            found["sample_stats"] = self._densities(known)
+        return found
+
+    def _densities(self, known: Sequence[Pointwise]) -> dict[str, Variable]:
+        """Return log_p and log_q of every draw, per client if clients share no site."""
+        if self.shared and len(self.ids) < self.data.clients:
+            return {}  # what all share depends on the clients that are not here
+        found = {}
+        for n in ("log_p", "log_q"):
+            own = torch.cat([one["density"][n].value.flatten(1) for one in known], 1)
+            together = own.sum(1) + known[0]["density"][f"shared {n}"].value.flatten()
+            dims = ("draw",) if self.shared else ("draw", "client")
+            found[n] = Variable(together if self.shared else own, dims)
+        return found
+
+    def constants(self) -> dict[str, Variable]:
+        """Return x and the place in the federation's table of every row, and clients' sizes."""
+        rows = torch.cat([self.data.train[i] for i in self.ids.tolist()])
+        x = self.data.x[rows.to(self.data.x.device)]
+        return {
+            "x": Variable(x, ("row", *self.own("x", x, 1))),
+            "table_row": Variable(rows, ("row",)),
+            "size": Variable(self.data.sizes[self.ids], ("client",)),
+        }
