@@ -19,6 +19,7 @@ from pyrofl.inference.posteriors import export
 SMALL = ["--per-class", "6", "--clients", "2", "--net", "softmax", "--rounds", "1", "--quiet"]
 SMALL += ["--posterior-draws", "2"]
 RUN = ["run", "local", *SMALL]
+BARE = [*RUN, "--posterior-draws", "0"]
 HUGE = "1" + "0" * 30
 
 NETWORKS = """
@@ -102,27 +103,27 @@ def started(words: list[str], **how: object) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, text=True, stderr=subprocess.PIPE, **how)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("words", [["list"], ["run", "--help"], RUN])
+@pytest.mark.parametrize("words", [["list"], ["run", "--help"], BARE])
 def test_a_full_output_is_no_refusal(words, tmp_path):
     with open("/dev/full", "w") as full:
         done = started(words, stdout=full, cwd=tmp_path)
     assert done.returncode == 3
-    kept = "; runs/local-0 holds all results" if words is RUN else ""
+    kept = "; runs/local-0 holds all results" if words is BARE else ""
     assert done.stderr.splitlines()[-1] == (
         f"pyrofl: error: cannot print: No space left on device{kept}"
     )
-    assert (tmp_path / "runs/local-0/run.json").exists() == (words is RUN)
+    assert (tmp_path / "runs/local-0/run.json").exists() == (words is BARE)
 
 
 def test_no_output_and_no_errors_are_no_matter(tmp_path):
-    words = [w for w in RUN if w != "--quiet"]
+    words = [w for w in BARE if w != "--quiet"]
     script = f"exec {sys.executable} -m pyrofl {' '.join(words)} >&- 2>&-"
     assert subprocess.run(script, shell=True, cwd=tmp_path).returncode == 0
     assert (tmp_path / "runs/local-0/run.json").exists()
 
 
 def test_a_terminal_without_signs_is_no_matter(tmp_path):
-    words = ["compare", "local", *SMALL, "--seeds", "2", "--out", "o"]
+    words = ["compare", *BARE[1:], "--seeds", "2", "--out", "o"]
     done = started(words, env=os.environ | {"PYTHONIOENCODING": "ascii"}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

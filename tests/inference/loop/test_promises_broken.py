@@ -155,8 +155,8 @@ def test_threads_may_fit_and_test_at_once(blobs):
         return state, evaluate(method, blobs, state, draws=3).values["accuracy"]
 
     alone = [job(at) for at in range(2)]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(job, range(4)))
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(job, range(2)))
     for at, (state, accuracy) in enumerate(together):
         toys.assert_same_round(state, alone[at % 2][0])
         assert torch.equal(accuracy, alone[at % 2][1])
