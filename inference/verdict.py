@@ -103,7 +103,8 @@ def verdict(records: Sequence[Left], facts: Facts) -> Verdict:
 
 
 def _far(value: float, unit: Unit) -> str:
-    return f"{value:.2g} sd" if unit == "sd" else f"{100 * value:.2g} %"
+    shown, name = (value, "sd") if unit == "sd" else (100 * value, "%")
+    return f"{shown:.0f} {name}" if 10 <= shown < 1e6 else f"{shown:.2g} {name}"
 
 
 class Divergence(NamedTuple):
