@@ -72,8 +72,9 @@ def loo(
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
         if hasattr(arviz, "loo_approximate_posterior"):
             asked = {"pointwise": True, "var_name": log_lik.name}
-            parts = {"posterior": data["posterior"].to_dataset()}
-            data = gathered(parts | {"log_likelihood": log_lik.to_dataset()})
+            groups = {"log_likelihood": log_lik.to_dataset()}
+            groups |= {g: data[g].to_dataset() for g in ("posterior",) if g in data}
+            data = gathered(groups)
             elpd = arviz.loo_approximate_posterior(data, log_p, log_q, **asked)
         else:
             elpd = _smoothed(log_lik, log_p - log_q)
@@ -150,7 +151,7 @@ def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
             "draws are all the same, as of a point, which is no posterior to leave a row out of; "
             "expected a guide with some spread, such as guide='mean_field'"
         )
-    return found.rename(var_name or (parts[0].name if len(parts) == 1 else "row"))
+    return found.rename(var_name or (parts[0].name if len(parts) == 1 else "together"))
 
 
 def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:
