@@ -14,7 +14,7 @@ from pyrofl.files import hashed
 from pyrofl.files.run_folder import METRICS, versions
 from pyrofl.inference.description import described
 from pyrofl.inference.fit import Run
-from pyrofl.inference.loop.rounds import first
+from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.records import RoundRecord
@@ -94,7 +94,7 @@ def _made(
     state = content["state"]
     who = Who(state.pop("ids").clone(), state.pop("size").clone())
     last = Round(who=who, private=state.pop("private"), **_copied(state))
-    now = method if isinstance(method, Method) else method(max(last.number - 1, 0))
+    now = by_round(method)(max(last.number - 1, 0))
     known = _copied(content["records"])
     rows = list(zip(*(known[name] for name in RECORDS), strict=True))
     records = [RoundRecord(n, *row) for n, row in enumerate(rows, last.number - len(rows) + 1)]

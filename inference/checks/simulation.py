@@ -23,7 +23,7 @@ from pyrofl.arguments import Count, Range, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.inference.checks import replicas
 from pyrofl.inference.evaluation.asked import Asked
-from pyrofl.inference.loop.rounds import federate, first
+from pyrofl.inference.loop.rounds import by_round, federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import of_prior
@@ -188,7 +188,7 @@ def sbc(
     import xarray
 
     bins = _bins(replications, draws, bins)
-    at = method if not isinstance(method, Method) else lambda _: method
+    at = by_round(method)
     template = replicas.compact(data)
     begin = first(at(0), template, seed, server)
     truth, y = simulated(at(0), template, begin, replications, seed)

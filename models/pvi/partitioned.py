@@ -43,8 +43,8 @@ class Partitioned:
     The server holds q as shift and precision, see `gaussians`, and the factors as server/shift and
     server/precision [J, ...]; where the damping adapts, also the last one and the last proposal.
     A client keeps mean [C, n] and root [C, n, n] or [C, n] of its own normal q_j(g, v_j), and
-    whether it has moved; here
-    z_j = v_j, or z_j = v_j exp(power (g - about)) with power [C, n - d, d] and about [C, d].
+    whether that has `moved`, [C] bool. Its z_j = v_j, or z_j = v_j exp(power (g - about)) with
+    power [C, n - d, d] and about [C, d].
     """
 
     model: Program

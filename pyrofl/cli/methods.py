@@ -22,7 +22,7 @@ from pyrofl.arguments import known
 from pyrofl.cli.setup import Task
 from pyrofl.inference.loop.messages import inbox
 from pyrofl.inference.loop.participation import Draw
-from pyrofl.inference.loop.rounds import first
+from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.method import Method
 from pyrofl.models.likelihoods import named
 from pyrofl.models.shared.schedules import uneven
@@ -99,7 +99,7 @@ def _built(
 
 def foldable(name: str, method: Scheduled) -> None:
     """Refuse a method that needs all messages at once."""
-    now = method if isinstance(method, Method) else method(0)
+    now = by_round(method)(0)
     try:
         inbox(now, {}, torch.zeros(0), keep_messages=False)
     except ValueError as error:

@@ -9,8 +9,7 @@ import torch
 
 from pyrofl import figures
 from pyrofl.cli.methods import Job
-from pyrofl.inference.loop.rounds import first
-from pyrofl.inference.method import Method
+from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
 
@@ -37,7 +36,7 @@ def _find_room(job: Job) -> None:
     asked += [("--posterior-draws", args.posterior_draws, task.data.clients)]
     if max(draws for _, draws, _ in asked) < 1000:
         return  # as many as people ask for
-    method = job.method if isinstance(job.method, Method) else job.method(0)
+    method = by_round(job.method)(0)
     state = first(method, task.data, task.seeds)
     ids = torch.zeros(1, dtype=torch.long)
     one = posterior(method, task.data, state, 1, ids=ids, model=method.main_view)
