@@ -41,7 +41,7 @@ data = federations.split(batters, "groups").to("cpu", torch.float64)
 
 method = pvi.hierarchical(model, data, shared="mu tau")
 run = pyrofl.fit(method, data, rounds=2 if args.quick else 40)
-federated = run.to_arviz(draws=100 if args.quick else 4000)
+federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
 exact = reference.nuts(
     model, data, draws, draws, chains, shared="mu tau", jit=True, max_tree_depth=depth

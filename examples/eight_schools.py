@@ -40,7 +40,7 @@ data = federations.split(schools, "groups").to("cpu", torch.float64)
 
 method = pvi.hierarchical(model, data, shared="mu tau")
 run = pyrofl.fit(method, data, rounds=2 if args.quick else 30)
-federated = run.to_arviz(draws=100 if args.quick else 4000)
+federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
 exact = reference.nuts(

@@ -56,7 +56,7 @@ data = pyrofl.Federation(x, y, list(rows.values()), none, tuple(rows))
 
 method = pvi.hierarchical(model, data, shared="beta tau", draws=96, steps=5)
 run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
-federated = run.to_arviz(draws=100 if args.quick else 4000)
+federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
 exact = reference.nuts(
     model, data, draws, draws, chains, shared="beta tau", jit=True, max_tree_depth=depth

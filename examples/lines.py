@@ -52,7 +52,7 @@ scaled = pyrofl.Federation(
 
 method = pvi.hierarchical(model, scaled, shared="beta sd sigma", draws=32, steps=20)
 run = pyrofl.fit(method, scaled, rounds=2 if args.quick else 50)
-federated = run.to_arviz(draws=100 if args.quick else 4000)
+federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
 exact = reference.nuts(
     model, scaled, draws, draws, chains, shared="beta sd sigma", jit=True, max_tree_depth=depth

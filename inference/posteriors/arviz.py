@@ -7,6 +7,7 @@ what all share is along neither. Every run is a chain.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, Unpack
 
@@ -19,6 +20,8 @@ from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable
+from pyrofl.inference.posteriors.corrected import Weights
+from pyrofl.inference.posteriors.corrected import corrected as corrected_draws
 from pyrofl.inference.posteriors.draws import draw, pointwise, those
 from pyrofl.inference.posteriors.export import inference_data, refuse_no_runs
 from pyrofl.inference.seeds import Seed
@@ -26,6 +29,7 @@ from pyrofl.inference.verdict import Verdict
 from pyrofl.tensors import Tensors
 
 RESERVED = ("chain", "draw", "client", "row", "row_client", "round", "step")  # axes there are
+BAD, FEW = 0.7, 100  # Pareto k above, and number of draws below, which weights are not trusted
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "log_prior", "observed_data"}
 OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
@@ -59,6 +63,7 @@ def to_arviz(
     coords: Mapping[str, Sequence[Any]] | None = None,
     groups: str | Collection[str] = CHEAP,
     ids: Tensor | None = None,
+    corrected: bool = False,
     allow_diverged: bool = False,
     **asked: Unpack[ModelAsked],
 ) -> Any:
@@ -89,6 +94,10 @@ def to_arviz(
         groups: some of the above, or "all": those that the method has, as an improper prior has no
             draws.
         ids: of clients; default all that train.
+        corrected: weigh draws of the guide by importance, and draw from them anew: draws of the
+            exact posterior, given the server where no site is shared. sample_stats has Pareto k
+            of the weights, and how many draws they are worth, as pareto_k and importance_ess.
+            It looks at all rows; see `pyrofl.inference.posteriors.corrected`.
         allow_diverged: look at runs that diverged too; see `Run.verdict`, which is in the
             attribute "verdict" of every group.
         asked: model, adapted, chunk and seed of `Asked`; the seed is the run's by default, and for
@@ -96,8 +105,12 @@ def to_arviz(
 
     Raises:
         ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, a
-            run diverged, runs differ in clients, rows or sites, or names in dims and coords do not
-            fit.
+            run diverged, runs differ in clients, rows or sites, names in dims and coords do not
+            fit, or draws cannot be corrected: of points, or of more than 2,000 variables.
+
+    Warns:
+        UserWarning: if corrected draws are not to be trusted: Pareto k above 0.7, or worth less
+            than 100 draws.
     """
     runs, everything = list(runs), groups == "all"
     refuse_no_runs(runs)
@@ -127,7 +140,7 @@ def to_arviz(
         _check_data(run.data, data)
         how = Asked.of({"seed": run.seed, **asked, "draws": draws}, without="population part")
         axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
-        made.append(_groups(run, axes, chosen, how, lenient=everything))
+        made.append(_groups(run, axes, chosen, how, lenient=everything, weighed=corrected))
         _check_sites(made[-1], made[0])
     labels = _refuse_unknown_names(made[0], runs[0].state, dims or {}, coords or {})
     if "sample_stats" in chosen and ids is None and any(run.records for run in runs):
@@ -226,11 +239,17 @@ def of_prior(
     return {new: made[old] for new, old in OF_PRIOR.items() if new in chosen}
 
 
-def _groups(run: Fitted, axes: ClientAxes, chosen: set[str], asked: Asked, lenient: bool) -> Groups:
+def _groups(
+    run: Fitted, axes: ClientAxes, chosen: set[str], asked: Asked, lenient: bool, weighed: bool
+) -> Groups:
     """Return the groups of one run; `lenient` leaves out the prior if it is improper."""
     found: Groups = {}
     method, data, state = run.method, run.data, run.state
-    if chosen & OF_ROWS:
+    if weighed:
+        known, weights = corrected_draws(method, data, state, axes.ids, asked)
+        found |= axes.groups(known, chosen)
+        found["sample_stats"] = found.get("sample_stats", {}) | _weights(weights, axes)
+    elif chosen & OF_ROWS:
         found |= axes.groups(pointwise(method, data, state, axes.ids, asked), chosen)
     elif "posterior" in chosen:
         sites = draw(method, data, state, axes.ids, asked)
@@ -243,6 +262,23 @@ def _groups(run: Fitted, axes: ClientAxes, chosen: set[str], asked: Asked, lenie
         reported = {n: Variable(v, ("client",)) for n, v in run.statistics().items()}
         found["sample_stats"] = reported | found.get("sample_stats", {})
     return {group: found[group] for group in GROUPS if found.get(group)}
+
+
+def _weights(weights: Weights, axes: ClientAxes) -> dict[str, Variable]:
+    """Return Pareto k and what draws are worth; warn if these are not to be trusted."""
+    together = bool(axes.shared)
+    if bad := int(((weights.k > BAD) | (weights.ess < FEW)).sum()):
+        whose = "all clients together" if together else f"{bad} of {len(weights.k)} clients"
+        warnings.warn(
+            f"corrected draws of {whose} are not to be trusted: Pareto k is up to "
+            f"{float(weights.k.max()):.2f}, where {BAD} is good, and they are worth "
+            f"{float(weights.ess.min()):.0f} draws; more rounds may bring the guide nearer",
+            stacklevel=4,
+        )
+    told = {"pareto_k": weights.k, "importance_ess": weights.ess}
+    return {
+        n: Variable(v[0], ()) if together else Variable(v, ("client",)) for n, v in told.items()
+    }
 
 
 def _check_data(one: Federation, other: Federation) -> None:

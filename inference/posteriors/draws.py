@@ -6,7 +6,8 @@ may be drawn from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Unpack
@@ -28,7 +29,7 @@ from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
-from pyrofl.tensors import Tensors, cut, join_up, matches, seeded
+from pyrofl.tensors import Tensors, join_up, matches, seeded
 from pyrofl.turns import in_turn
 
 CELLS = 20_000  # rows times draws that a model is run on at once
@@ -207,20 +208,27 @@ def pointwise(
 
 
 def pointwise_at(
-    model: Program, shared: str, values: Tensors, client: Client, source: Generator
+    model: Program, shared: str, values: Mapping[str, Values], client: Client, source: Generator
 ) -> Pointwise:
-    """Return what a model says of one client, C = 1, in draws [S, *p] that are given."""
+    """Return what a model says of one client, C = 1, in draws [S, 1, B or 1, *p] that are given.
+
+    They are as likely under the guide as under the model: draws of the posterior.
+    """
 
     def given(part: slice) -> Program:
         def program(received: Tensors, local: Tensors, batch: Batch) -> None:
             with batch.clients():
-                for n, v in cut(values, part).items():
-                    value = v.reshape(len(v), 1, 1, *v.shape[1:])
-                    pyro.sample(n, dist.Delta(value, event_dim=v.dim() - 1))
+                for n, (value, rows) in values.items():
+                    fn = dist.Delta(value[part], event_dim=value.dim() - 3)
+                    with batch.rows() if rows else nullcontext():
+                        pyro.sample(n, fn)
 
         return program
 
-    return _said(model, shared, given, client, len(next(iter(values.values()))), source)
+    said = _said(model, shared, given, client, len(next(iter(values.values())).value), source)
+    density = said["density"]
+    exact = {n: density[n.replace("log_q", "log_p")] for n in density}
+    return said | {"density": exact}
 
 
 def _replayed(guide: Program, trace: Any, part: slice) -> Program:
@@ -263,18 +271,14 @@ def _in_draws(
 ) -> Pointwise:
     """Look at the draws of one client that the guide gives."""
     q, p = traces(model, guide, *client, draws)
-    density = {n: client[2].size.new_zeros(draws, 1) for n in DENSITIES}
-    prior: dict[str, Values] = {}
-    for name, site in latent(q):
-        whose = "shared " if matches(name, shared) else ""
-        density[f"{whose}log_q"] += per_draw(log_densities(site, None, False)[0], 1)
-        if name in p.nodes:
-            log_p = per_draw(_log_prob(p.nodes[name]), 1)
-            density[f"{whose}log_p"] += log_p
-            prior[name] = Values(log_p.expand(draws, 1)[..., None], False)
+    density = densities(shared, q, p, client[2].size.new_zeros(draws, 1))
+    prior = {
+        name: Values(per_draw(_log_prob(p.nodes[name]), 1).expand(draws, 1)[..., None], False)
+        for name, _ in latent(q)
+        if name in p.nodes
+    }
     seen: Pointwise = {"observed_data": {}, "log_likelihood": {}, "posterior_predictive": {}}
     for name, site in observed(p):
-        density["log_p"] += per_draw(_log_prob(site), 1)
         said = {"log_likelihood": (_with_gaps(site), draws, 0)}
         if isinstance(site["fn"], dist.Unit):  # pyro.factor: a cost, and no data
             said = said if of_rows(site) else {}
@@ -291,6 +295,21 @@ def _in_draws(
     weights = {n: Values(v[..., None], False) for n, v in density.items()}
     known = {"posterior": named(q, p, draws, 1), "log_prior": prior, "density": weights}
     return known | seen
+
+
+def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
+    """Return the log densities of one client's draws, from a zero for each, by their names."""
+    found = dict.fromkeys(DENSITIES, zero)
+    for name, site in latent(q):
+        whose = "shared " if matches(name, shared) else ""
+        log_q = per_draw(log_densities(site, None, False)[0], 1)
+        found[f"{whose}log_q"] = found[f"{whose}log_q"] + log_q
+        if name in p.nodes:
+            log_p = per_draw(_log_prob(p.nodes[name]), 1)
+            found[f"{whose}log_p"] = found[f"{whose}log_p"] + log_p
+    for _, site in observed(p):
+        found["log_p"] = found["log_p"] + per_draw(_log_prob(site), 1)
+    return found
 
 
 def _with_gaps(site: Any) -> Tensor:

@@ -68,6 +68,16 @@ def refuse_no_groups(found: object) -> None:
         raise ValueError(f"found is a {kind}; expected a Run, or what `to_arviz` made of runs")
 
 
+def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
+    """Return log importance weights [S], normalised, with a Pareto tail, and its shape."""
+    values, arviz = log_weights.double().numpy(), import_arviz()
+    if hasattr(arviz, "psislw"):
+        weights, k = arviz.psislw(values.copy())
+    else:  # ArviZ 1, which takes their negative
+        weights, k = import_module("arviz_stats.base").array_stats.psislw(-values)
+    return torch.as_tensor(weights), float(k)
+
+
 def save(data: Any, path: str | Path) -> None:
     """Write what `inference_data` made as netCDF-4; the file is whole, or not there: OSError.
 

@@ -39,7 +39,7 @@ from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import chained, of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
-from pyrofl.inference.posteriors.draws import pointwise_at
+from pyrofl.inference.posteriors.draws import Values, pointwise_at
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, matches, seeded
@@ -318,7 +318,10 @@ def _gathered(
                 one = slice(c, c + 1)
                 received, local = (cut(v, one) for v in (joint.received, joint.local))
                 what = (received, local, data.batch(ids[one]))
-                clients.append(pointwise_at(method.model, method.shared, mine, what, source))
+                given = {
+                    n: Values(v.reshape(draws, 1, 1, *v.shape[1:]), False) for n, v in mine.items()
+                }
+                clients.append(pointwise_at(method.model, method.shared, given, what, source))
             found = axes.groups(clients)
         # All clients' draws belong together, whether or not they share a site.
         log_p = found["sample_stats"]["log_p"].value.reshape(draws, -1).sum(1)

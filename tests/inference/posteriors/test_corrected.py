@@ -1,0 +1,238 @@
+"""Corrected draws are draws of the exact posterior, whatever the guide was."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import toys
+from scipy.special import log_expit, logsumexp
+from torch import Tensor
+
+import pyrofl
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.facts import SHARED
+from pyrofl.inference.method import Method, Phase
+from pyrofl.models import fedavg, pfedvem, pvi
+from pyrofl.tensors import Tensors
+
+SIZES = (3, 1, 6)
+DRAWS = 2000
+
+
+def federation(x: Tensor, y: Tensor, sizes: tuple[int, ...], held_out: int = 0) -> Federation:
+    parts = torch.arange(sum(sizes)).split(list(sizes))
+    names = tuple(f"site {i}" for i in range(len(sizes)))
+    return Federation(x, y, parts, tuple(p[:0] for p in parts), names=names, held_out=held_out)
+
+
+def schools() -> Federation:
+    rng = np.random.default_rng(3)
+    x = torch.from_numpy(rng.normal(size=(sum(SIZES), 1)))
+    y = 2 * x[:, 0] + torch.from_numpy(rng.normal(size=sum(SIZES)))
+    return federation(x, y, SIZES)
+
+
+def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Let slopes be mu + 2 eta_j, where all clients share mu."""
+    zero = batch.x.new_zeros(())
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(zero, 5.0))
+        eta = pyro.sample("eta", dist.Normal(zero, 1.0))
+        slope = pyro.deterministic("slope", mu + 2 * eta)
+        with batch.rows():
+            pyro.sample("y", dist.Normal(slope * batch.x[..., 0], 0.5), obs=batch.y)
+
+
+def together(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Be off, and much too narrow in mu."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(received["loc"], 0.3))
+        pyro.sample("eta", dist.Normal(local["m"] - 0.3 * mu, 0.5))
+
+
+def apart(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Be off, with each client's variables its own."""
+    with batch.clients():
+        pyro.sample("mu", dist.Normal(received["loc"], 4.0))
+        pyro.sample("eta", dist.Normal(local["m"], 1.0))
+
+
+def still(guide: object, shared: bool) -> Method:
+    """Return what does not move."""
+    one = torch.tensor(1.0, dtype=torch.float64)
+    return Method(
+        init=lambda generator, clients: {"loc": one},
+        join=lambda received, who, generator: {"m": 0.2 * who.ids.to(received["loc"])},
+        model=model,
+        guide=guide,  # type: ignore[arg-type]
+        phases=(Phase((lambda received, local, batch: {"m": local["m"]},)),),
+        merge=lambda server, message, who, generator: server,
+        facts={"mu": SHARED} if shared else {},
+    )
+
+
+def exact(data: Federation, groups: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return means and sds of mu and the etas of clients, where each group has a mu."""
+    means, sds = [], []
+    for group in groups:
+        n = 1 + len(group)
+        precision, shift = np.diag([1 / 25] + [1.0] * len(group)), np.zeros(n)
+        for at, j in enumerate(group):
+            rows = data.train[j]
+            x, y = data.x[rows, 0].numpy(), data.y[rows].numpy()
+            way = np.zeros(n)
+            way[0], way[1 + at] = 1.0, 2.0
+            precision += np.outer(way, way) * (x @ x) / 0.25
+            shift += way * (x @ y) / 0.25
+        covariance = np.linalg.inv(precision)
+        means.append(covariance @ shift)
+        sds.append(np.sqrt(np.diag(covariance)))
+    return np.stack(means), np.stack(sds)
+
+
+def check(found: np.ndarray, mean: np.ndarray, sd: np.ndarray, draws: float) -> None:
+    """Compare moments of draws, within 4 standard errors."""
+    assert np.all(abs(found.mean(0) - mean) < 4 * sd / draws**0.5)
+    assert np.all(abs(np.log(found.std(0) / sd)) < 4 / (2 * draws) ** 0.5)
+
+
+def test_a_wrong_guide_of_shared_sites_gives_the_exact_posterior():
+    run = pyrofl.fit(still(together, True), schools(), 1, progress=False)
+    found = run.to_arviz(DRAWS, corrected=True)
+    (mean,), (sd,) = exact(run.data, [[0, 1, 2]])
+    p, stats = found["posterior"], found["sample_stats"]
+    values = np.column_stack([p["mu"].values[0], p["eta"].values[0]])
+    count = min(DRAWS, float(stats["importance_ess"][0]))
+    assert float(stats["pareto_k"][0]) < 0.5
+    check(values, mean, sd, count / 2)  # draws made anew from weighted ones
+    np.testing.assert_allclose(
+        p["slope"].values, p["mu"].values[..., None] + 2 * p["eta"].values, rtol=1e-12
+    )
+    # The guide's own draws are off by many standard errors.
+    own = run.to_arviz(DRAWS)["posterior"]["mu"].values[0]
+    assert abs(own.mean() - mean[0]) > 20 * sd[0] / DRAWS**0.5
+
+
+def test_clients_that_share_nothing_are_weighted_by_themselves():
+    run = pyrofl.fit(still(apart, False), schools(), 1, progress=False)
+    found = run.to_arviz(DRAWS, corrected=True)
+    p, stats = found["posterior"], found["sample_stats"]
+    assert stats["pareto_k"].dims == ("chain", "client")
+    for j in range(3):
+        (mean,), (sd,) = exact(run.data, [[j]])
+        values = np.column_stack([p[n].values[0, :, j] for n in ("mu", "eta")])
+        count = float(stats["importance_ess"][0, j])
+        check(values, mean, sd, count / 2)
+
+
+DEATHS, CASES = np.array([0, 18, 8, 46, 8, 13]), np.array([47, 148, 119, 810, 211, 196])
+
+
+def hospitals(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Let logits of death be normal."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(-2.0, 1.5))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
+        with batch.rows():
+            logits = mu + tau * eta
+            pyro.sample("deaths", dist.Binomial(batch.x[..., 0], logits=logits), obs=batch.y)
+
+
+def by_quadrature() -> tuple[np.ndarray, np.ndarray]:
+    """Return means and sds of mu and tau, on a grid."""
+    mu, log_tau = np.meshgrid(np.linspace(-5, 0, 80), np.linspace(-8, 1.5, 120), indexing="ij")
+    mu, log_tau = mu.ravel(), log_tau.ravel()
+    at, tau = np.linspace(-6, 6, 601), np.exp(log_tau)
+    logit = mu[:, None] + tau[:, None] * at
+    dies, lives = log_expit(logit), log_expit(-logit)
+    log_w = -0.5 * at**2 - np.log(np.exp(-0.5 * at**2).sum())
+    log_p = -0.5 * ((mu + 2) / 1.5) ** 2 - 0.5 * tau**2 + log_tau
+    for y, n in zip(DEATHS, CASES, strict=True):
+        log_p += logsumexp(y * dies + (n - y) * lives + log_w, -1)
+    w = np.exp(log_p - log_p.max())
+    w /= w.sum()
+    values = np.stack([mu, tau])
+    means = values @ w
+    return means, np.sqrt((values - means[:, None]) ** 2 @ w)
+
+
+@pytest.mark.parametrize("rounds", [1, 6])
+def test_hospitals_after_any_number_of_rounds(rounds):
+    x, y = (torch.tensor(v, dtype=torch.float64) for v in (CASES[:, None], DEATHS))
+    data = federation(x, y, (1,) * 6)
+    method = pvi.hierarchical(hospitals, data, shared="mu tau", draws=32, steps=5)
+    run = pyrofl.fit(method, data, rounds, progress=False)
+    found = run.to_arviz(DRAWS, corrected=True)
+    p, stats = found["posterior"], found["sample_stats"]
+    values = np.stack([p["mu"].values[0], p["tau"].values[0]], 1)
+    assert float(stats["pareto_k"][0]) < 0.7
+    check(values, *by_quadrature(), float(stats["importance_ess"][0]) / 2)
+
+
+def test_points_and_networks_cannot_be_weighted():
+    data = toys.blobs()
+    net = toys.net()
+    point = pyrofl.fit(fedavg.build(net), data, 1, progress=False)
+    with pytest.raises(ValueError, match="the guide is a point; expected one with some spread"):
+        point.to_arviz(10, corrected=True)
+    wide = pyrofl.fit(pfedvem.build(toys.net("mlp:400")), data, 1, progress=False)
+    with pytest.raises(ValueError, match="variables; expected at most 2,000"):
+        wide.to_arviz(10, corrected=True)
+
+
+def test_held_out_clients_are_no_part_of_what_others_know():
+    data = schools()
+    some = federation(data.x, data.y, SIZES, held_out=1)
+    run = pyrofl.fit(still(together, True), some, 1, progress=False)
+    with pytest.raises(ValueError, match="'site 2' is held out; expected corrected=True of"):
+        run.to_arviz(10, ids=torch.tensor([2]), corrected=True)
+
+
+def off(shared: dist.TorchDistribution) -> Method:
+    def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            pyro.sample("mu", shared)
+            pyro.sample("eta", dist.Normal(local["m"], 1.0))
+
+    return still(guide, True)
+
+
+def test_weights_that_are_not_to_be_trusted_are_said():
+    run = pyrofl.fit(off(dist.Normal(60.0, 1e-3)), schools(), 1, progress=False)
+    with pytest.warns(UserWarning, match="of all clients together are not to be trusted: Pareto"):
+        run.to_arviz(50, corrected=True)
+
+
+def test_shared_sites_that_are_not_normal_are_refused():
+    run = pyrofl.fit(off(dist.Gamma(2.0, 1.0)), schools(), 1, progress=False)
+    with pytest.raises(ValueError, match="the guide draws the shared 'mu' from a Gamma; expected"):
+        run.to_arviz(50, corrected=True)
+
+
+def test_all_groups_are_of_the_corrected_draws():
+    run = pyrofl.fit(still(together, True), schools(), 1, progress=False)
+    found = run.to_arviz(500, corrected=True, groups="all")
+    p = found["posterior"]
+    whose = found["log_likelihood"]["row_client"]
+    slope = p["slope"].sel(client=whose).values[0]
+    x, y = (v.numpy() for v in (run.data.x[:, 0], run.data.y))
+    log_lik = -0.5 * ((y - slope * x) / 0.5) ** 2 - math.log(0.5 * math.sqrt(2 * math.pi))
+    np.testing.assert_allclose(found["log_likelihood"]["y"].values[0], log_lik, atol=1e-9)
+    # As draws of the posterior, they are as likely under what they come of.
+    stats = found["sample_stats"]
+    assert (stats["log_p"] == stats["log_q"]).all()
+    assert set(p.data_vars) == {"mu", "eta", "slope"}
+
+
+def test_corrected_draws_are_the_same_again_and_of_any_clients():
+    run = pyrofl.fit(still(together, True), schools(), 1, progress=False)
+    first, second = (run.to_arviz(50, corrected=True)["posterior"] for _ in range(2))
+    assert first.equals(second)
+    one = run.to_arviz(50, corrected=True, ids=torch.tensor([1]))["posterior"]
+    np.testing.assert_array_equal(one["eta"].values[..., 0], first["eta"].values[..., 1])
