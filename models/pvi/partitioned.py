@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import PER_CLIENT, SHARED, Centre, Rule
+from pyrofl.inference.facts import PER_CLIENT, SHARED, Moments, Rule
 from pyrofl.inference.method import Method, Phase, Step, View, send_all
 from pyrofl.inference.programs import Program, built_for
 from pyrofl.inference.servers.averages import CannotMerge
@@ -83,7 +83,7 @@ class Partitioned:
                 "precision": Rule("a precision of a normal distribution", self.normals.proper),
                 f"{self.ours.names} _u {NOISE[0]}": SHARED,
                 "server/shift server/precision": PER_CLIENT,
-                "shift": Centre(lambda _, q: self.normals.mean_and_sd(q)),
+                "shift precision": Moments(self.moments),
             },
         )
 
@@ -139,6 +139,12 @@ class Partitioned:
         turn = self.normals.measured(total, *moments) @ last
         factor = torch.where(turn > 0, FASTER, torch.where(turn < 0, SLOWER, 1.0))
         return (server["server/damping"] * factor).clamp(1 / clients, 1.0)
+
+    def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return mean and standard deviation of each shared site, without constraints."""
+        sizes = [len(site.mean) for site in self.ours.sites]
+        parts = zip(*(v.split(sizes) for v in self.normals.mean_and_sd(q)), strict=True)
+        return {s.name: part for s, part in zip(self.ours.sites, parts, strict=True)}
 
     # A client
 
