@@ -83,7 +83,7 @@ class Partitioned:
                 "precision": Rule("a precision of a normal distribution", self.normals.proper),
                 f"{self.ours.names} _u {NOISE[0]}": SHARED,
                 "server/shift server/precision": PER_CLIENT,
-                "shift precision": Moments(self.moments),
+                f"shift precision{'' if self.exact else ' share'}": Moments(self.moments),
             },
         )
 
@@ -98,7 +98,7 @@ class Partitioned:
         if self.damping is None:
             last = {n: torch.zeros_like(v) for n, v in q.items()}
             server |= under("server", under("last", last) | {"damping": share})
-        return server if bool(self.ours.each("exact").all()) else server | {"share": share}
+        return server if self.exact else server | {"share": share}
 
     def cavity(self, server: Tensors, who: Who) -> Tensors:
         """Send q without the client's own factor, q / t_j."""
@@ -289,6 +289,11 @@ class Partitioned:
     def moving(self) -> str:
         """Names of what steps move."""
         return "mean root" if self.scales is None else "mean root power"
+
+    @property
+    def exact(self) -> bool:
+        """Whether the prior of the shared variables is normal, so that clients need no share."""
+        return bool(self.ours.each("exact").all())
 
     @property
     def full(self) -> bool:
