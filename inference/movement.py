@@ -6,7 +6,7 @@ Where `Moments` says what the mean and the standard deviation of a site are, bot
 those of the round before, in standard deviations: the largest |new - old| / sd of its entries. A
 tensor that states no distribution moves by a share of its norm.
 
-PVI's sites move where they are normal, without constraints: log tau in place of tau.
+A site whose distribution is normal without constraints is looked at there: log tau, not tau.
 """
 
 from __future__ import annotations
