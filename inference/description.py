@@ -48,8 +48,9 @@ def _tell(path: str, value: Any, found: dict[str, str], known: dict[int, Any]) -
 def _kind(value: Any) -> str:
     """Name a thing without what it holds."""
     if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous()
-        content = flat.reshape(-1).view(torch.uint8).numpy().tobytes()
+        # A copy, as of one entry that was expanded torch says that it is contiguous, and it is not.
+        flat = value.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
+        content = flat.view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {list(value.shape)} {_hash(content)}"
     if isinstance(value, nn.Module):
         return f"{type(value).__name__} {_hash(repr(value).encode())}"

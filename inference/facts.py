@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from pyrofl.tensors import Tensors, sparse
+from pyrofl.tensors import Tensors, role, sparse
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,24 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Centre:
-    """Of what says where a distribution lies: how far it moved is counted in standard deviations.
+class Moments:
+    """Of tensors that state a distribution: how far its sites move is counted in their sds.
 
     Attributes:
-        of: (name, all tensors beside it) -> mean and standard deviation, [*p] each.
+        of: all tensors -> site -> mean and standard deviation, [*p] each.
     """
 
-    of: Callable[[str, Tensors], tuple[Tensor, Tensor]]
+    of: Callable[[Tensors], dict[str, tuple[Tensor, Tensor]]]
 
 
-def beside(role: str, sd: Callable[[Tensor], Tensor]) -> Centre:
-    """Say that the standard deviations of "loc/NAME" are those of "ROLE/NAME"."""
-    return Centre(lambda name, tensors: (tensors[name], sd(tensors[_of_role(role, name)])))
+def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, Moments]:
+    """Say that "LOC/SITE" and "WIDTH/SITE" state a normal: its mean, and what `sd` makes its sd."""
 
+    def of(tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+        wide = role(width, tensors)
+        return {n: (v, sd(wide[n])) for n, v in role(loc, tensors).items()}
 
-def _of_role(role: str, name: str) -> str:
-    return f"{role}/{name.partition('/')[2]}"
+    return {f"{loc}/* {width}/*": Moments(of)}
 
 
 FINITE = Rule("a finite number", torch.isfinite)
@@ -87,12 +88,12 @@ INCOMPARABLE = Mark("a loss that rises as it should")
 """Of what a gradient step moves: its loss in this round is not to be compared with that of others,
 as it is the energy of a chain, which wanders away from a peak, or a term of it is warming up."""
 
-Fact = Rule | WireCost | Centre | Mark
+Fact = Rule | WireCost | Moments | Mark
 
 Facts = Mapping[str, Fact | tuple[Fact, ...]]
 """Patterns of names, separated by spaces -> what holds for them."""
 
-Kind = TypeVar("Kind", Rule, WireCost, Centre, Mark)
+Kind = TypeVar("Kind", Rule, WireCost, Moments, Mark)
 
 
 def of_kind(facts: Facts, kind: type[Kind]) -> dict[str, Kind]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from torch import Tensor
 
@@ -15,19 +15,19 @@ from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
+from pyrofl.inference.chains import Chains, FitOptions, Fitting, Until, beginnings
 from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.prepare import statistics
-from pyrofl.inference.loop.messages import OnBadMessage
-from pyrofl.inference.loop.participation import Draw, Stragglers
-from pyrofl.inference.loop.rounds import by_round, federate, first
+from pyrofl.inference.loop.rounds import LoopOptions, by_round, federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
+from pyrofl.inference.movement import table
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed, continued
-from pyrofl.inference.verdict import Verdict, verdict
+from pyrofl.inference.verdict import Judge, Verdict, verdict
 from pyrofl.metrics import Bins
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors
@@ -169,7 +169,16 @@ class Run(Pickled, Summarised):
     @property
     def verdict(self) -> Verdict:
         """Whether it has converged, is moving or has diverged, by its records."""
-        return verdict(self.records, self.method.facts)
+        return verdict(self.records)
+
+    def convergence(self) -> DataFrame:
+        """Return how far each site moved in each round that merged something; see `movement`.
+
+        Columns: round, site; mean and sd, the largest movement of any entry's mean and standard
+        deviation since the round before, in standard deviations; norm, that of a tensor which
+        states no distribution, as a share of its norm. `verdict` judges the last rounds of it.
+        """
+        return table(self.records)
 
     @property
     def _fitted(self) -> tuple[Method, Federation, Round]:
@@ -204,47 +213,64 @@ class Run(Pickled, Summarised):
         }
 
 
-class LoopOptions(TypedDict, total=False):
-    """Arguments of `federate` that `fit` hands on as they are."""
-
-    participation: Draw
-    trains: Draw | None
-    chunk: int | None
-    stragglers: Stragglers | None
-    on_bad_message: OnBadMessage
-    state_memory: int | None
-    keep_messages: bool
-    check: bool
-
-
+@overload
+def fit(
+    method: Fitting,
+    data: Federation,
+    rounds: int,
+    *,
+    seeds: None = None,
+    start: Round | Run | None = None,
+    **how: Unpack[FitOptions],
+) -> Run: ...
+@overload
+def fit(
+    method: Fitting,
+    data: Federation,
+    rounds: int,
+    *,
+    seeds: int | Sequence[Seed],
+    **how: Unpack[FitOptions],
+) -> Chains[Run]: ...
+@overload
+def fit(
+    method: Fitting, data: Federation, rounds: int, *, start: Chains[Run], **how: Unpack[FitOptions]
+) -> Chains[Run]: ...
 @checked
 def fit(
-    method: Method | Callable[[int], Method],
+    method: Fitting,
     data: Federation,
     rounds: Whole,
     *,
     seed: Seed | None = None,
+    seeds: Count | Sequence[Seed] | None = None,
     server: Tensors | None = None,
-    start: Round | Run | None = None,
+    start: Round | Run | Chains[Run] | None = None,
     every: Whole = 0,
+    until: Until | None = None,
     draws: Count | None = None,
     metrics: Mapping[str, Metric] | None = None,
     progress: bool = True,
     after: Callable[[Run], None] | None = None,
     **loop: Unpack[LoopOptions],
-) -> Run:
+) -> Run | Chains[Run]:
     """Run all rounds, with a progress bar, and test on the way.
 
     Args:
         method: a method, or round number (from 0) -> method.
         data: the federation.
-        rounds: number of the last round.
+        rounds: number of the last round, or the largest one.
         seed: fixes all random numbers; `Seeds` for several. None is that of a Run that is gone on
             from, otherwise 0.
+        seeds: make a run of each of so many seeds, `seed` and the next ones, or of those given,
+            one after the other, and return `Chains`; `after` sees each.
         server: first state.
         start: a Round to go on from, or a Run, whose records are continued; of the same clients
-            with the same training rows.
+            with the same training rows. Chains are gone on with each by itself.
         every: test after every so many rounds; 0 leaves testing to the caller.
+        until: "converged" stops after the first round at which `Run.verdict` says so, or after
+            which it says that the run has diverged, of 3 rounds and more: look which. Each of
+            several seeds stops by itself.
         draws: of the guide, for predictions; None takes its mean, or as many as a start's Run.
         metrics: name -> one of your own, scored too; see `evaluate`. None: those of a start's Run.
         progress: show rounds, loss and the time left.
@@ -254,10 +280,16 @@ def fit(
             and check of `federate`.
 
     Raises:
-        ValueError: as `federate`, as is BadMessage; or if a start's seed is another.
+        ValueError: as `federate`, as is BadMessage; if a start's seed is another, or seeds are
+            equal.
     """
     from tqdm import tqdm
 
+    if seeds is not None or isinstance(start, Chains):
+        same: dict[str, Any] = {"server": server, "every": every, "until": until, "draws": draws}
+        same |= {"metrics": metrics, "progress": progress, "after": after, **loop}
+        each = beginnings(seeds, seed, start)
+        return Chains(tuple(fit(method, data, rounds, **one, **same) for one in each))
     at = by_round(method)
     known, begun = (start, start.state) if isinstance(start, Run) else (None, start)
     seed = continued(seed, known.seed if known else None)
@@ -270,30 +302,39 @@ def fit(
         own_metrics=(known.own_metrics if known else {}) if metrics is None else metrics,
     )
 
-    def test_if_due(number: int) -> None:
-        """Test after every so many rounds, and after the last."""
-        if every and number and (number % every == 0 or number == rounds):
+    judge = Judge(run.records) if until else None
+
+    def test_if_due() -> bool:
+        """Test after every so many rounds, and after the last; return whether this is the last."""
+        number = run.state.number
+        last = number == rounds or (judge is not None and judge.over)
+        if every and number and (number % every == 0 or last):
             run.test()
+        return last
 
     states = federate(method, data, rounds, seed=seed, start=state, **loop)
     with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
         if known and all(row["round"] != state.number for row in run.history):
-            test_if_due(state.number)
+            test_if_due()
         clock = perf_counter()
-        for state in states:
+        for state in states if judge is None or not judge.over else ():
             seconds = perf_counter() - clock
             run.method = at(state.number - 1)
             run.records.append(RoundRecord.of(state, run.state, run.method, seconds))
             run.state = state
+            if judge:
+                judge.add(run.records[-1])
             if after:
                 after(run)
-            test_if_due(state.number)
+            last = test_if_due()
             idle = () if len(state.who.ids) else ("nobody reports; server unchanged",)
             for told in (*state.rejected, *idle):
                 bar.write(f"round {state.number}: {told}", sys.stderr)
             losses = {n: v[v.isfinite()].mean() for n, v in state.loss.items()}
             bar.set_postfix_str(", ".join(f"{n} {v:.3g}" for n, v in losses.items()))
             bar.update()
+            if last:
+                break
             clock = perf_counter()
         if progress and run.records:
             bar.write(str(run.verdict), sys.stderr)

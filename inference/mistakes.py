@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyrofl.arguments import checked
 from pyrofl.data.federation import Federation, a_row
-from pyrofl.inference.facts import INCOMPARABLE, Centre, Mark, Rule, WireCost, of_kind
+from pyrofl.inference.facts import INCOMPARABLE, Mark, Moments, Rule, WireCost, of_kind
 from pyrofl.inference.look import Look
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.state import Round, meet, sent, to_data
@@ -173,7 +173,7 @@ def refuse_idle_patterns(
         asked.append((f"fact {mark.text!r}", names, sites if of_sites else held))
     for names in {**of_kind(method.facts, Rule), **of_kind(method.facts, WireCost)}:
         asked.append(("fact about messages", names, travels))
-    for names in of_kind(method.facts, Centre):
+    for names in of_kind(method.facts, Moments):
         asked.append(("fact about movement", names, {**server, **local}))
     for what, patterns, known in asked:
         for pattern in idle(patterns, known):

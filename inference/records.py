@@ -8,7 +8,8 @@ from typing import Any
 
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.verdict import comparable, movement
+from pyrofl.inference.movement import Moved, movement
+from pyrofl.inference.verdict import comparable
 from pyrofl.tensors import Tensors
 
 
@@ -27,7 +28,7 @@ class RoundRecord:
     silent: list[int]  # ids of those that were to report and failed to
     loss: Tensors  # mean of every step by its names, [J]; NaN where a client did not train
     begun: Tensors  # loss of the first of these steps, as `loss`, where rounds are comparable
-    moved: dict[str, float] | None  # how far tensors went, see `verdict`; None: nothing was merged
+    moved: Moved | None  # how far sites went, see `movement`; None: nothing was merged
 
     @classmethod
     def of(cls, state: Round, old: Round, method: Method, seconds: float) -> RoundRecord:

@@ -1,10 +1,13 @@
 """What became of a run: has it converged, is it still moving, or did it diverge?
 
-Movement is that of what clients receive (not of names under "server/", the server's own accounts),
-or of what they keep where the server holds nothing: from one merge to the next, in standard
-deviations where `Centre` says what they are, otherwise as a share of the tensor's norm. A run has
-converged if over its last 5 merges, and at least 3, nothing moved by more than 0.01 standard
-deviations or 0.1% of its norm. Steps of constant length on minibatches hover, and so go on moving.
+A run has converged if over its last 5 merges, and at least 3,
+
+- no site's mean or standard deviation moved by more than 0.01 standard deviations from one merge to
+  the next, and no tensor without a distribution by more than 0.1% of its norm; see `movement`;
+- and nothing that moved less in every one of them, or more, would go on to five times that: what is
+  held back, as by a small damping, moves little each time and has far to go.
+
+Steps of constant length on minibatches hover, and so go on moving.
 
 A run has diverged if
 
@@ -24,26 +27,25 @@ A run has diverged if
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from itertools import pairwise
+from math import inf
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyrofl.inference.facts import INCOMPARABLE, Centre, Facts, marked, of_kind
-from pyrofl.inference.loop.state import OneCopy, Round
-from pyrofl.tensors import Tensors, cut, matches
+from pyrofl.inference.facts import INCOMPARABLE, Facts, marked
+from pyrofl.inference.movement import Moved
+from pyrofl.tensors import Tensors, matches
 
 LAST, LEAST, RISEN = 5, 3, 2  # merges that are looked at; rounds in which a loss has risen
-HUGE = torch.finfo(torch.float64).max  # what is not finite has moved so far
-SMALL = {"sd": 0.01, "norm": 0.001}
+SMALL = {"mean": 0.01, "sd": 0.01, "norm": 0.001}
+FAR = 5  # times what is small: what is not to be left to go
 SIZES, NOISE = 2, 2  # of the loss, its own sizes and falls from round to round that are no rise
 
 Kind = Literal["converged", "moving", "diverged"]
-Unit = Literal["sd", "norm"]
-
-
 Left = Any
 """What a round leaves, a `RoundRecord`: that knows this module."""
 
@@ -56,54 +58,106 @@ class Verdict:
         kind: converged, moving or diverged.
         why: the rest of the sentence.
         merged: rounds in which the server merged something.
-        tensor: that moves most, measured by what counts as small; "" if it is not known.
+        site: that moves most, measured by what counts as small; "" if it is not known.
+        part: what of it: mean, sd or norm.
         moved: by how much in a round, the mean of the last ones.
-        unit: of that, the tensor's standard deviation or its norm.
         since: round from which on it has diverged.
+        small: part -> what counts as small.
     """
 
     kind: Kind
     why: str
     merged: int
-    tensor: str = ""
+    site: str = ""
+    part: str = ""
     moved: float | None = None
-    unit: Unit | None = None
     since: int | None = None
+    small: ClassVar[dict[str, float]] = SMALL
 
     def __str__(self) -> str:
         """Say it in a sentence."""
         return f"{self.kind}{f' since round {self.since}' if self.since else ''}: {self.why}"
 
 
-def verdict(records: Sequence[Left], facts: Facts) -> Verdict:
-    """Judge a run by what its rounds left; facts are the method's."""
-    moved = [record.moved for record in records if record.moved is not None]
-    losses = Losses()
-    for record in records:
-        losses.add(record.number, record.begun, record.loss)
-    if both := [found for found in (_stuck(records), *losses.risen()) if found]:
-        found = min(both)
-        return Verdict("diverged", found.why, len(moved), since=found.since)
-    if not moved:
-        why = "nobody was merged in any round, as nobody reported" if records else "no round yet"
-        return Verdict("moving", why, 0)
-    last, patterns = moved[-LAST:], " ".join(of_kind(facts, Centre))
-    units: dict[str, Unit] = {n: "sd" if matches(n, patterns) else "norm" for n in last[-1]}
-    if not units:
-        return Verdict("moving", "how far is not known, nothing that is compared", len(moved))
-    small = all(one.get(n, 1.0) <= SMALL[unit] for one in last for n, unit in units.items())
-    mean = {n: sum(one.get(n, 1.0) / len(last) for one in last) for n in units}
-    most = max(units, key=lambda n: mean[n] / SMALL[units[n]])
-    facts_of = (len(moved), most, mean[most], units[most])
-    if small and len(last) >= LEAST:
-        least = f"{SMALL['sd']} sd or {SMALL['norm']:.1%}"
+class Judge:
+    """Judges a run by what its rounds left, one after the other."""
+
+    def __init__(self, records: Sequence[Left] = ()) -> None:
+        """Begin with rounds that there are."""
+        self.records: list[Left] = []
+        self.losses = Losses()
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Left) -> None:
+        """Take a round."""
+        self.records.append(record)
+        self.losses.add(record.number, record.begun, record.loss)
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no need for further rounds: it has converged, or diverged."""
+        return len(self.records) >= LEAST and self.verdict().kind != "moving"
+
+    def verdict(self) -> Verdict:
+        """Judge what there is."""
+        moved = [record.moved for record in self.records if record.moved is not None]
+        if both := [f for f in (_stuck(self.records), *self.losses.risen()) if f]:
+            found = min(both)
+            return Verdict("diverged", found.why, len(moved), since=found.since)
+        if not moved:
+            silent = "nobody was merged in any round, as nobody reported"
+            return Verdict("moving", silent if self.records else "no round yet", 0)
+        return _of_movement(moved)
+
+
+def verdict(records: Sequence[Left]) -> Verdict:
+    """Judge a run by what its rounds left."""
+    return Judge(records).verdict()
+
+
+def _of_movement(moved: Sequence[Moved]) -> Verdict:
+    """Judge a run that has not diverged by the movement of all its merges."""
+    merges, last = len(moved), moved[-LAST:]
+    series = {(n, p): [_of(one, n, p) for one in last] for n in last[-1] for p in last[-1][n]}
+    if not series:
+        return Verdict("moving", "how far is not known, nothing that is compared", merges)
+    mean = {key: sum(each) / len(last) for key, each in series.items()}
+    left = {key: _left(each) for key, each in series.items()}
+    quiet = merges >= LEAST and all(v <= SMALL[p] for (_, p), each in series.items() for v in each)
+    far = quiet and any(left[key] > FAR * SMALL[key[1]] for key in series)
+    most = left if far else mean
+    site, part = max(series, key=lambda key: most[key] / SMALL[key[1]])
+    found = (merges, site, part, mean[site, part])
+    if quiet and not far:
+        least = f"{SMALL['mean']} sd or {SMALL['norm']:.1%}"
         why = f"in the last {len(last)} merges nothing moved by more than {least}"
-        return Verdict("converged", why, *facts_of)
-    return Verdict("moving", f"{most} by {_far(mean[most], units[most])} per round", *facts_of)
+        return Verdict("converged", why, *found)
+    what = site if part == "norm" else f"the {part} of {site}"
+    why = f"{what} by {_far(mean[site, part], part)} per round"
+    if far and left[site, part] == inf:
+        why += ", and ever faster"
+    elif far:
+        why += f", and {_far(left[site, part], part)} to go"
+    return Verdict("moving", why, *found)
 
 
-def _far(value: float, unit: Unit) -> str:
-    shown, name = (value, "sd") if unit == "sd" else (100 * value, "%")
+def _of(moved: Moved, site: str, part: str) -> float:
+    return moved.get(site, {}).get(part, 1.0)
+
+
+def _left(moved: Sequence[float]) -> float:
+    """Return how far it goes if it goes on so; 0 where it moves now more and now less."""
+    if all(a < b for a, b in pairwise(moved)):
+        return inf
+    if not all(a > b for a, b in pairwise(moved)) or not moved[-1]:
+        return 0.0
+    ratio: float = (moved[-1] / moved[0]) ** (1 / (len(moved) - 1))
+    return moved[-1] * ratio / (1 - ratio)
+
+
+def _far(value: float, part: str) -> str:
+    shown, name = (100 * value, "%") if part == "norm" else (value, "sd")
     return f"{shown:.0f} {name}" if 10 <= shown < 1e6 else f"{shown:.2g} {name}"
 
 
@@ -207,46 +261,3 @@ def _mean(value: Tensor, known: Tensor) -> Tensor:
 def comparable(facts: Facts, begun: Tensors) -> Tensors:
     """Return the losses of steps that are to be compared with those of other rounds."""
     return {n: v for n, v in begun.items() if not matches(n, marked(facts, INCOMPARABLE))}
-
-
-def movement(facts: Facts, old: Round, new: Round) -> dict[str, float] | None:
-    """Return how far a round moved each tensor, see above; None if the server merged nothing."""
-    if new.server is old.server:
-        return None
-    before, now = _received(old.server), _received(new.server)
-    rows = not now
-    if rows:  # all that is learned stays at home
-        if isinstance(new.private, OneCopy):  # the old one is gone
-            return {}
-        before, now = (cut(_real(v.private), new.trained) for v in (old, new))
-    known = {p: fact.of for p, fact in of_kind(facts, Centre).items()}
-    far = {}
-    for name, value in now.items():
-        of = next((of for patterns, of in known.items() if matches(name, patterns)), None)
-        if name not in before or before[name].shape != value.shape:
-            far[name] = value.new_ones(())
-        elif of:
-            (was, _), (mean, sd) = of(name, before), of(name, now)
-            far[name] = ((mean - was).abs() / sd).amax()
-        else:
-            far[name] = _relative(before[name], value, rows)
-    values = [v.double() for v in far.values()] or [torch.zeros(())]
-    found = torch.stack(values).nan_to_num(HUGE).tolist()  # one wait for an accelerator
-    return dict(zip(far, found, strict=False))
-
-
-def _relative(old: Tensor, new: Tensor, rows: bool) -> Tensor:
-    """Return the change as a share of the norm, the largest share of any client for `rows`."""
-    shape = (len(new), -1) if rows else (1, -1)
-    was, now = old.reshape(shape), new.reshape(shape)
-    norm = torch.linalg.vector_norm
-    scale = torch.maximum(norm(was, dim=1), norm(now, dim=1))
-    return torch.where(scale > 0, norm(now - was, dim=1) / scale, 0.0).amax()
-
-
-def _received(server: Tensors) -> Tensors:
-    return {n: v for n, v in _real(server).items() if not n.startswith("server/")}
-
-
-def _real(tensors: Mapping[str, Any]) -> Tensors:
-    return {n: v for n, v in tensors.items() if v.is_floating_point() and v.numel()}

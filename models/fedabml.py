@@ -43,7 +43,7 @@ from torch import Generator, Size, Tensor
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import beside
+from pyrofl.inference.facts import normals
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Program, Supervised, built_for
@@ -254,7 +254,7 @@ def build(
             "personal": lambda _, local: posterior(local) | local,
             "global": lambda received, local: local | received | posterior(received),
         },
-        facts={"loc/*": beside("log_scale", torch.exp)} if q.random else {},
+        facts=normals("loc", "log_scale", torch.exp) if q.random else {},
     )
 
 

@@ -38,7 +38,7 @@ from torch import Generator, Size, Tensor
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import INCOMPARABLE, NOT_NEGATIVE, POSITIVE, beside
+from pyrofl.inference.facts import INCOMPARABLE, NOT_NEGATIVE, POSITIVE, normals
 from pyrofl.inference.method import Method, Move, Phase, Step, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised, built_for
@@ -203,8 +203,8 @@ def build(
         views={"personal": as_trained, "global": common},
         facts={
             "square/*": POSITIVE if q.random and temperature else NOT_NEGATIVE,
-            "loc/*": beside("log_scale", torch.exp),
             "z/*": INCOMPARABLE,
+            **normals("loc", "log_scale", torch.exp),
         },
     )
 

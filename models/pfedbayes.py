@@ -34,7 +34,7 @@ from torch.nn.functional import softplus
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import beside
+from pyrofl.inference.facts import normals
 from pyrofl.inference.method import Method, Phase, Step, as_received, return_received
 from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Program, built_for
@@ -139,6 +139,6 @@ def build(
         merge=Pooled({"*": evenly}, update, merge),
         adapt=(Phase(moves, fine_tune, batch),) if fine_tune else (),
         views={"personal": own, "global": as_received},
-        facts={"w/*": beside("spread", softplus)} if guide is guides.mean_field else {},
+        facts=normals("w", "spread", softplus) if guide is guides.mean_field else {},
         all_train=True,
     )

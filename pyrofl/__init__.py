@@ -12,6 +12,7 @@ from importlib.metadata import version
 from types import ModuleType
 
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.chains import Chains
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import Run, fit
@@ -31,6 +32,7 @@ __version__ = version("pyrofl")
 
 __all__ = [
     "Batch",
+    "Chains",
     "Federation",
     "Method",
     "Network",

@@ -39,7 +39,7 @@ VERBS = (
     "checkpoints",
 )
 VERBS += ("loop", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
-VERBS += ("description", "records", "verdict")
+VERBS += ("chains", "description", "movement", "records", "verdict")
 
 
 def part(file: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypedDict
 
 import pyro
 import torch
@@ -36,6 +37,19 @@ from pyrofl.tensors import Tensors, as_tensors, cut, join_up, pick, role, under,
 from pyrofl.turns import in_turn
 
 TOLD = 3  # reasons in one line
+
+
+class LoopOptions(TypedDict, total=False):
+    """Arguments of `federate` that do not say what is fitted, and which round is the last."""
+
+    participation: Draw
+    trains: Draw | None
+    chunk: int | None
+    stragglers: Stragglers | None
+    on_bad_message: OnBadMessage
+    state_memory: int | None
+    keep_messages: bool
+    check: bool
 
 
 @checked

@@ -28,7 +28,7 @@ from pyrofl.inference.seeds import Seed
 from pyrofl.inference.verdict import Verdict
 from pyrofl.tensors import Tensors
 
-RESERVED = ("chain", "draw", "client", "row", "row_client", "round", "step")  # axes there are
+RESERVED = ("chain", "draw", "client", "row", "row_client", "round", "step", "site")  # taken
 BAD, FEW = 0.7, 100  # Pareto k above, and number of draws below, which weights are not trusted
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "log_prior", "observed_data"}
@@ -83,8 +83,9 @@ def to_arviz(
       there are shared sites, of all clients together.
     - prior, prior_predictive: as many draws from the model given the server.
     - constant_data: x, the clients' sizes and each row's number in the table.
-    - sample_stats: the loss by round, client and gradient step, NaN where the client did not train,
-      and the method's statistics.
+    - sample_stats: the loss by round, client and gradient step, NaN where the client did not train;
+      moved_mean, moved_sd and moved_norm by round and site, see `Run.convergence`; and the method's
+      statistics.
 
     Args:
         runs: with different seeds.
@@ -148,6 +149,9 @@ def to_arviz(
         for one, value in zip(made, loss, strict=True):
             of_rounds = {"loss": Variable(value, ("round", "client", "step"))}
             one["sample_stats"] = one.get("sample_stats", {}) | of_rounds
+        labels["site"], far = movements(runs)
+        for one, values in zip(made, far, strict=True):
+            one["sample_stats"] |= values
     return chained(made, data, clients, labels, {"verdict": "; ".join(map(str, verdicts))})
 
 
@@ -216,6 +220,23 @@ def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
             for name, value in record.loss.items():
                 mine[record.number - rounds[0], :, steps.index(name)] = value
     return found, list(rounds), steps
+
+
+def movements(runs: Sequence[Fitted]) -> tuple[list[str], list[dict[str, Variable]]]:
+    """Return all sites, and for each run how far what of them moved, [rounds, sites]."""
+    records = [record for run in runs for record in run.records]
+    numbers = {record.number for record in records}
+    keys = {(n, part): None for r in records for n, of in (r.moved or {}).items() for part in of}
+    sites = list(dict.fromkeys(name for name, _ in keys))
+    shape, found = (max(numbers) - min(numbers) + 1, len(sites)), []
+    for run in runs:
+        far = {p: torch.full(shape, torch.nan, dtype=torch.float64) for _, p in keys}
+        for record in run.records:
+            for name, parts in (record.moved or {}).items():
+                for part, value in parts.items():
+                    far[part][record.number - min(numbers), sites.index(name)] = value
+        found.append({f"moved_{p}": Variable(v, ("round", "site")) for p, v in far.items()})
+    return sites, found
 
 
 def of_prior(

@@ -149,8 +149,9 @@ def hierarchical(
         covariance: "full" lets all depend on all; "blocks" cuts what a client's own sites depend on
             the shared ones; "diagonal" cuts everything.
         damping: share of the way that the factors of reporting clients are moved. None adapts it
-            between 1 / M for M of them, with which it starts, and 1: it grows while the server's
-            steps of successive rounds point the same way, and falls when they turn back.
+            between 1 / M for M of them and 1: it starts at J^-1/2, and with the cosine of the angle
+            between the proposals of successive rounds it grows up to threefold while these point
+            the same way, and falls up to sixfold where they turn back.
         draws: Monte Carlo samples of a step, an even number; None takes 128, or four times as many
             as a client has variables if these are more. Unless covariance is "diagonal", a smaller
             number than twice the variables is raised to that: steps in a normal model then have no

@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import PER_CLIENT, SHARED, Centre, Rule
+from pyrofl.inference.facts import PER_CLIENT, SHARED, Moments, Rule
 from pyrofl.inference.method import Method, Phase, Step, View, send_all
 from pyrofl.inference.programs import Program, built_for
 from pyrofl.inference.servers.averages import CannotMerge
@@ -30,7 +30,7 @@ Covariance = Literal["diagonal", "blocks", "full"]
 NOISE = ("_shared", "_own")  # auxiliary sites of the guide
 REACH = 2.0  # longest step of a mean, in standard deviations of the prior
 NARROW = 0.1  # of the prior's standard deviation: where clients start
-FASTER, SLOWER = 1.3, 0.6  # what the damping is multiplied by
+FASTER, SLOWER = 3.0, 6.0  # what the damping is multiplied or divided by at most
 HALVINGS = 30  # of the server's step, before it stays where it is
 SHORTER = 10  # tries of a client's step, each half as long, before it stays where it is
 ROUNDING = 1000  # machine epsilons by which a free energy may rise
@@ -83,7 +83,7 @@ class Partitioned:
                 "precision": Rule("a precision of a normal distribution", self.normals.proper),
                 f"{self.ours.names} _u {NOISE[0]}": SHARED,
                 "server/shift server/precision": PER_CLIENT,
-                "shift": Centre(lambda _, q: self.normals.mean_and_sd(q)),
+                f"shift precision{'' if self.exact else ' share'}": Moments(self.moments),
             },
         )
 
@@ -97,8 +97,9 @@ class Partitioned:
         server = q | under("server", each)
         if self.damping is None:
             last = {n: torch.zeros_like(v) for n, v in q.items()}
-            server |= under("server", under("last", last) | {"damping": share})
-        return server if bool(self.ours.each("exact").all()) else server | {"share": share}
+            # Half of the way, in decades, from where no overlap of factors can overshoot to 1.
+            server |= under("server", under("last", last) | {"damping": share.sqrt()})
+        return server if self.exact else server | {"share": share}
 
     def cavity(self, server: Tensors, who: Who) -> Tensors:
         """Send q without the client's own factor, q / t_j."""
@@ -136,9 +137,18 @@ class Partitioned:
         # Proposals turn back where factors overshoot, or nothing but noise is left to average.
         moments = self.normals.moments(server)
         last = self.normals.measured(role("server/last", server), *moments)
-        turn = self.normals.measured(total, *moments) @ last
-        factor = torch.where(turn > 0, FASTER, torch.where(turn < 0, SLOWER, 1.0))
+        now = self.normals.measured(total, *moments)
+        lengths = torch.linalg.vector_norm(last) * torch.linalg.vector_norm(now)
+        cosine = torch.where(lengths > 0, now @ last / lengths, 0.0)
+        # Noise points anywhere; as it is to be averaged, what falls falls by more than what grows.
+        factor = torch.where(cosine > 0, FASTER, SLOWER) ** cosine
         return (server["server/damping"] * factor).clamp(1 / clients, 1.0)
+
+    def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return mean and standard deviation of each shared site, without constraints."""
+        sizes = [len(site.mean) for site in self.ours.sites]
+        parts = zip(*(v.split(sizes) for v in self.normals.mean_and_sd(q)), strict=True)
+        return {s.name: part for s, part in zip(self.ours.sites, parts, strict=True)}
 
     # A client
 
@@ -283,6 +293,11 @@ class Partitioned:
     def moving(self) -> str:
         """Names of what steps move."""
         return "mean root" if self.scales is None else "mean root power"
+
+    @property
+    def exact(self) -> bool:
+        """Whether the prior of the shared variables is normal, so that clients need no share."""
+        return bool(self.ours.each("exact").all())
 
     @property
     def full(self) -> bool:

@@ -220,6 +220,7 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
             state_memory=args.state_memory * 2**30,
             start=keeper.last,
             every=tested(args),
+            until=args.until,
             draws=args.draws,
             progress=not args.quiet,
             stragglers=Stragglers(args.fail, args.partial),
@@ -227,12 +228,14 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
             keep_messages=not args.fold_messages,
             after=keeper,
         )
+        if keeper.every:  # it may have stopped before the last of all rounds
+            keeper.rescue()
         scores = done.scores()
         lacking = report.save(job, done, scores)
     reasons = [reason for record in done.records for reason in record.rejected]
     bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in kinds([r]))
     for (client, kind), times in bad.items():
-        say(args, f"{client}: rejected in {times} of {args.rounds} rounds; expected {kind}")
+        say(args, f"{client}: rejected in {times} of {done.state.number} rounds; expected {kind}")
     return done, scores, lacking
 
 

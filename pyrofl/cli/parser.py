@@ -16,6 +16,7 @@ from pyrofl.cli import commands
 from pyrofl.cli.ends import complaint, ended, show
 from pyrofl.cli.resuming import CHECKPOINT
 from pyrofl.data.columns import Missing
+from pyrofl.inference.chains import Until
 from pyrofl.inference.loop.messages import OnBadMessage
 
 MOST = 2**31 - 1  # what is longer is no count that anybody waits for
@@ -61,7 +62,8 @@ COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare)
 SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
-ON_BAD, MISSING = ({"choices": get_args(words)} for words in (OnBadMessage, Missing))
+WORDS = (OnBadMessage, Missing, Until)
+ON_BAD, MISSING, UNTIL = ({"choices": get_args(words)} for words in WORDS)
 
 Row = tuple[str, dict[str, Any], Any, str]
 """A flag and a name for its value, its kind, its default, what it means."""
@@ -92,6 +94,7 @@ DATA: tuple[Row, ...] = (  # who holds which rows
 FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
     ("--net N", PATH, None, "network, see pyrofl list, or FILE.py:NAME; default by the data"),
     ("--rounds R", COUNT, 20, "of training"),
+    ("--until", UNTIL, None, "stop before --rounds if the verdict is that, or that it diverged"),
     ("--init-seed S", SEED, None, "of the first server state and clients' start; default --seed"),
     ("--participation-seed S", SEED, None, "of who trains, is heard, is slow; default --seed"),
     ("--noise-seed S", SEED, None, "of the order of rows, Monte Carlo draws; default --seed"),

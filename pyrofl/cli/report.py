@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import Series
 
-FIGURES = ("partition", "curves", "clients", "reliability", "confidence")
+FIGURES = ("partition", "curves", "convergence", "clients", "reliability", "confidence")
 LAST = "run.json"  # where it is all tables are too
 TABLES = ("metrics.csv", "clients.csv", "posterior.nc")
 RESULTS = (LAST, *TABLES, *(f"figures/{name}.png" for name in FIGURES))
@@ -139,6 +139,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
         "reported": [len(r.reported) for r in records],
         "silent": [[run.data.names[i] for i in r.silent] for r in records],
         "rejected": [r.rejected for r in records],
+        "moved": [r.moved for r in records],
         "rejected_by_kind": kinds(reason for r in records for reason in r.rejected),
         "tested": {
             "rows": scores[0].part,
@@ -165,6 +166,8 @@ def draw(
         yield "partition", lambda: figures.partition(class_counts(data), data.names, data.classes)
     rows = run.metrics.assign(method=job.name, seed=job.task.seed)
     yield "curves", lambda: figures.curves(rows, metric)
+    if not run.convergence().empty:
+        yield "convergence", lambda: figures.convergence(run)
     yield "clients", lambda: figures.clients(sizes[shown.ids], shown.values[metric], metric)
     if metric == "accuracy":
         yield "reliability", lambda: figures.reliability(_bins(run, scores))

@@ -20,12 +20,13 @@ from pyrofl.files.lock import locked
 from pyrofl.inference.checkpoints import Keeper, load
 from pyrofl.inference.fit import Run
 from pyrofl.inference.method import Method
+from pyrofl.inference.verdict import Judge
 
 CHECKPOINT = "checkpoint.pt"
 POINTS = 20  # of a learning curve, unless asked for otherwise
 FREE = (  # arguments that may differ when a run goes on
-    *("do", "methods", "method", "settings", "seeds", "rounds", "every", "out", "overwrite"),
-    *("seed", "split_seed", "init_seed", "participation_seed", "noise_seed"),
+    *("do", "methods", "method", "settings", "seeds", "rounds", "until", "every"),
+    *("out", "overwrite", "seed", "split_seed", "init_seed", "participation_seed", "noise_seed"),
     *("checkpoint_every", "posterior_draws", "on_bad_message", "data_dir", "state_memory"),
     *("resume", "quiet"),
 )
@@ -77,6 +78,7 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
     keeper = Keeper(file, args.checkpoint_every or every, args.rounds, about)
     if args.resume and os.path.lexists(file):
         run = load(file, job.method, task.data, about, seed=task.seeds)
+        not_past(run, args.until, file)
         keeper.last = as_if_never_stopped(run, tested(args), args.rounds, file)
         keeper.written = run.state.number
     elif args.resume and last.exists():
@@ -102,6 +104,19 @@ def far_enough(rounds: int, number: int, path: Path) -> None:
     """Refuse to leave fewer rounds than there are."""
     if number > rounds:
         raise ValueError(f"--rounds is {rounds}; expected at least {number}, which {path} holds")
+
+
+def not_past(run: Run, until: str | None, path: Path) -> None:
+    """Refuse to stop a run where it has already gone on."""
+    judge = Judge()
+    for record in run.records[:-1] if until else ():
+        judge.add(record)
+        if judge.over:
+            raise ValueError(
+                f"--until is {until}, and {path} holds round {run.state.number} of a run that was "
+                f"to stop after round {record.number}: {judge.verdict()}; expected no --until, or "
+                "--overwrite without --resume"
+            )
 
 
 def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:

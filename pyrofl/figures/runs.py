@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = [
     "clients",
     "comparison",
     "confidence",
+    "convergence",
     "curves",
     "partition",
     "reliability",
@@ -33,6 +35,15 @@ __all__ = [
 # A share of 25 rows has a standard error of at most 0.5 / sqrt(25). Clients may test the same rows,
 # and then a bin of hundreds can be a handful of different ones: it must hold 2% of all as well.
 FEWEST, SMALLEST = 25, 0.02
+
+MOST, LATE = 6, 5  # sites with a colour of their own: those that moved most in the last rounds
+PARTS = {  # what moved -> its unit and its kind of line
+    "mean": ("standard deviations", "-"),
+    "sd": ("standard deviations", "--"),
+    "norm": ("share of the norm", "-"),
+}
+DOTTED = "dotted: what counts as small"
+HIGHEST = 1e9  # that is drawn: what is not finite has moved by the largest number there is
 
 
 def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = ()) -> Figure:
@@ -96,6 +107,45 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
         axes.set_ylabel(style.axis_label(metric))
     note = "mean ± one standard error over seeds" if any(a.collections for a in grid) else ""
     return with_legend(figure, grid, looks, note)
+
+
+def convergence(run: Any) -> Figure:
+    """Draw how far sites still move in each round, and what counts as small; logarithmic.
+
+    Args:
+        run: a `Run`, or `Chains`, whose seeds are lines that look the same. Its verdict is the
+            heading, and the sites that moved most in the last rounds have colours.
+
+    Raises:
+        ValueError: if no round moved anything that is compared.
+    """
+    table, verdict = run.convergence(), run.verdict
+    moved = table.melt(["round", "site"] + ["seed"] * ("seed" in table), [*PARTS], "part").dropna()
+    if moved.empty:
+        raise ValueError(f"the run moved nothing that is known ({verdict}); expected a merge")
+    moved["small"] = moved["part"].map(verdict.small)
+    late = moved[moved["round"] > moved["round"].max() - LATE]
+    far = (late["value"] / late["small"]).groupby(late["site"], sort=False).mean()
+    first = list(far.sort_values(ascending=False, kind="stable").index[:MOST])
+    looks = {n: look | {"marker": None} for n, look in styles(map(style.plain, first)).items()}
+    units = moved["part"].map(lambda part: PARTS[part][0])
+    figure, grid = panels(units.nunique(), 2, 5.8 if units.nunique() == 1 else 4.6, 3.8, (0, 0.5))
+    of = ["site", "part"] + ["seed"] * ("seed" in table)
+    for axes, (unit, part) in zip(grid, moved.groupby(units, sort=False), strict=True):
+        for (site, what, *_), points in part.groupby(of, sort=False):
+            look = looks.get(style.plain(site), {"color": "#cccccc", "linewidth": 0.8, "zorder": 1})
+            look = look | {"linestyle": PARTS[what][1]}
+            seen = np.where(points["value"] > 0, points["value"].clip(upper=HIGHEST), np.nan)
+            name = style.plain(site) if what != "sd" and site in first else ""
+            axes.plot(points["round"], seen, label=name, **look)
+        axes.axhline(part["small"].iloc[0], color="black", linewidth=0.8, linestyle=":")
+        axes.set_yscale("log")
+        axes.set_ylabel(f"movement in a round ({unit})")
+        style.mark_rounds(axes.xaxis)
+    notes = ["solid: means; dashed: standard deviations"] * ("sd" in set(moved["part"]))
+    notes += [f"grey: {len(far) - MOST} that moved less"] * (len(far) > MOST)
+    told = [*wrap(str(verdict), int(12 * figure.get_figwidth())), "; ".join([*notes, DOTTED])]
+    return with_legend(figure, grid, looks, "\n".join(told))
 
 
 def comparison(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:

@@ -94,7 +94,7 @@ def test_run_writes_its_files(finished):
         "run.json",
     ]
     names = {p.stem for p in (finished / "figures").iterdir()}
-    assert names == {"partition", "curves", "clients", "reliability", "confidence"}
+    assert names == {"partition", "curves", "convergence", "clients", "reliability", "confidence"}
 
 
 def test_run_json_says_how_it_came_about(finished):
@@ -236,7 +236,7 @@ def test_numbers_instead_of_classes(data, net, draws, tmp_path):
     assert (facts["partition"], facts["net"]) == ("groups", net)
     assert {r["metric"] for r in read_csv(tmp_path / "metrics.csv")} == {"rmse", "nll"}
     names = {p.stem for p in (tmp_path / "figures").iterdir()}
-    assert names == {"curves", "clients", "confidence"}
+    assert names == {"curves", "convergence", "clients", "confidence"}
 
 
 def test_csv_with_groups(tmp_path, capsys):

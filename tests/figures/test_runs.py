@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from matplotlib._pylab_helpers import Gcf
@@ -244,3 +246,53 @@ def test_figures_are_saved_whole_and_pyplot_knows_of_none(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     assert Gcf.figs == {}
     assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+
+
+class Told:
+    """What a figure asks a run."""
+
+    def __init__(self, table, verdict):
+        self.table, self.verdict = pd.DataFrame(table), verdict
+
+    def convergence(self):
+        return self.table
+
+
+class Small(str):
+    small: ClassVar = {"mean": 0.01, "sd": 0.01, "norm": 0.001}
+
+
+def test_convergence_shows_every_site_and_what_is_small():
+    rounds, nan = range(1, 9), math.nan
+    lines = [
+        {
+            "round": r,
+            "site": f"${j}$",
+            "mean": 2.0**-r * (j > 0),
+            "sd": 3.0**-r / (9 - j),
+            "norm": nan,
+        }
+        for r in rounds
+        for j in range(9)
+    ]
+    lines += [{"round": r, "site": "w", "mean": nan, "sd": nan, "norm": 1e308} for r in rounds]
+    figure = figures.convergence(Told(lines, Small("moving: the mean of a by 9 sd per round")))
+    sds, norms = figure.axes
+    assert [axes.get_yscale() for axes in (sds, norms)] == ["log", "log"]
+    assert sds.lines[-1].get_ydata() == [0.01, 0.01]
+    assert norms.lines[-1].get_ydata() == [0.001, 0.001]
+    assert len(sds.lines) == 2 * 9 + 1  # also of the sites without a colour
+    named = [t.get_text() for t in figure.legends[0].texts]
+    assert len(named) == 6
+    assert r"\$8\$" in named  # it moves most
+    best = next(line for line in sds.lines if line.get_label() == r"\$8\$")
+    np.testing.assert_allclose(best.get_ydata(), [2.0**-r for r in rounds])
+    assert np.isnan(sds.lines[0].get_ydata()).all()  # nothing moved: a logarithm cannot show it
+    assert "grey: 4 that moved less" in figure.legends[0].get_title().get_text()
+    assert figure.legends[0].get_title().get_text().startswith("moving: the mean of a")
+    assert overlaps(figure) == []
+    chains = pd.concat([pd.DataFrame(lines).assign(seed=s) for s in "01"])
+    both = figures.convergence(Told(chains, Small("moving: so")))
+    assert len(both.axes[0].lines) == 2 * 2 * 9 + 1
+    with pytest.raises(ValueError, match=r"moved nothing that is known \(moving: no"):
+        figures.convergence(Told(pd.DataFrame(lines)[:0], Small("moving: no round yet")))

@@ -100,6 +100,12 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ("fit(method,data,_,progress=False)", "rounds", f"None {NO_WHOLE}"),
     ("fit(method,data,1,progress=False,seed=_)", "seed", NO_WHOLE),
     ("fit(method,data,1,progress=False,every=_)", "every", f"None {NO_WHOLE}"),
+    (
+        "fit(method,data,1,progress=False,seeds=_)",
+        "seed",
+        "0 -1 2.5 nan 'x' True [] [0,0] [0,'x'] [-1]",
+    ),
+    ("fit(method,data,1,progress=False,until=_)", "until", "3 '' 'moving' True [] {} object()"),
     ("fit(method,data,1,progress=False,draws=_)", "draws", NO_COUNT),
     ("fit(method,data,1,progress=False,chunk=_)", "chunk", NO_COUNT),
     ("fit(method,data,1,progress=False,state_memory=_)", "state_memory", NO_WHOLE),

@@ -141,6 +141,7 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--participation": ((*RUN, *SCHOOLS), ODD),
     "--server-data": ((*RUN, *SCHOOLS), ODD),
     "--on-bad-message": ((*RUN, *SCHOOLS), ODD),
+    "--until": ((*RUN, *SCHOOLS), ODD),
     "--device": ((*RUN, *SCHOOLS), tuple(set(ODD) - {""})),
     "--set": ((*RUN, *SCHOOLS), ODD),
     "--case": (("bench",), ODD),

@@ -17,11 +17,12 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.checkpoints import load, save
-from pyrofl.inference.facts import INCOMPARABLE, Centre, beside
+from pyrofl.inference.facts import INCOMPARABLE, normals
 from pyrofl.inference.loop.participation import Stragglers, fraction
 from pyrofl.inference.loop.state import Round
+from pyrofl.inference.movement import Moved, movement
 from pyrofl.inference.records import RoundRecord
-from pyrofl.inference.verdict import Losses, Verdict, comparable, movement, verdict
+from pyrofl.inference.verdict import Losses, Verdict, comparable, verdict
 from pyrofl.models import fedavg, likelihoods, local, pfedvem, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import build
@@ -36,14 +37,14 @@ def record(
     *,
     loss: Sequence[float] = (1.0, 1.0),
     begun: Sequence[float] | None = None,
-    moved: dict[str, float] | None = None,
+    moved: Moved | None = None,
     rejected: tuple[str, ...] = (),
     merged: bool = True,
 ) -> RoundRecord:
     """Return a round of two clients with the loss of one step."""
     told = {"w": torch.tensor(loss)}
     first = {"w": torch.tensor(loss if begun is None else begun)}
-    moved = ({"w": 0.1} if moved is None else moved) if merged else None
+    moved = ({"w": {"norm": 0.1}} if moved is None else moved) if merged else None
     who = [0, 1]
     return RoundRecord(number, 0.0, 0, 0, rejected, who, [1, 1], who, [], told, first, moved)
 
@@ -52,7 +53,7 @@ def of_losses(*losses: Sequence[float], begun: Sequence[float] = (1.0, 1.0)) -> 
     """Judge rounds with these losses; `begun` are those of the first steps of round one."""
     first = [begun, *losses[1:]]
     pairs = enumerate(zip(losses, first, strict=True), 1)
-    return verdict([record(n, loss=a, begun=b) for n, (a, b) in pairs], {})
+    return verdict([record(n, loss=a, begun=b) for n, (a, b) in pairs])
 
 
 def state(number: int = 0, server: Tensors | None = None, private: Tensors | None = None) -> Round:
@@ -67,22 +68,25 @@ def test_movement_is_a_share_of_the_norm():
     found = movement({}, old, new)
     assert found is not None
     assert found.keys() == {"w"}
-    assert found["w"] == pytest.approx(1 / math.sqrt(34), rel=1e-7)
+    assert found["w"]["norm"] == pytest.approx(1 / math.sqrt(34), rel=1e-7)
     assert movement({}, new, replace(new, number=2)) is None
     still = {"w": torch.zeros(3), "n": torch.ones(2).long(), "none": torch.zeros(0)}
-    assert movement({}, state(0, still), state(1, dict(still))) == {"w": 0.0}
-    assert movement({}, state(0), state(1, {"new": torch.ones(2)})) == {"new": 1.0}
+    assert movement({}, state(0, still), state(1, dict(still))) == {"w": {"norm": 0.0}}
+    assert movement({}, state(0), state(1, {"new": torch.ones(2)})) == {"new": {"norm": 1.0}}
 
 
 def test_what_has_moments_moves_in_standard_deviations():
-    facts = {"loc/*": beside("log_scale", torch.exp)}
+    facts = normals("loc", "log_scale", torch.exp)
     sd = torch.tensor([0.1, 10.0])
-    old = {"loc/w": torch.zeros(2), "log_scale/w": torch.ones(2)}
-    new = {"loc/w": torch.tensor([0.2, 1.0]), "log_scale/w": sd.log()}
+    old = {"loc/w": torch.zeros(2), "log_scale/w": torch.tensor([0.1, 5.0]).log()}
+    new = {"loc/w": torch.tensor([0.2, 1.0]), "log_scale/w": sd.log(), "base": torch.ones(1)}
     found = movement(facts, state(0, old), state(1, new))
     assert found is not None
-    assert found["loc/w"] == pytest.approx(2.0, rel=1e-6)
-    assert verdict([record(1, moved={"loc/w": 0.1})], facts).unit == "sd"
+    assert found == {"w": pytest.approx({"mean": 2.0, "sd": 0.5}, rel=1e-6), "base": {"norm": 1.0}}
+    other = {"loc/w": torch.zeros(3), "log_scale/w": torch.zeros(3)}  # it has grown
+    assert movement(facts, state(0, other), state(1, new)) == {
+        name: {"norm": 1.0} for name in ("loc/w", "log_scale/w", "base")
+    }
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
@@ -94,11 +98,12 @@ def test_natural_parameters_move_as_far_as_their_mean(covariance: str):
     root = root if full else root.diagonal()
     normals = Normals(2, full)
     mean = torch.tensor([1.0, -2.0], dtype=torch.float64)
-    old, new = (normals.naturals(m, root) for m in (mean, mean + torch.tensor([0.5, 0.1])))
+    sd = (root @ root.T).diagonal().sqrt() if full else root
+    old, new = normals.naturals(mean, 2 * root), normals.naturals(mean + sd * 0.5 * mean, root)
     found = movement(method.facts, state(0, old), state(1, new))
     assert found is not None
-    sd = (root @ root.T).diagonal().sqrt() if full else root
-    assert found["shift"] == pytest.approx(max(0.5 / float(sd[0]), 0.1 / float(sd[1])), rel=1e-6)
+    (site,) = net.shapes
+    assert found == {site: pytest.approx({"mean": 1.0, "sd": 1.0}, rel=1e-6)}
 
 
 def test_without_a_server_the_client_that_moves_most_counts():
@@ -106,7 +111,7 @@ def test_without_a_server_the_client_that_moves_most_counts():
     new = {"own": torch.tensor([[1.0, 0.0], [0.0, 0.0], [4.0, 0.0]])}
     found = movement({}, state(0, {}, old), state(1, {}, new))
     assert found is not None
-    assert found["own"] == pytest.approx(3 / 5, rel=1e-7)
+    assert found["own"]["norm"] == pytest.approx(3 / 5, rel=1e-7)
 
 
 def test_a_state_that_is_kept_once_is_not_compared(monkeypatch: pytest.MonkeyPatch):
@@ -116,22 +121,38 @@ def test_a_state_that_is_kept_once_is_not_compared(monkeypatch: pytest.MonkeyPat
     assert str(run.verdict).startswith("moving: how far is not known")
 
 
-def test_small_steps_of_three_merges_and_more_have_converged():
-    def judged(*moved: float) -> Verdict:
-        return verdict([record(n, moved={"w": v}) for n, v in enumerate(moved, 1)], {})
+def judged(*moved: float, part: str = "norm") -> Verdict:
+    """Judge merges that moved one thing so far."""
+    return verdict([record(n, moved={"w": {part: v}}) for n, v in enumerate(moved, 1)])
 
+
+def test_small_steps_of_three_merges_and_more_have_converged():
     assert judged(1.0, *[0.001] * 5).kind == "converged"
     assert judged(*[0.0] * 3).kind == "converged"
     assert judged(*[0.0] * 2).kind == "moving"
     found = judged(*[0.0] * 4, 0.004)
-    assert (found.kind, found.tensor, found.unit) == ("moving", "w", "norm")
+    assert (found.kind, found.site, found.part) == ("moving", "w", "norm")
     assert str(judged(*[0.004] * 5)) == "moving: w by 0.4 % per round"
-    idle = [record(n, moved={"w": 0.1}) for n in (1, 2, 3)]
+    assert str(judged(*[0.2] * 5, part="sd")) == "moving: the sd of w by 0.2 sd per round"
+    assert judged(*[0.01] * 5, part="sd").kind == "converged"
+    idle = [record(n, moved={"w": {"norm": 0.1}}) for n in (1, 2, 3)]
     idle += [record(n, merged=False) for n in (4, 5, 6, 7, 8)]
-    assert verdict(idle, {}).kind == "moving"  # rounds without a merge are no sign of rest
-    facts = {"m": Centre(lambda name, tensors: (tensors[name], tensors[name]))}
-    two = verdict([record(n, moved={"w": 0.002, "m": 0.05}) for n in (1, 2, 3)], facts)
-    assert str(two) == "moving: m by 0.05 sd per round"
+    assert verdict(idle).kind == "moving"  # rounds without a merge are no sign of rest
+    both = {"w": {"norm": 0.002}, "m": {"mean": 0.05, "sd": 0.01}}
+    two = verdict([record(n, moved=both) for n in (1, 2, 3)])
+    assert str(two) == "moving: the mean of m by 0.05 sd per round"
+
+
+def test_what_is_held_back_has_not_converged():
+    # Each round goes a share of the way: what is left is that of the last one times (1 - r) / r.
+    slow = [0.009 * 0.95**k for k in range(5)]
+    found = judged(*slow, part="mean")
+    assert str(found) == "moving: the mean of w by 0.0081 sd per round, and 0.14 sd to go"
+    assert judged(*[0.009 * 0.5**k for k in range(5)], part="mean").kind == "converged"
+    assert judged(*[0.002 * 0.95**k for k in range(5)], part="mean").kind == "converged"
+    growing = judged(*[0.001 * 1.3**k for k in range(5)], part="mean")
+    assert str(growing) == "moving: the mean of w by 0.0018 sd per round, and ever faster"
+    assert judged(0.009, 0.008, 0.0085, 0.009, 0.0081, part="mean").kind == "converged"  # hovers
 
 
 def test_a_loss_that_rose_by_its_size_and_all_its_gains_has_diverged():
@@ -153,7 +174,7 @@ def test_clients_are_compared_with_themselves():
     assert found.kind == "moving"
     rising = [record(1, loss=(NAN, 1.0)), record(2, loss=(99.0, NAN), begun=(1.0, NAN))]
     rising += [record(n, loss=(99.0, NAN)) for n in (3, 4)]
-    assert verdict(rising, {}).since == 2
+    assert verdict(rising).since == 2
 
 
 def test_copies_of_a_federation_are_judged_apart():
@@ -175,7 +196,7 @@ def test_a_loss_that_may_rise_is_left_out():
 def test_bad_messages_alone_are_a_divergence():
     def judged(*merged: bool, rejected: tuple[str, ...] = ("a: w is nan",)) -> Verdict:
         each = enumerate(merged, 1)
-        return verdict([record(n, merged=m, rejected=() if m else rejected) for n, m in each], {})
+        return verdict([record(n, merged=m, rejected=() if m else rejected) for n, m in each])
 
     assert str(judged(False)) == (
         "diverged since round 1: nobody was merged in any round; a: w is nan"
@@ -186,7 +207,7 @@ def test_bad_messages_alone_are_a_divergence():
     silent = judged(False, False, rejected=())
     assert (silent.kind, silent.merged) == ("moving", 0)
     assert str(silent) == "moving: nobody was merged in any round, as nobody reported"
-    assert str(verdict([], {})) == "moving: no round yet"
+    assert str(verdict([])) == "moving: no round yet"
 
 
 def test_rates_that_are_far_too_large_are_told(blobs: Federation):
@@ -240,7 +261,7 @@ def test_a_run_that_was_stopped_is_judged_as_one_that_was_not(build_, tmp_path, 
     rest = pyrofl.fit(method, blobs, 4, start=load(tmp_path / "run.pt", method, blobs), **options)
     assert rest.verdict == whole.verdict
     assert [r.moved for r in rest.records] == [r.moved for r in whole.records]
-    assert whole.verdict.tensor
+    assert whole.verdict.site
 
 
 def test_a_fit_says_it_in_the_end(blobs: Federation, capsys: pytest.CaptureFixture[str]):

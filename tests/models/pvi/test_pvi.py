@@ -21,7 +21,7 @@ from checks import close
 from promises import Promises
 from torch import Tensor
 
-from pyrofl.data import Batch, Federation
+from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.conjugate import gaussian_means, linear_regression
 from pyrofl.inference.elbo import latent, log_densities, per_draw, traces
 from pyrofl.inference.evaluation.prepare import prepared
@@ -105,19 +105,27 @@ def test_damped_factors_go_that_share_of_the_way(quadratic):
         close(matrix(state.server["precision"]), exact + (start - exact) / 2**t, 1e-6)
 
 
-def test_damping_grows_while_proposals_agree_and_falls_when_they_turn_back(quadratic):
-    method, who = regression(damping=None), quadratic.federation.who(torch.tensor([0, 1]))
-    server = {n: v.double() for n, v in method.init(generator(0), 2).items()}
+def test_damping_grows_while_proposals_agree_and_falls_when_they_turn_back():
+    method, many = regression(damping=None), 100
+    who = Who(torch.arange(many), torch.ones(many))
+    server = {n: v.double() for n, v in method.init(generator(0), many).items()}
     found = []
-    for pull in (1.0, 1.0, 1.0, -1.0, -1.0, 1.0, -1.0):
+    ahead, aside = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    for pull in (ahead, ahead, 2 * ahead, -ahead, aside, ahead + aside, -ahead - aside):
         message = {
-            "shift": (server["shift"] + pull * torch.ones(2)).repeat(2, 1),
-            "precision": server["precision"].repeat(2, 1),
+            "shift": (server["shift"] + pull / many).repeat(many, 1),
+            "precision": server["precision"].repeat(many, 1),
         }
         server = method.merge(server, message, who, generator(0))
         found.append(float(server["server/damping"]))
-    # It starts at 1 / 2 for two clients, and stays between that and 1.
-    assert found == pytest.approx([0.5, 0.65, 0.845, 0.507, 0.6591, 0.5, 0.5])
+    half = 3 ** (0.5**0.5)  # at 45 degrees
+    expected = [0.1, 0.3, 0.9, 0.9 / 6, 0.9 / 6, 0.15 * half, 0.15 * half / 6]
+    assert found == pytest.approx(expected)
+    for _ in range(3):  # it stays between 1 / M and 1
+        server = method.merge(
+            server | {"server/damping": torch.tensor(1e-9)}, message, who, generator(0)
+        )
+        assert float(server["server/damping"]) == pytest.approx(1 / many)
     fixed_damping = regression(damping=0.5).init(generator(0), 2)
     assert "server/damping" not in fixed_damping
 

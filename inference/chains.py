@@ -1,0 +1,136 @@
+"""One method on one federation, fitted with several seeds: chains for ArviZ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
+
+from pyrofl.inference.evaluation.evaluate import Metric
+from pyrofl.inference.loop.rounds import LoopOptions
+from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.arviz import Fitted, to_arviz
+from pyrofl.inference.seeds import Seed, Seeds, separate
+from pyrofl.inference.verdict import Kind, Verdict
+from pyrofl.summaries import Summarised
+from pyrofl.tensors import Tensors
+
+Fitting = Method | Callable[[int], Method]
+Until = Literal["converged"]
+
+ORDER: tuple[Kind, ...] = ("diverged", "moving", "converged")
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class Told(Fitted, Protocol):
+    """What of a run is told of several at once; see `Run`, which knows this module."""
+
+    def convergence(self) -> DataFrame:
+        """Return how far each site moved in each round."""
+        ...
+
+
+R = TypeVar("R", bound=Told)
+
+
+class FitOptions(LoopOptions, total=False):
+    """Arguments of `fit` that are the same for every chain."""
+
+    seed: Seed | None
+    server: Tensors | None
+    every: int
+    until: Until | None
+    draws: int | None
+    metrics: Mapping[str, Metric] | None
+    progress: bool
+    after: Callable[[Any], None] | None
+
+
+@dataclass(frozen=True, repr=False)
+class Chains(Summarised, Sequence[R]):
+    """Runs of several seeds, as `fit(seeds=4)` returns them; a sequence of `Run`.
+
+    R-hat of `arviz.summary(chains.to_arviz())` compares what fits from different noise and, where
+    it is random, from different starts have found. Near 1 it shows that they agree: that each has
+    gone far enough, and found the same. It does not show that the guide's family is wide enough, as
+    all may be wrong in the same way; for that there are `checks.sbc` and `reference.cost`.
+
+    Attributes:
+        runs: one for each seed.
+    """
+
+    runs: tuple[R, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> R: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[R, ...]: ...
+    def __getitem__(self, index: int | slice) -> R | tuple[R, ...]:
+        """Return a run, or some."""
+        return self.runs[index]
+
+    def __len__(self) -> int:
+        """Return the number of runs."""
+        return len(self.runs)
+
+    def to_arviz(
+        self, draws: int = 100, dims: dict[str, tuple[str, ...]] | None = None, **what: Any
+    ) -> Any:
+        """Return the posteriors for ArviZ, every run a chain; arguments of `pyrofl.to_arviz`."""
+        return to_arviz(self.runs, draws, dims, **what)
+
+    def convergence(self) -> DataFrame:
+        """Return `Run.convergence` of every run, with its seed in the first column."""
+        from pandas import concat
+
+        tables = {str(run.seed): run.convergence() for run in self.runs}
+        return concat(tables, names=["seed"]).reset_index("seed").reset_index(drop=True)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst one, which names its seed: they have converged if all have."""
+        each = [(run.seed, run.verdict) for run in self.runs]
+        seed, found = min(each, key=lambda one: ORDER.index(one[1].kind))
+        return replace(found, why=f"seed {seed}: {found.why}")
+
+    @property
+    def title(self) -> str:
+        """How many there are."""
+        return f"{len(self.runs)} runs, seeds {', '.join(str(run.seed) for run in self.runs)}"
+
+    def summary(self) -> dict[str, str]:
+        """Tell what became of each."""
+        return {f"seed {run.seed}": f"{run.state.number} rounds, {run.verdict}" for run in self}
+
+
+def beginnings(
+    seeds: int | Sequence[Seed] | None, seed: Seed | None, start: object
+) -> list[dict[str, Any]]:
+    """Return seed and start of every chain.
+
+    Raises:
+        ValueError: if seeds are given twice, equal, or not to be counted on from `seed`.
+    """
+    if isinstance(start, Chains):
+        if seeds is not None or seed is not None:
+            raise ValueError("seeds are given, and so is a start that has them; expected one")
+        return [{"seed": run.seed, "start": run} for run in start]
+    if start is not None:
+        raise ValueError(
+            f"start is a {type(start).__name__}, and seeds ask for several; "
+            "expected Chains to go on from, or seeds=None"
+        )
+    if isinstance(seeds, Sequence):
+        if seed is not None:
+            raise ValueError(f"seed is {seed}, and seeds are {list(seeds)}; expected one of them")
+        each = list(seeds)
+    elif isinstance(seed, Seeds):
+        raise ValueError(f"seed is {seed}, and seeds {seeds}; expected a list of such seeds")
+    else:
+        each = [(seed or 0) + k for k in range(seeds or 0)]
+    if not each or any(separate(a) == separate(b) for a, b in combinations(each, 2)):
+        raise ValueError(f"seeds are {each}; expected some, all different")
+    return [{"seed": one, "start": None} for one in each]

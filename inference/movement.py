@@ -1,0 +1,106 @@
+"""How far a round moved what is learned, by site.
+
+That is what clients receive (not names under "server/", the server's own accounts), or what they
+keep where the server holds nothing: there, of those that trained, the largest movement counts.
+Where `Moments` says what the mean and the standard deviation of a site are, both are compared with
+those of the round before, in standard deviations: the largest |new - old| / sd of its entries. A
+tensor that states no distribution moves by a share of its norm.
+
+A site whose distribution is normal without constraints is looked at there: log tau, not tau.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pyrofl.inference.facts import Facts, Moments, of_kind
+from pyrofl.inference.loop.state import OneCopy, Round
+from pyrofl.tensors import Tensors, cut, matches
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+HUGE = torch.finfo(torch.float64).max  # what is not finite has moved so far
+PARTS = ("mean", "sd", "norm")
+
+Moved = dict[str, dict[str, float]]
+"""Site -> movement of its "mean" and "sd", or tensor -> that of its "norm"."""
+
+
+def movement(facts: Facts, old: Round, new: Round) -> Moved | None:
+    """Return how far a round moved each site, see above; None if the server merged nothing."""
+    if new.server is old.server:
+        return None
+    before, now = _received(old.server), _received(new.server)
+    rows = not now
+    if rows:  # all that is learned stays at home
+        if isinstance(new.private, OneCopy):  # the old one is gone
+            return {}
+        before, now = (cut(_real(v.private), new.trained) for v in (old, new))
+    far: dict[tuple[str, str], Tensor] = {}
+    stated = []
+    for names, moments in of_kind(facts, Moments).items():
+        mine = [n for n in now if matches(n, names)]
+        if mine and all(_alike(before, now, n) for n in mine):
+            stated += mine
+            first, last = moments.of(before), moments.of(now)
+            far |= {k: v for n in last for k, v in _in_sds(n, first[n], last[n]).items()}
+    for name in (n for n in now if n not in stated):
+        alike = _alike(before, now, name)
+        one = now[name].new_ones(())
+        far[name, "norm"] = _relative(before[name], now[name], rows) if alike else one
+    values = [v.double() for v in far.values()] or [torch.zeros(())]
+    found = torch.stack(values).nan_to_num(HUGE).tolist()  # one wait for an accelerator
+    moved: Moved = {}
+    for (name, part), value in zip(far, found, strict=False):
+        moved.setdefault(name, {})[part] = value
+    return moved
+
+
+def table(records: Sequence[Any]) -> DataFrame:
+    """Lay out what rounds moved: a line for each round that merged something, and site.
+
+    Columns: round; site; mean and sd, its movement in standard deviations; norm, that of a tensor
+    without a distribution, as a share of its norm; what a site has not is NaN.
+    """
+    from pandas import DataFrame
+
+    lines = [
+        {"round": record.number, "site": site, **parts}
+        for record in records
+        for site, parts in (record.moved or {}).items()
+    ]
+    return DataFrame(lines, columns=["round", "site", *PARTS])
+
+
+def _in_sds(
+    site: str, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]
+) -> dict[tuple[str, str], Tensor]:
+    """Return the movement of a site's mean and standard deviation."""
+    pairs = zip(("mean", "sd"), old, new, strict=True)
+    return {(site, part): ((now - was).abs() / new[1]).amax() for part, was, now in pairs}
+
+
+def _relative(old: Tensor, new: Tensor, rows: bool) -> Tensor:
+    """Return the change as a share of the norm, the largest share of any client for `rows`."""
+    shape = (len(new), -1) if rows else (1, -1)
+    was, now = old.reshape(shape), new.reshape(shape)
+    norm = torch.linalg.vector_norm
+    scale = torch.maximum(norm(was, dim=1), norm(now, dim=1))
+    return torch.where(scale > 0, norm(now - was, dim=1) / scale, 0.0).amax()
+
+
+def _alike(before: Tensors, now: Tensors, name: str) -> bool:
+    return name in before and before[name].shape == now[name].shape
+
+
+def _received(server: Tensors) -> Tensors:
+    return {n: v for n, v in _real(server).items() if not n.startswith("server/")}
+
+
+def _real(tensors: Mapping[str, Any]) -> Tensors:
+    return {n: v for n, v in tensors.items() if v.is_floating_point() and v.numel()}
