@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pyro
@@ -108,8 +108,7 @@ def federate(
                 ids = torch.arange(data.clients)
             heard = slow.heard(asked, data.names, seed, number)
             now = slow.working(now, data.names, seed, number)
-            state = step(now, data, state, ids, heard)
-            state = replace(state, silent=asked[~torch.isin(asked, heard)])
+            state = step(now, data, state, ids, heard, asked[~torch.isin(asked, heard)])
             if on_bad_message == "raise" and state.rejected:
                 more = [f"and {len(state.rejected) - TOLD} more"][: len(state.rejected) > TOLD]
                 raise BadMessage("; ".join([*state.rejected[:TOLD], *more]))
@@ -163,6 +162,7 @@ def advance(
     state: Round,
     ids: Tensor,
     reporters: Tensor,
+    silent: Tensor | None = None,
     *,
     seed: Seed = 0,
     chunk: int | None = None,
@@ -171,8 +171,10 @@ def advance(
 ) -> Round:
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
 
-    A client whose message, private state or loss is bad neither reports nor keeps it, see `inspect`
-    and `agreed`. If nobody reports, or the merge is not finite, the server keeps its state. The
+    A client whose message is not merged goes back to the private state that it had: one that is
+    among the `silent`, whose message, private state or loss is bad, see `inspect` and `agreed`, or
+    whose server cannot merge. Others that do not report keep what they made, as no message of
+    theirs is missed. If nobody reports, or the merge is not finite, the server keeps its state. The
     merge may write into the server's state: what it is given is a copy.
 
     Raises:
@@ -181,6 +183,7 @@ def advance(
     """
     refuse_inference_mode()
     reporters = reporters[torch.isin(reporters, ids)].sort().values
+    silent = reporters[:0] if silent is None else silent
     own = {n: v.clone() for n, v in state.server.items()}
     letters = inbox(method, own, reporters, keep_messages)
     with ClientState(state.private, data.clients, memory) as keeper:
@@ -212,8 +215,10 @@ def advance(
                 server, bad = merged(server, new, len(who.ids))
         except CannotMerge as error:
             bad = [f"the server: {error}"]
+        lost = torch.cat([silent, who.ids.cpu()[: len(who.ids) * bool(bad)]])
+        keeper.take_back(lost)
         seen = state.seen.clone()
-        seen[told["ids"][told["good"]]] = True
+        seen[told["ids"][told["good"] & ~torch.isin(told["ids"], lost)]] = True
         return Round(
             number=state.number + 1,
             server=server,
@@ -226,6 +231,7 @@ def advance(
             loss=role("loss", told),
             begun=role("begun", told),
             steps=told["steps"],
+            silent=silent,
             down=told["down"],
             up=told["up"][heard],
             names=state.names,

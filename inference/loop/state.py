@@ -36,7 +36,8 @@ class Round(Summarised):
         server: what the server knows.
         private: what clients keep, [J, ...]; rows of clients never seen are zero. Where this is
             large, there is one copy: the next round overwrites it, and asking this one raises.
-        seen: [J] bool, the clients that have trained at least once.
+        seen: [J] bool, the clients that keep something: that have trained at least once, and not in
+            vain, see `advance`.
         who: those that reported, sorted; their messages are `message`, [M, ...], or [0, ...] if
             they were not kept.
         trained: ids of those that trained, sorted.
