@@ -15,6 +15,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.halves import Client, Server
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Phase, Step
@@ -31,6 +32,7 @@ __version__ = version("pyrofl")
 
 __all__ = [
     "Batch",
+    "Client",
     "Federation",
     "Method",
     "Network",
@@ -39,6 +41,7 @@ __all__ = [
     "Round",
     "Run",
     "Seeds",
+    "Server",
     "Step",
     "Tensors",
     "adam",

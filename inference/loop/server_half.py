@@ -79,7 +79,7 @@ class Gathering:
         form = self._rejecting()
         reasons = [reason for reply in self.replies for reason in reply.reasons]
         told = join_up(reply.told for reply in self.replies)
-        told |= {"good": torch.tensor([not reason for reason in reasons])}
+        told |= {"good": torch.tensor([not reason for reason in reasons], dtype=torch.bool)}
         told = cut(told, told["ids"].argsort())
         heard = told["good"] & torch.isin(told["ids"], self.asked)
         who, server, bad = self.data.who(told["ids"][heard]), self.state.server, list[str]()

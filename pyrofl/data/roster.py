@@ -26,7 +26,9 @@ class Roster:
 
     device = torch.device("cpu")
 
-    def __init__(self, names: Sequence[str], sizes: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, names: Sequence[str], sizes: Sequence[int] | Tensor, dtype: torch.dtype
+    ) -> None:
         """Check names and numbers of training rows, one for each client, and the type of numbers.
 
         Raises:
