@@ -18,7 +18,7 @@ from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import prepare, versions
 from pyrofl.inference.description import described
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
-from pyrofl.inference.halves.wire import ASKED, Flat, column, named, sealed, tensors, told
+from pyrofl.inference.halves.wire import ASKED, Flat, column, named, number, sealed, tensors
 from pyrofl.inference.loop.client_half import work
 from pyrofl.inference.loop.rounds import by_round, refuse_inference_mode
 from pyrofl.inference.loop.state import Round, at_hand
@@ -65,12 +65,12 @@ class Shard(Federation):
         """Check nothing: the clients that are here have been."""
 
 
-def _here(shard: Shard, number: int, received: Tensors, own: Mapping[str, Own]) -> Here:
+def _here(shard: Shard, rounds: int, received: Tensors, own: Mapping[str, Own]) -> Here:
     """Return the round as clients see it, given what they keep."""
     mine = {shard.names.index(n): one.mine for n, one in own.items() if one.mine is not None}
     seen = torch.zeros(shard.clients, dtype=torch.bool)
     seen[list(mine)] = True
-    return Here(number, received, {}, seen, own=mine)
+    return Here(rounds, received, {}, seen, own=mine)
 
 
 class Client:
@@ -114,28 +114,28 @@ class Client:
         """
         refuse_inference_mode()
         who, shard, received = self._placed(order)
-        number, names = told(order, "round", int) - 1, named(order)
+        rounds, names = number(order, "round") - 1, named(order)
         reports = column(order, "reports", len(names), torch.bool)
-        method = self.at(number)
+        method = self.at(rounds)
         with self._held():
             own = self._settled(order)
-            state = _here(shard, number, received, own)
+            state = _here(shard, rounds, received, own)
             private = at_hand(method, shard, state, received, who, self.seed)
             own = self._belonging(order, own, bool(private))
             asked = who.ids.cpu()[reports]
             reply, good, mine = work(
-                method, shard, who, received, private, asked, seed=self.seed, number=number
+                method, shard, who, received, private, asked, seed=self.seed, number=rounds
             )
             for c, i in enumerate(good.tolist()):
                 name, now = shard.names[i], sealed({n: v[c] for n, v in mine.items()})
                 waits = bool((asked == i).any())  # others commit: nobody misses a message
-                change = {"round": number + 1, "pending": now} if waits else {"mine": now}
+                change = {"round": rounds + 1, "pending": now} if waits else {"mine": now}
                 own[name] = replace(own[name], **change)
             self._own |= own
             self._write()
         return {
             "names": names,
-            "round": number + 1,
+            "round": rounds + 1,
             "sends": torch.isin(who.ids.cpu(), reply.sender.ids.cpu()),
             "odd": tuple(reply.reasons),
             "steps": reply.told["steps"],
@@ -151,13 +151,13 @@ class Client:
             ValueError: as `train` and `pyrofl.evaluate`.
         """
         who, shard, received = self._placed(question)
-        number, place = told(question, "round", int), who.ids.cpu()
+        rounds, place = number(question, "round"), who.ids.cpu()
         asked = {n: question[n] for n in ASKED if n in question}
         wanted = asked.pop("metrics", None)
         self._read()
         own = self._settled(question)
-        state = _here(shard, number, received, own)
-        method = self.at(max(number - 1, 0))
+        state = _here(shard, rounds, received, own)
+        method = self.at(max(rounds - 1, 0))
 
         def download(server: Tensors, some: Who) -> Tensors:
             """Return what came down to some of the clients."""
@@ -167,7 +167,7 @@ class Client:
         views = {n: View(getattr(view, "read", view)) for n, view in method.views.items()}
         here = replace(method, download=download, views=views)
         part = shard.test if asked.get("part", "test") == "test" else shard.train
-        about = {"round": number, **{n: v for n, v in asked.items() if n != "metrics"}}
+        about = {"round": rounds, **{n: v for n, v in asked.items() if n != "metrics"}}
         if not any(len(part[i]) for i in place.tolist()):
             return {**about, "names": (), "rows": torch.zeros(0, dtype=torch.long)}
         private = at_hand(here, shard, state, received, who, self.seed)
@@ -181,7 +181,7 @@ class Client:
         """Return the clients of an order, their rows at their places, and what came down."""
         names = named(order)
         ids, sizes = (column(order, n, len(names), torch.long) for n in ("ids", "sizes"))
-        clients, data = told(order, "clients", int), self.data
+        clients, data = number(order, "clients"), self.data
         none = data.train[0][:0]
         train, test, labels = [none] * clients, [none] * clients, [""] * clients
         for name, i, size in zip(names, ids.tolist(), sizes.tolist(), strict=True):
@@ -194,7 +194,7 @@ class Client:
                 )
             train[i], test[i], labels[i] = data.train[j], data.test[j], name
         shard = Shard(data.x, data.y, tuple(train), tuple(test), tuple(labels), data.classes)
-        vars(shard)["longest"] = told(order, "longest", int)  # as cached_property would
+        vars(shard)["longest"] = number(order, "longest")  # as cached_property would
         received = {n: v.to(data.device) for n, v in tensors("down", order).items()}
         for n, v in received.items():
             if v.is_floating_point() and v.dtype != data.dtype:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.arguments import known
 from pyrofl.data import Roster, Who
-from pyrofl.inference.halves.wire import column, named, tensors, told
+from pyrofl.inference.halves.wire import column, named, number, tensors, texts
 from pyrofl.inference.loop.client_half import Reply
 from pyrofl.inference.loop.messages import form_of, inspect
 from pyrofl.inference.loop.state import Round, nobody
@@ -49,13 +49,13 @@ class Desk:
     def _reply(self, holder: str, flat: Mapping[str, Any]) -> Reply:
         """Return one reply; ValueError says what is wrong with all of it."""
         ids, names = self._ids(holder, flat), named(flat)
-        if (late := told(flat, "round", int)) != self.number:
+        if (late := number(flat, "round")) != self.number:
             raise ValueError(f"its reply is of round {late}; expected round {self.number}")
         sends = column(flat, "sends", len(ids), torch.bool)
         if not bool(torch.isin(ids[sends], self.asked).all()):
             raise ValueError("it sends a message unasked; expected none")
-        reasons, steps = told(flat, "odd", tuple), column(flat, "steps", len(ids), torch.long)
-        if len(reasons) != len(ids) or not all(isinstance(reason, str) for reason in reasons):
+        reasons, steps = texts(flat, "odd"), column(flat, "steps", len(ids), torch.long)
+        if len(reasons) != len(ids):
             raise ValueError(f"odd is {reasons!r}; expected a text for each of {len(ids)} clients")
         message = tensors("up", flat)
         who, everyone = self.roster.who(ids[sends]), self.roster.names

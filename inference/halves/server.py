@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyrofl.arguments import checked, known
 from pyrofl.data import Roster
+from pyrofl.data.roster import names_of
 from pyrofl.files import hashed
 from pyrofl.files.run_folder import prepare, versions
 from pyrofl.inference.description import described
@@ -246,7 +247,9 @@ class Server:
         about = about | {"clients": len(names), "longest": self.roster.longest}
         place = {names[i]: at for at, i in enumerate(ids.tolist())}
         sheets: dict[str, Flat] = {}
-        for holder, own in (holders or {name: (name,) for name in place}).items():
+        given = {name: (name,) for name in names} if holders is None else holders
+        names_of("clients of holders", [name for own in given.values() for name in own])
+        for holder, own in given.items():
             for name in own:
                 known(name, names, "client")
             if some := [name for name in own if name in place]:

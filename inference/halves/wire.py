@@ -29,38 +29,46 @@ def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
 def sealed(found: Tensors) -> Tensors:
     """Return tensors on the CPU that have no memory in common with what is not to travel.
 
-    A view, such as a row of a table, would take the whole table along when it is written.
+    A view, such as a row of a table, would take the whole table along when it is written. What is
+    only expanded, as where all clients receive the same, stays so.
     """
     return {n: _sealed(v.detach().cpu()) for n, v in found.items()}
 
 
 def _sealed(value: Tensor) -> Tensor:
-    whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-    return value if whole and value.is_contiguous() else value.contiguous().clone()
+    one = value[:1] if value.dim() and len(value) > 1 and not value.stride(0) else value
+    if one.untyped_storage().nbytes() != one.nbytes or not one.is_contiguous():
+        one = one.clone(memory_format=torch.contiguous_format)
+    return one.expand(value.shape)
 
 
-def told(flat: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return a number, text or tuple of an order or a reply; refuse one of another kind."""
-    if not isinstance(value := flat.get(name), kind) or isinstance(value, bool):
-        found = "missing" if value is None else f"a {type(value).__name__}"
-        raise ValueError(f"{name} is {found}; expected a {kind.__name__}")
+def number(flat: Mapping[str, Any], name: str) -> int:
+    """Return a whole number of an order or a reply; refuse anything else."""
+    if isinstance(value := flat.get(name), bool) or not isinstance(value, int):
+        raise ValueError(f"{name} is {value!r}; expected a whole number")
     return value
 
 
+def texts(flat: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return texts of an order or a reply; refuse anything else."""
+    value = flat.get(name)
+    if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"{name} is {value!r}; expected a tuple of texts")
+    return tuple(value)
+
+
 def named(flat: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the clients that an order or a reply is about."""
-    names = flat.get("names")
-    if not isinstance(names, tuple | list) or not all(isinstance(n, str) for n in names):
-        raise ValueError(f"names are {names!r}; expected a tuple of names of clients")
+    """Return the names of the clients that an order or a reply is about, each once."""
+    names = texts(flat, "names")
     if len(set(names)) < len(names):
-        raise ValueError(f"names are {tuple(names)}; expected no two alike")
-    return tuple(names)
+        raise ValueError(f"names is {names}; expected no two alike")
+    return names
 
 
 def column(flat: Mapping[str, Any], name: str, count: int, dtype: torch.dtype) -> Tensor:
     """Return a tensor with a number for each client; refuse one of another form."""
     value = flat.get(name)
     if not torch.is_tensor(value) or value.shape != (count,) or value.dtype != dtype:
-        told = f"{value.dtype} {list(value.shape)}" if torch.is_tensor(value) else repr(value)
-        raise ValueError(f"{name} is {told}; expected {dtype} [{count}]")
+        shown = f"{value.dtype} {list(value.shape)}" if torch.is_tensor(value) else repr(value)
+        raise ValueError(f"{name} is {shown}; expected {dtype} [{count}]")
     return value

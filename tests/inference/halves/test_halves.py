@@ -58,7 +58,7 @@ def test_halves_make_the_rounds_of_the_loop(name):
         replies = {h: clients[h].train(order) for h, order in orders.items()}
         for flat in (*orders.values(), *replies.values()):  # a view would take its table along
             each = [v for v in flat.values() if torch.is_tensor(v)]
-            assert all(v.untyped_storage().nbytes() == v.nbytes for v in each)
+            assert all(v.untyped_storage().nbytes() <= v.nbytes for v in each)
         found = server.take({h: r for h, r in replies.items() if h not in lost})
         toys.assert_same(found.server, state.server, **CLOSE)
         toys.assert_same(found.message, state.message, **CLOSE)

@@ -141,7 +141,7 @@ def test_state_that_does_not_belong_to_the_servers_is_refused():
         ),
         ({"data": DATA.to("cpu", torch.float32)}, "float64 in the order, and the data are"),
         ({"data": replace(DATA, names=tuple("abcdef"))}, "unknown client 'client 0'"),
-        ({"order": {"round": None}}, "round is missing; expected a int"),
+        ({"order": {"round": None}}, "round is None; expected a whole number"),
         (
             {"order": {"reports": torch.ones(2)}},
             r"reports is torch.float32 \[2\]; expected torch.bool",
@@ -182,7 +182,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no message": (lambda r: r | {"sends": torch.tensor([False])}, "it sends no message"),
     "its own word": (lambda r: r | {"odd": ("client 0: lost",)}, "lost"),
     "no steps": (lambda r: r | {"steps": None}, "steps is None; expected torch.int64 [1]"),
-    "none": (lambda r: {}, "names are None"),
+    "none": (lambda r: {}, "names is None; expected"),
     "text": (lambda r: r | {"up/w/head.bias": "x"}, "up/w/head.bias is a str; expected a tensor"),
     "nothing": (lambda r: None, "client 0: "),
 }
@@ -214,6 +214,76 @@ def test_a_client_cannot_reply_twice_or_unasked():
     found = server.take(replies | copied)
     assert found.who.ids.tolist() == [0, 1]
     assert [r.split(":")[0] for r in found.rejected] == ["machine", "other"]
+
+
+def test_only_the_metrics_that_are_asked_for_are_told():
+    method = fedavg.build(toys.net(), epochs=1)
+    server = begun(method)
+
+    def surest(found: Any, y: Any, mask: Any) -> torch.Tensor:
+        return found.mean.amax((1, 2))
+
+    mine = {"surest": surest}
+    clients = {n: Client(method, some(DATA, [n]), metrics=mine) for n in DATA.names}
+    asked = server.questions(metrics=["surest", "accuracy"], part="train")
+    answers = {n: clients[n].evaluate(q) for n, q in asked.items()}
+    assert server.scores(answers).values.keys() == {"surest", "accuracy"}
+    assert not [n for flat in answers.values() for n in flat if n.startswith("up/")]
+    del answers["client 3"]
+    found = server.scores(answers)
+    assert (found.ids.tolist(), found.rows.tolist()) == ([0, 1, 2, 4, 5], [3, 9, 7, 4, 8])
+    for change, told in (
+        ({"part": "test"}, "client 4 answers .+; expected answers to"),
+        ({"rows": None}, "client 4: rows is None; expected torch.int64"),
+        ({"names": ("me",)}, "unknown client 'me'"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            server.scores(answers | {"client 4": answers["client 4"] | change})
+    with pytest.raises(ValueError, match="no client has answered"):
+        server.scores({})
+
+
+def test_a_client_without_test_rows_has_nothing_to_tell():
+    data = some(DATA, ["client 0"])
+    none = replace(data, test=(torch.zeros(0, dtype=torch.long),))
+    method = fedavg.build(toys.net(), epochs=1)
+    server, question = begun(method), begun(method).questions()
+    answers = {"client 0": Client(method, none).evaluate(question["client 0"])}
+    assert answers["client 0"]["names"] == ()
+    answers["client 1"] = sites(method)["client 1"].evaluate(question["client 1"])
+    assert server.scores(answers).ids.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"names": ["a", "a"], "sizes": [1, 2]}, "names: expected no two alike, found 'a' twice"),
+        ({"names": ["a"], "sizes": [1, 2]}, "names and sizes differ in length: 1, 2"),
+        ({"names": ["a", "b"], "sizes": [1, 0]}, "b has 0 training rows; expected at least one"),
+        ({"dtype": torch.int64}, "dtype is torch.int64; expected torch.float32"),
+        ({"seed": -1}, "seed of init is -1"),
+    ],
+)
+def test_what_a_server_is_told_is_checked(change, told):
+    usual = {"names": DATA.names, "sizes": DATA.sizes, "dtype": DATA.dtype}
+    with pytest.raises(ValueError, match=told):
+        Server(fedavg.build(toys.net()), **(usual | change))
+
+
+def test_folders_of_other_runs_are_refused(tmp_path):
+    method, other = (fedavg.build(toys.net(), epochs=1, lr=lr) for lr in (0.01, 0.1))
+    server, clients = begun(method, tmp_path / "s"), sites(method, tmp_path)
+    server.take(a_round(server, clients))
+    with pytest.raises(ValueError, match=r"of another run; now phases.+0\.1"):
+        begun(other, tmp_path / "s")
+    with pytest.raises(ValueError, match=r"of another run; now phases.+0\.1"):
+        sites(other, tmp_path)
+    with pytest.raises(ValueError, match="seed of noise is 3 and was 0"):
+        begun(method, tmp_path / "s", seed=3)
+    with pytest.raises(ValueError, match="hash of the data is"):
+        Client(method, some(DATA, ["client 1"]), state=tmp_path / "client 0")
+    with pytest.raises(ValueError, match=r"is not empty, it holds server\.pt"):
+        Client(method, some(DATA, ["client 1"]), state=tmp_path / "s")
 
 
 @contract.everywhere
