@@ -182,10 +182,17 @@ class Client:
         names = named(order)
         ids, sizes = (column(order, n, len(names), torch.long) for n in ("ids", "sizes"))
         clients, data = number(order, "clients"), self.data
+        for what, mine in vars(self.seed).items():
+            if (found := number(order, f"seed/{what}")) != mine:
+                raise ValueError(
+                    f"seed of {what} is {mine}, and {found} at the server; expected the same"
+                )
         none = data.train[0][:0]
         train, test, labels = [none] * clients, [none] * clients, [""] * clients
         for name, i, size in zip(names, ids.tolist(), sizes.tolist(), strict=True):
             known(name, self.names, "client")
+            if not 0 <= i < clients:
+                raise ValueError(f"{name} has id {i}; expected 0 to {clients - 1}")
             j = data.names.index(name)
             if len(data.train[j]) != size:
                 raise ValueError(

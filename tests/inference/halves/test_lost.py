@@ -19,6 +19,7 @@ from sites import CLOSE, SIZES, some
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.halves import Client, Server
+from pyrofl.inference.loop import local as training
 from pyrofl.inference.loop.participation import fixed
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.models import fedavg, fedbe, pvi, scaffold
@@ -141,6 +142,8 @@ def test_state_that_does_not_belong_to_the_servers_is_refused():
         ),
         ({"data": DATA.to("cpu", torch.float32)}, "float64 in the order, and the data are"),
         ({"data": replace(DATA, names=tuple("abcdef"))}, "unknown client 'client 0'"),
+        ({"seed": 1}, "seed of init is 1, and 0 at the server; expected the same"),
+        ({"order": {"ids": torch.tensor([6])}}, "client 0 has id 6; expected 0 to 5"),
         ({"order": {"round": None}}, "round is None; expected a whole number"),
         (
             {"order": {"reports": torch.ones(2)}},
@@ -154,7 +157,7 @@ def test_orders_that_do_not_fit_are_refused(change, told):
     method = fedavg.build(toys.net(), epochs=1)
     order = begun(method).orders()["client 0"] | change.get("order", {})
     with pytest.raises(ValueError, match=told):
-        Client(method, change.get("data", DATA)).train(order)
+        Client(method, change.get("data", DATA), change.get("seed", 0)).train(order)
 
 
 NAN = torch.full((1, toys.CLASSES), torch.nan, dtype=torch.float64)
@@ -296,6 +299,21 @@ def test_a_server_needs_no_rows(name, monkeypatch):
     server = begun(method)
     assert server.orders().keys() == server.questions().keys() == set(DATA.names)
     assert server.take({}).number == 1
+
+
+def test_all_clients_know_how_many_rows_the_longest_has(monkeypatch):
+    # By which they choose how to train: alone as side by side.
+    found = []
+    real = training.rewritten
+
+    def recorded(*args: Any) -> Any:
+        found.append(args[-1])
+        return real(*args)
+
+    monkeypatch.setattr(training, "rewritten", recorded)
+    method = fedavg.build(toys.net(), epochs=1)
+    a_round(begun(method), sites(method))
+    assert found == [max(SIZES)] * 6
 
 
 def test_the_rows_without_labels_are_the_servers():
