@@ -97,8 +97,9 @@ class Server:
     def take(self, replies: Mapping[str, Mapping[str, Any]]) -> Round:
         """Merge replies to the last orders, name -> reply, and return the round.
 
-        Who does not reply is `silent`; whose reply is bad, late or of another is `rejected` by
-        name. Both go back to what they kept before, once the next order reaches them.
+        Who was to report and sent nothing that can be read is `silent`; whose reply is bad, late or
+        of another is `rejected` by name. They go back to what they kept before, once the next
+        order reaches them.
 
         Raises:
             ValueError: as of `federate`, if merge gives what is no state.

@@ -159,7 +159,9 @@ def advance(
     gathering = Gathering(method, data, state, reporters, keep_messages)
     with ClientState(state.private, data.clients, memory) as keeper:
         for some in chunks(method, data, state, ids, chunk, seed):
-            gathering.take(_trained(method, data, state, data.who(some), reporters, seed, keeper))
+            gathering.take(
+                _train_chunk(method, data, state, data.who(some), reporters, seed, keeper)
+            )
         after, kept = gathering.close(seed, reporters[:0] if silent is None else silent)
         keeper.take_back(after.trained[~torch.isin(after.trained, kept)])
         seen = state.seen.clone()
@@ -167,7 +169,7 @@ def advance(
         return replace(after, private=keeper.close(), seen=seen)
 
 
-def _trained(
+def _train_chunk(
     method: Method,
     data: Federation,
     state: Round,
