@@ -23,7 +23,7 @@ from pyrofl.data.federation import Federation, a_row
 from pyrofl.inference.facts import INCOMPARABLE, Mark, Moments, Rule, WireCost, of_kind
 from pyrofl.inference.look import Look
 from pyrofl.inference.loop.local import train
-from pyrofl.inference.loop.state import Round, meet, sent, to_data
+from pyrofl.inference.loop.state import Round, meet, sent_up, to_data
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.servers.pooled import Pooled
@@ -73,7 +73,7 @@ def check(
         look.refuse_broken_constraints()
         look.refuse_mixed_rows()
         with torch.no_grad():
-            message = sent(method, received, local)
+            message = sent_up(method, received, local)
         refuse_idle_patterns(method, local, state.server, message | received, look.sites)
         refuse_idle_pools(method, state.server, message)
         look.warn_of_still_tensors({n: v for n, v in known.items() if n not in written})

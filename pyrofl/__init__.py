@@ -16,6 +16,7 @@ from pyrofl.inference.chains import Chains
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.halves import Client, Server
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Phase, Step
@@ -33,6 +34,7 @@ __version__ = version("pyrofl")
 __all__ = [
     "Batch",
     "Chains",
+    "Client",
     "Federation",
     "Method",
     "Network",
@@ -41,6 +43,7 @@ __all__ = [
     "Round",
     "Run",
     "Seeds",
+    "Server",
     "Step",
     "Tensors",
     "adam",

@@ -19,17 +19,20 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import fit
+from pyrofl.inference.loop import state as client_state
 from pyrofl.inference.loop.messages import BadMessage, kinds
 from pyrofl.inference.loop.participation import Stragglers
 from pyrofl.inference.loop.rounds import advance, federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
+from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.tensors import Tensors, like
 
 BAD = (1, 4)
 CLIENTS = torch.arange(6)
 GOOD = torch.tensor([0, 2, 3, 5])
+NEAR = {"rtol": 1e-8, "atol": 1e-9}
 FEW: dict[str, int] = {"draws": 2, "head_epochs": 1, "base_epochs": 1}
 SENDING = [name for name in contract.METHODS if contract.sends(name)]
 RULED = {name: contract.built(name).rules for name in contract.METHODS}
@@ -236,9 +239,41 @@ def test_who_is_not_heard_has_trained_and_the_rest_is_exact(name):
     assert torch.equal(state.trained, CLIENTS)
     assert sorted(state.silent.tolist() + heard.tolist()) == CLIENTS.tolist()
     start = first(contract.built(name), data(), 3)
-    exact = advance(contract.built(name), data(), start, CLIENTS, heard, seed=3, chunk=6)
+    method, lost = contract.built(name), state.silent
+    exact = advance(method, data(), start, CLIENTS, heard, lost, seed=3, chunk=6)
     assert torch.equal(state.steps, exact.steps)
     toys.assert_same_round(state, exact)
+    assert state.seen.nonzero().flatten().tolist() == heard.tolist()
+    toys.assert_same(
+        state.server, advance(method, data(), start, heard, heard, seed=3).server, **NEAR
+    )
+
+
+def refused(*_: object) -> Tensors:
+    raise CannotMerge("no message suits")
+
+
+@contract.everywhere
+def test_who_was_not_merged_goes_back_to_what_it_had(name, monkeypatch):
+    monkeypatch.setattr(client_state, "COPIED", 0)  # one copy, into which every round writes
+    method, some = contract.built(name), CLIENTS[:4]  # two are new afterwards
+
+    def begin() -> Round:
+        return advance(method, data(), first(method, data(), 0), some, some)
+
+    heard, lost = torch.tensor([1, 3]), [0, 2, 4]
+    kept = torch.tensor([1, 3, 5])  # the last is not asked to report
+    had = {n: v.clone() for n, v in begin().private.items()}
+    exact = advance(method, data(), begin(), kept, heard).private
+    after = advance(method, data(), begin(), CLIENTS, heard, torch.tensor(lost))
+    toys.assert_same(*({n: v[lost] for n, v in p.items()} for p in (after.private, had)))
+    toys.assert_same(*({n: v[kept] for n, v in p.items()} for p in (after.private, exact)), **NEAR)
+    assert after.seen.nonzero().flatten().tolist() == [0, 1, 2, 3, 5]
+    had = {n: v.clone() for n, v in after.private.items()}
+    stuck = advance(replace(method, merge=refused), data(), after, CLIENTS, CLIENTS)
+    assert stuck.rejected == ("the server: no message suits",)
+    toys.assert_same(dict(stuck.private.items()), had)
+    assert torch.equal(stuck.seen, after.seen)
 
 
 @contract.everywhere

@@ -38,7 +38,7 @@ VERBS = (
     "mistakes",
     "checkpoints",
 )
-VERBS += ("loop", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
+VERBS += ("loop", "halves", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
 VERBS += ("chains", "description", "movement", "records", "verdict")
 
 

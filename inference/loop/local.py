@@ -46,7 +46,7 @@ def train(
     made, axes = torch.zeros(len(sizes), dtype=torch.long), Axes()
     # Of all who train, and of these if they have joined later and hold more: clients that train
     # take the same way whoever is beside them.
-    longest = int(torch.cat([data.sizes[: data.clients], sizes]).max())
+    longest = max(data.longest, int(sizes.max()))
     asked = method.phases if phases is None else phases
     fastest = [fast for phase in asked for fast in rewritten(method, phase, local, data, longest)]
     with pyro.validation_enabled(False), torch.enable_grad():

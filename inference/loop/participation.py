@@ -77,8 +77,8 @@ class Stragglers:
     """What goes wrong at clients, drawn anew in every round, whoever else takes part.
 
     Attributes:
-        fail: probability that a client that would report is not heard. It has trained, and keeps
-            its private state; the server merges what the others sent.
+        fail: probability that a client that would report is not heard. It has trained for nothing,
+            and goes back to the private state that it had; the server merges what the others sent.
         least: smallest share of its epochs that a client does; each draws a share uniformly from
             it to 1, and does at least one epoch of every phase that has any.
     """

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypedDict
 
-import pyro
 import torch
 from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation, Who
-from pyrofl.inference.loop.local import train
-from pyrofl.inference.loop.messages import (
-    BadMessage,
-    Form,
-    Inbox,
-    OnBadMessage,
-    agreed,
-    form_of,
-    inbox,
-    inspect,
-    merged,
-    unlike,
-)
-from pyrofl.inference.loop.origin import gone_on, rows_of
-from pyrofl.inference.loop.participation import Draw, Stragglers, drawn, everyone
-from pyrofl.inference.loop.state import ClientState, Round, chunks, meet, sent, to_data
+from pyrofl.inference.loop.client_half import Reply, work
+from pyrofl.inference.loop.messages import BadMessage, OnBadMessage, inbox
+from pyrofl.inference.loop.origin import gone_on
+from pyrofl.inference.loop.participation import Draw, Stragglers, everyone
+from pyrofl.inference.loop.server_half import Gathering, called, first
+from pyrofl.inference.loop.state import ClientState, Round, at_hand, chunks, sent_down
 from pyrofl.inference.method import Method
 from pyrofl.inference.mistakes import check as refuse_wrong
-from pyrofl.inference.seeds import Seed, Stream, separate, stream
-from pyrofl.inference.servers.averages import CannotMerge
-from pyrofl.tensors import Tensors, as_tensors, cut, join_up, pick, role, under, unwritten
+from pyrofl.inference.seeds import Seed, separate
+from pyrofl.tensors import Tensors
 from pyrofl.turns import in_turn
+
+__all__ = ["advance", "by_round", "federate", "first", "refuse_inference_mode"]
 
 TOLD = 3  # reasons in one line
 
@@ -114,16 +104,11 @@ def federate(
 
     def go(state: Round) -> Iterator[Round]:
         for number in range(state.number, rounds):
-            now, source = at(number), stream(seed, Stream.WHO, number)
-            asked = ids = drawn(participation(source, data.clients), data.clients)
-            if trains is not None:
-                ids = drawn(trains(source, data.clients), data.clients)
-            elif now.all_train:
-                ids = torch.arange(data.clients)
+            now = at(number)
+            asked, ids = called(now, data.clients, seed, number, participation, trains)
             heard = slow.heard(asked, data.names, seed, number)
             now = slow.working(now, data.names, seed, number)
-            state = step(now, data, state, ids, heard)
-            state = replace(state, silent=asked[~torch.isin(asked, heard)])
+            state = step(now, data, state, ids, heard, asked[~torch.isin(asked, heard)])
             if on_bad_message == "raise" and state.rejected:
                 more = [f"and {len(state.rejected) - TOLD} more"][: len(state.rejected) > TOLD]
                 raise BadMessage("; ".join([*state.rejected[:TOLD], *more]))
@@ -157,19 +142,6 @@ def refuse_inference_mode() -> None:
         )
 
 
-def first(method: Method, data: Federation, seed: Seed, server: Tensors | None = None) -> Round:
-    """Return the state before round one; rows that `init` has of clients are dealt by name."""
-    if server is None:
-        server = as_tensors(
-            "what init returns", method.init(stream(seed, Stream.START), data.clients)
-        )
-        place = torch.tensor(sorted(range(data.clients), key=data.names.__getitem__)).argsort()
-        server = server | {n: v[place] for n, v in pick(server, method.per_client).items()}
-    server = to_data(as_tensors("server", server), data)
-    seen, names = torch.zeros(data.clients, dtype=torch.bool), data.names[: data.clients]
-    return Round(0, server, {}, seen, names=names, rows=rows_of(data))
-
-
 @in_turn
 def advance(
     method: Method,
@@ -177,6 +149,7 @@ def advance(
     state: Round,
     ids: Tensor,
     reporters: Tensor,
+    silent: Tensor | None = None,
     *,
     seed: Seed = 0,
     chunk: int | None = None,
@@ -185,8 +158,10 @@ def advance(
 ) -> Round:
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
 
-    A client whose message, private state or loss is bad neither reports nor keeps it, see `inspect`
-    and `agreed`. If nobody reports, or the merge is not finite, the server keeps its state. The
+    A client whose message is not merged goes back to the private state that it had: one that is
+    among the `silent`, whose message, private state or loss is bad, see `inspect` and `agreed`, or
+    whose server cannot merge. Others that do not report keep what they made, as no message of
+    theirs is missed. If nobody reports, or the merge is not finite, the server keeps its state. The
     merge may write into the server's state: what it is given is a copy.
 
     Raises:
@@ -195,65 +170,17 @@ def advance(
     """
     refuse_inference_mode()
     reporters = reporters[torch.isin(reporters, ids)].sort().values
-    own = {n: v.clone() for n, v in state.server.items()}
-    letters = inbox(method, own, reporters, keep_messages)
+    gathering = Gathering(method, data, state, reporters, keep_messages)
     with ClientState(state.private, data.clients, memory) as keeper:
-        done = [
-            _train_chunk(method, data, state, data.who(some), reporters, seed, keeper, letters)
-            for some in chunks(method, data, state, ids, chunk, seed)
-        ]
-        votes = [(c.form, c.reasons.count("")) for c in done]
-        form = agreed(votes, form_of(state.message), state.server)
-        for c in done:
-            if odd := unlike(c.form, form):
-                keeper.take_back(c.told["ids"])
-                c.reasons = [
-                    r or f"{data.names[i]}: {odd}"
-                    for r, i in zip(c.reasons, c.told["ids"].tolist(), strict=True)
-                ]
-        reasons = [reason for c in done for reason in c.reasons]
-        told = join_up(c.told for c in done) | {"good": torch.tensor([not r for r in reasons])}
-        told = cut(told, told["ids"].argsort())
-        heard = told["good"] & torch.isin(told["ids"], reporters)
-        who, server, bad = data.who(told["ids"][heard]), state.server, list[str]()
-        message = letters.left(form, who)
-        try:
-            if len(who.ids):
-                source = stream(seed, Stream.MERGE, state.number)
-                with torch.no_grad(), pyro.validation_enabled(False), unwritten("merge", message):
-                    new = letters.merged(form, message, who, source)
-                new = to_data(as_tensors("what merge returns", new), data)
-                server, bad = merged(server, new, len(who.ids))
-        except CannotMerge as error:
-            bad = [f"the server: {error}"]
+        for some in chunks(method, data, state, ids, chunk, seed):
+            gathering.take(
+                _train_chunk(method, data, state, data.who(some), reporters, seed, keeper)
+            )
+        after, kept = gathering.close(seed, reporters[:0] if silent is None else silent)
+        keeper.take_back(after.trained[~torch.isin(after.trained, kept)])
         seen = state.seen.clone()
-        seen[told["ids"][told["good"]]] = True
-        return Round(
-            number=state.number + 1,
-            server=server,
-            private=keeper.close(),
-            seen=seen,
-            who=who,
-            message=message,
-            trained=told["ids"],
-            rejected=(*filter(None, reasons), *bad),
-            loss=role("loss", told),
-            begun=role("begun", told),
-            steps=told["steps"],
-            down=told["down"],
-            up=told["up"][heard],
-            names=state.names,
-            rows=state.rows,
-        )
-
-
-@dataclass
-class _Chunk:
-    """What clients that trained side by side leave behind besides their messages and state."""
-
-    form: Form
-    reasons: list[str]  # what is wrong with each, or ""
-    told: Tensors  # ids, steps, losses, bytes: [C]
+        seen[kept] = True
+        return replace(after, private=keeper.close(), seen=seen)
 
 
 def _train_chunk(
@@ -264,25 +191,12 @@ def _train_chunk(
     reporters: Tensor,
     seed: Seed,
     keeper: ClientState,
-    letters: Inbox,
-) -> _Chunk:
-    """Train clients side by side; hand in their state and the messages of the reporters."""
-    received, private = meet(method, data, state, who, seed)
-    local, loss, steps, begun = train(
-        method, received, private | received, data, who, seed=seed, number=state.number
+) -> Reply:
+    """Let clients train side by side, hand in their state and return their reply."""
+    received = sent_down(method, state.server, who)
+    private = at_hand(method, data, state, received, who, seed)
+    reply, good, mine = work(
+        method, data, who, received, private, reporters, seed=seed, number=state.number
     )
-    mine = {n: local[n] for n in private}
-    with torch.no_grad():
-        message = sent(method, received, local)
-    watched = mine | {f"its loss of {n}": v for n, v in loss.items()}
-    reasons = inspect(message, watched, who, data.names, method.rules)
-    ids, good, form = who.ids.cpu(), torch.tensor([not r for r in reasons]), form_of(message)
-    heard = good & torch.isin(ids, reporters)
-    keeper.write(ids[good], cut(mine, good.nonzero().flatten().to(data.x.device)))
-    letter = cut(message, heard.nonzero().flatten().to(data.x.device)) if bool(good.any()) else {}
-    letters.take(form, data.who(ids[heard]), letter)
-    up = torch.zeros(len(ids), dtype=torch.long)
-    up[heard] = method.weigh(letter) if letter else 0
-    down = method.weigh(received) if received else torch.zeros_like(up)
-    told = {"ids": ids, "steps": steps, "down": down, "up": up}
-    return _Chunk(form, reasons, told | under("loss", loss) | under("begun", begun))
+    keeper.write(good, mine)
+    return reply

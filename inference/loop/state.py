@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Federation, Roster, Who
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.summaries import Summarised
@@ -36,7 +36,8 @@ class Round(Summarised):
         server: what the server knows.
         private: what clients keep, [J, ...]; rows of clients never seen are zero. Where this is
             large, there is one copy: the next round overwrites it, and asking this one raises.
-        seen: [J] bool, the clients that have trained at least once.
+        seen: [J] bool, the clients that keep something: that have trained at least once, and not in
+            vain, see `advance`.
         who: those that reported, sorted; their messages are `message`, [M, ...], or [0, ...] if
             they were not kept.
         trained: ids of those that trained, sorted.
@@ -74,6 +75,10 @@ class Round(Summarised):
         """The number of rounds done."""
         return f"State after round {self.number}"
 
+    def kept(self, ids: Tensor) -> Tensors:
+        """Return the private state of clients that were seen, [C, ...]."""
+        return {n: v[ids] for n, v in self.private.items()}
+
     def of_all(self, values: Tensors) -> Tensors:
         """Return values [trained] as those of all clients, [J]: NaN of those that did not train."""
         none = {n: v.new_full(self.seen.shape, torch.nan, device="cpu") for n, v in values.items()}
@@ -101,38 +106,50 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(first) + (f" and {more} more" if more else "") or "nothing"
 
 
-def to_data(tensors: Tensors, data: Federation) -> Tensors:
+def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
     """Move tensors to the device and, if they are real numbers, the type of the data."""
-    device = data.x.device
     return {
-        n: v.detach().to(device, data.dtype if v.is_floating_point() else None)
+        n: v.detach().to(data.device, data.dtype if v.is_floating_point() else None)
         for n, v in tensors.items()
     }
 
 
-def meet(
-    method: Method, data: Federation, state: Round, who: Who, seed: Seed
-) -> tuple[Tensors, Tensors]:
-    """Return what some clients receive now and their private state, that of newcomers new."""
-    with unwritten("download", state.server):
-        received = as_tensors("what download returns", method.download(state.server, who))
+def sent_down(method: Method, server: Tensors, who: Who) -> Tensors:
+    """Return what some clients receive."""
+    with unwritten("download", server):
+        return as_tensors("what download returns", method.download(server, who))
+
+
+def at_hand(
+    method: Method, data: Federation, state: Round, received: Tensors, who: Who, seed: Seed
+) -> Tensors:
+    """Return the private state of some clients, that of newcomers new."""
     private = as_tensors(
         "what join returns", method.join(received, who, stream(seed, Stream.START))
     )
     private = to_data(private, data)
     ids = who.ids.cpu()
     known = torch.isin(ids, state.seen.nonzero().flatten())
-    for name in private.keys() & state.private.keys() if bool(known.any()) else ():
-        old = state.private[name][ids[known]].to(private[name])
+    kept = state.kept(ids[known]) if bool(known.any()) else {}
+    for name in private.keys() & kept.keys():
+        old = kept[name].to(private[name])
         if not bool(known.all()):
             both = private[name].clone(memory_format=torch.contiguous_format)
             both[known] = old
             old = both
         private[name] = old
-    return received, private
+    return private
 
 
-def sent(method: Method, received: Tensors, local: Tensors) -> Tensors:
+def meet(
+    method: Method, data: Federation, state: Round, who: Who, seed: Seed
+) -> tuple[Tensors, Tensors]:
+    """Return what some clients receive now and their private state, that of newcomers new."""
+    received = sent_down(method, state.server, who)
+    return received, at_hand(method, data, state, received, who, seed)
+
+
+def sent_up(method: Method, received: Tensors, local: Tensors) -> Tensors:
     """Return the messages of clients that have trained."""
     try:
         with unwritten("upload", received, local):

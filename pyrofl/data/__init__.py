@@ -1,6 +1,18 @@
 """Clients and their rows: data sets by name or file, batches, and federations."""
 
-from pyrofl.data.federation import Batch, Dataset, Federation, Who, check_table, stack
+from pyrofl.data.blank import outline
+from pyrofl.data.federation import Batch, Dataset, Federation, check_table, stack
+from pyrofl.data.roster import Roster, Who
 from pyrofl.data.source import Source
 
-__all__ = ["Batch", "Dataset", "Federation", "Source", "Who", "check_table", "stack"]
+__all__ = [
+    "Batch",
+    "Dataset",
+    "Federation",
+    "Roster",
+    "Source",
+    "Who",
+    "check_table",
+    "outline",
+    "stack",
+]

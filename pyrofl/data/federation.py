@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from statistics import median
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import pyro
@@ -17,17 +16,11 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyrofl.data.roster import Who, names_of
 from pyrofl.data.source import Source
 from pyrofl.plates import plate
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import cut
-
-
-class Who(NamedTuple):
-    """The clients that stacked tensors are about."""
-
-    ids: Tensor  # [C] int64, position in the federation
-    size: Tensor  # [C] number of training rows, in the data's floating-point type
 
 
 @dataclass(frozen=True)
@@ -153,7 +146,7 @@ class Federation(Summarised):
         fields |= {n: _listed(n, fields[n]) for n in ("train", "test", "classes", "names")}
         fields["names"] = self.names or tuple(f"client {j}" for j in range(len(self.train)))
         for part in ("classes", "names"):
-            _check_words(part, fields[part])
+            names_of(part, fields[part])
         check_table(self.x, self.y, self.classes)
         if self.unlabelled is not None:
             _check_alike(self.unlabelled, self.x)
@@ -202,6 +195,16 @@ class Federation(Summarised):
     def sizes(self) -> Tensor:
         """Training rows of every client, held-out ones included: [J + held_out]."""
         return torch.tensor([len(rows) for rows in self.train])
+
+    @cached_property
+    def longest(self) -> int:
+        """Training rows of the client that trains and has the most."""
+        return int(self.sizes[: self.clients].max())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.x.device
 
     def who(self, ids: Tensor) -> Who:
         """Return ids and sizes of some clients, on the data's device."""
@@ -258,15 +261,6 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ValueError(f"{name} is a {type(value).__name__}; expected a tuple or list")
     return tuple(value)
-
-
-def _check_words(what: str, words: tuple[object, ...]) -> None:
-    for j, word in enumerate(words):
-        if not isinstance(word, str) or not word:
-            raise ValueError(f"{what}[{j}] is {word!r}; expected a text that is not empty")
-    if len(set(words)) != len(words):
-        twice = Counter(words).most_common(1)[0][0]
-        raise ValueError(f"{what}: expected no two alike, found {twice!r} twice")
 
 
 def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:

@@ -14,13 +14,14 @@ from toys import last
 
 from pyrofl.data import Federation
 from pyrofl.data.conjugate import ConjugateTask
-from pyrofl.inference.loop.participation import fixed
+from pyrofl.inference.loop.participation import Stragglers, fixed
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import fedavg, likelihoods, scaffold
 from pyrofl.nets import build
-from pyrofl.tensors import Tensors, pick
+from pyrofl.tensors import Tensors, pick, role
 
 PROMISES = {"scaffold": Promises(message=(2 * toys.ALL, 2 * toys.ALL))}
 
@@ -85,6 +86,22 @@ def test_a_part_of_the_clients_reaches_it_too(quadratic):
         descent(5), quadratic.federation, 40, participation=fixed(1), server=begun(point + 0.1)
     )
     close(state.server["w/w"], point, 1e-2)
+
+
+def cannot(*_: object) -> Tensors:
+    raise CannotMerge("not this time")
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_common_control_is_the_mean_of_the_clients_own_whoever_is_lost(blobs, every):
+    method = scaffold.build(toys.net(), epochs=1)
+    stuck = replace(method, merge=cannot)
+    lossy = {"stragglers": Stragglers(fail=0.4), "participation": fixed(9)}
+    for state in federate(lambda r: stuck if r % every else method, blobs, 6, **lossy):
+        for n, own in role("own", state.private).items():
+            close(state.server[f"control/{n}"], own.mean(0), 1e-15)
+    assert state.private["own/w/fc1.weight"].any()
+    assert not state.seen.all() or every == 1
 
 
 def equal(tiny: Federation) -> Federation:

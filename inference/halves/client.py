@@ -1,0 +1,260 @@
+"""Some clients of a federation, with their rows and what they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrofl.arguments import checked, known
+from pyrofl.data import Federation, Who
+from pyrofl.files import hashed
+from pyrofl.files.lock import locked
+from pyrofl.files.run_folder import prepare, versions
+from pyrofl.inference.description import described
+from pyrofl.inference.evaluation.evaluate import Metric, evaluate
+from pyrofl.inference.halves.wire import ASKED, Flat, column, named, number, sealed, tensors
+from pyrofl.inference.loop.client_half import work
+from pyrofl.inference.loop.rounds import by_round, refuse_inference_mode
+from pyrofl.inference.loop.state import Round, at_hand
+from pyrofl.inference.method import Method, View
+from pyrofl.inference.seeds import Seed, separate
+from pyrofl.tensors import Tensors, cut, under
+from pyrofl.turns import in_turn
+
+FILE = "private.pt"
+
+
+@dataclass(frozen=True)
+class Own:
+    """What one client keeps."""
+
+    merged: int = 0  # the last round whose message was merged; 0 is none
+    mine: Tensors | None = None  # private state; None of a newcomer
+    round: int = 0  # that waits to be merged; 0 is none
+    pending: Tensors = field(default_factory=dict)  # private state after it
+
+    def settled(self, accepted: int) -> Own:
+        """Commit what waits if it was merged, or else go back."""
+        if self.round and self.round == accepted:
+            return Own(accepted, self.pending)
+        return Own(self.merged, self.mine)
+
+
+@dataclass(frozen=True, repr=False)
+class Here(Round):
+    """A round as clients see it that have their private state at hand, by id."""
+
+    own: Mapping[int, Tensors] = field(default_factory=dict)
+
+    def kept(self, ids: Tensor) -> Tensors:
+        """Return the private state of clients that were seen, [C, ...]."""
+        each = [self.own[i] for i in ids.tolist()]
+        return {n: torch.stack([one[n] for one in each]) for n in each[0]}
+
+
+class Shard(Federation):
+    """Some clients at their places in the whole federation; the others have no rows here."""
+
+    def __post_init__(self) -> None:
+        """Check nothing: the clients that are here have been."""
+
+
+def _here(shard: Shard, rounds: int, received: Tensors, own: Mapping[str, Own]) -> Here:
+    """Return the round as clients see it, given what they keep."""
+    mine = {shard.names.index(n): one.mine for n, one in own.items() if one.mine is not None}
+    seen = torch.zeros(shard.clients, dtype=torch.bool)
+    seen[list(mine)] = True
+    return Here(rounds, received, {}, seen, own=mine)
+
+
+class Client:
+    """The clients' half of every round: trains and tests where the rows are.
+
+    Args:
+        method: a method, or round number (from 0) -> method, built as at the server.
+        data: the rows of one client or of several, by the names that the server knows.
+        seed: of the run, as at the server.
+        state: folder for what the clients keep, written before a reply is given; None keeps it in
+            memory, for as long as this object lives.
+        metrics: name -> one of your own, beside those of `pyrofl.metrics`.
+
+    Raises:
+        ValueError: if the folder cannot be used, or its file is damaged or of another run.
+    """
+
+    @checked
+    def __init__(
+        self,
+        method: Method | Callable[[int], Method],
+        data: Federation,
+        seed: Seed = 0,
+        state: str | Path | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+    ) -> None:
+        """Take up what the folder holds."""
+        self.at, self.data, self.seed = by_round(method), data, separate(seed)
+        self.metrics = metrics
+        self.names = data.names[: data.clients]
+        self.file = None if state is None else prepare(state, holding=FILE) / FILE
+        self._own = {name: Own() for name in self.names}
+        self._read()
+
+    @in_turn
+    def train(self, order: Mapping[str, Any]) -> Flat:
+        """Train from what an order of `Server.orders` brings, and return the reply.
+
+        Raises:
+            ValueError: if the order is not for these clients, or one of them has lost its state.
+        """
+        refuse_inference_mode()
+        who, shard, received = self._placed(order)
+        rounds, names = number(order, "round") - 1, named(order)
+        reports = column(order, "reports", len(names), torch.bool)
+        method = self.at(rounds)
+        with self._held():
+            own = self._settled(order)
+            state = _here(shard, rounds, received, own)
+            private = at_hand(method, shard, state, received, who, self.seed)
+            own = self._belonging(order, own, bool(private))
+            asked = who.ids.cpu()[reports]
+            reply, good, mine = work(
+                method, shard, who, received, private, asked, seed=self.seed, number=rounds
+            )
+            for c, i in enumerate(good.tolist()):
+                name, now = shard.names[i], sealed({n: v[c] for n, v in mine.items()})
+                waits = bool((asked == i).any())  # others commit: nobody misses a message
+                change = {"round": rounds + 1, "pending": now} if waits else {"mine": now}
+                own[name] = replace(own[name], **change)
+            self._own |= own
+            self._write()
+        return {
+            "names": names,
+            "round": rounds + 1,
+            "sends": torch.isin(who.ids.cpu(), reply.sender.ids.cpu()),
+            "odd": tuple(reply.reasons),
+            "steps": reply.told["steps"],
+            **sealed({n: v for n, v in reply.told.items() if n.startswith(("loss/", "begun/"))}),
+            **under("up", sealed(reply.message)),
+        }
+
+    @in_turn
+    def evaluate(self, question: Mapping[str, Any]) -> Flat:
+        """Test what a question of `Server.questions` asks; only scores and numbers of rows go up.
+
+        Raises:
+            ValueError: as `train` and `pyrofl.evaluate`.
+        """
+        who, shard, received = self._placed(question)
+        rounds, place = number(question, "round"), who.ids.cpu()
+        asked = {n: question[n] for n in ASKED if n in question}
+        wanted = asked.pop("metrics", None)
+        self._read()
+        own = self._settled(question)
+        state = _here(shard, rounds, received, own)
+        method = self.at(max(rounds - 1, 0))
+
+        def download(server: Tensors, some: Who) -> Tensors:
+            """Return what came down to some of the clients."""
+            where = (some.ids.cpu()[:, None] == place).int().argmax(1)
+            return cut(server, where.to(some.ids.device))
+
+        views = {n: View(getattr(view, "read", view)) for n, view in method.views.items()}
+        here = replace(method, download=download, views=views)
+        part = shard.test if asked.get("part", "test") == "test" else shard.train
+        about = {"round": rounds, **{n: v for n, v in asked.items() if n != "metrics"}}
+        if not any(len(part[i]) for i in place.tolist()):
+            return {**about, "names": (), "rows": torch.zeros(0, dtype=torch.long)}
+        private = at_hand(here, shard, state, received, who, self.seed)
+        self._belonging(question, own, bool(private))
+        found = evaluate(here, shard, state, metrics=self.metrics, seed=self.seed, **asked)
+        scores = {n: v for n, v in found.values.items() if wanted is None or n in wanted}
+        names = tuple(shard.names[i] for i in found.ids.tolist())
+        return {**about, "names": names, "rows": found.rows, **under("score", sealed(scores))}
+
+    def _placed(self, order: Mapping[str, Any]) -> tuple[Who, Shard, Tensors]:
+        """Return the clients of an order, their rows at their places, and what came down."""
+        names = named(order)
+        ids, sizes = (column(order, n, len(names), torch.long) for n in ("ids", "sizes"))
+        clients, data = number(order, "clients"), self.data
+        for what, mine in vars(self.seed).items():
+            if (found := number(order, f"seed/{what}")) != mine:
+                raise ValueError(
+                    f"seed of {what} is {mine}, and {found} at the server; expected the same"
+                )
+        none = data.train[0][:0]
+        train, test, labels = [none] * clients, [none] * clients, [""] * clients
+        for name, i, size in zip(names, ids.tolist(), sizes.tolist(), strict=True):
+            known(name, self.names, "client")
+            if not 0 <= i < clients:
+                raise ValueError(f"{name} has id {i}; expected 0 to {clients - 1}")
+            j = data.names.index(name)
+            if len(data.train[j]) != size:
+                raise ValueError(
+                    f"{name} has {len(data.train[j])} training rows, and {size} at the server; "
+                    "expected as many"
+                )
+            train[i], test[i], labels[i] = data.train[j], data.test[j], name
+        shard = Shard(data.x, data.y, tuple(train), tuple(test), tuple(labels), data.classes)
+        vars(shard)["longest"] = number(order, "longest")  # as cached_property would
+        received = {n: v.to(data.device) for n, v in tensors("down", order).items()}
+        for n, v in received.items():
+            if v.is_floating_point() and v.dtype != data.dtype:
+                raise ValueError(
+                    f"{n} is {v.dtype} in the order, and the data are {data.dtype}; expected the "
+                    "same type at server and clients"
+                )
+        return shard.who(ids), shard, received
+
+    def _settled(self, order: Mapping[str, Any]) -> dict[str, Own]:
+        """Return what clients keep, committed or rolled back as the order tells."""
+        names = named(order)
+        accepted = column(order, "accepted", len(names), torch.long).tolist()
+        each = zip(names, accepted, strict=True)
+        return {name: self._own[name].settled(last) for name, last in each}
+
+    def _belonging(
+        self, order: Mapping[str, Any], own: Mapping[str, Own], keeps: bool
+    ) -> dict[str, Own]:
+        """Refuse clients that do not have the state which belongs to their last merged message."""
+        found = {}
+        for name, last in zip(own, order["accepted"].tolist(), strict=True):
+            if own[name].merged != last and keeps:
+                raise ValueError(
+                    f"{name}: the server has merged its message of round {last}, and what it keeps "
+                    f"is of round {own[name].merged}; expected the state that belongs to that "
+                    "message, in the folder that was used then"
+                )
+            found[name] = replace(own[name], merged=last)
+        return found
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the folder alone, and start from what it holds."""
+        with locked(self.file.parent) if self.file else nullcontext():
+            self._read()
+            yield
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        seeds = {f"seed of {n}": int(v) for n, v in vars(self.seed).items()}
+        known = {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
+        return {"hash of the data": hashed.fingerprint(self.data), **known, **seeds}
+
+    def _read(self) -> None:
+        """Take up what the file holds, if there is one."""
+        if self.file is None or not self.file.exists():
+            return
+        content = hashed.read(self.file, self._about)
+        hashed.same(f"what clients keep in {self.file}", content["method"], described(self.at(0)))
+        self._own = {name: Own(**found) for name, found in content["own"].items()}
+
+    def _write(self) -> None:
+        if self.file is not None:
+            own = {name: vars(own) for name, own in self._own.items()}
+            hashed.write(self.file, self._about, {"own": own, "method": described(self.at(0))})

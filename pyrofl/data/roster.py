@@ -1,0 +1,80 @@
+"""Who takes part and how many rows each has: all that a server knows of its clients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from numbers import Integral
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Who(NamedTuple):
+    """The clients that stacked tensors are about."""
+
+    ids: Tensor  # [C] int64, position in the federation
+    size: Tensor  # [C] number of training rows, in the data's floating-point type
+
+
+class Roster:
+    """The clients that train, without any row of theirs.
+
+    It has the attributes of a `Federation` that the server's half of a round asks for.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self, names: Sequence[str], sizes: Sequence[int] | Tensor, dtype: torch.dtype
+    ) -> None:
+        """Check names and numbers of training rows, one for each client, and the type of numbers.
+
+        Raises:
+            ValueError: naming the client and what was expected.
+        """
+        self.names = names_of("names", names)
+        numbers = sizes.tolist() if torch.is_tensor(sizes) else list(sizes)
+        if len(numbers) != len(self.names) or not numbers:
+            raise ValueError(
+                f"names and sizes differ in length: {len(self.names)}, {len(numbers)}; expected "
+                "one entry per client, and at least one"
+            )
+        for name, size in zip(self.names, numbers, strict=True):
+            if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+                raise ValueError(f"{name} has {size!r} training rows; expected at least one")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ValueError(f"dtype is {dtype!r}; expected torch.float32 or torch.float64")
+        self.sizes, self.dtype = torch.tensor(numbers), dtype
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return len(self.names)
+
+    @property
+    def longest(self) -> int:
+        """Training rows of the client that has the most."""
+        return int(self.sizes.max())
+
+    def who(self, ids: Tensor) -> Who:
+        """Return ids and sizes of some clients."""
+        return Who(ids.cpu(), self.sizes[ids.cpu()].to(self.dtype))
+
+
+def names_of(what: str, words: Sequence[str]) -> tuple[str, ...]:
+    """Return names as a tuple; refuse empty ones and any twice. A text is no list of its letters.
+
+    >>> names_of("names", ["a", "b"])
+    ('a', 'b')
+    """
+    if isinstance(words, str) or not isinstance(words, Sequence):
+        raise ValueError(f"{what} is a {type(words).__name__}; expected a tuple or list")
+    for j, word in enumerate(words):
+        if not isinstance(word, str) or not word:
+            raise ValueError(f"{what}[{j}] is {word!r}; expected a text that is not empty")
+    if len(set(words)) != len(words):
+        twice = Counter(words).most_common(1)[0][0]
+        raise ValueError(f"{what}: expected no two alike, found {twice!r} twice")
+    return tuple(words)

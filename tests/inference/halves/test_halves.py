@@ -1,0 +1,78 @@
+"""Servers and clients apart: the numbers of the loop, whatever is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import test_contract as contract
+import torch
+import toys
+from sites import CLOSE, SIZES, some
+
+from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.halves import Client, Server
+from pyrofl.inference.loop.participation import Stragglers, bernoulli
+from pyrofl.inference.loop.rounds import advance, first
+from pyrofl.inference.loop.server_half import called
+from pyrofl.tensors import Tensors
+
+LESS = Stragglers(least=0.4)
+HOLDERS = {"client 0": ["client 0"], "two": ["client 2", "client 1"], "rest": ["client 3"]}
+HOLDERS["rest"] += ["client 4", "client 5"]
+
+
+LOST = ({"two"}, {"client 0"}, set[str]())  # replies that never arrive, by round
+
+
+def apart(name: str, **options: object) -> tuple[Server, dict[str, Client]]:
+    """Return a server without any row, and clients on three machines."""
+    data, method = toys.blobs(SIZES), contract.built(name)
+    server = Server(method, data.names, data.sizes, data.dtype, 5, **options)
+    slow = lambda number: LESS.working(method, data.names, 5, number)  # noqa: E731
+    return server, {h: Client(slow, some(data, names), 5) for h, names in HOLDERS.items()}
+
+
+def private(clients: Mapping[str, Client], merged: Mapping[str, int]) -> Tensors:
+    """Return what clients keep, [J, ...], zeros of newcomers, given the rounds that were merged."""
+    own = {n: one for client in clients.values() for n, one in client._own.items()}
+    mine = [own[name].settled(number).mine for name, number in merged.items()]
+    like = next((one for one in mine if one), {})
+    none = {n: torch.zeros_like(v) for n, v in like.items()}
+    return {n: torch.stack([(one or none)[n] for one in mine]) for n in like}
+
+
+@contract.everywhere
+def test_halves_make_the_rounds_of_the_loop(name):
+    data, draw = toys.blobs(SIZES), bernoulli(0.7)
+    server, clients = apart(name, participation=draw)
+    state = first(contract.built(name), data, 5)
+    for number, lost in enumerate(LOST):
+        method = LESS.working(contract.built(name), data.names, 5, number)
+        asked, ids = called(method, 6, 5, number, draw, None)
+        missed = asked[
+            torch.isin(asked, torch.tensor([int(n[-1]) for h in lost for n in HOLDERS[h]]))
+        ]
+        heard = asked[~torch.isin(asked, missed)]
+        state = advance(method, data, state, ids, heard, missed, seed=5, chunk=1)
+        orders = server.orders(HOLDERS)
+        replies = {h: clients[h].train(order) for h, order in orders.items()}
+        for flat in (*orders.values(), *replies.values()):  # a view would take its table along
+            each = [v for v in flat.values() if torch.is_tensor(v)]
+            assert all(v.untyped_storage().nbytes() <= v.nbytes for v in each)
+        found = server.take({h: r for h, r in replies.items() if h not in lost})
+        toys.assert_same(found.server, state.server, **CLOSE)
+        toys.assert_same(found.message, state.message, **CLOSE)
+        accepted = dict(zip(data.names, server.accepted.tolist(), strict=True))
+        toys.assert_same(private(clients, accepted), state.private, **CLOSE)
+        assert found.who.ids.tolist() == heard.tolist()
+        assert found.silent.tolist() == missed.tolist()
+        assert found.up.tolist() == state.up.tolist()
+        assert not found.rejected
+    for view in method.views:
+        asked = {"model": view, "draws": 2}
+        asked |= {"adapted": "phases"} if view == method.main_view else {}
+        expected = evaluate(method, data, state, seed=5, chunk=1, **asked)
+        questions = server.questions(HOLDERS, **asked)
+        scores = server.scores({h: clients[h].evaluate(q) for h, q in questions.items()})
+        toys.assert_same(scores.values, expected.values, **CLOSE)
+        assert scores.rows.tolist() == expected.rows.tolist()
