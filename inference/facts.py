@@ -103,4 +103,4 @@ def of_kind(facts: Facts, kind: type[Kind]) -> dict[str, Kind]:
 
 def marked(facts: Facts, mark: Mark) -> str:
     """Return the patterns that have a mark, as one."""
-    return " ".join(names for names, known in of_kind(facts, Mark).items() if known is mark)
+    return " ".join(names for names, known in of_kind(facts, Mark).items() if known == mark)
