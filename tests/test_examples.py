@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -69,3 +70,17 @@ def test_example_draws_its_figure(script: Path, tmp_path: Path, run: Nursery):
     ended = run(command)
     assert ended.codes == [0], "\n".join(ended.told)
     assert list(tmp_path.glob("*.png")), ended.told
+
+
+@pytest.mark.slow
+def test_hospitals_are_compared_as_they_should_be(tmp_path: Path, run: Nursery):
+    """By quadrature, one rate for all predicts a hospital from the others worse by 5.87 nats."""
+    ended = run([str(FOLDER / "leave_one_client_out.py"), "--out", str(tmp_path)])
+    told = "\n".join(ended.told)
+    better = re.search(r"by client: own rates is better by (\S+) \(se 4\.\d\)", told)
+    assert better, told
+    assert float(better[1]) == pytest.approx(5.87, abs=0.3)
+    assert "by client: hospitals whose k is above 0.7: {'own rates': 0, 'one rate': 0}" in told
+    by_row = re.search(r"by row: hospitals whose k is above 0.7: {'own rates': (\d+)", told)
+    assert by_row, told
+    assert int(by_row[1]) >= 5

@@ -27,7 +27,7 @@ def elpd_data(by_place: xarray.DataArray, spent: float, k: xarray.DataArray, cou
     arviz = import_arviz()
     if hasattr(arviz, "loo_approximate_posterior"):
         # Its classes differ from release to release, so `loo` is to make one.
-        even = by_place.expand_dims(chain=1, draw=count)
+        even = by_place.reset_coords(drop=True).expand_dims(chain=1, draw=count)
         groups = {"log_likelihood": even.rename("together").to_dataset()}
         weights = {"log_weights": 0 * even - np.log(count), "pareto_k": k}
         with warnings.catch_warnings():

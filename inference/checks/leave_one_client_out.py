@@ -64,7 +64,9 @@ def loco(
     are a little off without it, and some rounds without it mend that, for the price of so many
     rounds for every client. Of twelve hospitals that differ by 3 nats (BUGS's "Surgical"), the
     estimates are off those of fits without the hospital by 0.055 nats at most, by 0.017 after 4
-    rounds and by 0.003 after 8; the order of hospitals is the same each time.
+    rounds and by 0.003 after 8; the order of hospitals is the same each time. Of 8 of the 85
+    counties of radon, the one that tells most of what all share is off by 0.21 nats (of -138), by
+    0.05 after 8 rounds; the others by 0.01 at most.
 
     Args:
         found: a run of `pvi.build` or `pvi.hierarchical`, or several as chains.
@@ -73,8 +75,8 @@ def loco(
         allow_diverged: look at runs that diverged too.
 
     Raises:
-        ValueError: if a run is of another method or diverged, runs differ in clients or rows, or
-            what the others know is no distribution.
+        ValueError: if a run is of another method or diverged, runs differ in clients or rows, what
+            the others know is no distribution, or a density is not finite.
 
     Warns:
         UserWarning: of clients whose Pareto k is bad.
@@ -146,11 +148,17 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
     # The same noise gave a draw of q and one of q / t_j, so that they vary as one.
     (w_mean, w_rest), (v_mean, v_rest) = (_mean(x, torch.stack(excess).mean(0)) for x in (w, v))
     rest = w_rest / w_mean - v_rest / v_mean
+    elpd = float(top - below + (w_mean / v_mean).log())
+    if not np.isfinite(elpd):
+        raise ValueError(
+            f"the log density of {client!r} given all others is {elpd}; expected a finite number, "
+            "such as after more rounds"
+        )
     return Estimate(
-        elpd=float(top - below + (w_mean / v_mean).log()),
+        elpd=elpd,
         error=float(rest.std() / len(rest) ** 0.5),
         known=float(known[0].logsumexp(0) - np.log(len(known[0]))),
-        k=pareto_k(torch.stack(log_w).flatten().numpy()),
+        k=pareto_k(torch.stack(log_w).flatten().cpu().numpy()),
     )
 
 
