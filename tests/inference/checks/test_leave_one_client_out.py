@@ -250,12 +250,13 @@ def test_the_error_is_what_other_seeds_differ_by():
 
 @pytest.mark.slow
 def test_it_is_what_fits_without_each_client_say():
-    """After 8 rounds within 2 Monte Carlo standard errors; at once 0.055 off, of 3 nats."""
+    """After 8 rounds within 2 standard errors of the difference; at once 0.055 off, of 3 nats."""
     run = hospitals(30)
     at_once, mended = (pyrofl.checks.loco(run, 4000, rounds=r) for r in (0, 8))
-    refits = by_client(pyrofl.checks.loco(with_refits(run), 4000))
+    exact = pyrofl.checks.loco(with_refits(run), 4000)
+    refits = by_client(exact)
     assert (by_client(at_once) - refits).abs().max() < 0.07
-    assert ((by_client(mended) - refits).abs() < 2 * errors(mended)).all()
+    assert ((by_client(mended) - refits).abs() < 2 * errors(mended).hypot(errors(exact))).all()
     order = refits.argsort().tolist()
     assert by_client(at_once).argsort().tolist() == by_client(mended).argsort().tolist() == order
 
