@@ -31,7 +31,7 @@ parser.add_argument("--quick", action="store_true", help="few rounds and draws, 
 parser.add_argument("--out", type=Path, default=Path("results/leave_one_client_out"))
 args = parser.parse_args()
 torch.set_num_threads(1)
-rounds, draws = (4, 200) if args.quick else (20, 4000)
+rounds, draws = (2, 100) if args.quick else (20, 4000)
 
 operations = torch.tensor([47, 148, 119, 810, 211, 196, 148, 215, 207, 97, 256, 360])
 deaths = torch.tensor([0, 18, 8, 46, 8, 13, 9, 31, 14, 8, 29, 24])
