@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -59,6 +59,24 @@ class Moments:
     of: Callable[[Tensors], dict[str, tuple[Tensor, Tensor]]]
 
 
+@dataclass(frozen=True)
+class Factors:
+    """Of tables with a row for every client: what each says of the shared sites, a factor of all.
+
+    Attributes:
+        others: the `View` in which shared sites follow the product of all other clients' factors.
+        densities: (server, who, draws of shared sites [S, *p], their log prior [S]) -> log
+            densities [S], the first two normalised: under what all clients say; under what all
+            others say; and the latter with what this client's factor held of the prior.
+        without: (run, client, rounds) -> its last `Round`, in which all others have had so many
+            rounds without the client, whose own factor and state are what they were.
+    """
+
+    others: Callable[[Tensors, Tensors], Any]
+    densities: Callable[[Tensors, Any, Tensors, Tensor], tuple[Tensor, Tensor, Tensor]]
+    without: Callable[[Any, str, int], Any]
+
+
 def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, Moments]:
     """Say that "LOC/SITE" and "WIDTH/SITE" state a normal: its mean, and what `sd` makes its sd."""
 
@@ -88,12 +106,12 @@ INCOMPARABLE = Mark("a loss that rises as it should")
 """Of what a gradient step moves: its loss in this round is not to be compared with that of others,
 as it is the energy of a chain, which wanders away from a peak, or a term of it is warming up."""
 
-Fact = Rule | WireCost | Moments | Mark
+Fact = Rule | WireCost | Moments | Factors | Mark
 
 Facts = Mapping[str, Fact | tuple[Fact, ...]]
 """Patterns of names, separated by spaces -> what holds for them."""
 
-Kind = TypeVar("Kind", Rule, WireCost, Moments, Mark)
+Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Mark)
 
 
 def of_kind(facts: Facts, kind: type[Kind]) -> dict[str, Kind]:
@@ -104,4 +122,4 @@ def of_kind(facts: Facts, kind: type[Kind]) -> dict[str, Kind]:
 
 def marked(facts: Facts, mark: Mark) -> str:
     """Return the patterns that have a mark, as one."""
-    return " ".join(names for names, known in of_kind(facts, Mark).items() if known is mark)
+    return " ".join(names for names, known in of_kind(facts, Mark).items() if known == mark)

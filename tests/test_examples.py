@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -69,3 +73,18 @@ def test_example_draws_its_figure(script: Path, tmp_path: Path, run: Nursery):
     ended = run(command)
     assert ended.codes == [0], "\n".join(ended.told)
     assert list(tmp_path.glob("*.png")), ended.told
+
+
+@pytest.mark.slow
+def test_hospitals_are_compared_as_they_should_be(tmp_path: Path):
+    """By quadrature, one rate for all predicts a hospital from the others worse by 5.87 nats."""
+    command = [sys.executable, FOLDER / "leave_one_client_out.py", "--out", tmp_path]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    better = re.search(r"by client: own rates is better by (\S+) \(se 4\.\d\)", told)
+    assert better, told
+    assert float(better[1]) == pytest.approx(5.87, abs=0.3)
+    assert "by client: hospitals whose k is above 0.7: {'own rates': 0, 'one rate': 0}" in told
+    by_row = re.search(r"by row: hospitals whose k is above 0.7: {'own rates': (\d+)", told)
+    assert by_row, told
+    assert int(by_row[1]) >= 5

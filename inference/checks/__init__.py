@@ -1,5 +1,6 @@
 """Checks of what was learned: are posteriors calibrated, do models fit, do clients know?"""
 
+from pyrofl.inference.checks.leave_one_client_out import loco
 from pyrofl.inference.checks.leave_one_out import compare_loo, loo
 from pyrofl.inference.checks.newcomers import newcomer
 from pyrofl.inference.checks.predictive import STATISTICS, pit, predictive_checks
@@ -12,6 +13,15 @@ from pyrofl.inference.evaluation.evaluate import (
 )
 from pyrofl.inference.evaluation.predict import predict, predict_batch
 
-__all__ = ["STATISTICS", "Ranks", "compare_loo", "loo", "newcomer", "pit", "predictive_checks"]
+__all__ = [
+    "STATISTICS",
+    "Ranks",
+    "compare_loo",
+    "loco",
+    "loo",
+    "newcomer",
+    "pit",
+    "predictive_checks",
+]
 __all__ += ["Scores", "calibration", "calibration_by_client", "predict", "predict_batch", "sbc"]
 __all__ += ["uncertainty"]

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyrofl.inference.checks.elpd import elpd_data
 from pyrofl.inference.fit import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import gathered, import_arviz, refuse_no_groups
@@ -94,17 +95,18 @@ def compare_loo(
     """Compare models by leave-one-out: ArviZ's table, the best first, with their largest Pareto k.
 
     Args:
-        models: name -> what `loo` takes, all of the same rows.
+        models: name -> what `loo` takes, all of the same rows, or what `loco` returned, all of the
+            same clients.
         draws: of each run.
         method: of weighing the models, as in `arviz.compare`.
         what: further arguments of `loo`.
 
     Raises:
-        ValueError: if models are about different rows, or as `loo`.
+        ValueError: if models are about different rows or clients, or as `loo`.
     """
     if not isinstance(models, Mapping):
         raise ValueError(f"models is a {type(models).__name__}; expected a dict, name -> a run")
-    found = {n: loo(m, draws, **what) for n, m in models.items()}
+    found = {n: m if _scored(m) else loo(m, draws, **what) for n, m in models.items()}
     ks = {n: one.pareto_k for n, one in found.items()}
     whose = {n: k.coords.get("row_client", k[k.dims[0]]) for n, k in ks.items()}
     first, *others = found
@@ -122,6 +124,11 @@ def compare_loo(
         table: pd.DataFrame = compared(found, method=method, **exact)
     table["largest_k"] = [float(ks[n].max()) for n in table.index]
     return table
+
+
+def _scored(model: Any) -> bool:
+    """Say whether a model is an ELPDData."""
+    return hasattr(model, "pareto_k")
 
 
 def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
@@ -173,7 +180,6 @@ def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:
 def _smoothed(log_lik: xarray.DataArray, ratio: xarray.DataArray) -> Any:
     """Do what ArviZ 1 does in `loo_approximate_posterior`, for ArviZ 0.23."""
     from arviz import psislw
-    from arviz.stats.stats_utils import ELPDData
 
     samples = ("chain", "draw")
     log_weights = (ratio - log_lik).transpose(*log_lik.dims).stack(__sample__=samples)
@@ -182,12 +188,7 @@ def _smoothed(log_lik: xarray.DataArray, ratio: xarray.DataArray) -> Any:
     count = log_lik.sizes["__sample__"]
     elpd = _log_sum_exp(weights + log_lik, "__sample__")
     spent = _log_sum_exp(log_lik, "__sample__") - np.log(count) - elpd
-    good = min(1 - 1 / np.log10(count), 0.7)
-    se, bad = float((k.size * elpd.var()) ** 0.5), bool((k > good).any())
-    values: dict[str, Any] = {"elpd_loo": float(elpd.sum()), "se": se, "p_loo": float(spent.sum())}
-    values |= {"n_samples": count, "n_data_points": k.size, "warning": bad, "loo_i": elpd}
-    values |= {"pareto_k": k, "scale": "log", "good_k": good}
-    return ELPDData(data=list(values.values()), index=list(values))
+    return elpd_data(elpd, float(spent.sum()), k, count)
 
 
 def _log_sum_exp(value: xarray.DataArray, dim: str) -> xarray.DataArray:

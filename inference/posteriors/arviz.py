@@ -127,18 +127,12 @@ def to_arviz(
         raise ValueError(
             f"seeds of the runs are {seeds}; expected all different, so that chains are independent"
         )
-    verdicts = [run.verdict for run in runs]
-    for run, verdict in zip(runs, verdicts, strict=True):
-        if verdict.kind == "diverged" and not allow_diverged:
-            raise ValueError(
-                f"the run of seed {run.seed} {verdict}; expected one that did not, such as with "
-                "smaller learning rates; allow_diverged=True looks at it all the same"
-            )
+    verdicts = refuse_diverged(runs, allow_diverged)
     clients = those(data, ids)
     refuse_bad_axes(dims or {})
     made = []
     for run in runs:
-        _check_data(run.data, data)
+        refuse_other_data(run.data, data)
         how = Asked.of({"seed": run.seed, **asked, "draws": draws}, without="population part")
         axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
         made.append(_groups(run, axes, chosen, how, lenient=everything, weighed=corrected))
@@ -153,6 +147,18 @@ def to_arviz(
         for one, values in zip(made, far, strict=True):
             one["sample_stats"] |= values
     return chained(made, data, clients, labels, {"verdict": "; ".join(map(str, verdicts))})
+
+
+def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[Verdict]:
+    """Refuse runs that diverged, unless they are allowed, and return the verdict of each."""
+    verdicts = [run.verdict for run in runs]
+    for run, verdict in zip(runs, verdicts, strict=True):
+        if verdict.kind == "diverged" and not allow_diverged:
+            raise ValueError(
+                f"the run of seed {run.seed} {verdict}; expected one that did not, such as with "
+                "smaller learning rates; allow_diverged=True looks at it all the same"
+            )
+    return verdicts
 
 
 def refuse_bad_axes(dims: Mapping[str, tuple[str, ...]]) -> None:
@@ -302,7 +308,7 @@ def _weights(weights: Weights, axes: ClientAxes) -> dict[str, Variable]:
     }
 
 
-def _check_data(one: Federation, other: Federation) -> None:
+def refuse_other_data(one: Federation, other: Federation) -> None:
     """Refuse runs on different federations."""
     if one.names != other.names or one.held_out != other.held_out:
         told = f"{', '.join(other.names)} and {', '.join(one.names)}"

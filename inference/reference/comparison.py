@@ -1,4 +1,4 @@
-"""What federation costs: two posteriors beside each other, number by number."""
+"""What federation costs: how far two posteriors are from each other, number by number."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.inference.posteriors.export import coordinates, import_arviz
+from pyrofl.inference.fit import Run
+from pyrofl.inference.posteriors.export import coordinates, import_arviz, refuse_no_groups
 
 if TYPE_CHECKING:
     import pandas
     import xarray
 
 
-def cost(federated: Any, reference: Any, group: str = "posterior") -> pandas.DataFrame:
+def cost(
+    federated: Any, reference: Any, group: str = "posterior", draws: int = 4000
+) -> pandas.DataFrame:
     """Compare two posteriors, variable by variable and coordinate by coordinate.
 
     Args:
-        federated: what `Run.to_arviz` gives.
-        reference: what `nuts` gives; only what both hold is compared.
+        federated: a run, or what `Run.to_arviz` gives.
+        reference: what `nuts` gives, or another run, such as one that a client never was in, beside
+            one that it left; only what both hold is compared.
         group: of the data.
+        draws: of a run.
 
     Returns:
         A row for each coordinate, named as in `arviz.summary`, with columns variable; mean, sd,
@@ -35,7 +40,7 @@ def cost(federated: Any, reference: Any, group: str = "posterior") -> pandas.Dat
     import pandas
     from scipy.stats import energy_distance
 
-    mine, other = (one[group].data_vars for one in (federated, reference))
+    mine, other = (_drawn(one, group, draws)[group].data_vars for one in (federated, reference))
     common = [n for n in mine if n in other]
     if not common:
         names = " and ".join(", ".join(map(str, one)) for one in (mine, other))
@@ -60,6 +65,14 @@ def cost(federated: Any, reference: Any, group: str = "posterior") -> pandas.Dat
                 "energy": energy_distance(a, b),
             }
     return pandas.DataFrame.from_dict(rows, orient="index")
+
+
+def _drawn(found: Any, group: str, draws: int) -> Any:
+    """Return the draws of a run, or what is there."""
+    if isinstance(found, Run):
+        return found.to_arviz(draws, groups=(group,))
+    refuse_no_groups(found)
+    return found
 
 
 def _summary(draws: np.ndarray) -> dict[str, float]:

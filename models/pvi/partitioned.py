@@ -14,12 +14,13 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import PER_CLIENT, SHARED, Moments, Rule
+from pyrofl.inference.facts import PER_CLIENT, SHARED, Factors, Moments, Rule
 from pyrofl.inference.method import Method, Phase, Step, View, send_all
 from pyrofl.inference.programs import Program, built_for
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked, times
+from pyrofl.models.pvi.membership import without
 from pyrofl.models.pvi.natural_gradient import natural
 from pyrofl.models.pvi.unconstrained import Layout, Scaled
 from pyrofl.plates import DRAWS
@@ -68,6 +69,7 @@ class Partitioned:
         reach = REACH * torch.cat([v.each("sd") for v in sides])
         optim = natural(lr, -(-steps // 2), reach, within, self.draws is None, self.scales)
         loss = built_for(model=self.model, guide=guide)(partial(self.free_energy))
+        factors = Factors(View(self.together, self.cavity), self.densities, without)
         climb = Phase((self.drawn, Step(self.moving, optim, loss), self.shortened), steps, batch)
         return Method(
             init=self.init,
@@ -82,7 +84,7 @@ class Partitioned:
             facts={
                 "precision": Rule("a precision of a normal distribution", self.normals.proper),
                 f"{self.ours.names} _u {NOISE[0]}": SHARED,
-                "server/shift server/precision": PER_CLIENT,
+                "server/shift server/precision": (PER_CLIENT, factors),
                 f"shift precision{'' if self.exact else ' share'}": Moments(self.moments),
             },
         )
@@ -112,6 +114,19 @@ class Partitioned:
     def result(self, server: Tensors, who: Who) -> Tensors:
         """Send q, and say whose factor is in it."""
         return send_all(server, who) | {"counted": who.ids < len(server["server/shift"])}
+
+    def densities(
+        self, server: Tensors, who: Who, sites: Tensors, log_prior: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log densities [S] of draws of g, before any constraint; see `Factors`."""
+        u, growth = self.ours.freed(sites)
+        factors = {n: v[0] for n, v in self.cavity(server, who).items() if n in PARAMETERS}
+        every, others, prior = (
+            self.normals.log_density(u, {n: v.to(u) for n, v in pick(q, "shift precision").items()})
+            for q in (server, factors, self.prior)
+        )
+        share = server.get("share", torch.zeros(())).to(u)
+        return every, others, others + share * (log_prior + growth - prior)
 
     def merge(self, server: Tensors, message: Tensors, who: Who, _: Generator) -> Tensors:
         """Move the factors of all messages at once, part of the way; CannotMerge if q is lost."""

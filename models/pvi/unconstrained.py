@@ -45,6 +45,12 @@ class Site:
         before, after = (self.transform(torch.full(self.shape, v)) for v in (-1.0, 1.0))
         return before.shape == self.shape and torch.allclose(after, before * math.e**2)
 
+    def growth(self, free: Tensor, value: Tensor) -> Tensor:
+        """Return the log Jacobian [...] of values, made of what is free, [..., *shape]."""
+        growth: Tensor = self.transform.log_abs_det_jacobian(free, value)
+        lead = free.dim() - len(self.shape)
+        return growth.flatten(lead).sum(-1) if growth.dim() > lead else growth
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -85,13 +91,17 @@ class Layout:
         for site, part in zip(self.sites, u.split(sizes, -1), strict=True):
             free = part.reshape(*u.shape[:-1], *site.shape)
             value = site.transform(free)
-            growth = site.transform.log_abs_det_jacobian(free, value)
             axes = value.dim() - (u.dim() - 1)
-            if growth.dim() >= u.dim():
-                growth = growth.flatten(u.dim() - 1).sum(-1)
-            density = log_density - share * growth
+            density = log_density - share * site.growth(free, value)
             pyro.sample(site.name, dist.Delta(value, log_density=density, event_dim=axes))
             log_density = torch.zeros_like(log_density)
+
+    def freed(self, values: Tensors) -> tuple[Tensor, Tensor]:
+        """Return draws [S, *p] of sites without constraints, [S, n], and the log Jacobians [S]."""
+        free = {s.name: s.transform.inv(values[s.name]) for s in self.sites}
+        growth = sum(s.growth(free[s.name], values[s.name]) for s in self.sites)
+        u = torch.cat([v.reshape(len(v), -1) for v in free.values()], -1)
+        return u, torch.as_tensor(growth).to(u)
 
 
 class _Improper(Messenger):

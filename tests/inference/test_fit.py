@@ -18,7 +18,7 @@ from pyrofl.inference.evaluation.predict import Prediction
 from pyrofl.inference.loop.participation import Stragglers
 from pyrofl.inference.method import Method
 from pyrofl.metrics import mean
-from pyrofl.models import fedavg, local, pfedvem
+from pyrofl.models import fedavg, local, pfedvem, pvi
 
 
 @pytest.fixture
@@ -164,9 +164,18 @@ def test_a_state_whose_clients_are_gone_still_tells(method: Method, blobs, monke
     assert "State after round 2" in repr(after)
 
 
-@pytest.mark.parametrize(
-    "again", [lambda r: pickle.loads(pickle.dumps(r)), copy.copy, copy.deepcopy]
-)
+COPIES = [lambda r: pickle.loads(pickle.dumps(r)), copy.copy, copy.deepcopy]
+
+
+@pytest.mark.parametrize("again", COPIES)
+def test_a_copied_method_knows_what_clients_share(again):
+    method = pvi.build(toys.net())
+    other = again(method)
+    assert other.shared == method.shared
+    assert other.per_client == method.per_client == "server/shift server/precision"
+
+
+@pytest.mark.parametrize("again", COPIES)
 def test_runs_can_be_pickled_and_copied(method: Method, blobs: Federation, again):
     run = pyrofl.fit(method, blobs, 1, every=1, metrics={"doubt": doubt}, progress=False)
     other = again(run)

@@ -14,6 +14,7 @@ from pyrofl import Method, reference
 from pyrofl.data import Federation
 from pyrofl.inference.posteriors.export import import_arviz, inference_data
 from pyrofl.inference.reference.samplers import joined
+from pyrofl.models import pvi
 
 SIZES = (1, 4, 2, 7)
 
@@ -278,6 +279,21 @@ def test_cost_of_nothing_is_small():
     table = reference.cost(normal(1.0, 3.0, 0), normal(1.0, 3.0, 1))
     assert table["difference"].abs().max() < 0.06
     assert table["energy"].max() < 0.1
+
+
+def test_runs_are_compared_as_they_are():
+    """A run beside itself, drawn from with another seed, and what is no posterior."""
+    data = federation()
+    method = pvi.hierarchical(hierarchy, data, shared="mu", damping=1.0, draws=8, steps=6)
+    run = pyrofl.fit(method, data, 2, progress=False)
+    table = reference.cost(run, run.copy(seed=1), draws=2000)
+    assert (table["difference"].abs() < 4 * table["error"]).all()
+    drawn = reference.cost(run.to_arviz(2000), run.copy(seed=1).to_arviz(2000))
+    assert table.equals(drawn)
+    with pytest.raises(ValueError, match="found is a Method; expected a Run, or what"):
+        reference.cost(run, method)
+    with pytest.raises(ValueError, match="draws is 0; expected a whole number of at least 1"):
+        reference.cost(run, run, draws=0)
 
 
 @pytest.mark.parametrize(

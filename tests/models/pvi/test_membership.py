@@ -87,6 +87,22 @@ def test_who_joins_counts_after_a_round(order):
     close(moments(gone), exact("Ada", "Bea", "Cleo"), 1e-6)
 
 
+@pytest.mark.parametrize("change", ["join", "leave"])
+def test_damping_that_adapts_begins_anew_at_a_half(change):
+    """It has fallen to 1 / M, or stands at 1, when nothing is left to follow."""
+    trio = people("Ada", "Cleo", "Dora")
+    method = pvi.hierarchical(hierarchy, trio, shared="mu", draws=8, steps=6)
+    run = pyrofl.fit(method, trio, 25, progress=False)
+    close(moments(run), exact("Ada", "Cleo", "Dora"), 1e-6)
+    everybody = ("Ada", "Bea", "Cleo", "Dora")
+    other = pvi.join(run, people(*everybody)) if change == "join" else pvi.leave(run, "Ada")
+    assert float(other.state.server["server/damping"]) == 0.5
+    after = pyrofl.fit(method, other.data, 26, start=other, progress=False)
+    expected = exact(*(everybody if change == "join" else ("Cleo", "Dora")))
+    half = (1 / float(moments(other)[1]) + 1 / expected[1]) / 2
+    assert 1 / float(moments(after)[1]) == pytest.approx(half, rel=1e-6)
+
+
 def test_a_held_out_client_joins():
     run = fitted(people("Ada", "Cleo", "Bea", held_out=1))
     more = pvi.join(run, people("Ada", "Cleo", "Bea"))

@@ -1,0 +1,183 @@
+"""Leave-one-client-out: how well is a whole client predicted from all others?
+
+Where the server keeps a factor t_j of every client, q / t_j is what the others know of the sites g
+that clients share. With the latents z_j of the client's own,
+
+    p(y_j | y_others) = E p(y_j | g)  over  g ~ q / t_j,     p(y_j | g) = E p(y_j | g, z_j)
+
+Half of the draws of g are from q / t_j and half from q, z_j from its guide given g, with weights
+
+    w = (q / t_j)(g) / m(g)  p(z_j | g) p(y_j | g, z_j) / q(z_j | g),    m = (q / t_j + q) / 2
+
+They are small where q is right, as q is then their best proposal, and bounded in g where it is not.
+As m integrates q / t_j to 1, (q / t_j) / m - 1 is a control variate, with which no other mixture of
+the two is better; where everything is normal nothing is left to vary. Owen and Zhou, "Safe and
+Effective Importance Sampling", JASA 2000. Where p0 of PVI is not the prior, q / t_j is weighted
+with the share of what is missing, which t_j held.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyrofl.arguments import Range, Whole, checked
+from pyrofl.inference.checks.elpd import elpd_data, pareto_k
+from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.facts import Factors, of_kind
+from pyrofl.inference.fit import Run
+from pyrofl.inference.posteriors.arviz import refuse_diverged, refuse_other_data
+from pyrofl.inference.posteriors.draws import Pointwise, pointwise
+from pyrofl.inference.posteriors.export import refuse_no_runs
+from pyrofl.tensors import matches
+
+
+class Estimate(NamedTuple):
+    """What is found of one client: log densities, and what their draws are worth."""
+
+    elpd: float  # given the others
+    error: float  # its Monte Carlo standard error
+    known: float  # log density given all, the client too
+    k: float  # Pareto k of the weights
+
+
+@checked
+def loco(
+    found: Run | Sequence[Run],
+    draws: Annotated[int, Range(100)] = 2000,
+    *,
+    rounds: Whole = 0,
+    allow_diverged: bool = False,
+) -> Any:
+    """Estimate how well each client is predicted from all others: ArviZ's ELPDData, by client.
+
+    For `arviz.compare` or `compare_loo`, of models of the same clients. The entries by client have
+    Monte Carlo standard errors as a coordinate, "mcse", and each has its Pareto k.
+
+    The factors of the others were found beside the client's. Where the model is not normal they
+    are a little off without it, and some rounds without it mend that, for the price of so many
+    rounds for every client. Of twelve hospitals that differ by 3 nats (BUGS's "Surgical"), the
+    estimates are off those of fits without the hospital by 0.055 nats at most, by 0.017 after 4
+    rounds and by 0.003 after 8; the order of hospitals is the same each time. Of 8 of the 85
+    counties of radon, the one that tells most of what all share is off by 0.21 nats (of -138), by
+    0.05 after 8 rounds; the others by 0.01 at most.
+
+    Args:
+        found: a run of `pvi.build` or `pvi.hierarchical`, or several as chains.
+        draws: of each run.
+        rounds: of the others alone, before their posterior is asked; 0 divides the factor out.
+        allow_diverged: look at runs that diverged too.
+
+    Raises:
+        ValueError: if a run is of another method or diverged, runs differ in clients or rows, what
+            the others know is no distribution, or a density is not finite.
+
+    Warns:
+        UserWarning: of clients whose Pareto k is bad.
+    """
+    import xarray
+
+    runs = [found] if isinstance(found, Run) else list(found)
+    refuse_no_runs(runs)
+    if not runs:
+        raise ValueError("there is no run; expected at least one")
+    refuse_diverged(runs, allow_diverged)
+    data = runs[0].data
+    names = list(data.names[: data.clients])
+    for run in runs:
+        refuse_other_data(run.data, data)
+        _factors(run)
+    each = [[_estimate(run, name, draws, rounds) for name in names] for run in runs]
+    elpd, error, known, k = np.moveaxis(np.array(each), -1, 0)
+    # Runs count the same: their densities are averaged.
+    share = np.exp(elpd - elpd.max(0))
+    errors = np.sqrt((share**2 * error**2).sum(0)) / share.sum(0)
+    elpd, known = (np.logaddexp.reduce(v, 0) - np.log(len(runs)) for v in (elpd, known))
+    coords = {"client": names, "mcse": ("client", errors)}
+    by_client = xarray.DataArray(elpd, coords, ("client",))
+    ks = xarray.DataArray(k.max(0), {"client": names}, ("client",))
+    made = elpd_data(by_client, float((known - elpd).sum()), ks, draws * len(runs))
+    bad = ks["client"].values[ks > made.good_k]
+    if len(bad):
+        warnings.warn(
+            f"Pareto k is above {made.good_k:.2f} in {len(bad)} of {len(names)} clients: "
+            f"{', '.join(bad)}; do not trust their estimates",
+            stacklevel=3,
+        )
+    return made
+
+
+def _factors(run: Run) -> Factors:
+    """Return the fact that the server keeps factors, or refuse the run."""
+    found = of_kind(run.method.facts, Factors)
+    if not found:
+        raise ValueError(
+            "the server of this run holds no factors of clients; expected a run of pvi.build or "
+            "pvi.hierarchical, or `loo`, which leaves rows out"
+        )
+    return next(iter(found.values()))
+
+
+def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
+    """Estimate the density of a client's rows given all others, by importance sampling."""
+    factors, data = _factors(run), run.data
+    state = factors.without(run, client, rounds)
+    ids = torch.tensor([data.names.index(client)])
+    method = replace(run.method, views={**run.method.views, "others": factors.others})
+    log_w, log_v, excess, known = [], [], [], []
+    for view in (run.method.main_view, "others"):
+        asked = Asked(model=view, draws=-(-draws // 2), seed=run.seed)
+        (said,) = pointwise(method, data, state, ids, asked)
+        sites = {n: v.value[:, 0, 0] for n, v in said["posterior"].items()}
+        shared = {n: v for n, v in sites.items() if matches(n, method.shared)}
+        density = {n: v.value.flatten() for n, v in said["density"].items()}
+        prior = density["shared log_p"]
+        every, others, left = factors.densities(state.server, data.who(ids), shared, prior)
+        middle = torch.logaddexp(every, others) - np.log(2)
+        log_v.append(left - middle)
+        log_w.append(left - middle + density["log_p"] - density["log_q"])
+        excess.append((others - middle).exp() - 1)
+        known.append(_log_likelihood(said, method.shared))
+    (top, w), (below, v) = (_scaled(torch.stack(value)) for value in (log_w, log_v))
+    # The same noise gave a draw of q and one of q / t_j, so that they vary as one.
+    (w_mean, w_rest), (v_mean, v_rest) = (_mean(x, torch.stack(excess).mean(0)) for x in (w, v))
+    rest = w_rest / w_mean - v_rest / v_mean
+    elpd = float(top - below + (w_mean / v_mean).log())
+    if not np.isfinite(elpd):
+        raise ValueError(
+            f"the log density of {client!r} given all others is {elpd}; expected a finite number, "
+            "such as after more rounds"
+        )
+    return Estimate(
+        elpd=elpd,
+        error=float(rest.std() / len(rest) ** 0.5),
+        known=float(known[0].logsumexp(0) - np.log(len(known[0]))),
+        k=pareto_k(torch.stack(log_w).flatten().cpu().numpy()),
+    )
+
+
+def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest of log weights [2, S], and weights beside it, the mean of each pair."""
+    top = log_weights.max()
+    return top, (log_weights - top).exp().mean(0)
+
+
+def _mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of values [S] where that of the control is 0, and what is left to vary."""
+    centred = control - control.mean()
+    spread = centred.square().sum()
+    slope = (value * centred).sum() / spread if spread > 0 else spread
+    mean = value.mean() - slope * control.mean()
+    return mean, value - value.mean() - slope * centred
+
+
+def _log_likelihood(said: Pointwise, shared: str) -> Tensor:
+    """Return the log density [S] of all rows of a client."""
+    own = (v.value for n, v in said["log_prior"].items() if not matches(n, shared))
+    return said["density"]["log_p"].value.flatten() - sum(v.flatten() for v in own)
