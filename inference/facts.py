@@ -43,7 +43,7 @@ class WireCost:
 
 @dataclass(frozen=True)
 class Mark:
-    """A fact without any number; `SHARED`, `PER_CLIENT` and `INCOMPARABLE` are those there are."""
+    """A fact without any number, such as `SHARED` and `PER_CLIENT`."""
 
     text: str
 
@@ -82,6 +82,9 @@ their guide. Their guide reads nothing of the client's own, so draws agree once 
 
 PER_CLIENT = Mark("a row for every client")
 """Of what the server holds, [J, *p]: the rows that `init` gives are dealt in the order of names."""
+
+REPORTED = Mark("told as a statistic of clients")
+"""Of what the server holds of every client, without its "server/"."""
 
 INCOMPARABLE = Mark("a loss that rises as it should")
 """Of what a gradient step moves: its loss in this round is not to be compared with that of others,

@@ -130,10 +130,12 @@ class Method(Pickled, Summarised):
         views: the models that can be tested, "personal", "global", "ensemble": a `View`, or its
             `read` alone.
         statistics: what the paper reports about clients besides scores: a closed form
-            (received, local, batch) -> name: [C].
+            (received, local, batch) -> name: [C], or [C, *p] for what only `to_arviz` has room
+            for: there "WHAT/SITE" has the axes of the site.
         facts: patterns of names -> what holds for them: rules that messages must obey, sites that
             all clients share, tables with a row for every client, costs on the wire; see `facts`.
         all_train: every client trains every round, and participation says who reports.
+        name: what results call it.
 
     While a client trains, local = private | received (received wins); afterwards its private state
     is the names that `join` made, cut from local. Names under "rows/" that phases make are what
@@ -157,6 +159,7 @@ class Method(Pickled, Summarised):
     statistics: Move = no_statistics
     facts: Facts = field(default_factory=dict)
     all_train: bool = False
+    name: str = ""
 
     def __post_init__(self) -> None:
         """Refuse fields of another kind, and programs that a part, `built_for` others, ignores."""
@@ -219,10 +222,20 @@ class Method(Pickled, Summarised):
                 total = total - dense({name: value}) + cost.bytes(name, tensors)
         return total
 
+    @property
+    def title(self) -> str:
+        """What it is called, where it has a name."""
+        return f"Method {self.name}".strip()
+
+    @property
+    def programs(self) -> str:
+        """The names of its programs."""
+        return f"{_name(self.model)}, with the guide {_name(self.guide)}"
+
     def summary(self) -> Mapping[str, object]:
         """Tell what it is."""
         return {
-            "model": f"{_name(self.model)}, with the guide {_name(self.guide)}",
+            "model": self.programs,
             "clients": "; ".join(map(_told, self.phases)) or "do not train",
             "server": self.merge if isinstance(self.merge, Pooled) else _name(self.merge),
             "views": ", ".join(self.views) + "; adapted before a test" * bool(self.adapt),

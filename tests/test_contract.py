@@ -121,6 +121,12 @@ def test_the_methods_are_found():
 
 
 @everywhere
+def test_results_call_a_method_by_its_name(name):
+    assert make(name).name == name
+    assert repr(make(name)).startswith(f"Method {name}\n")
+
+
+@everywhere
 def test_clients_may_be_trained_side_by_side_or_one_by_one(name):
     # Up to rounding; the papers' settings have momentum, and the clients 3 to 40 rows.
     for one, more in zip(usual(name, 1), usual(name, 5), strict=True):

@@ -7,7 +7,9 @@ what all share is along neither. Every run is a chain.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
+from time import perf_counter
 from typing import Any, Protocol, Unpack
 
 import torch
@@ -18,9 +20,9 @@ from pyrofl.data import Federation
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable
+from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
 from pyrofl.inference.posteriors.draws import draw, pointwise, those
-from pyrofl.inference.posteriors.export import inference_data, refuse_no_runs
+from pyrofl.inference.posteriors.export import STOPPED, Fact, inference_data, refuse_no_runs
 from pyrofl.inference.seeds import Seed
 from pyrofl.inference.verdict import Verdict
 from pyrofl.tensors import Tensors
@@ -28,6 +30,7 @@ from pyrofl.tensors import Tensors
 RESERVED = ("chain", "draw", "client", "row", "row_client", "round", "step")  # axes there are
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "log_prior", "observed_data"}
+OF_CLASSES = ("posterior_predictive", "prior_predictive", "observed_data")
 OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
 
 
@@ -79,7 +82,12 @@ def to_arviz(
     - prior, prior_predictive: as many draws from the model given the server.
     - constant_data: x, the clients' sizes and each row's number in the table.
     - sample_stats: the loss by round, client and gradient step, NaN where the client did not train,
-      and the method's statistics.
+      and the method's statistics, for all clients that train.
+
+    The axis "feature", of x and where dims says so, is labelled by the columns of a table that x
+    was read from; "class" by the names of classes, which groups of responses have to look them up:
+    `found["observed_data"]["class"][y]`. Attributes of all of it and of every group say what made
+    it, when, by which method, model, seed and rounds, how long that took, and how it ended.
 
     Args:
         runs: with different seeds.
@@ -89,8 +97,7 @@ def to_arviz(
         groups: some of the above, or "all": those that the method has, as an improper prior has no
             draws.
         ids: of clients; default all that train.
-        allow_diverged: look at runs that diverged too; see `Run.verdict`, which is in the
-            attribute "verdict" of every group.
+        allow_diverged: look at runs that diverged too; see `Run.verdict`.
         asked: model, adapted, chunk and seed of `Asked`; the seed is the run's by default, and for
             groups that look at rows clients go one by one.
 
@@ -99,7 +106,7 @@ def to_arviz(
             run diverged, runs differ in clients, rows or sites, or names in dims and coords do not
             fit.
     """
-    runs, everything = list(runs), groups == "all"
+    begun, runs, everything = perf_counter(), list(runs), groups == "all"
     refuse_no_runs(runs)
     some = groups if isinstance(groups, Collection) else [groups]
     chosen = set(GROUPS) if everything else {str(group) for group in some}
@@ -129,13 +136,41 @@ def to_arviz(
         axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
         made.append(_groups(run, axes, chosen, how, lenient=everything))
         _check_sites(made[-1], made[0])
-    labels = _refuse_unknown_names(made[0], runs[0].state, dims or {}, coords or {})
+    named = _refuse_unknown_names(made[0], runs[0].state, dims or {}, coords or {})
     if "sample_stats" in chosen and ids is None and any(run.records for run in runs):
-        loss, labels["round"], labels["step"] = losses(runs)
+        loss, named["round"], named["step"] = losses(runs)
         for one, value in zip(made, loss, strict=True):
             of_rounds = {"loss": Variable(value, ("round", "client", "step"))}
             one["sample_stats"] = one.get("sample_stats", {}) | of_rounds
-    return chained(made, data, clients, labels, {"verdict": "; ".join(map(str, verdicts))})
+    return chained(made, data, clients, named, facts(runs, verdicts, how, begun))
+
+
+def facts(
+    runs: Sequence[Fitted], verdicts: Sequence[Verdict], how: Asked, begun: float
+) -> dict[str, Fact]:
+    """Tell which runs and which model of theirs draws are of, and how long both took."""
+    method = runs[0].method
+    told: dict[str, Fact] = {
+        "method": method.name or method.programs,
+        "model": how.view(method),
+        "adapted": how.adapted,
+        "rounds": together([run.state.number for run in runs]),
+        "seed": together([s if isinstance(s, int) else str(s) for s in (r.seed for r in runs)]),
+        "verdict": "; ".join(map(str, verdicts)),
+    }
+    if os.environ.get(STOPPED):
+        return told
+    fitted = sum(record.seconds for run in runs for record in run.records)
+    return told | {"fitting_time": fitted, "sampling_time": perf_counter() - begun}
+
+
+def together(values: Sequence[Fact]) -> Fact:
+    """Return the value of all runs, or a text with that of each.
+
+    >>> together([20, 20]), together([0, 1])
+    (20, '0; 1')
+    """
+    return values[0] if len(set(values)) == 1 else "; ".join(map(str, values))
 
 
 def refuse_bad_axes(dims: Mapping[str, tuple[str, ...]]) -> None:
@@ -160,7 +195,7 @@ def _refuse_unknown_names(
     """Refuse names that belong to nothing, and return the labels of axes."""
     sites = {n: None for variables in made.values() for n in variables}
     # A parameter that is a point has no draws, and may have named axes all the same.
-    sites |= {n.partition("/")[2]: None for n in (*state.server, *state.private)}
+    sites |= {n.partition("/")[2]: None for n in (*sites, *state.server, *state.private)}
     axes = {a: None for group in made.values() for v in group.values() for a in v.axes}
     for name in dims:
         known(name, list(sites), "site in dims")
@@ -174,9 +209,12 @@ def chained(
     data: Federation,
     ids: Tensor,
     coords: Mapping[str, Sequence[Any]] | None = None,
-    attrs: Mapping[str, str] | None = None,
+    attrs: Mapping[str, Fact] | None = None,
 ) -> Any:
-    """Return groups of each chain for ArviZ; ids are of clients, coords label further axes."""
+    """Return groups of each chain for ArviZ; ids are of clients, coords label further axes.
+
+    Groups of responses that are classes have the coordinate "class", their names.
+    """
     arrays: dict[str, dict[str, Tensor]] = {group: {} for group in made[0]}
     axes: dict[str, tuple[str, ...]] = {}
     for group, variables in made[0].items():
@@ -185,9 +223,12 @@ def chained(
             values = [one[group][name].value for one in made]
             arrays[group][name] = torch.stack(values) if chains else values[0]
             axes[f"{group}/{name}"] = ("chain",) * chains + variable.axes
-    known = {"client": [data.names[i] for i in ids.tolist()], **(coords or {})}
+    names = [data.names[i] for i in ids.tolist()]
+    of_data = {axis: words for axis, words in labels(data).items() if words}
+    known = {"client": names, **of_data, **(coords or {})}
     of_row = [data.names[i] for i in ids.tolist() for _ in data.train[i]]
-    return inference_data(arrays, axes, known, {"row_client": ("row", of_row)}, attrs)
+    listed = {group: ("class",) for group in OF_CLASSES if data.classes}
+    return inference_data(arrays, axes, known, {"row_client": ("row", of_row)}, attrs, listed)
 
 
 def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
@@ -240,7 +281,7 @@ def _groups(run: Fitted, axes: ClientAxes, chosen: set[str], asked: Asked, lenie
     if "constant_data" in chosen:
         found["constant_data"] = axes.constants()
     if "sample_stats" in chosen and torch.equal(axes.ids, torch.arange(data.clients)):
-        reported = {n: Variable(v, ("client",)) for n, v in run.statistics().items()}
+        reported = {n: axes.reported(n, v) for n, v in run.statistics().items()}
         found["sample_stats"] = reported | found.get("sample_stats", {})
     return {group: found[group] for group in GROUPS if found.get(group)}
 

@@ -240,7 +240,7 @@ def distilled(
         return method.download(server, who) | spread_out(held, len(who.ids))
 
     ensemble = View(members, with_teachers)
-    return replace(method, merge=merge, views={**method.views, "ensemble": ensemble})
+    return replace(method, name="fedbe", merge=merge, views={**method.views, "ensemble": ensemble})
 
 
 def members(received: Tensors, local: Tensors) -> list[Tensors]:

@@ -70,6 +70,7 @@ class Partitioned:
         loss = built_for(model=self.model, guide=guide)(partial(self.free_energy))
         climb = Phase((self.drawn, Step(self.moving, optim, loss), self.shortened), steps, batch)
         return Method(
+            name="pvi",
             init=self.init,
             model=self.model,
             guide=guide,

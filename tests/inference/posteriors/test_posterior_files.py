@@ -31,11 +31,17 @@ SITES = {
     "pfedvem": HEAD,
 }
 SHARED = {"pvi"}  # a posterior of all clients together has no client axis
-STATISTICS = {
-    "apfl": {"alpha"},
-    "metavd": {"dropout_rate", "sparsity"},
-    "pfedmb": {"alpha_entropy", "branches_kept"},
-    "pfedvem": {"tau", "deviation"},
+STATISTICS = {  # and the axes of their own
+    "apfl": {"alpha": ()},
+    "metavd": {
+        "dropout_rate": (),
+        "sparsity": (),
+        "dropout_rate.fc1.weight": NETWORK["fc1.weight"],
+        "log_alpha.fc1.weight": NETWORK["fc1.weight"],
+        "embedding": ("embedding_dim_0",),
+    },
+    "pfedmb": {"alpha_entropy": (), "branches_kept": ()},
+    "pfedvem": {"tau": (), "deviation": ()},
 }
 
 
@@ -65,7 +71,7 @@ def test_the_file_of_a_method_has_these_axes(name, tmp_path):
     stats = found["sample_stats"]
     assert {n: v.dims for n, v in stats.data_vars.items()} == {
         "loss": ("chain", "round", "client", "step"),
-        **{n: ("chain", "client") for n in STATISTICS.get(name, set())},
+        **{n: ("chain", "client", *own) for n, own in STATISTICS.get(name, {}).items()},
     }
     assert stats["client"].values.tolist() == list(NAMES)
     assert stats["round"].values.tolist() == [1]
