@@ -94,6 +94,11 @@ def as_received(received: Tensors, local: Tensors) -> Tensors:
     return local | received
 
 
+ServerPosterior = Callable[[Tensors, int, Generator], tuple[Tensors, Tensors]]
+"""(server, draws, generator) -> what all clients share, [S, *p], latent sites and more; and what
+each client that trains has of it, [S, J, *p], 0 for clients beyond the last row."""
+
+
 @dataclass(frozen=True)
 class View:
     """A model that can be tested.
@@ -101,10 +106,13 @@ class View:
     Attributes:
         read: (received, local) -> what the programs are to read as local; a list is an ensemble.
         download: (server, who) -> received for prediction, where clients need more than to train.
+        posterior: of one model for all clients, where the server has one: what draws from it. None
+            is that of the guide.
     """
 
     read: Callable[[Tensors, Tensors], Tensors | list[Tensors]]
     download: Callable[[Tensors, Who], Tensors] | None = None
+    posterior: ServerPosterior | None = None
 
     def __call__(self, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
         """Return what the programs are to read as local."""
@@ -193,6 +201,12 @@ class Method(Pickled, Summarised):
     def main_view(self) -> str:
         """The model that the method is about: the personal one, or else its first."""
         return "personal" if "personal" in self.views else next(iter(self.views))
+
+    @property
+    def posterior_view(self) -> str:
+        """The model that draws are of: the one whose posterior the server has, or the main one."""
+        own = (n for n, view in self.views.items() if getattr(view, "posterior", None))
+        return next(own, self.main_view)
 
     def deployed(self, view: str) -> Method:
         """Return the method as it is tested: clients receive what they need to predict."""

@@ -21,7 +21,7 @@ from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
-from pyrofl.inference.posteriors.draws import draw, pointwise, those
+from pyrofl.inference.posteriors.draws import asked_of, draw, pointwise, those
 from pyrofl.inference.posteriors.export import STOPPED, Fact, inference_data, refuse_no_runs
 from pyrofl.inference.seeds import Seed
 from pyrofl.inference.verdict import Verdict
@@ -71,8 +71,10 @@ def to_arviz(
 
     - posterior: latent sites and those of `pyro.deterministic`, dims chain, draw, client and the
       site's own; without client if all clients share the site, or what is made of such sites
-      alone; row instead of client if it lies inside `batch.rows()` (such sites need one of the
-      groups that look at rows).
+      alone, or it is one point for all; row instead of client if it lies inside `batch.rows()`
+      (such sites need one of the groups that look at rows). A point has equal draws: the attribute
+      "points" names those there are. Of a method whose server has a posterior, as FedBE, it is
+      that, unless another model is asked for.
     - log_prior: the log density of each latent site, for `arviz.psense`.
     - log_likelihood, posterior_predictive, observed_data: the observed sites by row, counts and
       classes as integers. The first has every `pyro.factor` of rows too, and is NaN where a mask of
@@ -132,7 +134,7 @@ def to_arviz(
     made = []
     for run in runs:
         _check_data(run.data, data)
-        how = Asked.of({"seed": run.seed, **asked, "draws": draws}, without="population part")
+        how = asked_of(run.method, {"seed": run.seed, **asked, "draws": draws})
         axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
         made.append(_groups(run, axes, chosen, how, lenient=everything))
         _check_sites(made[-1], made[0])
@@ -142,14 +144,16 @@ def to_arviz(
         for one, value in zip(made, loss, strict=True):
             of_rounds = {"loss": Variable(value, ("round", "client", "step"))}
             one["sample_stats"] = one.get("sample_stats", {}) | of_rounds
-    return chained(made, data, clients, named, facts(runs, verdicts, how, begun))
+    return chained(made, data, clients, named, facts(runs, made[0], verdicts, how, begun))
 
 
 def facts(
-    runs: Sequence[Fitted], verdicts: Sequence[Verdict], how: Asked, begun: float
+    runs: Sequence[Fitted], made: Groups, verdicts: Sequence[Verdict], how: Asked, begun: float
 ) -> dict[str, Fact]:
     """Tell which runs and which model of theirs draws are of, and how long both took."""
     method = runs[0].method
+    drawn = made.get("posterior", {}).items()
+    points = [n for n, v in drawn if len(v.value) > 1 and bool((v.value == v.value[:1]).all())]
     told: dict[str, Fact] = {
         "method": method.name or method.programs,
         "model": how.view(method),
@@ -158,6 +162,7 @@ def facts(
         "seed": together([s if isinstance(s, int) else str(s) for s in (r.seed for r in runs)]),
         "verdict": "; ".join(map(str, verdicts)),
     }
+    told |= {"points": ", ".join(points)} if points else {}
     if os.environ.get(STOPPED):
         return told
     fitted = sum(record.seconds for run in runs for record in run.records)

@@ -62,9 +62,12 @@ class ClientAxes:
     def of_clients(self, name: str, value: Tensor) -> Variable:
         """Name the axes of a site's draws [S, C, *p]."""
         own = self.own(name, value, 2)
+        point = len(value) > 1 and bool((value == value[:1]).all())
+        if point:  # in numbers whose mean is exact, so that their standard deviation is 0
+            value = value[:1].double().expand_as(value)
         # What is made of shared sites alone is one for all clients too, to the last bit.
-        equal = self.shared and len(self.ids) > 1 and value.dim() > 1 and len(value) > 1
-        if matches(name, self.shared) or (equal and bool((value == value[:, :1]).all())):
+        several = len(self.ids) > 1 and value.dim() > 1 and len(value) > 1
+        if matches(name, self.shared) or (several and bool((value == value[:, :1]).all())):
             return Variable(agreed(name, value), ("draw", *own))
         return Variable(value, ("draw", "client", *own))
 
@@ -93,7 +96,7 @@ class ClientAxes:
 
     def _densities(self, known: Sequence[Pointwise]) -> dict[str, Variable]:
         """Return log_p and log_q of every draw, per client if clients share no site."""
-        if self.shared and len(self.ids) < self.data.clients:
+        if "density" not in known[0] or (self.shared and len(self.ids) < self.data.clients):
             return {}  # what all share depends on the clients that are not here
         found = {}
         for n in ("log_p", "log_q"):

@@ -91,7 +91,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
         folder / "clients.csv", run_folder.CLIENTS, run.client_rows(scores, statistics)
     )
     if draws and run.verdict.kind != "diverged":
-        view, adapted = main_view(run)
+        view, adapted = posterior_view(run)
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
         export.save(run.to_arviz(draws, dims, model=view, adapted=adapted), folder / "posterior.nc")
     run_folder.write_json(folder / LAST, facts(job, run, scores))
@@ -153,6 +153,12 @@ def main_view(run: Run) -> tuple[str, Adapted]:
     """Return the model that a method is about, and adapted how: a personal one if it can be."""
     view = run.method.main_view
     return view, "adapt" if view == "personal" and run.method.adapt else "none"
+
+
+def posterior_view(run: Run) -> tuple[str, Adapted]:
+    """Return the model that draws are of, adapted as `main_view` says."""
+    view, main = run.method.posterior_view, main_view(run)
+    return main if view == main[0] else (view, "none")
 
 
 def draw(

@@ -528,3 +528,19 @@ def test_statistics_of_sites_have_the_axes_of_these():
     np.testing.assert_allclose(stats["rate.both"].sel(client="Bea"), [[0.1, 1.1]])
     assert set(fitted.clients["metric"]) >= {"m"}
     assert not set(fitted.clients["metric"]) & {"rate/both", "own"}
+
+
+def test_points_are_there_once_and_stand_still(blobs: Federation):
+    single = blobs.to("cpu", torch.float32)
+    fitted = pyrofl.fit(fedavg.build(toys.net(), fine_tune=1), single, 1, progress=False)
+    found = fitted.to_arviz(7, model="global")
+    posterior = found["posterior"]
+    for n in toys.net().shapes:
+        assert "client" not in posterior[n].dims
+        assert float(posterior[n].std("draw").max()) == 0  # and not 3e-8
+        np.testing.assert_array_equal(posterior[n].values[0, 2], fitted.state.server[f"w/{n}"])
+    assert found.attrs["points"] == ", ".join(toys.net().shapes)
+    mine = fitted.to_arviz(7, model="personal", adapted="adapt")["posterior"]["head.bias"]
+    assert mine.dims[:3] == ("chain", "draw", "client")
+    assert float(mine.std("draw").max()) == 0
+    assert "points" not in run().to_arviz(7).attrs
