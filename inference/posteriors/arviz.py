@@ -23,7 +23,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
 from pyrofl.inference.posteriors.draws import asked_of, draw, pointwise, those
 from pyrofl.inference.posteriors.export import STOPPED, Fact, inference_data, refuse_no_runs
-from pyrofl.inference.seeds import Seed
+from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.verdict import Verdict
 from pyrofl.tensors import Tensors
 
@@ -159,7 +159,7 @@ def facts(
         "model": how.view(method),
         "adapted": how.adapted,
         "rounds": together([run.state.number for run in runs]),
-        "seed": together([s if isinstance(s, int) else str(s) for s in (r.seed for r in runs)]),
+        "seed": together([_seed(run.seed) for run in runs]),
         "verdict": "; ".join(map(str, verdicts)),
     }
     told |= {"points": ", ".join(points)} if points else {}
@@ -167,6 +167,12 @@ def facts(
         return told
     fitted = sum(record.seconds for run in runs for record in run.records)
     return told | {"fitting_time": fitted, "sampling_time": perf_counter() - begun}
+
+
+def _seed(seed: Seed) -> Fact:
+    """Return the seed, or a text with that of each purpose where they differ."""
+    each = separate(seed)
+    return each.noise if each.init == each.participation == each.noise else str(each)
 
 
 def together(values: Sequence[Fact]) -> Fact:

@@ -93,7 +93,9 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
     if draws and run.verdict.kind != "diverged":
         view, adapted = posterior_view(run)
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
-        export.save(run.to_arviz(draws, dims, model=view, adapted=adapted), folder / "posterior.nc")
+        which: dict[str, Any] = {"model": view, "adapted": adapted}
+        found = run.to_arviz(draws, dims, coords=job.coords, groups=job.groups, **which)
+        export.save(found, folder / "posterior.nc")
     run_folder.write_json(folder / LAST, facts(job, run, scores))
     return drawn(folder, draw(job, run, scores, statistics))
 
