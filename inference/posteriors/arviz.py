@@ -75,7 +75,7 @@ def to_arviz(
       (such sites need one of the groups that look at rows). A point has equal draws: the attribute
       "points" names those there are. Of a method whose server has a posterior, as FedBE, it is
       that, unless another model is asked for.
-    - log_prior: the log density of each latent site, for `arviz.psense`.
+    - log_prior: the log density of each latent site whose prior has one, for `arviz.psense`.
     - log_likelihood, posterior_predictive, observed_data: the observed sites by row, counts and
       classes as integers. The first has every `pyro.factor` of rows too, and is NaN where a mask of
       the model's own hides a response; it brings log_p and log_q to sample_stats: log densities of
@@ -84,7 +84,7 @@ def to_arviz(
     - prior, prior_predictive: as many draws from the model given the server.
     - constant_data: x, the clients' sizes and each row's number in the table.
     - sample_stats: the loss by round, client and gradient step, NaN where the client did not train,
-      and the method's statistics, for all clients that train.
+      and the method's statistics; if all clients that are asked for train.
 
     The axis "feature", of x and where dims says so, is labelled by the columns of a table that x
     was read from; "class" by the names of classes, which groups of responses have to look them up:
@@ -97,8 +97,9 @@ def to_arviz(
         dims: site -> names of its axes; default "SITE_dim_0" and so on.
         coords: axis -> labels of its places, such as the names of covariates.
         groups: some of the above, or "all": those that the method has, as an improper prior has no
-            draws.
-        ids: of clients; default all that train.
+            draws and no density.
+        ids: of clients; default all that train. Held-out ones join and no more, unless `adapted`
+            says what they do first: ids=torch.arange(data.clients, len(data.train)).
         allow_diverged: look at runs that diverged too; see `Run.verdict`.
         asked: model, adapted, chunk and seed of `Asked`; the seed is the run's by default, and for
             groups that look at rows clients go one by one.
@@ -139,10 +140,11 @@ def to_arviz(
         made.append(_groups(run, axes, chosen, how, lenient=everything))
         _check_sites(made[-1], made[0])
     named = _refuse_unknown_names(made[0], runs[0].state, dims or {}, coords or {})
-    if "sample_stats" in chosen and ids is None and any(run.records for run in runs):
+    trained = int(clients.max()) < data.clients and any(run.records for run in runs)
+    if "sample_stats" in chosen and trained:
         loss, named["round"], named["step"] = losses(runs)
         for one, value in zip(made, loss, strict=True):
-            of_rounds = {"loss": Variable(value, ("round", "client", "step"))}
+            of_rounds = {"loss": Variable(value[:, clients], ("round", "client", "step"))}
             one["sample_stats"] = one.get("sample_stats", {}) | of_rounds
     return chained(made, data, clients, named, facts(runs, made[0], verdicts, how, begun))
 
@@ -291,8 +293,10 @@ def _groups(run: Fitted, axes: ClientAxes, chosen: set[str], asked: Asked, lenie
         found |= of_prior(axes, method, state, asked, chosen, lenient)
     if "constant_data" in chosen:
         found["constant_data"] = axes.constants()
-    if "sample_stats" in chosen and torch.equal(axes.ids, torch.arange(data.clients)):
-        reported = {n: axes.reported(n, v) for n, v in run.statistics().items()}
+    if "log_prior" in chosen and not found.get("log_prior") and not lenient:
+        raise ValueError("the prior has no density; expected a proper one, or no log_prior")
+    if "sample_stats" in chosen and int(axes.ids.max()) < data.clients:
+        reported = {n: axes.reported(n, v[axes.ids]) for n, v in run.statistics().items()}
         found["sample_stats"] = reported | found.get("sample_stats", {})
     return {group: found[group] for group in GROUPS if found.get(group)}
 

@@ -96,7 +96,8 @@ class ClientAxes:
 
     def _densities(self, known: Sequence[Pointwise]) -> dict[str, Variable]:
         """Return log_p and log_q of every draw, per client if clients share no site."""
-        if "density" not in known[0] or (self.shared and len(self.ids) < self.data.clients):
+        everyone = torch.isin(torch.arange(self.data.clients), self.ids).all()
+        if "density" not in known[0] or (self.shared and not everyone):
             return {}  # what all share depends on the clients that are not here
         found = {}
         for n in ("log_p", "log_q"):

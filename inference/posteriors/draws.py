@@ -292,7 +292,8 @@ def _in_draws(
         if name in p.nodes:
             log_p = per_draw(_log_prob(p.nodes[name]), 1)
             density[f"{whose}log_p"] += log_p
-            prior[name] = Values(log_p.expand(draws, 1)[..., None], False)
+            if not is_improper(p.nodes[name]["fn"]):
+                prior[name] = Values(log_p.expand(draws, 1)[..., None], False)
     seen: Pointwise = {"observed_data": {}, "log_likelihood": {}, "posterior_predictive": {}}
     for name, site in observed(p):
         density["log_p"] += per_draw(_log_prob(site), 1)
@@ -312,6 +313,13 @@ def _in_draws(
     weights = {n: Values(v[..., None], False) for n, v in density.items()}
     known = {"posterior": named(q, p, draws, 1), "log_prior": prior, "density": weights}
     return known | seen
+
+
+def is_improper(fn: Any) -> bool:
+    """Say whether a distribution has no density, whatever it is wrapped in."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return isinstance(fn, dist.ImproperUniform)
 
 
 def _with_gaps(site: Any) -> Tensor:

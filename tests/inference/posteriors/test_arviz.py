@@ -232,7 +232,9 @@ def test_sites_that_are_not_one_for_all_are_refused():
 def test_an_improper_prior_has_no_draws(blobs: Federation):
     fitted = pyrofl.fit(fedavg.build(toys.net()), blobs, 1, progress=False)
     found = fitted.to_arviz(2, groups="all")
-    assert {g for g in GROUPS if g not in found} == {"prior", "prior_predictive"}
+    assert {g for g in GROUPS if g not in found} == {"prior", "prior_predictive", "log_prior"}
+    with pytest.raises(ValueError, match="the prior has no density; expected a proper one"):
+        fitted.to_arviz(2, groups=["posterior", "log_prior"])
     with pytest.raises(ValueError, match="the prior has no draws: ImproperUniform"):
         fitted.to_arviz(2, groups=["prior"])
 
@@ -404,11 +406,36 @@ def test_names_that_fit_nothing_are_refused(what, told):
         run().to_arviz(5, **what)
 
 
-def test_held_out_clients_have_a_posterior_too():
+def test_held_out_clients_have_all_groups_too(blobs: Federation):
     data = replace(schools(), held_out=1)
-    found = run(data=data).to_arviz(5, ids=torch.tensor([0, 2]), groups="all")
-    assert found["posterior"]["client"].values.tolist() == ["Ada", "Cleo"]
-    assert found["log_likelihood"].sizes["row"] == 9
+    fitted = run(data=data)
+    found = fitted.to_arviz(5, ids=torch.tensor([0, 2]), groups="all")
+    assert {g for g in GROUPS if g not in found} == {"sample_stats"}  # Cleo never trained
+    for group in ("posterior", "prior", "constant_data"):
+        assert found[group]["client"].values.tolist() == ["Ada", "Cleo"]
+    for group in ("log_likelihood", "posterior_predictive", "prior_predictive", "observed_data"):
+        assert found[group]["row_client"].values.tolist() == ["Ada"] * 3 + ["Cleo"] * 6
+    rows = [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert (found["observed_data"]["y"].values == data.y[rows].numpy()).all()
+    # Who never trained is drawn as who did: by the guide, from what it got when it joined.
+    own = found["posterior"]["eta"] + 0.5 * found["posterior"]["mu"]
+    assert abs(float(own.sel(client="Cleo").mean()) - 0.2) < 5 * 0.3 / math.sqrt(5)
+    alone = fitted.to_arviz(5, ids=torch.tensor([2]))
+    np.testing.assert_array_equal(
+        alone["posterior"]["eta"].sel(client="Cleo"), found["posterior"]["eta"].sel(client="Cleo")
+    )
+
+
+def test_some_clients_have_their_statistics_and_losses(blobs: Federation):
+    built = pfedvem.build(toys.net(), head_epochs=1, base_epochs=1)
+    fitted = pyrofl.fit(built, blobs, 2, progress=False)
+    whole, some = (
+        fitted.to_arviz(2, ids=ids)["sample_stats"] for ids in (None, torch.tensor([7, 2]))
+    )
+    names = [blobs.names[7], blobs.names[2]]
+    for n in ("tau", "deviation", "loss"):
+        assert some["client"].values.tolist() == names
+        np.testing.assert_array_equal(some[n], whole[n].sel(client=names))
 
 
 def table(tmp_path: Path, *, classes: bool = False) -> Federation:
