@@ -106,4 +106,5 @@ def of_kind(facts: Facts, kind: type[Kind]) -> dict[str, Kind]:
 
 def marked(facts: Facts, mark: Mark) -> str:
     """Return the patterns that have a mark, as one."""
-    return " ".join(names for names, known in of_kind(facts, Mark).items() if known is mark)
+    each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in facts.items())
+    return " ".join(names for names, known in each if any(fact is mark for fact in known))
