@@ -43,7 +43,7 @@ class WireCost:
 
 @dataclass(frozen=True)
 class Mark:
-    """A fact without any number; `SHARED`, `PER_CLIENT` and `INCOMPARABLE` are those there are."""
+    """A fact without any number, such as `SHARED` and `PER_CLIENT`."""
 
     text: str
 
@@ -102,6 +102,9 @@ their guide. Their guide reads nothing of the client's own, so draws agree once 
 PER_CLIENT = Mark("a row for every client")
 """Of what the server holds, [J, *p]: the rows that `init` gives are dealt in the order of names."""
 
+REPORTED = Mark("told as a statistic of clients")
+"""Of what the server holds of every client, without its "server/"."""
+
 INCOMPARABLE = Mark("a loss that rises as it should")
 """Of what a gradient step moves: its loss in this round is not to be compared with that of others,
 as it is the energy of a chain, which wanders away from a peak, or a term of it is warming up."""
@@ -122,4 +125,5 @@ def of_kind(facts: Facts, kind: type[Kind]) -> dict[str, Kind]:
 
 def marked(facts: Facts, mark: Mark) -> str:
     """Return the patterns that have a mark, as one."""
-    return " ".join(names for names, known in of_kind(facts, Mark).items() if known == mark)
+    each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in facts.items())
+    return " ".join(names for names, known in each if any(fact == mark for fact in known))

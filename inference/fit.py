@@ -84,7 +84,7 @@ class Run(Pickled, Summarised):
         return posterior(*self._fitted, draws, ids=ids, **how)
 
     def statistics(self) -> Tensors:
-        """Return what the paper reports about clients besides scores: name -> [J]."""
+        """Return what the paper reports about clients besides scores: name -> [J], or [J, *p]."""
         return statistics(*self._fitted, self.seed)
 
     def to_arviz(
@@ -151,7 +151,7 @@ class Run(Pickled, Summarised):
                 for i, value in zip(found.ids.tolist(), values.tolist(), strict=True):
                     yield names[i], sizes[i], found.model, found.adapted, metric, value
         told = self.statistics() if statistics is None else statistics
-        about = self.work() | {name: values.tolist() for name, values in told.items()}
+        about = self.work() | {name: v.tolist() for name, v in told.items() if v.dim() == 1}
         for metric, of in about.items():  # all but scores is told of the main view, unadapted
             for i in range(self.data.clients):
                 yield names[i], sizes[i], self.method.main_view, "none", metric, of[i]

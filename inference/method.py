@@ -94,6 +94,11 @@ def as_received(received: Tensors, local: Tensors) -> Tensors:
     return local | received
 
 
+ServerPosterior = Callable[[Tensors, int, Generator], tuple[Tensors, Tensors]]
+"""(server, draws, generator) -> what all clients share, [S, *p], latent sites and more; and what
+each client that trains has of it, [S, J, *p], 0 for clients beyond the last row."""
+
+
 @dataclass(frozen=True)
 class View:
     """A model that can be tested.
@@ -101,10 +106,13 @@ class View:
     Attributes:
         read: (received, local) -> what the programs are to read as local; a list is an ensemble.
         download: (server, who) -> received for prediction, where clients need more than to train.
+        posterior: of one model for all clients, where the server has one: what draws from it. None
+            is that of the guide.
     """
 
     read: Callable[[Tensors, Tensors], Tensors | list[Tensors]]
     download: Callable[[Tensors, Who], Tensors] | None = None
+    posterior: ServerPosterior | None = None
 
     def __call__(self, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
         """Return what the programs are to read as local."""
@@ -130,10 +138,12 @@ class Method(Pickled, Summarised):
         views: the models that can be tested, "personal", "global", "ensemble": a `View`, or its
             `read` alone.
         statistics: what the paper reports about clients besides scores: a closed form
-            (received, local, batch) -> name: [C].
+            (received, local, batch) -> name: [C], or [C, *p] for what only `to_arviz` has room
+            for: there "WHAT/SITE" has the axes of the site.
         facts: patterns of names -> what holds for them: rules that messages must obey, sites that
             all clients share, tables with a row for every client, costs on the wire; see `facts`.
         all_train: every client trains every round, and participation says who reports.
+        name: what results call it.
 
     While a client trains, local = private | received (received wins); afterwards its private state
     is the names that `join` made, cut from local. Names under "rows/" that phases make are what
@@ -157,6 +167,7 @@ class Method(Pickled, Summarised):
     statistics: Move = no_statistics
     facts: Facts = field(default_factory=dict)
     all_train: bool = False
+    name: str = ""
 
     def __post_init__(self) -> None:
         """Refuse fields of another kind, and programs that a part, `built_for` others, ignores."""
@@ -191,6 +202,12 @@ class Method(Pickled, Summarised):
         """The model that the method is about: the personal one, or else its first."""
         return "personal" if "personal" in self.views else next(iter(self.views))
 
+    @property
+    def posterior_view(self) -> str:
+        """The model that draws are of: the one whose posterior the server has, or the main one."""
+        own = (n for n, view in self.views.items() if getattr(view, "posterior", None))
+        return next(own, self.main_view)
+
     def deployed(self, view: str) -> Method:
         """Return the method as it is tested: clients receive what they need to predict."""
         download = getattr(self.views[view], "download", None)
@@ -219,10 +236,20 @@ class Method(Pickled, Summarised):
                 total = total - dense({name: value}) + cost.bytes(name, tensors)
         return total
 
+    @property
+    def title(self) -> str:
+        """What it is called, where it has a name."""
+        return f"Method {self.name}".strip()
+
+    @property
+    def programs(self) -> str:
+        """The names of its programs."""
+        return f"{_name(self.model)}, with the guide {_name(self.guide)}"
+
     def summary(self) -> Mapping[str, object]:
         """Tell what it is."""
         return {
-            "model": f"{_name(self.model)}, with the guide {_name(self.guide)}",
+            "model": self.programs,
             "clients": "; ".join(map(_told, self.phases)) or "do not train",
             "server": self.merge if isinstance(self.merge, Pooled) else _name(self.merge),
             "views": ", ".join(self.views) + "; adapted before a test" * bool(self.adapt),

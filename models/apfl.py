@@ -86,6 +86,7 @@ def build(
     before = (weigh,) if lr_alpha else ()
     return replace(
         base,
+        name="apfl",
         join=join,
         phases=(*before, replace(train, moves=(step, mine))),
         adapt=tuple(p for phase in base.adapt for p in (*before, replace(phase, moves=(mine,)))),

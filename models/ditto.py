@@ -60,6 +60,7 @@ def build(
     epochs = train.epochs if own_epochs is None else own_epochs
     return replace(
         near,
+        name="ditto",
         join=start_own,
         phases=(replace(train, moves=(send,)), replace(train, moves=(keep,), epochs=epochs)),
         adapt=tuple(replace(phase, moves=(keep,)) for phase in near.adapt),

@@ -244,6 +244,7 @@ def build(
         phases = (Phase((Step(sent, sgd(rate), ahead), bound), epochs, batch),)
     tune = Phase((Step(q.names, sgd(lr), loss, tune_steps),), fine_tune, batch)
     return Method(
+        name="fedabml",
         init=init,
         model=Supervised(net, likelihood, centred),
         guide=q,

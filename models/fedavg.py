@@ -120,6 +120,7 @@ def build(
     step = Step(q.names, optim, elbo(draws if q.random else None, mean=True))
     train = Phase((step,), epochs, batch)
     return Method(
+        name="fedavg",
         init=init,
         model=Supervised(net, likelihood, prior),
         guide=q,

@@ -16,6 +16,7 @@ with server_lr = 1 is FedAvg. Departures from the paper: server_lr, which it lea
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack
 
 from pyrofl.arguments import NotNegative, ShareBelowOne, checked
@@ -42,4 +43,5 @@ def build(
         server_momentum: beta; what the server remembers lies under "server/optim".
         training: of the clients, as of `fedavg.build`.
     """
-    return stepped(fedavg.build(net, **training), sgd(server_lr, server_momentum))
+    method = stepped(fedavg.build(net, **training), sgd(server_lr, server_momentum))
+    return replace(method, name="fedavgm")

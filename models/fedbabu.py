@@ -57,4 +57,4 @@ def build(
     (train,) = method.phases
     chosen = {"head": mine, "base": rest, "all": "*"}[tune]
     adapt = tuple(only(phase, chosen) for phase in method.adapt)
-    return replace(method, phases=(only(train, rest),), adapt=adapt)
+    return replace(method, name="fedbabu", phases=(only(train, rest),), adapt=adapt)

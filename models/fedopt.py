@@ -69,7 +69,7 @@ def build(
         make = sgd(server_lr, beta1)
     else:
         make = adaptive(optimiser, server_lr, beta1, beta2, tau)
-    return stepped(fedavg.build(net, **training), make)
+    return replace(stepped(fedavg.build(net, **training), make), name="fedopt")
 
 
 def stepped(method: Method, make: Optim) -> Method:

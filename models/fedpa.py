@@ -86,7 +86,7 @@ def build(
         return unflattened(start - change(start, drawn, rho), received)
 
     draws = tuple(phase for s in range(samples) for phase in draw(s))
-    method = replace(base, phases=(burn_in, *draws, Phase((send,))))
+    method = replace(base, name="fedpa", phases=(burn_in, *draws, Phase((send,))))
     return stepped(method, sgd(server_lr, server_momentum))
 
 

@@ -15,6 +15,7 @@ at one common draw.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack
 
 from pyrofl.inference.method import Method
@@ -39,4 +40,5 @@ def build(
     Raises:
         ValueError: if no parameter matches `head`.
     """
-    return keep(fedavg.build(net, **training), head_and_base(net, head)[0])
+    method = keep(fedavg.build(net, **training), head_and_base(net, head)[0])
+    return replace(method, name="fedper")

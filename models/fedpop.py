@@ -188,6 +188,7 @@ def build(
     move_base = Step("base/*", sgd(lr_base, momentum), at(point, elbo(kl=0.0, mean=True)))
     weights = {"base/*": by_size, "loc/* log_scale/*": evenly}
     return Method(
+        name="fedpop",
         init=init,
         join=join,
         model=Supervised(net, likelihood, of_population, points="base"),

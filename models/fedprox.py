@@ -16,6 +16,7 @@ where the paper draws them by size and averages evenly.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack
 
 import pyro.distributions as dist
@@ -43,4 +44,4 @@ def build(
         prior: location-scale family that is centred at the received model.
         training: as in `fedavg.build`.
     """
-    return fedavg.build(net, prior=proximal(mu, prior), **training)
+    return replace(fedavg.build(net, prior=proximal(mu, prior), **training), name="fedprox")

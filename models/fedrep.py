@@ -55,6 +55,7 @@ def build(
     (train,) = method.phases
     return replace(
         method,
+        name="fedrep",
         phases=(only(train, mine, head_epochs), only(train, rest)),
         adapt=tuple(only(phase, mine) for phase in method.adapt),
     )

@@ -106,6 +106,7 @@ def build(
     begin = Phase((choose,))
     return replace(
         base,
+        name="ifca",
         init=init,
         join=join,
         phases=(begin, *base.phases),

@@ -18,6 +18,7 @@ predictions of all bases.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack
 
 from pyrofl.inference.method import Method
@@ -42,4 +43,5 @@ def build(
     Raises:
         ValueError: if no parameter matches `head`.
     """
-    return keep(fedavg.build(net, **training), head_and_base(net, head)[1])
+    method = keep(fedavg.build(net, **training), head_and_base(net, head)[1])
+    return replace(method, name="lgfedavg")

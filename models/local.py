@@ -34,4 +34,5 @@ def build(net: Network, **training: Unpack[fedavg.LocalTraining]) -> Method:
     """
     if "merge" in training:
         raise ValueError(f"merge is {dict(training)['merge']!r}; expected none, as nothing travels")
-    return replace(keep(fedavg.build(net, **training), "*"), all_train=True)
+    method = keep(fedavg.build(net, **training), "*")
+    return replace(method, name="local", all_train=True)

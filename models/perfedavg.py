@@ -64,6 +64,7 @@ def build(
     inner = replace(step, optim=sgd(inner_lr), repeat=adapt_steps)
     return replace(
         base,
+        name="perfedavg",
         phases=(replace(train, moves=(ahead,), batch=3 * train.batch if train.batch else None),),
         adapt=(Phase((inner,)), *base.adapt),
         views={"personal": as_trained, "global": as_received},

@@ -131,6 +131,7 @@ def build(
     infer = faint if q.random and noise != 1 else whole
     moves = (Step("own/*", adam(lr), infer, steps), Step(q.names, adam(lr), follow))
     return Method(
+        name="pfedbayes",
         init=init,
         join=start_own,
         model=model,

@@ -208,6 +208,7 @@ def build(
     mixing = (Phase((mix, stay), epochs, batch),) if branches > 1 else ()
     both = (*mixing, Phase((learn,), epochs, batch))
     return Method(
+        name="pfedmb",
         init=init,
         download=download,
         join=lambda received, who, generator: evenly(who.size),

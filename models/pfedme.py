@@ -78,6 +78,7 @@ def build(
 
     return replace(
         base,
+        name="pfedme",
         join=start_own,
         phases=(replace(train, moves=moves),),
         merge=Pooled(

@@ -184,6 +184,7 @@ def build(
     weights = {"loc/*": servers.by("tau"), "base/*": servers.by_size}
     pooled = servers.Pooled(weights, how=merge, of=named)
     return Method(
+        name="pfedvem",
         init=init,
         join=join,
         model=programs.Supervised(net, likelihood, centred, points="base"),

@@ -19,6 +19,7 @@ paper's is Adam.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack
 
 from pyrofl.arguments import NotNegative, ShareBelowOne, checked
@@ -45,4 +46,5 @@ def build(
             one epoch of fine_tune.
     """
     settings: fedavg.Training = {"lr": 0.03, "fine_tune": 1, **training}
-    return fedavgm.build(net, server_lr=server_lr, server_momentum=server_momentum, **settings)
+    method = fedavgm.build(net, server_lr=server_lr, server_momentum=server_momentum, **settings)
+    return replace(method, name="reptile")

@@ -136,6 +136,7 @@ def build(
     corrected = replace(step, loss=without_drift(step.loss, names))
     return replace(
         base,
+        name="scaffold",
         init=init,
         join=join,
         phases=(Phase((begin,)), replace(train, moves=(corrected, count)), Phase((renew,))),

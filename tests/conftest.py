@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import toys
 
 from pyrofl.data import Federation
 
+os.environ["SOURCE_DATE_EPOCH"] = "1000000000"  # so that files made twice are equal in every byte
 torch.set_num_threads(1)  # tests run side by side, one for each core
 
 

@@ -28,6 +28,7 @@ from pyrofl.cli.methods import accepted
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import Elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.facts import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
 from pyrofl.inference.fast import row_space
 from pyrofl.inference.loop import local as training
 from pyrofl.inference.loop import plans
@@ -118,6 +119,18 @@ def test_the_methods_are_found():
     assert {"fedavg", "fedprox", "local", "pfedvem"} <= set(METHODS)
     assert "guides" not in METHODS
     assert promises.told().keys() <= set(METHODS)
+
+
+@everywhere
+def test_results_call_a_method_by_its_name(name):
+    assert make(name).name == name
+    assert repr(make(name)).startswith(f"Method {name}\n")
+
+
+def test_a_name_may_have_several_marks():
+    facts = {"table": (PER_CLIENT, REPORTED), "mu": SHARED, "tau": (POSITIVE, SHARED)}
+    assert (marked(facts, PER_CLIENT), marked(facts, REPORTED)) == ("table", "table")
+    assert marked(facts, SHARED) == "mu tau"
 
 
 @everywhere
@@ -434,9 +447,12 @@ def test_the_posterior_reaches_arviz(name, tmp_path):
     run = pyrofl.Run(built(name), data(), usual(name)[-1])
     export.save(run.to_arviz(2, groups="all"), tmp_path / "posterior.nc")
     found = export.load(tmp_path / "posterior.nc")
-    shared = built(name).shared
+    drawn = run.posterior(2)
     for site, value in found["posterior"].data_vars.items():
-        one = ("chain", "draw") if matches(site, shared) else ("chain", "draw", "client")
+        # What all clients have together, in every draw, has no axis of clients.
+        alike = torch.allclose(drawn[site], drawn[site][:, :1], rtol=1e-4, atol=1e-5)
+        one = ("chain", "draw") if alike else ("chain", "draw", "client")
+        assert alike or not matches(site, built(name).shared)
         assert value.dims == (*one, *(f"{site}_dim_{i}" for i in range(value.ndim - len(one))))
     assert found["log_likelihood"]["y"].dims == ("chain", "draw", "row")
     rows = found["observed_data"]["y"]

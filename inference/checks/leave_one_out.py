@@ -166,7 +166,8 @@ def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:
     stats = data.get("sample_stats", {})
     if "log_p" not in stats or "log_q" not in stats:
         raise ValueError(
-            "sample_stats lack log_p and log_q; make log_likelihood with `to_arviz`, of all clients"
+            "sample_stats lack log_p and log_q; make log_likelihood with `to_arviz`, of all "
+            "clients (draws of a server's posterior, as FedBE's, have none: see `arviz.loo`)"
         )
     log_p, log_q = stats["log_p"], stats["log_q"]
     # Chains have servers of their own, whose evidence shall not weigh them: each counts the same.

@@ -11,11 +11,12 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
+from pyrofl.inference.facts import REPORTED, marked
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.state import Round, chunks, meet
 from pyrofl.inference.method import Method, no_statistics
 from pyrofl.inference.seeds import Seed, Stream, stream
-from pyrofl.tensors import Tensors, cut, join_up
+from pyrofl.tensors import Tensors, cut, join_up, pick
 from pyrofl.turns import in_turn
 
 
@@ -89,12 +90,14 @@ def with_rows(data: Federation, asked: Asked) -> tuple[Federation, tuple[Tensor,
 
 @in_turn
 def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -> Tensors:
-    """Return what a method reports about the clients that train: name -> [J]."""
+    """Return what a method reports about the clients that train: name -> [J], or [J, *p]."""
+    held = pick(state.server, marked(method.facts, REPORTED))
+    told = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}
     if method.statistics is no_statistics:
-        return {}
+        return told
     parts, found = [], []
     everyone = torch.arange(data.clients)
     for ids, received, local, _ in single(method, data, state, everyone, Asked(seed=seed)):
         parts.append(ids)
         found.append(method.statistics(received, local, data.batch(ids)))
-    return cut(join_up(found), torch.cat(parts).argsort())
+    return cut(join_up(found), torch.cat(parts).argsort()) | told

@@ -7,8 +7,10 @@ what all share is along neither. Every run is a chain.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from time import perf_counter
 from typing import Any, Protocol, Unpack
 
 import torch
@@ -19,12 +21,12 @@ from pyrofl.data import Federation
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable
+from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
 from pyrofl.inference.posteriors.corrected import Weights
 from pyrofl.inference.posteriors.corrected import corrected as corrected_draws
-from pyrofl.inference.posteriors.draws import draw, pointwise, those
-from pyrofl.inference.posteriors.export import inference_data, refuse_no_runs
-from pyrofl.inference.seeds import Seed
+from pyrofl.inference.posteriors.draws import asked_of, draw, pointwise, those
+from pyrofl.inference.posteriors.export import STOPPED, Fact, inference_data, refuse_no_runs
+from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.verdict import Verdict
 from pyrofl.tensors import Tensors
 
@@ -32,6 +34,7 @@ RESERVED = ("chain", "draw", "client", "row", "row_client", "round", "step", "si
 BAD, FEW = 0.7, 100  # Pareto k above, and number of draws below, which weights are not trusted
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "log_prior", "observed_data"}
+OF_CLASSES = ("posterior_predictive", "prior_predictive", "observed_data")
 OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
 
 
@@ -73,9 +76,11 @@ def to_arviz(
 
     - posterior: latent sites and those of `pyro.deterministic`, dims chain, draw, client and the
       site's own; without client if all clients share the site, or what is made of such sites
-      alone; row instead of client if it lies inside `batch.rows()` (such sites need one of the
-      groups that look at rows).
-    - log_prior: the log density of each latent site, for `arviz.psense`.
+      alone, or it is one point for all; row instead of client if it lies inside `batch.rows()`
+      (such sites need one of the groups that look at rows). A point has equal draws: the attribute
+      "points" names those there are. Of a method whose server has a posterior, as FedBE, it is
+      that, unless another model is asked for.
+    - log_prior: the log density of each latent site whose prior has one, for `arviz.psense`.
     - log_likelihood, posterior_predictive, observed_data: the observed sites by row, counts and
       classes as integers. The first has every `pyro.factor` of rows too, and is NaN where a mask of
       the model's own hides a response; it brings log_p and log_q to sample_stats: log densities of
@@ -85,7 +90,12 @@ def to_arviz(
     - constant_data: x, the clients' sizes and each row's number in the table.
     - sample_stats: the loss by round, client and gradient step, NaN where the client did not train;
       moved_mean, moved_sd and moved_norm by round and site, see `Run.convergence`; and the method's
-      statistics.
+      statistics; if all clients that are asked for train.
+
+    The axis "feature", of x and where dims says so, is labelled by the columns of a table that x
+    was read from; "class" by the names of classes, which groups of responses have to look them up:
+    `found["observed_data"]["class"][y]`. Attributes of all of it and of every group say what made
+    it, when, by which method, model, seed and rounds, how long that took, and how it ended.
 
     Args:
         runs: with different seeds.
@@ -93,14 +103,14 @@ def to_arviz(
         dims: site -> names of its axes; default "SITE_dim_0" and so on.
         coords: axis -> labels of its places, such as the names of covariates.
         groups: some of the above, or "all": those that the method has, as an improper prior has no
-            draws.
-        ids: of clients; default all that train.
+            draws and no density.
+        ids: of clients; default all that train. Held-out ones join and no more, unless `adapted`
+            says what they do first: ids=torch.arange(data.clients, len(data.train)).
         corrected: weigh draws of the guide by importance, and draw from them anew: draws of the
             exact posterior, given the server where no site is shared. sample_stats has Pareto k
             of the weights, and how many draws they are worth, as pareto_k and importance_ess.
             It looks at all rows; see `pyrofl.inference.posteriors.corrected`.
-        allow_diverged: look at runs that diverged too; see `Run.verdict`, which is in the
-            attribute "verdict" of every group.
+        allow_diverged: look at runs that diverged too; see `Run.verdict`.
         asked: model, adapted, chunk and seed of `Asked`; the seed is the run's by default, and for
             groups that look at rows clients go one by one.
 
@@ -113,7 +123,7 @@ def to_arviz(
         UserWarning: if corrected draws are not to be trusted: Pareto k above 0.7, or worth less
             than 100 draws.
     """
-    runs, everything = list(runs), groups == "all"
+    begun, runs, everything = perf_counter(), list(runs), groups == "all"
     refuse_no_runs(runs)
     some = groups if isinstance(groups, Collection) else [groups]
     chosen = set(GROUPS) if everything else {str(group) for group in some}
@@ -133,20 +143,58 @@ def to_arviz(
     made = []
     for run in runs:
         refuse_other_data(run.data, data)
-        how = Asked.of({"seed": run.seed, **asked, "draws": draws}, without="population part")
+        how = asked_of(run.method, {"seed": run.seed, **asked, "draws": draws})
         axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
         made.append(_groups(run, axes, chosen, how, lenient=everything, weighed=corrected))
         _check_sites(made[-1], made[0])
-    labels = _refuse_unknown_names(made[0], runs[0].state, dims or {}, coords or {})
-    if "sample_stats" in chosen and ids is None and any(run.records for run in runs):
-        loss, labels["round"], labels["step"] = losses(runs)
+    named = _refuse_unknown_names(made[0], runs[0].state, dims or {}, coords or {})
+    trained = int(clients.max()) < data.clients and any(run.records for run in runs)
+    if "sample_stats" in chosen and trained:
+        loss, named["round"], named["step"] = losses(runs)
         for one, value in zip(made, loss, strict=True):
-            of_rounds = {"loss": Variable(value, ("round", "client", "step"))}
+            of_rounds = {"loss": Variable(value[:, clients], ("round", "client", "step"))}
             one["sample_stats"] = one.get("sample_stats", {}) | of_rounds
-        labels["site"], far = movements(runs)
+        named["site"], far = movements(runs)
         for one, values in zip(made, far, strict=True):
             one["sample_stats"] |= values
-    return chained(made, data, clients, labels, {"verdict": "; ".join(map(str, verdicts))})
+    return chained(made, data, clients, named, facts(runs, made[0], verdicts, how, begun))
+
+
+def facts(
+    runs: Sequence[Fitted], made: Groups, verdicts: Sequence[Verdict], how: Asked, begun: float
+) -> dict[str, Fact]:
+    """Tell which runs and which model of theirs draws are of, and how long both took."""
+    method = runs[0].method
+    drawn = made.get("posterior", {}).items()
+    points = [n for n, v in drawn if len(v.value) > 1 and bool((v.value == v.value[:1]).all())]
+    told: dict[str, Fact] = {
+        "method": method.name or method.programs,
+        "model": how.view(method),
+        "adapted": how.adapted,
+        "rounds": together([run.state.number for run in runs]),
+        "seed": together([_seed(run.seed) for run in runs]),
+        "verdict": "; ".join(map(str, verdicts)),
+    }
+    told |= {"points": ", ".join(points)} if points else {}
+    if os.environ.get(STOPPED):
+        return told
+    fitted = sum(record.seconds for run in runs for record in run.records)
+    return told | {"fitting_time": fitted, "sampling_time": perf_counter() - begun}
+
+
+def _seed(seed: Seed) -> Fact:
+    """Return the seed, or a text with that of each purpose where they differ."""
+    each = separate(seed)
+    return each.noise if each.init == each.participation == each.noise else str(each)
+
+
+def together(values: Sequence[Fact]) -> Fact:
+    """Return the value of all runs, or a text with that of each.
+
+    >>> together([20, 20]), together([0, 1])
+    (20, '0; 1')
+    """
+    return values[0] if len(set(values)) == 1 else "; ".join(map(str, values))
 
 
 def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[Verdict]:
@@ -183,7 +231,7 @@ def _refuse_unknown_names(
     """Refuse names that belong to nothing, and return the labels of axes."""
     sites = {n: None for variables in made.values() for n in variables}
     # A parameter that is a point has no draws, and may have named axes all the same.
-    sites |= {n.partition("/")[2]: None for n in (*state.server, *state.private)}
+    sites |= {n.partition("/")[2]: None for n in (*sites, *state.server, *state.private)}
     axes = {a: None for group in made.values() for v in group.values() for a in v.axes}
     for name in dims:
         known(name, list(sites), "site in dims")
@@ -197,9 +245,12 @@ def chained(
     data: Federation,
     ids: Tensor,
     coords: Mapping[str, Sequence[Any]] | None = None,
-    attrs: Mapping[str, str] | None = None,
+    attrs: Mapping[str, Fact] | None = None,
 ) -> Any:
-    """Return groups of each chain for ArviZ; ids are of clients, coords label further axes."""
+    """Return groups of each chain for ArviZ; ids are of clients, coords label further axes.
+
+    Groups of responses that are classes have the coordinate "class", their names.
+    """
     arrays: dict[str, dict[str, Tensor]] = {group: {} for group in made[0]}
     axes: dict[str, tuple[str, ...]] = {}
     for group, variables in made[0].items():
@@ -208,9 +259,12 @@ def chained(
             values = [one[group][name].value for one in made]
             arrays[group][name] = torch.stack(values) if chains else values[0]
             axes[f"{group}/{name}"] = ("chain",) * chains + variable.axes
-    known = {"client": [data.names[i] for i in ids.tolist()], **(coords or {})}
+    names = [data.names[i] for i in ids.tolist()]
+    of_data = {axis: words for axis, words in labels(data).items() if words}
+    known = {"client": names, **of_data, **(coords or {})}
     of_row = [data.names[i] for i in ids.tolist() for _ in data.train[i]]
-    return inference_data(arrays, axes, known, {"row_client": ("row", of_row)}, attrs)
+    listed = {group: ("class",) for group in OF_CLASSES if data.classes}
+    return inference_data(arrays, axes, known, {"row_client": ("row", of_row)}, attrs, listed)
 
 
 def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
@@ -285,8 +339,10 @@ def _groups(
         found |= of_prior(axes, method, state, asked, chosen, lenient)
     if "constant_data" in chosen:
         found["constant_data"] = axes.constants()
-    if "sample_stats" in chosen and torch.equal(axes.ids, torch.arange(data.clients)):
-        reported = {n: Variable(v, ("client",)) for n, v in run.statistics().items()}
+    if "log_prior" in chosen and not found.get("log_prior") and not lenient:
+        raise ValueError("the prior has no density; expected a proper one, or no log_prior")
+    if "sample_stats" in chosen and int(axes.ids.max()) < data.clients:
+        reported = {n: axes.reported(n, v[axes.ids]) for n, v in run.statistics().items()}
         found["sample_stats"] = reported | found.get("sample_stats", {})
     return {group: found[group] for group in GROUPS if found.get(group)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from pyrofl.tensors import matches
 
 GROUPS: tuple[str, ...] = ("posterior", "prior", "prior_predictive", "posterior_predictive")
 GROUPS += ("log_likelihood", "log_prior", "observed_data", "constant_data", "sample_stats")
+DENSITIES = ("log_likelihood", "log_prior")
 
 
 class Variable(NamedTuple):
@@ -26,6 +27,11 @@ class Variable(NamedTuple):
 
 Groups = dict[str, dict[str, Variable]]
 """group -> name -> variable, of one run: without the axis of chains."""
+
+
+def labels(data: Federation) -> dict[str, tuple[str, ...]]:
+    """Return the labels that the data give to axes: names of covariates and of classes."""
+    return {"feature": data.source.features if data.source else (), "class": data.classes}
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,20 @@ class ClientAxes:
             )
         return given
 
+    def reported(self, name: str, value: Tensor) -> Variable:
+        """Name the axes of a statistic [C, *p]; those of "WHAT/SITE" are the site's."""
+        own = self.own(name.partition("/")[2] or name, value, 1)
+        return Variable(value, ("client", *own))
+
     def of_clients(self, name: str, value: Tensor) -> Variable:
         """Name the axes of a site's draws [S, C, *p]."""
         own = self.own(name, value, 2)
+        point = len(value) > 1 and bool((value == value[:1]).all())
+        if point:  # in numbers whose mean is exact, so that their standard deviation is 0
+            value = value[:1].double().expand_as(value)
         # What is made of shared sites alone is one for all clients too, to the last bit.
-        equal = self.shared and len(self.ids) > 1 and value.dim() > 1 and len(value) > 1
-        if matches(name, self.shared) or (equal and bool((value == value[:, :1]).all())):
+        several = len(self.ids) > 1 and value.dim() > 1 and len(value) > 1
+        if matches(name, self.shared) or (several and bool((value == value[:, :1]).all())):
             return Variable(agreed(name, value), ("draw", *own))
         return Variable(value, ("draw", "client", *own))
 
@@ -68,11 +82,12 @@ class ClientAxes:
 
     def groups(self, known: Sequence[Pointwise], chosen: Collection[str] = GROUPS) -> Groups:
         """Join what programs say of each client; log densities come with the log likelihood."""
-        found = {
-            group: {name: self.joined(name, [one[group][name] for one in known]) for name in sites}
-            for group, sites in known[0].items()
-            if group in chosen
-        }
+        found: Groups = {}
+        for group, sites in known[0].items():
+            # A log density is a number, whatever axes its site has.
+            axes = replace(self, dims={}) if group in DENSITIES else self
+            parts = {n: [one[group][n] for one in known] for n in sites if group in chosen}
+            found |= {group: {n: axes.joined(n, v) for n, v in parts.items()}} if parts else {}
         for name, variable in found.get("observed_data", {}).items():
             found["observed_data"][name] = Variable(variable.value[0], variable.axes[1:])
         if "log_likelihood" in chosen:
@@ -81,7 +96,8 @@ class ClientAxes:
 
     def _densities(self, known: Sequence[Pointwise]) -> dict[str, Variable]:
         """Return log_p and log_q of every draw, per client if clients share no site."""
-        if self.shared and len(self.ids) < self.data.clients:
+        everyone = torch.isin(torch.arange(self.data.clients), self.ids).all()
+        if "density" not in known[0] or (self.shared and not everyone):
             return {}  # what all share depends on the clients that are not here
         found = {}
         for n in ("log_p", "log_q"):
@@ -95,8 +111,9 @@ class ClientAxes:
         """Return x and the place in the federation's table of every row, and clients' sizes."""
         rows = torch.cat([self.data.train[i] for i in self.ids.tolist()])
         x = self.data.x[rows.to(self.data.x.device)]
+        named = "x" not in self.dims and list(x.shape[1:]) == [len(labels(self.data)["feature"])]
         return {
-            "x": Variable(x, ("row", *self.own("x", x, 1))),
+            "x": Variable(x, ("row", *(("feature",) if named else self.own("x", x, 1)))),
             "table_row": Variable(rows, ("row",)),
             "size": Variable(self.data.sizes[self.ids], ("client",)),
         }

@@ -27,6 +27,7 @@ from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.server import Given, of_server
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import Tensors, join_up, matches, seeded
@@ -98,8 +99,20 @@ def posterior(
         ValueError: if a field is out of range, the view is an ensemble, or a site that clients
             share is not the same for all.
     """
-    how = Asked.of({**asked, "draws": draws}, without="population part")
+    how = asked_of(method, {**asked, "draws": draws})
     return draw(method, data, state, those(data, ids), how)
+
+
+def asked_of(method: Method, given: Mapping[str, Any]) -> Asked:
+    """Take what is asked of draws; of a posterior that the server has there is only one."""
+    how = Asked.of(given, without="population part")
+    how = replace(how, model=method.posterior_view if how.model is None else how.model)
+    if how.adapted != "none" and getattr(method.views.get(how.view(method)), "posterior", None):
+        raise ValueError(
+            f"adapted is {how.adapted!r}; expected 'none', as the posterior of {how.model!r} is "
+            "the server's"
+        )
+    return how
 
 
 def those(data: Federation, ids: Tensor | None) -> Tensor:
@@ -124,10 +137,12 @@ def draw(method: Method, data: Federation, state: Round, ids: Tensor, asked: Ask
     """Draw as `posterior` does."""
     draws, found = asked.draws or 1, []
     common = partial(stream, asked.seed, Stream.TEST, state.number)
+    server, asked = of_server(method, state, asked)
     for some, received, local, noise in single(method, data, state, ids, asked):
         batch = data.batch(some)
+        given = server(batch.who)
         with pyro.validation_enabled(False), torch.no_grad():
-            with JointNoise(noise, method.shared, common):
+            with JointNoise(noise, method.shared, common), Given(given):
                 q, _ = traces(method.guide, method.guide, received, local, batch, draws)
             known = poutine.replay(method.guide, trace=q)
             # What is asked for depends on no row, unless a latent site does.
@@ -137,7 +152,7 @@ def draw(method: Method, data: Federation, state: Round, ids: Tensor, asked: Ask
         sites = named(q, p, draws, len(some))
         # From [S, C, 1, *p] to [C, S, *p]: clients first, to join chunks.
         own = {n: v.value.squeeze(2).transpose(0, 1) for n, v in sites.items() if not v.rows}
-        found.append((some, own))
+        found.append((some, {n: v.transpose(0, 1) for n, v in given.items()} | own))
     known_ids, by_id = torch.cat([some for some, _ in found]).sort()
     back = by_id[torch.searchsorted(known_ids, ids)]
     drawn = {n: v[back].transpose(0, 1) for n, v in join_up(own for _, own in found).items()}
@@ -196,14 +211,20 @@ def pointwise(
         guide = poutine.block(method.model, hide_fn=lambda msg: bool(msg.get("is_observed")))
     draws, purpose = asked.draws or 1, Stream.PRIOR if of_prior else Stream.TEST
     source = partial(stream, asked.seed, purpose, state.number)
+    server, asked = of_server(method, state, asked, of_prior)
     for some, received, local, _ in single(method, data, state, ids, replace(asked, chunk=1)):
         client, name = (received, local, data.batch(some)), data.names[int(some)]
-        noise = JointNoise([source(name)], method.shared, source)
-        with pyro.validation_enabled(False), torch.no_grad(), noise:
+        noise, given = JointNoise([source(name)], method.shared, source), server(client[2].who)
+        with pyro.validation_enabled(False), torch.no_grad(), noise, Given(given):
             q, _ = traces(guide, guide, *client, draws)
         rows = stream(asked.seed, Stream.ROWS, purpose, state.number, name)
         known = partial(_replayed, guide, q)
-        found[int(some)] = _said(method.model, method.shared, known, client, draws, rows)
+        said = _said(method.model, method.shared, known, client, draws, rows)
+        if given:  # whose density is not the guide's
+            del said["density"]
+            also = {n: Values(v[:, :, None], False) for n, v in given.items()}
+            said["posterior"] = also | said["posterior"]
+        found[int(some)] = said
     return [found[i] for i in ids.tolist()]
 
 
@@ -275,7 +296,7 @@ def _in_draws(
     prior = {
         name: Values(per_draw(_log_prob(p.nodes[name]), 1).expand(draws, 1)[..., None], False)
         for name, _ in latent(q)
-        if name in p.nodes
+        if name in p.nodes and not is_improper(p.nodes[name]["fn"])
     }
     seen: Pointwise = {"observed_data": {}, "log_likelihood": {}, "posterior_predictive": {}}
     for name, site in observed(p):
@@ -310,6 +331,13 @@ def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
     for _, site in observed(p):
         found["log_p"] = found["log_p"] + per_draw(_log_prob(site), 1)
     return found
+
+
+def is_improper(fn: Any) -> bool:
+    """Say whether a distribution has no density, whatever it is wrapped in."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return isinstance(fn, dist.ImproperUniform)
 
 
 def _with_gaps(site: Any) -> Tensor:

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,12 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.files.run_folder import replacing
+from pyrofl.files.run_folder import replacing, versions
 
 if TYPE_CHECKING:
     import xarray
 
+Fact = str | int | float
+"""What netCDF and every ArviZ take as an attribute."""
+
 SAMPLES = ("chain", "draw")
+STOPPED = "SOURCE_DATE_EPOCH"  # which many tools read, so that what they make can be made again
 VARIABLE = 8192  # bytes in a file that tell what a variable is, at most
 
 
@@ -29,11 +34,13 @@ def inference_data(
     dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
     along: Mapping[str, tuple[str, Sequence[Any]]] | None = None,
-    attrs: Mapping[str, str] | None = None,
+    attrs: Mapping[str, Fact] | None = None,
+    listed: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
     """Gather arrays for ArviZ: an InferenceData for ArviZ 0.x, an xarray.DataTree for 1.x.
 
-    A slash has a meaning of its own in such data; in names it becomes a dot.
+    A slash has a meaning of its own in such data; in names it becomes a dot. All of it and every
+    group say in their attributes what made them and when, as ArviZ's own do.
 
     Args:
         groups: "posterior", "log_likelihood", "observed_data"... -> variable -> array.
@@ -41,15 +48,40 @@ def inference_data(
             Data without chains and draws may have the same name as a variable with them.
         coords: axis -> labels, such as "client" -> the clients' names; others count from 0.
         along: name -> (axis, further labels of its places), such as the client of every row.
-        attrs: what every group says of itself.
+        attrs: what all of it and every group say of themselves besides.
+        listed: group -> axes whose labels it has though no variable lies along them.
 
     Raises:
         ValueError: if a variable's axes are unnamed or too few or too many, if there are not as
             many labels as places, or if two names become the same.
     """
-    along = along or {}
-    made = {group: _dataset(group, v, dims, coords, along) for group, v in groups.items()}
-    return gathered({group: one.assign_attrs(attrs or {}) for group, one in made.items()})
+    told, made = _library() | dict(attrs or {}), {}
+    for group, variables in groups.items():
+        one = _dataset(group, variables, dims, coords, along or {})
+        more = {axis: list(coords[axis]) for axis in (listed or {}).get(group, ())}
+        made[group] = one.assign_coords(more).assign_attrs(told)
+    return gathered(made, told)
+
+
+def _library() -> dict[str, Fact]:
+    """Return what ArviZ says of the library that made data, and of the date."""
+    version = versions()["pyrofl"]
+    return {
+        "created_at": now().isoformat(),
+        "creation_library": "pyrofl",
+        "creation_library_version": version,
+        "creation_library_language": "Python",
+        "inference_library": "pyrofl",
+        "inference_library_version": version,
+    }
+
+
+def now() -> datetime:
+    """Return the time, or SOURCE_DATE_EPOCH: then a file that is made again is the same file."""
+    stopped = os.environ.get(STOPPED)
+    if stopped and not stopped.isdecimal():
+        raise ValueError(f"{STOPPED} is {stopped!r}; expected seconds since 1970, or nothing")
+    return datetime.fromtimestamp(int(stopped), UTC) if stopped else datetime.now(UTC)
 
 
 def refuse_no_runs(runs: Sequence[object]) -> None:
@@ -103,7 +135,8 @@ def load(path: str | Path) -> Any:
     import xarray
 
     with xarray.open_datatree(path, engine="h5netcdf") as tree:
-        return gathered({name: node.to_dataset().load() for name, node in tree.children.items()})
+        groups = {name: node.to_dataset().load() for name, node in tree.children.items()}
+        return gathered(groups, {str(name): told for name, told in tree.attrs.items()})
 
 
 def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]:
@@ -136,15 +169,19 @@ def _environment(**words: str) -> Iterator[None]:
         os.environ.update(before)
 
 
-def gathered(datasets: Mapping[str, xarray.Dataset]) -> Any:
-    """Put groups into the container of the installed ArviZ."""
+def gathered(
+    datasets: Mapping[str, xarray.Dataset], attrs: Mapping[str, Fact] | None = None
+) -> Any:
+    """Put groups into the container of the installed ArviZ; attrs are of all of it."""
     import xarray
 
     arviz = import_arviz()
     # By version: 0.23 takes the calls of 1.x without a word and does something else.
     if int(arviz.__version__.split(".")[0]) < 1:
-        return arviz.InferenceData(**datasets)
-    return xarray.DataTree.from_dict(dict(datasets))
+        return arviz.InferenceData(attrs=dict(attrs or {}), **datasets)
+    tree = xarray.DataTree.from_dict(dict(datasets))
+    tree.attrs = dict(attrs or {})
+    return tree
 
 
 def _dataset(
@@ -173,7 +210,7 @@ def _dataset(
         raise ValueError(f"{group}: names differ only in slashes: {', '.join(variables)}")
     index: dict[str, Any] = {_plain(a): list(coords.get(a, range(n))) for a, n in places.items()}
     index |= {name: (axis, list(v)) for name, (axis, v) in along.items() if axis in places}
-    return xarray.Dataset(arrays, index, {"inference_library": "pyrofl"})
+    return xarray.Dataset(arrays, index)
 
 
 def _axes(name: str, array: np.ndarray, axes: tuple[str, ...] | None) -> tuple[str, ...]:

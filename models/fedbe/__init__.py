@@ -13,7 +13,9 @@ Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Le
              w        = SWA from wbar on -1/U sum_u phat_u' log p(y | x_u; w)          algorithm 1
 
 The x_u are unlabelled rows that the server holds, of the same kind or another. Its last teachers
-stay there, as the view "ensemble": Bayesian model averaging, without distillation.
+stay there, as the view "ensemble": Bayesian model averaging, without distillation. The draws of
+`posterior` and `to_arviz` are new ones of p(w | D), with gamma where there is one; model="global"
+gives the student, a point.
 
 Related methods are settings:
 
@@ -50,7 +52,14 @@ from pyrofl.inference.programs import Likelihood, built_for
 from pyrofl.inference.servers.averages import average
 from pyrofl.models import fedavg, fedavgm, fedprox, scaffold
 from pyrofl.models.fedbe import distillation
-from pyrofl.models.fedbe.posteriors import Posterior, dirichlet, gaussian, sample
+from pyrofl.models.fedbe.posteriors import (
+    Posterior,
+    dirichlet,
+    gaussian,
+    independent,
+    mean_and_sd,
+    sample,
+)
 from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, join_up, role, spread_out, under
@@ -62,6 +71,7 @@ Distil = Literal["swa", "sgd", "none"]
 
 TEAMS = ("A", "C", "S", "AC", "AS", "CS", "ACS")
 HELD = "server/teacher"  # role of the last teachers, [M', *p]
+KNOWN = "server/posterior"  # role of what the last p(w | D) was fitted to, or its moments
 
 
 class Teaching(TypedDict, total=False):
@@ -232,15 +242,40 @@ def distilled(
         ensemble = team(models, who.size, generator)
         if rows is not None:
             merged = merged | under(of, student(start, ensemble, rows, generator))
-        return merged | under(f"{HELD}/{of}", ensemble)
+        merged = {n: v for n, v in merged.items() if not n.startswith(f"{KNOWN}/")}
+        return merged | under(f"{HELD}/{of}", ensemble) | under(KNOWN, known(models, who))
+
+    def known(models: Tensors, who: Who) -> Tensors:
+        """Return what the server keeps of its posterior."""
+        if posterior == "gaussian":
+            mean, sd = mean_and_sd(models, who.size, std_scale)
+            return under("mean", mean) | under("sd", sd)
+        order = who.ids.argsort()
+        said = {"ids": who.ids, "rows": who.size} | under("model", models)
+        return {n: v[order] for n, v in said.items()}
+
+    def drawn(server: Tensors, draws: int, generator: Generator) -> tuple[Tensors, Tensors]:
+        """Draw from p(w | D); gamma is the clients', 0 of those that did not report."""
+        held = role(KNOWN, server)
+        if not held:  # before round one
+            start = {n: server[f"{of}/{n}"] for n in net.shapes}
+            return {n: v.expand(draws, *v.shape) for n, v in start.items()}, {}
+        if posterior == "gaussian":
+            return sample(independent(role("mean", held), role("sd", held)), draws, generator), {}
+        found = sample(fit(role("model", held), held["rows"]), draws, generator)
+        gamma, ids = found.pop("gamma", None), held["ids"].cpu()
+        if gamma is None:
+            return found, {}
+        every = gamma.new_zeros(draws, int(ids.max()) + 1)
+        return found, {"gamma": every.index_copy(1, ids, gamma)}
 
     def with_teachers(server: Tensors, who: Who) -> Tensors:
         """Send the last teachers too."""
         held = under("teacher", role(HELD, server))
         return method.download(server, who) | spread_out(held, len(who.ids))
 
-    ensemble = View(members, with_teachers)
-    return replace(method, merge=merge, views={**method.views, "ensemble": ensemble})
+    ensemble = View(members, with_teachers, drawn)
+    return replace(method, name="fedbe", merge=merge, views={**method.views, "ensemble": ensemble})
 
 
 def members(received: Tensors, local: Tensors) -> list[Tensors]:

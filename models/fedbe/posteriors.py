@@ -40,16 +40,27 @@ def gaussian(models: Tensors, size: Tensor, std_scale: NotNegative = 1.0) -> Pos
         size: [C], their training rows.
         std_scale: multiplies the standard deviation: 1 is the paper's, the authors' code has 0.1.
     """
+    return independent(*mean_and_sd(models, size, std_scale))
+
+
+def mean_and_sd(models: Tensors, size: Tensor, std_scale: float = 1.0) -> tuple[Tensors, Tensors]:
+    """Return mean and standard deviation of `gaussian`, [*p] each."""
     size = size.cpu()
     mean = average({n: v.cpu() for n, v in models.items()}, size)
-    scale = {}
+    sd = {}
     for n, v in models.items():
         variance = weighted_mean((v.cpu() - mean[n]).square(), size)
-        scale[n] = (std_scale * variance.sqrt()).clamp(min=torch.finfo(v.dtype).tiny ** 0.5)
+        sd[n] = (std_scale * variance.sqrt()).clamp(min=torch.finfo(v.dtype).tiny ** 0.5)
+    return mean, sd
+
+
+def independent(mean: Tensors, sd: Tensors) -> Posterior:
+    """Return the program of independent normals."""
 
     def program() -> Tensors:
         return {
-            n: pyro.sample(n, dist.Normal(v, scale[n]).to_event(v.dim())) for n, v in mean.items()
+            n: pyro.sample(n, dist.Normal(v.cpu(), sd[n].cpu()).to_event(v.dim()))
+            for n, v in mean.items()
         }
 
     return program

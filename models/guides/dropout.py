@@ -110,6 +110,11 @@ def dropout_rate(mean: Tensor, variance: Tensor) -> Tensor:
     return variance / (mean.square() + variance + TINY)
 
 
+def log_alpha_of(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return log alpha = log(variance / mean^2), of any shape."""
+    return variance.log() - mean.square().clamp(min=TINY).log()
+
+
 def product(mean: Tensor, variance: Tensor, weight: Tensor) -> Tensor:
     """Return the mode of prod_m N(w; mean_m, variance_m)^weight_m: [M, *p] twice, [M] -> [*p]."""
     share = (weight / weight.sum()).reshape(-1, *(1 for _ in mean.shape[1:]))

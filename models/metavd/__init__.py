@@ -47,7 +47,7 @@ from pyrofl.arguments import (
     checked,
 )
 from pyrofl.data import Batch, Who
-from pyrofl.inference.facts import INCOMPARABLE, PER_CLIENT, SPARSE
+from pyrofl.inference.facts import INCOMPARABLE, SPARSE
 from pyrofl.inference.method import Method, Phase, Step, View, as_trained, return_received
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, built_for
@@ -223,7 +223,7 @@ def build(
         return received | spread_out(start, len(like))
 
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Tell dropout rates and sparsity."""
+        """Tell dropout rates, log alpha and sparsity."""
         return pruning.report(local, moments, limit, shapes)
 
     both = "loc/* spread/*" if q.random else "loc/*"
@@ -237,6 +237,7 @@ def build(
         step = Step(both, outer, maml(loss, "loc/*", lr, order=order, clip=clip))
         test = Step("loc/*", inner, loss)
     return Method(
+        name="metavd",
         init=init,
         model=model,
         guide=q,
@@ -251,7 +252,7 @@ def build(
         },
         statistics=statistics,
         facts={
-            source.per_client: PER_CLIENT,
+            **source.facts,
             **({} if prune is None else {"*": SPARSE}),
             **({both: INCOMPARABLE} if warm_up(done) < 1 else {}),
         },

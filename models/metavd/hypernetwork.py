@@ -16,6 +16,7 @@ from torch.nn.functional import leaky_relu, linear
 from torch.nn.utils import get_total_norm
 
 from pyrofl.data import Federation, Who
+from pyrofl.inference.facts import PER_CLIENT, REPORTED, Facts
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
@@ -41,7 +42,7 @@ class Source:
     # (server, who, found [C, *p]) -> what it holds anew without a gradient step
     store: Callable[[Tensors, Who, Tensors], Tensors] = lambda *_: {}
     optims: Mapping[str, Optim] = field(default_factory=dict)  # by patterns of names in `slope`
-    per_client: str = ""  # patterns of what the server holds of every client, one row for each
+    facts: Facts = field(default_factory=dict)  # of what the server holds
 
 
 def hypernetwork(
@@ -85,7 +86,7 @@ def hypernetwork(
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
     moved = {f"{PSI}/*": optims[0], TABLE: optims[1]}
-    return Source(start, read, slope, optims=moved, per_client=TABLE)
+    return Source(start, read, slope, optims=moved, facts={TABLE: (PER_CLIENT, REPORTED)})
 
 
 def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
@@ -118,7 +119,7 @@ def rows(first: Tensors) -> Source:
     def store(server: Tensors, who: Who, found: Tensors) -> Tensors:
         return {n: server[n].index_copy(0, who.ids, v) for n, v in under(OWN, found).items()}
 
-    return Source(start, read, store=store, per_client=f"{OWN}/*")
+    return Source(start, read, store=store, facts={f"{OWN}/*": PER_CLIENT})
 
 
 def rows_of(table: Tensor, ids: Tensor) -> Tensor:

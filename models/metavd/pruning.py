@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from pyrofl.models.guides.dropout import dropout_rate
+from pyrofl.models.guides.dropout import dropout_rate, log_alpha_of
 from pyrofl.tensors import Tensors, role, under
 
 KEEP = "server/keep"
@@ -39,12 +39,17 @@ def fill(message: Tensors, values: Tensors) -> Tensors:
 def report(
     tensors: Tensors, moments: Moments, limit: float | None, names: Iterable[str]
 ) -> Tensors:
-    """Return "sparsity", a client's share of dropped weights, and its mean "dropout_rate", [C]."""
+    """Return "sparsity", a client's share of dropped weights, and its mean "dropout_rate", [C].
+
+    Besides, of every weight: "dropout_rate/NAME" and "log_alpha/NAME", [C, *p].
+    """
     sent, found = drop(tensors, moments, limit), {}
     if role("spread", tensors):
         spread = moments(tensors)[1]
-        rates = [dropout_rate(tensors[f"loc/{n}"], v).flatten(1) for n, v in spread.items()]
-        found["dropout_rate"] = torch.cat(rates, 1).mean(1)
+        rates = {n: dropout_rate(tensors[f"loc/{n}"], v) for n, v in spread.items()}
+        found["dropout_rate"] = torch.cat([v.flatten(1) for v in rates.values()], 1).mean(1)
+        found |= under("dropout_rate", rates)
+        found |= {f"log_alpha/{n}": log_alpha_of(tensors[f"loc/{n}"], v) for n, v in spread.items()}
     theta = torch.cat([sent[f"loc/{n}"].flatten(1) for n in names], 1)
     return {**found, "sparsity": (theta == 0).to(theta).mean(1)}
 

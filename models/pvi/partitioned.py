@@ -72,6 +72,7 @@ class Partitioned:
         factors = Factors(View(self.together, self.cavity), self.densities, without)
         climb = Phase((self.drawn, Step(self.moving, optim, loss), self.shortened), steps, batch)
         return Method(
+            name="pvi",
             init=self.init,
             model=self.model,
             guide=guide,

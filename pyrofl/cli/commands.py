@@ -14,7 +14,7 @@ from pyrofl import figures
 from pyrofl.cli import report
 from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, show, tell
 from pyrofl.cli.methods import Epochs, Job, about, arguments, builds, foldable, methods, readable
-from pyrofl.cli.rehearsal import rehearse
+from pyrofl.cli.rehearsal import UNASKED, rehearse
 from pyrofl.cli.resuming import keeping, opened, rescued, tested, unlearned
 from pyrofl.cli.setup import participation, resolve, split, task, threads
 from pyrofl.data.csv_files import LIKELIHOODS
@@ -77,8 +77,7 @@ def bench(args: Namespace) -> None:
 def run(args: Namespace) -> None:
     """Fit one method and write its folder."""
     resolve(args)
-    (job,) = jobs(args, [args.method], [args.seed])
-    rehearse([job])
+    (job,) = rehearse(jobs(args, [args.method], [args.seed]))
     with opened([job]):
         say(args, report.about(job.task.data, job.task.likelihood, args))
         done, scores, lacking = fit_and_save(job, keeping(job))
@@ -97,8 +96,7 @@ def compare(args: Namespace) -> None:
     """
     args.out = args.out or "runs/compare"
     resolve(args)
-    asked = jobs(args, args.methods, range(args.seed, args.seed + args.seeds))
-    rehearse(asked)
+    asked = rehearse(jobs(args, args.methods, range(args.seed, args.seed + args.seeds)))
     left = rf"compare\.csv|figures|({'|'.join(builds())})-\d+" if args.resume else ""
     folder = run_folder.prepare(args.out, args.overwrite, left)
     run_folder.prepare(folder / "figures", overwrite=True)
@@ -206,7 +204,7 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
     """Fit a method, test it and write its folder; say which figures could not be drawn."""
     args, task, data = job.args, job.task, job.task.data
     of = f"{args.partition} of {args.data}"
-    say(args, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}")
+    say(args, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}{drawn_of(job)}")
     if keeper.written:
         say(args, f"{keeper.path} holds round {keeper.written}; going on from there")
     with threads(args.threads), ending(partial(rescued, keeper)):
@@ -237,6 +235,18 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
     for (client, kind), times in bad.items():
         say(args, f"{client}: rejected in {times} of {done.state.number} rounds; expected {kind}")
     return done, scores, lacking
+
+
+def drawn_of(job: Job) -> str:
+    """Say which groups posterior.nc gets where nobody asked for some."""
+    if job.args.groups or not job.args.posterior_draws:
+        return ""
+    if job.groups == "all":
+        return "; posterior.nc gets all groups"
+    return (
+        f"; posterior.nc gets {' and '.join(job.groups)}, as the others have more than {UNASKED:,} "
+        "numbers (--groups all)"
+    )
 
 
 def blamed(reason: str, names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ import pkgutil
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
@@ -46,6 +46,8 @@ class Job:
     method: Scheduled
     task: Task
     reporting: Draw
+    groups: str | Sequence[str] = "all"  # of posterior.nc
+    coords: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of its axes
 
     @property
     def path(self) -> Path:

@@ -14,10 +14,12 @@ from typing import Any, NoReturn, get_args
 from pyrofl.arguments import Count, PositiveShare, Share, Whole
 from pyrofl.cli import commands
 from pyrofl.cli.ends import complaint, ended, show
+from pyrofl.cli.rehearsal import UNASKED
 from pyrofl.cli.resuming import CHECKPOINT
 from pyrofl.data.columns import Missing
 from pyrofl.inference.chains import Until
 from pyrofl.inference.loop.messages import OnBadMessage
+from pyrofl.inference.posteriors.axes import GROUPS
 
 MOST = 2**31 - 1  # what is longer is no count that anybody waits for
 CORES = max(64, os.cpu_count() or 1)  # too many threads kill a process
@@ -55,7 +57,18 @@ def _written_out(found: re.Match[str]) -> str:
     return found[1] + os.path.expanduser(found[2])
 
 
+def some_groups(text: str) -> str | list[str]:
+    """Read names of groups, or "all"."""
+    names = text.split(",")
+    if text != "all" and not set(names) <= set(GROUPS):
+        raise ArgumentTypeError(
+            f"found {text!r}; expected all, or some of {','.join(GROUPS)} with commas between"
+        )
+    return text if text == "all" else names
+
+
 TEXT: dict[str, Any] = {"type": some_text}
+SOME_GROUPS: dict[str, Any] = {"type": some_groups}
 PATH: dict[str, Any] = {"type": at_home}
 SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, PATH | {"required": True}
 COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare))
@@ -106,6 +119,13 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
     ("--every N", COUNT, None, "test every N rounds; default 20 times"),
     ("--draws S", COUNT, None, "average so many predictions; default: mean"),
     ("--posterior-draws S", WHOLE, 100, "of every client, in posterior.nc; 0 writes none"),
+    (
+        "--groups GROUP,...",
+        SOME_GROUPS,
+        None,
+        "in posterior.nc, or all; default all, but posterior,sample_stats alone where the others "
+        f"have more than {UNASKED:,} numbers",
+    ),
     ("--chunk C", COUNT, None, "clients side by side; default by memory"),
     ("--state-memory GIB", WHOLE, 4, "private state beyond it goes to a temporary file"),
     ("--fold-messages", FLAG, False, "merge messages as they come, where the merge is a mean"),

@@ -3,30 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
 import torch
 
 from pyrofl import figures
 from pyrofl.cli.methods import Job
+from pyrofl.cli.report import posterior_view
+from pyrofl.cli.setup import Task
+from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.posteriors import export
+from pyrofl.inference.posteriors.arviz import CHEAP
+from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.nets import NETWORKS
+
+UNASKED = 5_000_000  # numbers that groups beside the usual ones may add to posterior.nc unasked
 
 
-def rehearse(jobs: Sequence[Job]) -> None:
-    """Load what writes results, and look for room for draws; jobs differ in method and seed.
+def rehearse(jobs: Sequence[Job]) -> list[Job]:
+    """Load what writes results, look for room for draws, and try out the groups of posterior.nc.
+
+    Returns the jobs, which differ in method and seed, with the groups that they are to write.
 
     Raises:
-        ValueError: if there is no memory for so many draws.
+        ValueError: if there is no memory for so many draws, or a group cannot be made.
         OSError: if a library finds no place for its files.
     """
     figures.try_out()
     if jobs[0].args.posterior_draws:
         export.import_arviz()
         import_module("h5netcdf")
+    settled = {}
     for job in {job.name: job for job in jobs}.values():
         _find_room(job)
+        settled[job.name] = _groups(job) if job.args.posterior_draws else {}
+    return [replace(job, **settled[job.name]) for job in jobs]
+
+
+def _groups(job: Job) -> dict[str, Any]:
+    """Return the groups that a job is to write, by those of one draw of one client, and labels."""
+    args, task = job.args, job.task
+    method = by_round(job.method)(0)
+    run = Run(method, task.data, first(method, task.data, task.seeds), task.seeds)
+    dims = {name: task.net.dims(name) for name in task.net.shapes}
+    few, view = torch.zeros(1, dtype=torch.long), posterior_view(run)[0]
+    try:
+        one = run.to_arviz(1, dims, model=view, groups=args.groups or "all", ids=few)
+    except ValueError as error:
+        raise ValueError(f"--groups with {job.name}: {error}") from error
+    clients, rows = task.data.clients, task.data.sizes[: task.data.clients]
+    more, axes = 0.0, set[str]()
+    for group in GROUPS:
+        for value in one[group].data_vars.values() if group in one else ():
+            axes |= set(map(str, value.dims))
+            if group not in CHEAP and "chain" in value.dims:
+                more += value.size * (
+                    float(rows.sum() / rows[0]) if "row" in value.dims else clients
+                )
+    known = {axis: words for axis, words in labels_of(args.net, task).items() if axis in axes}
+    chosen = "all" if more * args.posterior_draws <= UNASKED else CHEAP
+    return {"groups": args.groups or chosen, "coords": known}
+
+
+def labels_of(spec: str, task: Task) -> dict[str, tuple[str, ...]]:
+    """Return labels of the axes of a network's inputs and outputs, if we have built it."""
+    data, net, found = task.data, task.net, {}
+    first, *_, last = (*net.shapes, *net.shapes)
+    classes, features = data.classes, data.source.features if data.source else ()
+    if spec.partition(":")[0] not in NETWORKS or spec == "mean":
+        return {}
+    if classes and net.shapes[last][0] == len(classes):
+        found[net.dims(last)[0]] = classes
+    if data.x.dim() == 2 and net.shapes[first][-1] == len(features):
+        found[net.dims(first)[-1]] = features
+    return found
 
 
 def _find_room(job: Job) -> None:

@@ -91,9 +91,11 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
         folder / "clients.csv", run_folder.CLIENTS, run.client_rows(scores, statistics)
     )
     if draws and run.verdict.kind != "diverged":
-        view, adapted = main_view(run)
+        view, adapted = posterior_view(run)
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
-        export.save(run.to_arviz(draws, dims, model=view, adapted=adapted), folder / "posterior.nc")
+        which: dict[str, Any] = {"model": view, "adapted": adapted}
+        found = run.to_arviz(draws, dims, coords=job.coords, groups=job.groups, **which)
+        export.save(found, folder / "posterior.nc")
     run_folder.write_json(folder / LAST, facts(job, run, scores))
     return drawn(folder, draw(job, run, scores, statistics))
 
@@ -154,6 +156,12 @@ def main_view(run: Run) -> tuple[str, Adapted]:
     """Return the model that a method is about, and adapted how: a personal one if it can be."""
     view = run.method.main_view
     return view, "adapt" if view == "personal" and run.method.adapt else "none"
+
+
+def posterior_view(run: Run) -> tuple[str, Adapted]:
+    """Return the model that draws are of, adapted as `main_view` says."""
+    view, main = run.method.posterior_view, main_view(run)
+    return main if view == main[0] else (view, "none")
 
 
 def draw(

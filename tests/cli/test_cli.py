@@ -15,6 +15,7 @@ import torch
 import toys
 import xarray
 
+from pyrofl.cli import rehearsal
 from pyrofl.cli.methods import (
     Epochs,
     arguments,
@@ -30,6 +31,7 @@ from pyrofl.cli.setup import Task, participation
 from pyrofl.files.run_folder import CLIENTS, COMPARE, METRICS, read_csv
 from pyrofl.inference.fit import fit
 from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.programs import Likelihood
 from pyrofl.inference.seeds import Seeds
 from pyrofl.models import fedavg, fedprox, local
@@ -152,6 +154,68 @@ def test_run_posterior_has_named_axes(finished):
         assert weight.shape == (1, 7, 4, 10, 6)
         assert list(posterior["client"].values) == [f"client {j}" for j in range(4)]
         assert float(weight.std("draw").min()) > 0
+
+
+def groups_in(path: Path) -> set[str]:
+    with xarray.open_datatree(path / "posterior.nc", engine="h5netcdf") as tree:
+        return set(tree.children)
+
+
+def test_posterior_has_all_groups_if_they_are_small_or_those_that_are_asked_for(
+    finished, tmp_path, capsys, monkeypatch
+):
+    assert groups_in(finished) == set(GROUPS)
+    words = ["run", "pfedvem", "--data", "eight_schools", "--partition", "groups", "--rounds", "1"]
+    words += ["--posterior-draws", "9", "--overwrite", "--out", str(tmp_path / "o")]
+    assert main(words) == 0
+    assert "posterior.nc gets all groups\n" in capsys.readouterr().err
+    assert groups_in(tmp_path / "o") == set(GROUPS)
+    assert main([*words, "--groups", "log_likelihood,posterior"]) == 0
+    assert groups_in(tmp_path / "o") == {"posterior", "log_likelihood", "sample_stats"}
+    # 9 draws of 8 clients: prior and log_prior of w, and 3 groups of as many rows.
+    monkeypatch.setattr(rehearsal, "UNASKED", 9 * 8 * 5)
+    assert main(words) == 0
+    assert groups_in(tmp_path / "o") == set(GROUPS)
+    capsys.readouterr()
+    monkeypatch.setattr(rehearsal, "UNASKED", 9 * 8 * 5 - 1)
+    assert main(words) == 0
+    told = "posterior.nc gets posterior and sample_stats, as the others have more than"
+    assert told in capsys.readouterr().err
+    assert groups_in(tmp_path / "o") == {"posterior", "sample_stats"}
+    assert main([*words, "--groups", "all"]) == 0
+    assert groups_in(tmp_path / "o") == set(GROUPS)
+
+
+def test_groups_that_cannot_be_made_are_refused_before_any_work(tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["run", "fedavg", *SMALL, "--out", str(out)]
+    assert main([*words, "--groups", "posterior,prior"]) == 2
+    told = "--groups with fedavg: the prior has no draws: ImproperUniform"
+    assert told in capsys.readouterr().err
+    assert main([*words, "--groups", "posteriors"]) == 2
+    assert (
+        "found 'posteriors'; expected all, or some of posterior,prior," in capsys.readouterr().err
+    )
+    assert not out.exists()
+
+
+def test_a_table_labels_inputs_and_outputs_of_its_network(tmp_path):
+    lines = ["ward,age,bmi,kind"]
+    lines += [f"{'NS'[i % 2]},{i % 7},{i % 5},{('u', 'v', 'w')[i % 3]}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    words = ["run", "pfedvem", "--data", f"csv:{tmp_path / 't.csv'}", "--target", "kind"]
+    words += ["--group", "ward", "--rounds", "1", "--posterior-draws", "5"]
+    for net, axes in (("softmax", {"head_in": ["age", "bmi"]}), ("mlp:2", {})):
+        out = ["--net", net, "--overwrite", "--out", str(tmp_path / "o")]
+        assert main([*words, *out]) == 0
+        with xarray.open_datatree(tmp_path / "o/posterior.nc", engine="h5netcdf") as tree:
+            posterior = tree["posterior"]
+            assert posterior["head_out"].values.tolist() == ["u", "v", "w"]
+            assert posterior["head_in"].values.tolist() == axes.get("head_in", [0, 1])
+            assert tree["constant_data"]["feature"].values.tolist() == ["age", "bmi"]
+            assert tree["observed_data"]["class"].values.tolist() == ["u", "v", "w"]
+            assert tree.attrs["method"] == "pfedvem"
+            assert tree.attrs["seed"] == 0
 
 
 def test_same_seed_same_files(finished, tmp_path):

@@ -143,6 +143,7 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--on-bad-message": ((*RUN, *SCHOOLS), ODD),
     "--until": ((*RUN, *SCHOOLS), ODD),
     "--device": ((*RUN, *SCHOOLS), tuple(set(ODD) - {""})),
+    "--groups": ((*RUN, *SCHOOLS), (*ODD, "posterior,", "posterior, prior", "ALL", "all,prior")),
     "--set": ((*RUN, *SCHOOLS), ODD),
     "--case": (("bench",), ODD),
 }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -16,14 +19,17 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import Tensor
 
 import pyrofl
-from pyrofl.data import Batch, Federation
+from pyrofl import nets
+from pyrofl.data import Batch, Federation, datasets
 from pyrofl.inference.facts import SHARED
 from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.inference.programs import Program
 from pyrofl.models import fedavg, pfedvem
 from pyrofl.models.guides.automatic import from_pyro
+from pyrofl.partitions import federations
 from pyrofl.tensors import Tensors, spread_out
 
 mpl.use("Agg")
@@ -226,7 +232,9 @@ def test_sites_that_are_not_one_for_all_are_refused():
 def test_an_improper_prior_has_no_draws(blobs: Federation):
     fitted = pyrofl.fit(fedavg.build(toys.net()), blobs, 1, progress=False)
     found = fitted.to_arviz(2, groups="all")
-    assert {g for g in GROUPS if g not in found} == {"prior", "prior_predictive"}
+    assert {g for g in GROUPS if g not in found} == {"prior", "prior_predictive", "log_prior"}
+    with pytest.raises(ValueError, match="the prior has no density; expected a proper one"):
+        fitted.to_arviz(2, groups=["posterior", "log_prior"])
     with pytest.raises(ValueError, match="the prior has no draws: ImproperUniform"):
         fitted.to_arviz(2, groups=["prior"])
 
@@ -398,8 +406,168 @@ def test_names_that_fit_nothing_are_refused(what, told):
         run().to_arviz(5, **what)
 
 
-def test_held_out_clients_have_a_posterior_too():
+def test_held_out_clients_have_all_groups_too(blobs: Federation):
     data = replace(schools(), held_out=1)
-    found = run(data=data).to_arviz(5, ids=torch.tensor([0, 2]), groups="all")
-    assert found["posterior"]["client"].values.tolist() == ["Ada", "Cleo"]
-    assert found["log_likelihood"].sizes["row"] == 9
+    fitted = run(data=data)
+    found = fitted.to_arviz(5, ids=torch.tensor([0, 2]), groups="all")
+    assert {g for g in GROUPS if g not in found} == {"sample_stats"}  # Cleo never trained
+    for group in ("posterior", "prior", "constant_data"):
+        assert found[group]["client"].values.tolist() == ["Ada", "Cleo"]
+    for group in ("log_likelihood", "posterior_predictive", "prior_predictive", "observed_data"):
+        assert found[group]["row_client"].values.tolist() == ["Ada"] * 3 + ["Cleo"] * 6
+    rows = [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert (found["observed_data"]["y"].values == data.y[rows].numpy()).all()
+    # Who never trained is drawn as who did: by the guide, from what it got when it joined.
+    own = found["posterior"]["eta"] + 0.5 * found["posterior"]["mu"]
+    assert abs(float(own.sel(client="Cleo").mean()) - 0.2) < 5 * 0.3 / math.sqrt(5)
+    alone = fitted.to_arviz(5, ids=torch.tensor([2]))
+    np.testing.assert_array_equal(
+        alone["posterior"]["eta"].sel(client="Cleo"), found["posterior"]["eta"].sel(client="Cleo")
+    )
+
+
+def test_some_clients_have_their_statistics_and_losses(blobs: Federation):
+    built = pfedvem.build(toys.net(), head_epochs=1, base_epochs=1)
+    fitted = pyrofl.fit(built, blobs, 2, progress=False)
+    whole, some = (
+        fitted.to_arviz(2, ids=ids)["sample_stats"] for ids in (None, torch.tensor([7, 2]))
+    )
+    names = [blobs.names[7], blobs.names[2]]
+    for n in ("tau", "deviation", "loss"):
+        assert some["client"].values.tolist() == names
+        np.testing.assert_array_equal(some[n], whole[n].sel(client=names))
+
+
+def table(tmp_path: Path, *, classes: bool = False) -> Federation:
+    """Return a federation from a CSV file of two covariates and a response."""
+    rng = np.random.default_rng(4)
+    lines = ["ward,age,bmi,effect"]
+    for i in range(24):
+        effect = ("low", "high", "mid")[i % 3] if classes else f"{rng.normal():.3f}"
+        lines.append(f"{'NS'[i % 2]},{rng.normal():.3f},{rng.normal():.3f},{effect}")
+    path = tmp_path / "wards.csv"
+    path.write_text("\n".join(lines) + "\n")
+    loaded = datasets.load(f"csv:{path}", target="effect", group="ward")
+    return federations.split(loaded, "groups", None, seed=0)
+
+
+def with_slopes(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        eta = pyro.sample("eta", dist.Normal(batch.x.new_zeros(()), 1.0))
+        mu = pyro.sample("mu", dist.Normal(batch.x.new_zeros(()), 5.0))
+        pyro.deterministic("beta", torch.stack([mu, eta], -1), event_dim=1)
+        with batch.rows():
+            pyro.sample("y", dist.Normal(eta, 1.0), obs=batch.y)
+
+
+def test_covariates_have_the_names_of_their_columns(tmp_path):
+    fitted = run(data=table(tmp_path).to("cpu", torch.float64), model=with_slopes)
+    found = fitted.to_arviz(5, {"beta": ("feature",)}, groups="all")
+    x = found["constant_data"]["x"]
+    assert x.dims == ("row", "feature")
+    assert x["feature"].values.tolist() == ["age", "bmi"]
+    rows = found["constant_data"]["table_row"].values
+    assert (x.sel(feature="bmi").values == fitted.data.x[rows, 1].numpy()).all()
+    beta = found["posterior"]["beta"]
+    assert beta["feature"].values.tolist() == ["age", "bmi"]
+    np.testing.assert_array_equal(beta.sel(feature="bmi"), found["posterior"]["eta"])
+    # Nothing is guessed from lengths, and words of one's own come first.
+    assert fitted.to_arviz(5)["posterior"]["beta"].dims[-1] == "beta_dim_0"
+    other = {"feature": ["years", "kg/m2"]}
+    mine = fitted.to_arviz(5, {"beta": ("feature",)}, coords=other)
+    assert mine["posterior"]["feature"].values.tolist() == other["feature"]
+
+
+def test_labels_that_do_not_fit_an_axis_are_refused(tmp_path):
+    def wide(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with_slopes(received, local, batch)
+        pyro.deterministic("gamma", torch.zeros(len(batch), 1, 3))
+
+    fitted = run(data=table(tmp_path).to("cpu", torch.float64), model=wide)
+    with pytest.raises(ValueError, match="gamma: axis 'feature' has 3 places; expected 2"):
+        fitted.to_arviz(5, {"gamma": ("feature",)})
+
+
+def test_classes_have_their_names(tmp_path):
+    data = table(tmp_path, classes=True)
+    net = nets.build("softmax", (2,), 3)
+    fitted = pyrofl.fit(pfedvem.build(net), data, 1, progress=False)
+    dims = {n: net.dims(n) for n in net.shapes} | {"head.bias": ("class",)}
+    found = fitted.to_arviz(6, dims, groups="all")
+    assert found["posterior"]["class"].values.tolist() == ["high", "low", "mid"]
+    for group in ("observed_data", "posterior_predictive", "prior_predictive"):
+        y = found[group]["y"]
+        named = found[group]["class"].values[y.values]
+        assert set(named.flat) <= {"high", "low", "mid"}
+    rows = found["constant_data"]["table_row"].values
+    words = [data.classes[i] for i in data.y[rows]]
+    of_rows = found["observed_data"]
+    assert of_rows["class"].values[of_rows["y"].values].tolist() == words
+    export.save(found, tmp_path / "posterior.nc")
+    again = export.load(tmp_path / "posterior.nc")
+    assert again["observed_data"]["class"].values.tolist() == ["high", "low", "mid"]
+
+
+def test_it_says_of_which_run_it_is_and_what_made_it_when(tmp_path, monkeypatch):
+    fitted = pyrofl.fit(fedavg.build(toys.net()), toys.blobs((3, 5, 4)), 2, seed=7, progress=False)
+    path = tmp_path / "posterior.nc"
+    monkeypatch.delenv("SOURCE_DATE_EPOCH")
+    before = datetime.now(UTC)
+    export.save(fitted.to_arviz(2), path)
+    found = export.load(path)
+    for told in (found.attrs, found["posterior"].attrs, found["sample_stats"].attrs):
+        assert told["inference_library"] == told["creation_library"] == "pyrofl"
+        assert told["inference_library_version"] == version("pyrofl")
+        assert before <= datetime.fromisoformat(told["created_at"]) <= datetime.now(UTC)
+        assert (told["method"], told["model"], told["adapted"]) == ("fedavg", "global", "none")
+        assert (told["seed"], told["rounds"]) == (7, 2)
+        assert told["verdict"] == str(fitted.verdict)
+        assert told["fitting_time"] == pytest.approx(sum(r.seconds for r in fitted.records))
+        assert told["sampling_time"] > 0
+    # A method of one's own has no name, and its programs have.
+    several = pyrofl.to_arviz([run(0), run(pyrofl.Seeds(1, 2, 3))], 2).attrs
+    assert several["method"] == "model, with the guide guide"
+    assert several["seed"] == "0; Seeds(init=1, participation=2, noise=3)"
+
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
+    told = fitted.to_arviz(2).attrs
+    assert told["created_at"] == "2001-09-09T01:46:40+00:00"
+    assert not {"fitting_time", "sampling_time"} & set(told)
+    export.save(fitted.to_arviz(2), path)
+    once = path.read_bytes()
+    export.save(fitted.to_arviz(2), path)
+    assert path.read_bytes() == once
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "now")
+    with pytest.raises(ValueError, match="SOURCE_DATE_EPOCH is 'now'; expected seconds since 1970"):
+        fitted.to_arviz(2)
+
+
+def test_statistics_of_sites_have_the_axes_of_these():
+    def told(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        value = local["m"][:, None] + torch.arange(2.0)
+        return {"m": local["m"], "rate/both": value, "own": value}
+
+    fitted = run()
+    fitted.method = replace(fitted.method, statistics=told)
+    stats = fitted.to_arviz(3, {"both": ("term",)})["sample_stats"]
+    assert stats["rate.both"].dims == ("chain", "client", "term")
+    assert stats["own"].dims == ("chain", "client", "own_dim_0")
+    np.testing.assert_allclose(stats["rate.both"].sel(client="Bea"), [[0.1, 1.1]])
+    assert set(fitted.clients["metric"]) >= {"m"}
+    assert not set(fitted.clients["metric"]) & {"rate/both", "own"}
+
+
+def test_points_are_there_once_and_stand_still(blobs: Federation):
+    single = blobs.to("cpu", torch.float32)
+    fitted = pyrofl.fit(fedavg.build(toys.net(), fine_tune=1), single, 1, progress=False)
+    found = fitted.to_arviz(7, model="global")
+    posterior = found["posterior"]
+    for n in toys.net().shapes:
+        assert "client" not in posterior[n].dims
+        assert float(posterior[n].std("draw").max()) == 0  # and not 3e-8
+        np.testing.assert_array_equal(posterior[n].values[0, 2], fitted.state.server[f"w/{n}"])
+    assert found.attrs["points"] == ", ".join(toys.net().shapes)
+    mine = fitted.to_arviz(7, model="personal", adapted="adapt")["posterior"]["head.bias"]
+    assert mine.dims[:3] == ("chain", "draw", "client")
+    assert float(mine.std("draw").max()) == 0
+    assert "points" not in run().to_arviz(7).attrs

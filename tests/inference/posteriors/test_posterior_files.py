@@ -11,7 +11,7 @@ import toys
 from test_contract import METHODS, MODULES
 
 import pyrofl
-from pyrofl.cli.report import main_view
+from pyrofl.cli.report import posterior_view
 from pyrofl.inference.posteriors import export
 
 NAMES = ("Ada", "Bea", "Cleo")
@@ -30,12 +30,23 @@ SITES = {
     "pfedmb": {"alpha": ("alpha_dim_0", "alpha_dim_1")},
     "pfedvem": HEAD,
 }
-SHARED = {"pvi"}  # a posterior of all clients together has no client axis
-STATISTICS = {
-    "apfl": {"alpha"},
-    "metavd": {"dropout_rate", "sparsity"},
-    "pfedmb": {"alpha_entropy", "branches_kept"},
-    "pfedvem": {"tau", "deviation"},
+BASE = NETWORK.keys() - HEAD.keys()
+# What all clients have together, a posterior or a point, has no axis of clients.
+GLOBAL = ("fedavg", "fedavgm", "fedbe", "fedopt", "fedpa", "fedprox", "pvi", "scaffold")
+SHARED = dict.fromkeys(GLOBAL, NETWORK.keys())
+SHARED |= {"fedper": BASE, "fedrep": BASE, "lgfedavg": HEAD.keys()}
+RANDOM = {"fedabml", "fedbe", "fedpop", "metavd", "pfedbayes", "pfedvem", "pvi"}
+STATISTICS = {  # and the axes of their own
+    "apfl": {"alpha": ()},
+    "metavd": {
+        "dropout_rate": (),
+        "sparsity": (),
+        "dropout_rate.fc1.weight": NETWORK["fc1.weight"],
+        "log_alpha.fc1.weight": NETWORK["fc1.weight"],
+        "embedding": ("embedding_dim_0",),
+    },
+    "pfedmb": {"alpha_entropy": (), "branches_kept": ()},
+    "pfedvem": {"tau": (), "deviation": ()},
 }
 
 
@@ -47,16 +58,22 @@ def test_the_file_of_a_method_has_these_axes(name, tmp_path):
     run = pyrofl.fit(
         MODULES[name].build(net, **promises.of(name).settings), data, 1, progress=False
     )
-    view, adapted = main_view(run)
+    view, adapted = posterior_view(run)
     dims = {n: net.dims(n) for n in net.shapes}
     path = tmp_path / "posterior.nc"
     export.save(run.to_arviz(2, dims, model=view, adapted=adapted), path)
     found = export.import_arviz().from_netcdf(path)
 
-    lead = ("chain", "draw") if name in SHARED else ("chain", "draw", "client")
-    expected = {n: (*lead, *axes) for n, axes in SITES.get(name, NETWORK).items()}
+    together = SHARED.get(name, ())
+    expected = {
+        n: ("chain", "draw", *(() if n in together else ("client",)), *axes)
+        for n, axes in SITES.get(name, NETWORK).items()
+    }
     posterior = found["posterior"]
     assert {n: v.dims for n, v in posterior.data_vars.items()} == expected
+    points = {n for n, v in posterior.data_vars.items() if float(v.std("draw").max()) < 1e-15}
+    assert points == (set() if name in RANDOM else set(expected))
+    assert found.attrs.get("points", "") == ", ".join(n for n in expected if n in points)
     for axis, size in posterior.sizes.items():
         assert size == SIZES.get(axis, size)
         assert posterior[axis].values.tolist() == (
@@ -65,7 +82,7 @@ def test_the_file_of_a_method_has_these_axes(name, tmp_path):
     stats = found["sample_stats"]
     assert {n: v.dims for n, v in stats.data_vars.items()} == {
         "loss": ("chain", "round", "client", "step"),
-        **{n: ("chain", "client") for n in STATISTICS.get(name, set())},
+        **{n: ("chain", "client", *own) for n, own in STATISTICS.get(name, {}).items()},
     }
     assert stats["client"].values.tolist() == list(NAMES)
     assert stats["round"].values.tolist() == [1]

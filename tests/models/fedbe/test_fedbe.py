@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import toys
@@ -11,6 +14,7 @@ from checks import close
 from promises import Promises
 from toys import last
 
+import pyrofl
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.loop.participation import fixed
@@ -19,6 +23,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, fedavgm, fedbe, fedprox, guides, likelihoods, priors, scaffold
 from pyrofl.models.fedbe.distillation import predictions
+from pyrofl.models.fedbe.posteriors import mean_and_sd
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator, role
 
@@ -301,3 +306,75 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
 def test_settings_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         fedbe.build(NET, **({"unlabelled": X} | options))
+
+
+# The server's posterior
+
+
+def alike(found: object, expected: Tensors) -> None:
+    for n, v in expected.items():
+        np.testing.assert_allclose(found[n], v, atol=1e-9)  # type: ignore[index]
+
+
+def test_normal_draws_are_of_the_servers_posterior(tiny):
+    run = pyrofl.fit(made(), tiny, 2, progress=False)
+    found = run.to_arviz(2000, {n: NET.dims(n) for n in NET.shapes})
+    posterior = found["posterior"]
+    assert found.attrs["model"] == "ensemble"
+    mean, sd = mean_and_sd(role("w", run.state.message), run.state.who.size)
+    for n, value in mean.items():
+        assert posterior[n].dims == ("chain", "draw", *NET.dims(n))
+        differ = sd[n].numpy() > 1e-9  # clients agree on what leads to a unit that is dead
+        assert differ.any()
+        off = ((posterior[n].values[0] - value.numpy()) / sd[n].numpy())[:, differ]
+        assert abs(off.mean(0)).max() < 5 / math.sqrt(2000)
+        assert abs(off.std(0) - 1).max() < 5 / math.sqrt(2 * 2000)
+    student = run.to_arviz(7, model="global")["posterior"]
+    for n in NET.shapes:
+        assert student[n].dims[:2] == ("chain", "draw")
+        assert "client" not in student[n].dims
+        np.testing.assert_array_equal(student[n].values[0, 3], run.state.server[f"w/{n}"])
+        assert float(student[n].std("draw").max()) < 1e-15
+
+
+def test_mixtures_have_the_shares_of_the_clients_that_reported(tiny):
+    method = made(posterior="dirichlet", teachers="S")
+    run = pyrofl.fit(method, tiny, 1, participation=lambda g, j: torch.tensor([2, 0]))
+    sent, size = role("w", run.state.message), run.state.who.size
+    assert run.state.who.ids.tolist() in ([2, 0], [0, 2])
+    order = run.state.who.ids.argsort()
+    posterior = run.to_arviz(6)["posterior"]
+    gamma = posterior["gamma"]
+    assert gamma.dims == ("chain", "draw", "client")
+    assert (gamma.sel(client="client 1") == 0).all()
+    np.testing.assert_allclose(gamma.sum("client"), 1)
+    weight = torch.tensor(gamma.values[0][:, [0, 2]]) * size[order]
+    share = weight / weight.sum(1, keepdim=True)
+    for n, v in sent.items():
+        expected = torch.tensordot(share, v[order], 1)
+        np.testing.assert_allclose(posterior[n].values[0], expected, atol=1e-9)
+    one = run.posterior(6, ids=torch.tensor([2]))
+    np.testing.assert_array_equal(one["gamma"][:, 0], gamma.values[0, :, 2])
+    np.testing.assert_array_equal(one["head.bias"][:, 0], posterior["head.bias"].values[0])
+
+
+@pytest.mark.parametrize("posterior", ["gaussian", "dirichlet"])
+def test_rows_are_looked_at_in_draws_of_the_servers_posterior(tiny, posterior):
+    run = pyrofl.fit(made(posterior=posterior), replace(tiny, held_out=1), 1, progress=False)
+    found = run.to_arviz(4, groups="all", ids=torch.arange(3))
+    drawn = found["posterior"]
+    for s in range(4):
+        weights = {n: torch.tensor(drawn[n].values[0, s]) for n in NET.shapes}
+        log_p = NET.apply(weights, tiny.x).log_softmax(-1).gather(1, tiny.y[:, None])[:, 0]
+        np.testing.assert_allclose(found["log_likelihood"]["y"][0, s], log_p, atol=1e-9)
+    if posterior == "dirichlet":
+        assert (drawn["gamma"].sel(client="client 2") == 0).all()
+    alike(run.to_arviz(4)["posterior"], {n: drawn[n] for n in NET.shapes})
+    assert not {"log_p", "log_q"} & set(found.get("sample_stats", ()))
+    with pytest.raises(ValueError, match="adapted is 'phases'; expected 'none', as the posterior"):
+        run.to_arviz(4, adapted="phases")
+
+
+def test_before_the_first_round_the_servers_posterior_is_the_start(tiny):
+    run = pyrofl.fit(made(), tiny, 0, progress=False)
+    alike(run.to_arviz(2)["posterior"].isel(chain=0, draw=1), role("w", run.state.server))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import toys
@@ -13,6 +14,7 @@ from checks import close
 from promises import Promises
 from toys import last
 
+import pyrofl
 from pyrofl.data import Who
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.loop.participation import bernoulli
@@ -439,6 +441,42 @@ def test_embeddings_of_unseen_clients_follow_the_pseudo_gradient():
         metavd.embed(method, data, far)
     with pytest.raises(ValueError, match="holds 0 embeddings"):
         metavd.embed(small(dropout="vd"), data, last(small(dropout="vd"), data, 1))
+
+
+# What is told of clients
+
+
+@pytest.mark.parametrize("coords", ["logvar", "alpha"])
+def test_rates_of_every_weight_and_embeddings_are_told_exactly(coords):
+    data = toys.blobs(SIZES)
+    method = small(coords=coords, scale=0.3)
+    run = pyrofl.fit(method, data, 2, progress=False)
+    dims = {n: net().dims(n) for n in net().shapes}
+    found = run.to_arviz(400, dims)
+    stats, posterior = found["sample_stats"], found["posterior"]
+    sent = method.download(run.state.server, data.who(torch.arange(4)))
+    theta, s = (sent[f"{part}/fc2.weight"] for part in ("loc", "spread"))
+    log_alpha = s if coords == "alpha" else s - theta.square().log()
+    assert stats["log_alpha.fc2.weight"].dims == ("chain", "client", "fc2_out", "fc2_in")
+    close(torch.tensor(stats["log_alpha.fc2.weight"].values[0]), log_alpha, atol=1e-8)
+    rate = stats["dropout_rate.fc2.weight"]
+    close(torch.tensor(rate.values[0]), log_alpha.sigmoid(), atol=1e-8)
+    np.testing.assert_allclose(rate.mean(("fc2_out", "fc2_in")), stats["dropout_rate"])
+    table = run.state.server["server/embedding"]
+    np.testing.assert_array_equal(stats["embedding"].values[0], table)
+    # Draws spread as they should: the logarithm of a variance has an error of sqrt(2 / draws).
+    spread = np.log(posterior["fc2.weight"].var("draw")) - 2 * np.log(abs(theta.numpy()))
+    off = (spread - log_alpha.numpy()) / np.sqrt(2 / 400)
+    assert abs(float(off.mean())) < 4 / np.sqrt(off.size)
+    assert float(abs(off).max()) < 5
+
+
+def test_all_clients_of_vd_have_one_rate_and_no_embedding():
+    run = pyrofl.fit(small(dropout="vd"), toys.blobs(SIZES), 1, progress=False)
+    stats = run.to_arviz(2)["sample_stats"]
+    rate = stats["dropout_rate.fc2.weight"].values[0]
+    assert (rate == rate[:1]).all()
+    assert "embedding" not in stats
 
 
 # Pruning

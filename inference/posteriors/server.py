@@ -1,0 +1,57 @@
+"""Draws of the posterior that a server has, as what clients draw by their guides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pyro.poutine.messenger import Messenger
+
+from pyrofl.data import Who
+from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.loop.noise import open_latent
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Stream, stream
+from pyrofl.tensors import Tensors
+
+
+class Given(Messenger):
+    """Put values [S, C, *p] at latent sites of these names."""
+
+    def __init__(self, values: Tensors) -> None:
+        """Take the values."""
+        super().__init__()
+        self.values = values
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self.values and open_latent(msg):
+            msg["value"], msg["done"] = self.values[msg["name"]].unsqueeze(2), True
+
+
+def of_server(
+    method: Method, state: Round, asked: Asked, of_prior: bool = False
+) -> tuple[Callable[[Who], Tensors], Asked]:
+    """Return clients -> draws [S, C, *p] of the posterior that the server has, or {} without one.
+
+    Sites that it does not have are those of the main view.
+    """
+    program = getattr(method.views[asked.view(method)], "posterior", None)
+    if program is None:
+        return lambda who: {}, asked
+    asked = replace(asked, model=method.main_view)
+    if of_prior:
+        return lambda who: {}, asked
+    source = stream(asked.seed, Stream.TEST, state.number)
+    shared, own = program(state.server, asked.draws or 1, source)
+
+    def drawn(who: Who) -> Tensors:
+        ids = who.ids.cpu()
+        found = {n: v[:, None].expand(-1, len(ids), *v.shape[1:]) for n, v in shared.items()}
+        for n, v in own.items():
+            there = (ids < v.shape[1]).to(v).reshape(-1, *(1 for _ in v.shape[2:]))
+            found[n] = v[:, ids.clamp(max=v.shape[1] - 1)] * there
+        return {n: v.to(who.size) for n, v in found.items()}
+
+    return drawn, asked
