@@ -6,7 +6,8 @@ may be drawn from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Unpack
@@ -20,7 +21,7 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces
+from pyrofl.inference.elbo import is_made, latent, log_densities, observed, per_draw, traces
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.loop.noise import ClientNoise
@@ -28,7 +29,8 @@ from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
-from pyrofl.tensors import Tensors, cut, join_up, matches, seeded
+from pyrofl.plates import plate
+from pyrofl.tensors import Tensors, join_up, matches, seeded
 from pyrofl.turns import in_turn
 
 CELLS = 20_000  # rows times draws that a model is run on at once
@@ -159,7 +161,7 @@ def agreed(name: str, value: Tensor) -> Tensor:
 def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
     """Return the sites that a person named: the guide's latent, the model's deterministic ones."""
     sites = {n: s for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
-    sites |= {n: s for n, s in p.nodes.items() if s.get("infer", {}).get("_deterministic")}
+    sites |= {n: s for n, s in p.nodes.items() if is_made(s)}
     found = {}
     for name, site in sites.items():
         value = site["value"]
@@ -170,6 +172,8 @@ def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
                     "and an axis for rows, in front"
                 )
             value = value.expand(draws, *value.shape)
+        if any(f.dim == -1 and f.name != "rows" for f in site["cond_indep_stack"]):
+            value = value.unsqueeze(2)  # places of a plate of the program's own are an axis of it
         found[name] = Values(value, of_rows(site))
     return found
 
@@ -207,20 +211,22 @@ def pointwise(
 
 
 def pointwise_at(
-    model: Program, shared: str, values: Tensors, client: Client, source: Generator
+    model: Program, shared: str, values: Mapping[str, Values], client: Client, source: Generator
 ) -> Pointwise:
-    """Return what a model says of one client, C = 1, in draws [S, *p] that are given."""
+    """Return what a model says of one client in given draws [S, 1, B or 1, *p]."""
 
     def given(part: slice) -> Program:
         def program(received: Tensors, local: Tensors, batch: Batch) -> None:
             with batch.clients():
-                for n, v in cut(values, part).items():
-                    value = v.reshape(len(v), 1, 1, *v.shape[1:])
-                    pyro.sample(n, dist.Delta(value, event_dim=v.dim() - 1))
+                for n, v in values.items():
+                    value = v.value[part]
+                    places, name = value.shape[2], "rows" if v.rows else "places"
+                    with plate(name, places, -1) if v.rows or places > 1 else nullcontext():
+                        pyro.sample(n, dist.Delta(value, event_dim=value.dim() - 3))
 
         return program
 
-    return _said(model, shared, given, client, len(next(iter(values.values()))), source)
+    return _said(model, shared, given, client, len(next(iter(values.values())).value), source)
 
 
 def _replayed(guide: Program, trace: Any, part: slice) -> Program:

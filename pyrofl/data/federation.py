@@ -43,7 +43,8 @@ class Batch:
     mask: Tensor  # [C, B] bool, False where a row is padding
     size: Tensor  # [C] rows that the client has in all
     ids: Tensor  # [C] int64
-    at: Tensor | None = None  # [C, B] int64, which of its client's rows a row is; None: in order
+    # [C, B] int64, which of its client's rows a row is, -1 for none of them; None: in order
+    at: Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of clients."""
