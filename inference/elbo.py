@@ -97,8 +97,11 @@ def traces(
     The one place that inserts the axis of the rows: tensors [C, *p] reach programs as [C, 1, *p].
     """
     received, local = with_rows(received, len(batch)), with_rows(local, len(batch))
-    drawn = plate(DRAWS, draws, -3) if draws else nullcontext()
-    with default_type(batch.size.dtype), KeptPlates(), drawn:
+    with (
+        default_type(batch.size.dtype),
+        KeptPlates(),
+        plate(DRAWS, draws, -3) if draws else nullcontext(),
+    ):
         q = recorded(guide, (received, local, batch))
         p = recorded(model, (received, local, batch), q)
     guided = dict(latent(q))

@@ -229,16 +229,12 @@ class Site(NamedTuple):
 
     def of(self, value: Tensor, client: int, rows: int) -> Values:
         """Return a client's part of what was laid out, without padding."""
-        at = client if self.own else 0
-        mine = value[:, at : at + 1]
+        mine = value[:, [client if self.own else 0]]
         return Values(mine[:, :, :rows] if self.rows else mine, self.rows)
 
 
 class RowsKept(Messenger):
-    """Let the latent sites of rows have their priors where they are padding, or hidden.
-
-    What nothing is known of has then a proper density, and changes that of nothing else.
-    """
+    """Let latent sites of rows that are padding, or hidden, have their priors: a proper density."""
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg) and of_rows(msg):
@@ -275,9 +271,8 @@ class Joint:
         found = {}
         for name, site in latent(trace):
             frames = {frame.name for frame in site["cond_indep_stack"]}
-            places = site["fn"].batch_shape[-1:].numel()
-            own = "clients" in frames
-            found[name] = Site(own, "rows" in frames, places, site["fn"].event_shape)
+            own, rows, fn = "clients" in frames, "rows" in frames, site["fn"]
+            found[name] = Site(own, rows, fn.batch_shape[-1:].numel(), fn.event_shape)
         return found
 
 
