@@ -21,7 +21,7 @@ from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Batch
 from pyrofl.inference.programs import Program
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, default_type
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,11 @@ def traces(
     The one place that inserts the axis of the rows: tensors [C, *p] reach programs as [C, 1, *p].
     """
     received, local = with_rows(received, len(batch)), with_rows(local, len(batch))
-    with KeptPlates(), plate(DRAWS, draws, -3) if draws else nullcontext():
+    with (
+        default_type(batch.size.dtype),
+        KeptPlates(),
+        plate(DRAWS, draws, -3) if draws else nullcontext(),
+    ):
         q = recorded(guide, (received, local, batch))
         p = recorded(model, (received, local, batch), q)
     guided = dict(latent(q))
@@ -131,11 +135,20 @@ def latent(trace: Any) -> Iterator[tuple[str, Any]]:
 
 
 def observed(trace: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the observed sites of a trace, without those of `pyro.deterministic`."""
+    """Yield the observed sites of a trace, without those that are made of others."""
     for name, site in trace.nodes.items():
         seen = site["type"] == "sample" and site["is_observed"] and not site_is_subsample(site)
-        if seen and not site["infer"].get("_deterministic"):
+        if seen and not is_made(site):
             yield name, site
+
+
+def is_made(site: Any) -> bool:
+    """Say whether a site is made of others: by `pyro.deterministic`, or by `poutine.reparam`."""
+    if site["type"] != "sample" or not site["is_observed"]:
+        return False
+    fn = site["fn"]
+    hidden = isinstance(fn, dist.MaskedDistribution) and fn._mask is False
+    return bool(site["infer"].get("_deterministic")) or (hidden and is_point(fn))
 
 
 def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,10 +66,12 @@ class Look:
         for trace in (self.q, self.p):
             for name, site in trace.nodes.items():
                 if site["type"] == "param" and name in pyro.get_param_store():
+                    made = ", or LocScaleReparam(0.0)" * name.endswith("_centered")
                     raise ValueError(
                         f"{name!r} is a pyro.param, which no step moves; expected a tensor of the "
-                        "client's local state, or a guide made by guides.from_pyro"
+                        f"client's local state, or a guide made by guides.from_pyro{made}"
                     )
+                refuse_subsampling(name, site)
             for name, site in latent(trace):
                 frames = {frame.name for frame in site["cond_indep_stack"]}
                 if "clients" not in frames and len(self.batch) > 1:
@@ -95,11 +98,18 @@ class Look:
                     "[C, 1] of every client, or in batch.rows() one [C, B] of every row"
                 )
         for name, site in self._responses():
-            if site["mask"] is not self.batch.mask:
+            if not self._in_rows(site):
                 raise ValueError(
                     f"observed site {name!r} is not inside batch.rows(); expected `with "
                     "batch.rows():` around it, which hides padding and scales minibatches"
                 )
+
+    def _in_rows(self, site: Any) -> bool:
+        """Say whether a site hides padding and scales minibatches, whatever else hides rows."""
+        mask = site["mask"]
+        if not torch.is_tensor(mask) or not torch.is_tensor(site["scale"]):
+            return False
+        return not bool((mask & ~self.batch.mask).any())
 
     def refuse_broken_constraints(self) -> None:
         """Refuse parameters of a distribution, and responses, that it cannot have."""
@@ -149,11 +159,7 @@ class Look:
         """Refuse programs in which a row or padding has a say elsewhere."""
         at = ~self.batch.mask
         at[0, -1] = True  # not the first, which may tell what is known of the client
-        x = self.batch.x
-        others = x.flip(0, 1) + 1 if x.is_floating_point() else x.roll(1, 1)
-        x = torch.where(at.reshape(*at.shape, *(1 for _ in x.shape[2:])), others, x)
-        same = poutine.replay(self.method.guide, trace=self.q)
-        _, changed = self._run(same, replace(self.batch, x=x), self.local)
+        changed = self._on_other_rows(at)
         for name, site in self._responses():
             before, after = (_log_prob(s)[..., ~at] for s in (site, changed.nodes[name]))
             if not _equal(before, after):
@@ -172,11 +178,26 @@ class Look:
                     "expected a cost of rows inside batch.rows(), one for each"
                 )
         for name, site in latent(self.p):
-            if not _equal(_log_prob(site), _log_prob(changed.nodes[name])):
+            before, after = (_log_prob(s) for s in (site, changed.nodes[name]))
+            if of_rows(site):
+                before, after = (v[..., ~at] for v in (before, after))
+            if not _equal(before, after):
                 raise ValueError(
                     f"the prior of {name!r} depends on the rows of the batch; expected one that "
                     "reads what the server and the client hold, as batches change"
                 )
+
+    def _on_other_rows(self, at: Tensor) -> Any:
+        """Return a trace of the model, with other rows at some places and the same draws."""
+        x, same = self.batch.x, poutine.replay(self.method.guide, trace=self.q)
+        some = at.reshape(*at.shape, *(1 for _ in x.shape[2:]))
+        table = self.data.x[torch.arange(at.numel()) * 7 % len(self.data.x)].reshape(x.shape)
+        if x.is_floating_point():  # what nobody has tells most; places in a table it cannot be
+            new = torch.where(some, x.flip(0, 1) + 1, x)
+            with suppress(IndexError, RuntimeError, ValueError):
+                return self._run(same, replace(self.batch, x=new), self.local)[1]
+        new = torch.where(some, table, x)
+        return self._run(same, replace(self.batch, x=new), self.local)[1]
 
     def warn_of_still_tensors(self, before: Tensors) -> None:
         """Warn of tensors that the guide reads and nothing moves."""
@@ -204,6 +225,17 @@ class Look:
         q, _ = self._run(self.method.guide, self.batch, self.local | tensors)
         pairs = [(s["value"], q.nodes[n]["value"]) for n, s in latent(self.q)]
         return not all(_equal(a, b) for a, b in pairs)
+
+
+def refuse_subsampling(name: str, site: Any) -> None:
+    """Refuse a site in a plate that shows some of its places at a time."""
+    for frame in site.get("cond_indep_stack", ()):
+        if frame.full_size is not None and frame.full_size != frame.size:
+            raise ValueError(
+                f"site {name!r} is in plate {frame.name!r}, which shows {frame.size} of its "
+                f"{frame.full_size} places at a time; expected batch.rows() around rows, and "
+                "minibatches by batch= of the method"
+            )
 
 
 def _factors(trace: Any) -> list[tuple[str, Any]]:

@@ -165,6 +165,17 @@ def lent(generator: torch.Generator) -> Iterator[None]:
 
 
 @contextmanager
+def default_type(dtype: torch.dtype) -> Iterator[None]:
+    """Make numbers that a program writes tensors of this floating-point type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch's global generator of the CPU, and give it back as it was."""
     with torch.random.fork_rng(devices=[]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from math import isfinite
 from typing import Any, NamedTuple, Unpack
 
@@ -69,7 +70,7 @@ def answers(
         own, made = [rows[i] for i in ids.tolist()], []
         for start in range(0, max(map(len, own)), ROWS):
             some = [r[start : start + ROWS] for r in own]
-            batch = stack(data, some, data.who(ids))
+            batch = asked_about(stack(data, some, data.who(ids)))
             found = read(responses(method, received, local, batch, asked.draws, noise), batch)
             if bad := _no_number(found[0], found[1], batch.mask):
                 c, b, value = bad
@@ -80,6 +81,11 @@ def answers(
                 )
             made.append((*found, batch.y, batch.mask))
         yield ids, *(torch.cat(parts, 1) for parts in zip(*made, strict=True))
+
+
+def asked_about(batch: Batch) -> Batch:
+    """Return rows that nobody has learned from: what a row has for itself is drawn anew."""
+    return replace(batch, at=torch.full_like(batch.mask, -1, dtype=torch.long))
 
 
 def predict_batch(
@@ -137,7 +143,9 @@ def responses(
             _, trace = traces(method.model, method.guide, received, member, batch, draws)
         sites = dict(observed(trace))
         if "y" not in sites and len(sites) != 1:
-            raise ValueError(f"observed sites are {sorted(sites)}; expected 'y', or just one")
+            raise ValueError(
+                f"observed sites are {sorted(sites)}; expected 'y', the one to predict, or just one"
+            )
         yield (sites.get("y") or next(iter(sites.values())))["fn"]
 
 

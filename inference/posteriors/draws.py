@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces
+from pyrofl.inference.elbo import is_made, latent, log_densities, observed, per_draw, traces
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.loop.noise import ClientNoise
@@ -30,6 +30,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.server import Given, of_server
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
+from pyrofl.plates import plate
 from pyrofl.tensors import Tensors, join_up, matches, seeded
 from pyrofl.turns import in_turn
 
@@ -175,7 +176,7 @@ def agreed(name: str, value: Tensor) -> Tensor:
 def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
     """Return the sites that a person named: the guide's latent, the model's deterministic ones."""
     sites = {n: s for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
-    sites |= {n: s for n, s in p.nodes.items() if s.get("infer", {}).get("_deterministic")}
+    sites |= {n: s for n, s in p.nodes.items() if is_made(s)}
     found = {}
     for name, site in sites.items():
         value = site["value"]
@@ -186,6 +187,8 @@ def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
                     "and an axis for rows, in front"
                 )
             value = value.expand(draws, *value.shape)
+        if any(f.dim == -1 and f.name != "rows" for f in site["cond_indep_stack"]):
+            value = value.unsqueeze(2)  # places of a plate of the program's own are an axis of it
         found[name] = Values(value, of_rows(site))
     return found
 
@@ -239,10 +242,11 @@ def pointwise_at(
     def given(part: slice) -> Program:
         def program(received: Tensors, local: Tensors, batch: Batch) -> None:
             with batch.clients():
-                for n, (value, rows) in values.items():
-                    fn = dist.Delta(value[part], event_dim=value.dim() - 3)
-                    with batch.rows() if rows else nullcontext():
-                        pyro.sample(n, fn)
+                for n, v in values.items():
+                    value = v.value[part]
+                    places, name = value.shape[2], "rows" if v.rows else "places"
+                    with plate(name, places, -1) if v.rows or places > 1 else nullcontext():
+                        pyro.sample(n, dist.Delta(value, event_dim=value.dim() - 3))
 
         return program
 

@@ -24,25 +24,28 @@ from typing import Any, NamedTuple
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import MaskedDistribution
 from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
 
 from pyrofl.arguments import Count, Positive, Whole, checked
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import latent, with_rows
+from pyrofl.inference.elbo import is_made, latent, with_rows
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.facts import SHARED
-from pyrofl.inference.loop.noise import Message
+from pyrofl.inference.loop.noise import Message, open_latent
 from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import chained, of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
-from pyrofl.inference.posteriors.draws import Values, pointwise_at
+from pyrofl.inference.posteriors.draws import Values, of_rows, pointwise_at
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
-from pyrofl.tensors import Tensors, cut, matches, seeded
+from pyrofl.tensors import Tensors, cut, default_type, matches, seeded
 from pyrofl.turns import in_turn
 
 Dims = Mapping[str, tuple[str, ...]]
@@ -86,7 +89,7 @@ def nuts(
 
     Raises:
         ValueError: if the model reads what it is not given, the prior of a shared site differs
-            between clients, or a latent site lies inside `batch.rows()`.
+            between clients.
     """
     joint = joined(model, data, state, seed, shared)
     found, diverging = [], torch.zeros(chains, draws, dtype=torch.bool)
@@ -175,13 +178,15 @@ class OncePlate(pyro.plate):
     shared = ""
 
     def _lets_go(self, msg: Message) -> bool:
-        made = msg["type"] != "sample" or msg["infer"].get("_deterministic")
+        made = msg["type"] != "sample" or is_made(msg)
         return not made and matches(msg["name"], self.shared)
 
     def _process_message(self, msg: Message) -> None:
         if not self._lets_go(msg):
             super()._process_message(msg)
-        elif msg["fn"].batch_shape.numel() > 1:
+            return
+        in_plate = any(frame.dim == -1 for frame in msg["cond_indep_stack"])
+        if msg["fn"].batch_shape[: -1 if in_plate else None].numel() > 1:
             raise ValueError(
                 f"site {msg['name']!r} has batch shape {list(msg['fn'].batch_shape)}; expected one "
                 "prior, the same for all clients, as they share it"
@@ -211,11 +216,31 @@ class Everybody(Batch):
 
 
 class Site(NamedTuple):
-    """What is known of a latent site: its shapes, and whether every client has its own."""
+    """What is known of a latent site: its shapes, and who has its own."""
 
-    own: bool
-    batch: torch.Size
+    own: bool  # whether every client has
+    rows: bool  # whether every row has
+    places: int  # along the last axis of its batch shape
     event: torch.Size
+
+    def laid(self, flat: Tensor, clients: int) -> Tensor:
+        """Lay out draws as [S, C or 1, places, *p]."""
+        return flat.reshape(len(flat), clients if self.own else 1, self.places, *self.event)
+
+    def of(self, value: Tensor, client: int, rows: int) -> Values:
+        """Return a client's part of what was laid out, without padding."""
+        mine = value[:, [client if self.own else 0]]
+        return Values(mine[:, :, :rows] if self.rows else mine, self.rows)
+
+
+class RowsKept(Messenger):
+    """Let latent sites of rows that are padding, or hidden, have their priors: a proper density."""
+
+    def _pyro_sample(self, msg: Message) -> None:
+        if open_latent(msg) and of_rows(msg):
+            msg["mask"] = None
+            while isinstance(msg["fn"], MaskedDistribution):
+                msg["fn"] = msg["fn"].base_dist
 
 
 @dataclass(frozen=True)
@@ -232,10 +257,11 @@ class Joint:
     def __call__(self) -> Any:
         """Run the model."""
         received, local = (with_rows(v, len(self.batch)) for v in (self.received, self.local))
-        return self.method.model(received, local, self.batch)
+        with RowsKept():
+            return self.method.model(received, local, self.batch)
 
     def sites(self) -> dict[str, Site]:
-        """Return the latent sites; refuse those of rows, where padding would be sampled too."""
+        """Return the latent sites."""
         try:
             trace = poutine.trace(self).get_trace()
         except KeyError as error:
@@ -245,9 +271,8 @@ class Joint:
         found = {}
         for name, site in latent(trace):
             frames = {frame.name for frame in site["cond_indep_stack"]}
-            if "rows" in frames:
-                raise ValueError(f"site {name!r} lies inside batch.rows(); expected it outside")
-            found[name] = Site("clients" in frames, site["fn"].batch_shape, site["fn"].event_shape)
+            own, rows, fn = "clients" in frames, "rows" in frames, site["fn"]
+            found[name] = Site(own, rows, fn.batch_shape[-1:].numel(), fn.event_shape)
         return found
 
 
@@ -287,14 +312,10 @@ def _bare(model: Program, shared: str = "") -> Method:
 @contextmanager
 def alone(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
     """Give a sampler of Pyro's random numbers and a floating-point type, and no one else."""
-    before = torch.get_default_dtype()
-    with seeded(int(torch.randint(2**62, (), generator=stream(seed, Stream.SAMPLER, *key)))):
-        torch.set_default_dtype(data.dtype)
-        try:
-            with pyro.validation_enabled(False), pyro.get_param_store().scope():
-                yield
-        finally:
-            torch.set_default_dtype(before)
+    source = int(torch.randint(2**62, (), generator=stream(seed, Stream.SAMPLER, *key)))
+    unchecked, scope = pyro.validation_enabled(False), pyro.get_param_store().scope()
+    with seeded(source), default_type(data.dtype), unchecked, scope:
+        yield
 
 
 def _gathered(
@@ -309,19 +330,14 @@ def _gathered(
         with alone(data, seed, chain, 1):
             known = joint.sites()
             source = stream(seed, Stream.ROWS, Stream.SAMPLER, chain)
-            values = {
-                n: sites[n].reshape(draws, *[len(ids)][: s.own], *s.event) for n, s in known.items()
-            }
+            values = {n: s.laid(sites[n].reshape(draws, -1), len(ids)) for n, s in known.items()}
             clients = []
             for c in range(len(ids)):
-                mine = {n: v[:, c] if known[n].own else v for n, v in values.items()}
                 one = slice(c, c + 1)
+                mine = {n: s.of(values[n], c, len(data.train[c])) for n, s in known.items()}
                 received, local = (cut(v, one) for v in (joint.received, joint.local))
                 what = (received, local, data.batch(ids[one]))
-                given = {
-                    n: Values(v.reshape(draws, 1, 1, *v.shape[1:]), False) for n, v in mine.items()
-                }
-                clients.append(pointwise_at(method.model, method.shared, given, what, source))
+                clients.append(pointwise_at(method.model, method.shared, mine, what, source))
             found = axes.groups(clients)
         # All clients' draws belong together, whether or not they share a site.
         log_p = found["sample_stats"]["log_p"].value.reshape(draws, -1).sum(1)

@@ -58,7 +58,7 @@ from pyrofl.models.priors import fixed
 from pyrofl.models.pvi.gaussians import enough
 from pyrofl.models.pvi.membership import join, leave
 from pyrofl.models.pvi.partitioned import Covariance, Partitioned
-from pyrofl.models.pvi.unconstrained import decentred, layouts
+from pyrofl.models.pvi.unconstrained import decentred, layouts, with_hidden_rows
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -143,7 +143,8 @@ def hierarchical(
 
     Args:
         model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it
-            reads neither of the first two.
+            reads neither of the first two. A latent site may also be inside `batch.rows()`, or one
+            plate of the program's own: each client has then one for each row or place.
         data: the federation; the model is run on its first client to see its sites.
         shared: patterns of the sites that are one for all clients; others are each client's own.
         covariance: "full" lets all depend on all; "blocks" cuts what a client's own sites depend on
@@ -157,16 +158,23 @@ def hierarchical(
             number than twice the variables is raised to that: steps in a normal model then have no
             noise, and with fewer draws covariances would be guessed.
         steps: natural-gradient steps in a round; with `batch` epochs of them.
-        batch: rows in a step; None takes all.
+        batch: rows in a step; None takes all, as it must be with latent sites of rows.
         lr: of natural gradients.
         wide: standard deviation to start with where the prior is improper; no trace of it is left.
 
     Raises:
-        ValueError: if draws is odd, or a site is unsuitable.
+        ValueError: if draws is odd, a pattern of shared matches no site, or a site is unsuitable:
+            discrete, outside `batch.clients()`, or inside `batch.rows()` and shared, or with batch.
     """
     one = data.batch(torch.tensor([0]))
     model = decentred(model, one, shared) if covariance == "full" else model
-    sites = layouts(model, one, shared, wide)
+    sites = layouts(model, one, shared, wide, rows=int(data.sizes.max()))
+    if batch and (names := sites[1].of_rows):
+        raise ValueError(
+            f"batch is {batch}, and site {names[0]!r} is inside batch.rows(), where every row has "
+            "its own; expected batch=None, or a likelihood that it is integrated out of"
+        )
+    model = with_hidden_rows(model, sites[1])
     size = sum(layout.size for layout in sites)
     samples = enough(draws or max(USUAL, 4 * size), size, covariance)
     return Partitioned(model, *sites, covariance, samples, damping).method(steps, batch, lr)

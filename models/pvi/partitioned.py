@@ -10,6 +10,7 @@ from typing import Literal
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
@@ -22,7 +23,8 @@ from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked, times
 from pyrofl.models.pvi.membership import without
 from pyrofl.models.pvi.natural_gradient import natural
-from pyrofl.models.pvi.unconstrained import Layout, Scaled
+from pyrofl.models.pvi.sites import Layout
+from pyrofl.models.pvi.unconstrained import Scaled
 from pyrofl.plates import DRAWS
 from pyrofl.tensors import Tensors, like, pick, role, under
 
@@ -227,8 +229,15 @@ class Partitioned:
             both = self.normals.log_det(root)
             first = self.normals.log_det(self.normals.leading(root))
             known = 0.0 if counted else dist.Normal(0.0, 1.0).log_prob(e).sum(-1)
-            self.ours.sample(ours, (known - first).expand(u.shape[:-1]), share)
-            self.mine.sample(mine, (first - both - grown).expand(u.shape[:-1]), 1.0)
+            values = self.ours.sample(ours, (known - first).expand(u.shape[:-1]), share)
+            left = (first - both - grown).expand(u.shape[:-1])
+            # Of rows that nobody has trained on there is nothing but the model.
+            rows = batch.mask.shape[1] if batch.at is None else 0
+            values |= self.mine.sample(mine, left, 1.0, rows)
+        if not rows and (names := self.mine.of_rows):
+            stated = poutine.condition(self.model, data=values)
+            with poutine.block(hide_fn=lambda msg: msg["name"] not in names):
+                stated({}, {}, batch)
 
     def free_energy(
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch

@@ -6,8 +6,7 @@ with the same median and central 68%, without constraints, of draws from it.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import wraps
 from typing import Any
 
@@ -16,92 +15,19 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
-from torch import Size, Tensor
+from torch import Tensor
 from torch.distributions import biject_to
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import latent
+from pyrofl.inference.look import refuse_subsampling
 from pyrofl.inference.loop.noise import ClientNoise, open_latent
+from pyrofl.inference.mistakes import idle, nearest
 from pyrofl.inference.programs import Program
-from pyrofl.tensors import Tensors, generator, like, matches
+from pyrofl.models.pvi.sites import Layout, Site
+from pyrofl.tensors import Tensors, default_type, generator, like, matches
 
 QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
-
-
-@dataclass(frozen=True)
-class Site:
-    """One latent site, and the normal that stands for its prior."""
-
-    name: str
-    shape: Size  # without constraints, of m entries
-    transform: Any  # from there to the site's values
-    mean: Tensor  # [m]
-    sd: Tensor  # [m]
-    exact: bool  # whether the prior is this normal
-
-    @property
-    def positive(self) -> bool:
-        """Whether the site is the exponential of what has no constraint."""
-        before, after = (self.transform(torch.full(self.shape, v)) for v in (-1.0, 1.0))
-        return before.shape == self.shape and torch.allclose(after, before * math.e**2)
-
-    def growth(self, free: Tensor, value: Tensor) -> Tensor:
-        """Return the log Jacobian [...] of values, made of what is free, [..., *shape]."""
-        growth: Tensor = self.transform.log_abs_det_jacobian(free, value)
-        lead = free.dim() - len(self.shape)
-        return growth.flatten(lead).sum(-1) if growth.dim() > lead else growth
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Some sites, one after the other in a vector [..., n]."""
-
-    sites: tuple[Site, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of entries, n."""
-        return sum(len(site.mean) for site in self.sites)
-
-    @property
-    def names(self) -> str:
-        """The sites' names, as a pattern."""
-        return " ".join(site.name for site in self.sites)
-
-    def each(self, what: str) -> Tensor:
-        """Return "mean", "sd", "exact" or "positive" of every entry, [n]; the latter as 1 or 0."""
-        known = (getattr(s, what) + torch.zeros_like(s.mean) for s in self.sites)
-        return torch.cat([torch.zeros(0), *known])
-
-    def prior(self) -> tuple[Tensor, Tensor]:
-        """Return mean [n] and standard deviation [n] of the normals that stand for the prior."""
-        return self.each("mean"), self.each("sd")
-
-    def joined(self, values: Tensors) -> Tensor:
-        """Lay values [*p] in one vector [n]."""
-        return torch.cat([s.transform.inv(values[s.name]).reshape(-1) for s in self.sites])
-
-    def sample(self, u: Tensor, log_density: Tensor, share: Tensor | float) -> None:
-        """State Pyro sample sites, one point u [..., C, 1, n] each.
-
-        The log density [..., C, 1] counts at the first site; the Jacobians, which turn it into a
-        density of the sites, count in part.
-        """
-        sizes = [len(site.mean) for site in self.sites]
-        for site, part in zip(self.sites, u.split(sizes, -1), strict=True):
-            free = part.reshape(*u.shape[:-1], *site.shape)
-            value = site.transform(free)
-            axes = value.dim() - (u.dim() - 1)
-            density = log_density - share * site.growth(free, value)
-            pyro.sample(site.name, dist.Delta(value, log_density=density, event_dim=axes))
-            log_density = torch.zeros_like(log_density)
-
-    def freed(self, values: Tensors) -> tuple[Tensor, Tensor]:
-        """Return draws [S, *p] of sites without constraints, [S, n], and the log Jacobians [S]."""
-        free = {s.name: s.transform.inv(values[s.name]) for s in self.sites}
-        growth = sum(s.growth(free[s.name], values[s.name]) for s in self.sites)
-        u = torch.cat([v.reshape(len(v), -1) for v in free.values()], -1)
-        return u, torch.as_tensor(growth).to(u)
 
 
 class _Improper(Messenger):
@@ -149,7 +75,10 @@ class Decentred(Messenger):
             return
         fn, base = msg["fn"], _base(msg["fn"])
         standard = dist.Normal(torch.zeros_like(base.loc), torch.ones_like(base.scale))
-        noise = pyro.sample(f"{msg['name']}_decentred", standard.to_event(fn.event_dim))
+        standard = standard.to_event(fn.event_dim)
+        if isinstance(fn, dist.MaskedDistribution):
+            standard = standard.mask(fn._mask)
+        noise = pyro.sample(f"{msg['name']}_decentred", standard)
         value = base.loc + base.scale * noise
         # As of pyro.deterministic.
         msg["fn"] = dist.Delta(value, event_dim=fn.event_dim).mask(False)
@@ -173,20 +102,71 @@ def decentred(program: Program, batch: Batch, shared: str) -> Program:
     return stated if names else program
 
 
+class _Filled(dist.MaskedDistribution):
+    """A distribution of rows, where those that are hidden have the normal that stands for it."""
+
+    def __init__(self, fn: Any, hidden: Tensor, site: Site) -> None:
+        super().__init__(fn, ~hidden)  # type: ignore[no-untyped-call]
+        self.hidden, self.site = hidden, site
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> _Filled:
+        """Return the same with a larger batch shape."""
+        return _Filled(self.base_dist.expand(batch_shape), self.hidden, self.site)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of either."""
+        known, standing = self.base_dist.log_prob(value), self.site.stand_in_at(value)
+        return torch.where(self.hidden, standing, known)
+
+
+class RowsFilled(Messenger):
+    """Give rows that a program hides at a latent site the normal that stands for its prior."""
+
+    def __init__(self, sites: Iterable[Site]) -> None:
+        """Keep the sites of rows."""
+        super().__init__()
+        self.sites = {site.name: site for site in sites if site.of_rows}
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if (site := self.sites.get(msg["name"])) and not msg["is_observed"]:
+            fn, mask = msg["fn"], torch.as_tensor(msg["mask"] is None or msg["mask"])
+            if isinstance(fn, dist.MaskedDistribution):
+                fn, mask = fn.base_dist, mask & fn._mask
+            msg["fn"], msg["mask"] = _Filled(fn, ~mask, site), None
+
+
+def with_hidden_rows(program: Program, mine: Layout) -> Program:
+    """Return a program in which rows that it hides at latent sites have a density of their own."""
+
+    @wraps(program)
+    def stated(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with RowsFilled(mine.sites):
+            program(received, local, batch)
+
+    return stated if mine.of_rows else program
+
+
 def layouts(
-    program: Program, batch: Batch, shared: str, wide: float, draws: int = 512
+    program: Program, batch: Batch, shared: str, wide: float, draws: int = 512, rows: int = 1
 ) -> tuple[Layout, Layout]:
     """Part a program's latent sites, run on draws of its prior: those to share, and all others.
 
     An improper prior of real sites has standard deviation `wide`, around 0; that of others 1, as
-    for logarithms.
+    for logarithms. A site of rows has as many places as the longest client has `rows`.
     """
-    found = [_look(name, site, wide) for name, site in latent(_traced(program, batch, draws))]
+    found = [_look(name, site, wide, rows) for name, site in latent(_traced(program, batch, draws))]
+    names = [site.name for site in found]
     ours = tuple(s for s in found if matches(s.name, shared))
     if not ours:
-        raise ValueError(
-            f"shared is {shared!r}; expected patterns of some of {', '.join(s.name for s in found)}"
-        )
+        raise ValueError(f"shared is {shared!r}; expected patterns of some of {', '.join(names)}")
+    for pattern in idle(shared, names):
+        raise ValueError(f"{pattern!r} in shared matches no latent site; {nearest(pattern, names)}")
+    for site in ours:
+        if site.of_rows:
+            raise ValueError(
+                f"site {site.name!r} is inside batch.rows(), and shared matches it; expected it to "
+                "be each client's own, as every row has one of its own"
+            )
     return Layout(ours), Layout(tuple(s for s in found if s not in ours))
 
 
@@ -195,6 +175,7 @@ def _traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> An
     with (
         pyro.validation_enabled(False),
         torch.no_grad(),
+        default_type(batch.size.dtype),
         ClientNoise([generator(0)]),
         _Improper(step),
         pyro.plate("draws", draws, dim=-3),
@@ -209,29 +190,61 @@ def _spread_by_others(fn: Any) -> bool:
     return normal and base.scale.dim() > 2 and bool((base.scale != base.scale[:1]).any())
 
 
-def _look(name: str, site: Any, wide: float) -> Site:
+def _look(name: str, site: Any, wide: float, rows: int) -> Site:
     """Describe a site of a trace under a plate of draws."""
     fn, value = site["fn"], site["value"]
-    base = _base(fn)
-    plates = {frame.name for frame in site["cond_indep_stack"]}
-    if plates != {"clients", "draws"} or fn.support.is_discrete:
-        raise ValueError(
-            f"site {name!r} is a {type(base).__name__} inside plates {sorted(plates)}; "
-            "expected a continuous one inside batch.clients() and no other plate"
-        )
+    own, places = _place(name, site)
     transform = _bijection(fn)
     free = transform.inv(value)
     shape = free.shape[3:]
-    flat = free.reshape(-1, shape.numel())
+    # All rows have one prior, that of the first client's; places of another plate each their own.
+    entries, again = (shape.numel(), rows) if own == "rows" else (places * shape.numel(), 1)
+    mean, sd, exact = _stand_in(_base(fn), value, free, entries, wide)
+    return Site(
+        name, shape, transform, mean.repeat(again), sd.repeat(again), exact, own, places * again
+    )
+
+
+def _stand_in(
+    base: Any, value: Tensor, free: Tensor, entries: int, wide: float
+) -> tuple[Tensor, Tensor, bool]:
+    """Return mean and standard deviation of entries, and whether the prior is this normal."""
+    flat = free.reshape(-1, entries)
     if isinstance(base, dist.ImproperUniform):
         wide = wide if torch.equal(free, value) else 1.0
-        return Site(name, shape, transform, flat[0], torch.full_like(flat[0], wide), False)
+        return flat[0], torch.full_like(flat[0], wide), False
     if isinstance(base, torch.distributions.Normal):
         loc, scale = (v.expand(value.shape).reshape(len(flat), -1) for v in (base.loc, base.scale))
         if bool((loc == loc[0]).all() & (scale == scale[0]).all()):
-            return Site(name, shape, transform, loc[0].clone(), scale[0].clone(), True)
+            return loc[0].clone(), scale[0].clone(), True
     low, middle, high = flat.quantile(flat.new_tensor(QUANTILES), 0)
-    return Site(name, shape, transform, middle, (high - low) / 2, False)
+    return middle, (high - low) / 2, False
+
+
+def _place(name: str, site: Any) -> tuple[str, int]:
+    """Return the plate of a site besides those of clients and draws, and its size."""
+    frames = {frame.name: frame for frame in site["cond_indep_stack"]}
+    kind = type(_base(site["fn"])).__name__
+    if site["fn"].support.is_discrete:
+        raise ValueError(
+            f"site {name!r} is a {kind}, which is discrete; expected continuous latent sites: sum "
+            "it out, by dist.MixtureSameFamily or a logsumexp over its values in pyro.factor"
+        )
+    others = [frame for n, frame in frames.items() if n not in ("clients", "draws")]
+    if (
+        not {"clients", "draws"} <= set(frames)
+        or len(others) > 1
+        or any(f.dim != -1 for f in others)
+    ):
+        raise ValueError(
+            f"site {name!r} is a {kind} inside plates {sorted(frames)}; expected a continuous one "
+            "inside batch.clients(), and there at most in batch.rows() or one plate of your own, "
+            "with dim=-1"
+        )
+    if not others:
+        return "", 1
+    refuse_subsampling(name, site)
+    return others[0].name, 1 if others[0].name == "rows" else others[0].size
 
 
 def _bijection(fn: Any) -> Any:

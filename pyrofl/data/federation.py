@@ -36,7 +36,7 @@ class Batch:
     mask: Tensor  # [C, B] bool, False where a row is padding
     size: Tensor  # [C] rows that the client has in all
     ids: Tensor  # [C] int64
-    at: Tensor | None = None  # [C, B] int64, which of its client's rows a row is; None: in order
+    at: Tensor | None = None  # [C, B] int64, which of its client's rows; -1: none; None: in order
 
     def __len__(self) -> int:
         """Return the number of clients."""

@@ -11,6 +11,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 import toys
+from pyro import poutine
 from torch import Generator, Tensor, nn
 from torch.nn.functional import softplus
 
@@ -178,6 +179,39 @@ def misshapen(received: Tensors, local: Tensors, batch: Batch) -> None:
             pyro.sample("y", dist.Normal(mean, 1.0), obs=batch.y)
 
 
+def of_some_rows(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
+        with pyro.plate("some", batch.y.shape[1], subsample_size=2, dim=-1) as at:
+            pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y[:, at])
+
+
+def of_known_rows(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Hide a row, which is no mistake."""
+    with batch.clients():
+        theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
+        with batch.rows(), poutine.mask(mask=batch.x[..., 0] > -1e9):
+            pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
+
+
+def looked_up(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Read x as a place in a table, of which there are as many as somebody has."""
+    with batch.clients():
+        theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
+        with batch.rows():
+            at = (batch.x[..., 0] > 0).long() + torch.isin(batch.x[..., 0], TABLE).long() - 1
+            offset = torch.tensor([0.0, 1.0]).double()[at.where(at >= 0, 2)]
+            pyro.sample("y", dist.Normal(theta + offset, 1.0), obs=batch.y)
+
+
+TABLE = numbers().x[:, 0]
+
+
+@pytest.mark.parametrize("fine", [of_known_rows, looked_up])
+def test_rows_may_be_hidden_and_looked_up(fine):
+    check(method(fine), numbers())
+
+
 def counts(received: Tensors, local: Tensors, batch: Batch) -> None:
     with batch.clients():
         theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
@@ -203,6 +237,7 @@ def test_factors_of_clients_and_of_rows_may_be(where, cost):
         ({"merge": Pooled({"q/mu": by_size, "q/pie": by_size})}, "'q/pie' in the merge matches no"),
         ({"model": own_plate}, "observed site 'y' is not inside batch.rows()"),
         ({"model": no_plate}, "observed site 'y' is not inside batch.rows()"),
+        ({"model": of_some_rows}, "site 'y' is in plate 'some', which shows 2 of its 3 places"),
         (
             {"model": in_rows, "guide": guide_in_rows},
             "latent site 'theta' is inside batch.rows(), and its guide",

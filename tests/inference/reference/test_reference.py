@@ -175,7 +175,7 @@ def test_the_reference_is_compared_by_leave_one_out_in_one_call(both):
 def test_without_shared_sites_every_client_has_its_own():
     data = federation()
     sites = joined(hierarchy, data, None, 0, "").sites()
-    assert {n: s.batch for n, s in sites.items()} == {"mu": (4, 1), "theta": (4, 1)}
+    assert {n: (s.own, s.places) for n, s in sites.items()} == {"mu": (True, 1), "theta": (True, 1)}
     assert all(site.own for site in sites.values())
 
 
@@ -326,11 +326,24 @@ def test_refuses():
         reference.cost(normal(0, 1, 0), other)
 
 
-def test_refuses_latents_of_rows():
-    def noisy(received, local, batch):
-        with batch.clients(), batch.rows():
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            pyro.sample("y", dist.Normal(z, 1.0), obs=batch.y)
+def test_latents_of_rows_and_of_own_plates_have_a_place_for_each():
+    """Half of what a row of variance 2 is off is its own, whatever padding there is."""
 
-    with pytest.raises(ValueError, match=r"'z' lies inside batch.rows\(\)"):
-        reference.nuts(noisy, federation(), 5, 5, 1)
+    def noisy(received, local, batch):
+        with batch.clients():
+            with pyro.plate("parts", 3):
+                pyro.sample("part", dist.Normal(0.0, 1.0))
+                pyro.sample("all", dist.Normal(2.0, 1.0))
+            with batch.rows():
+                z = pyro.sample("z", dist.Normal(0.0, 1.0).mask(batch.y > -9.0))
+                pyro.sample("y", dist.Normal(z, 1.0), obs=batch.y)
+
+    data = federation()
+    found = reference.nuts(noisy, data, 100, 60, 1, shared="all", jit=True)["posterior"]
+    assert found["part"].dims == ("chain", "draw", "client", "part_dim_0")
+    assert found["all"].dims == ("chain", "draw", "all_dim_0")
+    assert found["z"].dims == ("chain", "draw", "row")
+    y = data.y[torch.cat(data.train[: data.clients])].numpy()
+    assert found["z"].mean(("chain", "draw")).values == pytest.approx(
+        y / 2, abs=6 * (0.5 / 100) ** 0.5
+    )

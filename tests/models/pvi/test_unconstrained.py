@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pyro
 import pyro.distributions as dist
@@ -103,7 +104,7 @@ def outside(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 
 def by_row(received: Tensors, local: Tensors, batch: Batch) -> None:
-    """Sample for each row."""
+    """Sample for each row what is to be shared."""
     with batch.clients(), batch.rows():
         pyro.sample("mu", dist.Normal(0.0, 1.0))
 
@@ -114,12 +115,38 @@ def discrete(received: Tensors, local: Tensors, batch: Batch) -> None:
         pyro.sample("mu", dist.Poisson(1.0))
 
 
-@pytest.mark.parametrize("bad", [outside, by_row, discrete])
-def test_sites_that_have_no_place_are_refused(bad):
-    with pytest.raises(ValueError, match=r"'mu' is a .* expected a continuous one inside"):
+def nested(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Have a plate of one's own in a row."""
+    with batch.clients(), batch.rows(), pyro.plate("parts", 2):
+        pyro.sample("mu", dist.Normal(0.0, 1.0))
+
+
+def in_part(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Look at some places of a plate at a time."""
+    with batch.clients(), pyro.plate("parts", 5, subsample_size=2):
+        pyro.sample("mu", dist.Normal(0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (outside, "inside plates ['draws']; expected a continuous one inside batch.clients(), and"),
+        (by_row, "is inside batch.rows(), and shared matches it; expected it to be each client's"),
+        (discrete, "is a Poisson, which is discrete; expected continuous latent sites: sum it out"),
+        (nested, "'parts', 'rows']; expected a continuous one inside batch.clients(), and there"),
+        (in_part, "which shows 2 of its 5 places at a time; expected batch.rows() around rows"),
+    ],
+)
+def test_sites_that_have_no_place_are_refused(bad, told):
+    with pytest.raises(ValueError, match=f"'mu' .*{re.escape(told)}"):
         layouts(bad, BATCH, "mu", 10.0)
 
 
 def test_something_must_be_shared():
     with pytest.raises(ValueError, match="shared is 'nu'; expected patterns of some of mu, tau"):
         layouts(program, BATCH, "nu", 10.0)
+
+
+def test_every_pattern_of_shared_must_match():
+    with pytest.raises(ValueError, match="'tua' in shared matches no latent site; did you mean t"):
+        layouts(program, BATCH, "mu tua", 10.0)

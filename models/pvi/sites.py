@@ -1,0 +1,149 @@
+"""Latent sites as one vector without constraints.
+
+A site inside `batch.rows()`, or in one plate of the program's own, has as many places. Rows that a
+client does not have, or that the program hides at such a site, keep the normal that stands for the
+prior: they depend on nothing, and count for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Size, Tensor
+from torch.nn.functional import pad
+
+from pyrofl.plates import plate
+from pyrofl.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Site:
+    """One latent site, and the normal that stands for its prior."""
+
+    name: str
+    shape: Size  # without constraints, of m entries
+    transform: Any  # from there to the site's values
+    mean: Tensor  # [m]
+    sd: Tensor  # [m]
+    exact: bool  # whether the prior is this normal
+    plate: str = ""  # "rows", or a plate of the program's own, of m entries in all
+    places: int = 1  # in that plate
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether every row has its own."""
+        return self.plate == "rows"
+
+    def stand_in(self, free: Tensor) -> Tensor:
+        """Return the log density [..., B] of rows without constraints, [..., B, *shape]."""
+        mean, sd = (v.view(self.places, *self.shape)[0].to(free) for v in (self.mean, self.sd))
+        return _summed(dist.Normal(mean, sd).log_prob(free), len(self.shape))
+
+    def stand_in_at(self, value: Tensor) -> Tensor:
+        """Return the same of the site's values."""
+        free = self.transform.inv(value)
+        axes = free.dim() - len(self.shape)
+        return self.stand_in(free) - self.growth(free, value, axes)
+
+    def growth(self, free: Tensor, value: Tensor, axes: int) -> Tensor:
+        """Return the log Jacobian of the transform, with as many axes."""
+        growth: Tensor = self.transform.log_abs_det_jacobian(free, value)
+        return _summed(growth, growth.dim() - axes)
+
+    @property
+    def positive(self) -> bool:
+        """Whether the site is the exponential of what has no constraint."""
+        before, after = (self.transform(torch.full(self.shape, v)) for v in (-1.0, 1.0))
+        return before.shape == self.shape and torch.allclose(after, before * math.e**2)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Some sites, one after the other in a vector [..., n]."""
+
+    sites: tuple[Site, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of entries, n."""
+        return sum(len(site.mean) for site in self.sites)
+
+    @property
+    def names(self) -> str:
+        """The sites' names, as a pattern."""
+        return " ".join(site.name for site in self.sites)
+
+    @property
+    def of_rows(self) -> list[str]:
+        """Names of the sites of rows."""
+        return [site.name for site in self.sites if site.of_rows]
+
+    def each(self, what: str) -> Tensor:
+        """Return "mean", "sd", "exact" or "positive" of every entry, [n]; the latter as 1 or 0."""
+        known = (getattr(s, what) + torch.zeros_like(s.mean) for s in self.sites)
+        return torch.cat([torch.zeros(0), *known])
+
+    def prior(self) -> tuple[Tensor, Tensor]:
+        """Return mean [n] and standard deviation [n] of the normals that stand for the prior."""
+        return self.each("mean"), self.each("sd")
+
+    def joined(self, values: Tensors) -> Tensor:
+        """Lay values [*p] in one vector [n]."""
+        return torch.cat([s.transform.inv(values[s.name]).reshape(-1) for s in self.sites])
+
+    def sample(
+        self, u: Tensor, log_density: Tensor, share: Tensor | float, rows: int = 0
+    ) -> Tensors:
+        """State Pyro sample sites, one point u [..., C, 1, n] each, and return their values.
+
+        The log density [..., C, 1] counts at the first site; the Jacobians, which turn it into a
+        density of the sites, count in part. Of rows there are the first, and their sites are left
+        out where there is none.
+        """
+        found, axes = {}, u.dim() - 1
+        sizes = [len(site.mean) for site in self.sites]
+        for site, part in zip(self.sites, u.split(sizes, -1), strict=True):
+            free = part.reshape(*u.shape[:-2], site.places, *site.shape)
+            if site.of_rows:
+                free, absent = _parted(site, free, axes - 1, rows)
+                log_density = log_density - site.stand_in(absent).sum(-1, keepdim=True)
+                if not rows:
+                    continue
+            value = site.transform(free)
+            growth = site.growth(free, value, axes).sum(-1, keepdim=True)
+            density = pad(log_density - share * growth, (0, value.shape[axes - 1] - 1))
+            fn = dist.Delta(value, log_density=density, event_dim=value.dim() - axes)
+            with plate(site.plate, density.shape[-1], -1) if site.plate else nullcontext():
+                found[site.name] = pyro.sample(site.name, fn)
+            log_density = torch.zeros_like(log_density)
+        return found
+
+    def freed(self, values: Tensors) -> tuple[Tensor, Tensor]:
+        """Return draws [S, *p] of sites without constraints, [S, n], and the log Jacobians [S]."""
+        free = {s.name: s.transform.inv(values[s.name]) for s in self.sites}
+        growth = sum(s.growth(free[s.name], values[s.name], 1) for s in self.sites)
+        u = torch.cat([v.reshape(len(v), -1) for v in free.values()], -1)
+        return u, torch.as_tensor(growth).to(u)
+
+
+def _parted(site: Site, free: Tensor, axis: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Part the rows that there are from those that there are not."""
+    if rows > site.places:
+        raise ValueError(
+            f"a client has {rows} rows, and the method was built for {site.places} at most, as "
+            f"site {site.name!r} is inside batch.rows(); expected pvi.hierarchical(model, data) "
+            "with all clients in data"
+        )
+    part, rest = free.split([rows, site.places - rows], axis)
+    return part, rest
+
+
+def _summed(value: Tensor, axes: int) -> Tensor:
+    """Sum over the last axes."""
+    return value.flatten(value.dim() - axes).sum(-1) if axes > 0 else value

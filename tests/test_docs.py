@@ -1,0 +1,75 @@
+"""The pages of examples/docs run as printed: code, what it prints, and numbers in tables."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "examples" / "docs"
+BEGIN, *SECTIONS = re.split(r"(?m)^(?=## )", (DOCS / "programs.md").read_text())
+ROW = re.compile(r"(?m)^\| `(\w+)(?:\[(\d+)\])?` \| (\S+) ± (\S+) \| (\S+) ± (\S+) \|$")
+
+
+def code(text: str) -> str:
+    return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+
+
+def printed(text: str, names: dict[str, object]) -> str:
+    """Run the code of a text, one block after the other, and return what it prints."""
+    with redirect_stdout(io.StringIO()) as out, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(code(text), names)
+    return out.getvalue()
+
+
+def told(text: str) -> str:
+    """Return what a text says that its code prints."""
+    return "".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL))
+
+
+def title(text: str) -> str:
+    return text.partition("\n")[0].removeprefix("## ")
+
+
+def test_what_leaves_a_client_is_what_the_page_says():
+    text = (DOCS / "what_leaves_a_client.md").read_text()
+    assert printed(text, {}) == told(text)
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=title)
+def test_programs_run(section):
+    """In a round of one step; a site of every line of the table is there."""
+    short = BEGIN.replace("steps=10", "steps=1").replace("rounds=20", "rounds=1")
+    names: dict[str, object] = {}
+    printed(short.replace("draws=4000", "draws=4"), names)
+    assert printed(section, names) == told(section)
+    for site, place, *_ in ROW.findall(section):
+        values = names["found"][site].values  # type: ignore[index]
+        assert values[0, 0].size > int(place or 0)
+
+
+@pytest.mark.parametrize("section", [s for s in SECTIONS if ROW.search(s)], ids=title)
+def test_tables_of_programs_agree_with_the_reference(section):
+    """Means within 0.2 standard deviations, three standard errors of NUTS, spreads within 30%."""
+    for _, _, *numbers in ROW.findall(section):
+        mean, sd, expected, spread = map(float, numbers)
+        assert abs(mean - expected) < 0.2 * spread + 0.01
+        assert 0.7 * spread - 0.01 < sd < 1.3 * spread + 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", [s for s in SECTIONS if ROW.search(s)], ids=title)
+def test_programs_find_what_their_tables_say(section):
+    names: dict[str, object] = {}
+    printed(BEGIN, names)
+    printed(section, names)
+    for site, place, mean, sd, *_ in ROW.findall(section):
+        values = names["found"][site].values  # type: ignore[index]
+        one = values.reshape(values.shape[0] * values.shape[1], -1)[:, int(place or 0)]
+        assert one.mean() == pytest.approx(float(mean), abs=0.1 * float(sd) + 0.005)
+        assert one.std() == pytest.approx(float(sd), abs=0.1 * float(sd) + 0.005)
