@@ -59,6 +59,7 @@ LARGEST = 2000  # variables of a client that are weighted
 TURNS, FREEDOM = 4, 5.0  # of the t distribution: times that it is adapted, degrees of freedom
 PILOT, EVEN = 100, 0.9  # values of g tried for each entry; share that is good enough
 FEW, MANY = 16, 64  # draws of z to begin with, and most of them
+WIDE = 20  # times as many as other draws, as they are looked at over and over
 NOISE = 0.2  # variance of log w that the draws of z may add
 STEPS, REACH, DONE = 5, 4.0, 0.05  # of Newton's method, in the guide's standard deviations
 MOST = 20  # variables of a client that it is tried with
@@ -224,7 +225,7 @@ class Weighing:
 
     def told(self, i: int, noise: Tensor, draws: int) -> Told:
         """Ask a client about values of g that come of noise [S, d], by so many draws of z each."""
-        step = max(1, CELLS // (self.clients[i][2].mask.shape[1] * draws))
+        step = max(1, WIDE * CELLS // (self.clients[i][2].mask.shape[1] * draws))
         parts = [self._told(i, some, draws) for some in noise.split(step)]
         log_l, spread, prior, sites = zip(*parts, strict=True)
         joined = {
