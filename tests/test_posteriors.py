@@ -14,19 +14,39 @@ import pytest
 import references
 import tables
 import torch
-from numbers_of import bad, beside
+from numbers_of import bad, beside, labelled
 from problems import PROBLEMS, Problem
 
 import pyrofl
 from pyrofl import Federation
 from pyrofl.tensors import generator
 
-# Means and standard deviations by `references`, from 17,000 effective draws.
-EXACT = {
-    "surgical": {"mu": (-2.562, 0.165), "tau": (0.440, 0.166)},
-}
 SURGICAL = [(47, 0), (148, 18), (119, 8), (810, 46), (211, 8), (196, 13)]
 SURGICAL += [(148, 9), (215, 31), (207, 14), (97, 8), (256, 29), (360, 24)]
+
+SEEDS = [
+    (39, 10, 0, 0),
+    (62, 23, 0, 0),
+    (81, 23, 0, 0),
+    (51, 26, 0, 0),
+    (39, 17, 0, 0),
+    (6, 5, 0, 1),
+    (74, 53, 0, 1),
+    (72, 55, 0, 1),
+    (51, 32, 0, 1),
+    (79, 46, 0, 1),
+    (13, 10, 0, 1),
+    (16, 8, 1, 0),
+    (30, 10, 1, 0),
+    (28, 8, 1, 0),
+    (45, 23, 1, 0),
+    (4, 0, 1, 0),
+    (12, 3, 1, 1),
+    (41, 22, 1, 1),
+    (30, 15, 1, 1),
+    (51, 32, 1, 1),
+    (7, 3, 1, 1),
+]
 
 
 def means(received, local, batch):
@@ -48,7 +68,7 @@ def few() -> Federation:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    monkeypatch.setattr(references, "PROPOSED", 2000)
+    monkeypatch.setattr(references, "PROPOSED", (2000,))
     monkeypatch.setattr(references, "FIRST", 500)
 
 
@@ -92,23 +112,37 @@ def test_a_row_is_bad_where_one_coordinate_is():
     assert (row["shift"].at, round(row["shift"].value, 1)) == ("mu", -0.2)
 
 
+QUICK = {"draws": 32, "steps": 5}
+EXACT = json.loads(compare.EXACT.read_text())
+
+
 @pytest.fixture
 def surgical(monkeypatch) -> Problem:
     table = pd.DataFrame(SURGICAL, columns=["operations", "deaths"]).assign(hospital=range(12))
     monkeypatch.setattr(tables, "read", lambda name: table)
-    return replace(PROBLEMS["surgical"], settings={"draws": 32, "steps": 5}, rounds=40)
+    return replace(PROBLEMS["surgical"], settings=QUICK, rounds=25)
 
 
-@pytest.mark.parametrize("name", ["surgical"])
+@pytest.fixture
+def seeds(monkeypatch) -> Problem:
+    names = ["seeds", "germinated", "type", "extract"]
+    table = pd.DataFrame(SEEDS, columns=names).assign(plate=range(21))
+    monkeypatch.setattr(tables, "read", lambda name: table)
+    return replace(PROBLEMS["seeds"], settings=QUICK, rounds=25)
+
+
+@pytest.mark.parametrize("name", ["surgical", "seeds"])
 def test_a_small_posterior_is_near_the_exact_one(name, request):
+    """Standard deviations of spreads are 0.86 and 0.79 of the exact ones: q is not skewed."""
     problem = request.getfixturevalue(name)
     data = problem.load()
     run = pyrofl.fit(problem.method(data), data, problem.rounds, progress=False)
-    draws = compare.straight(run, problem)
-    error = compare.DRAWS**-0.5
-    for site, (mean, sd) in EXACT[name].items():
-        assert np.abs(draws[site].mean(0) - mean).max() / sd < 0.1 + 4 * error, site
-        assert np.abs(draws[site].std(0) / sd - 1).max() < 0.2 + 4 * error, site
+    found = labelled(compare.straight(run, problem), problem.population, 1)
+    for label, draws in found.items():
+        mean, sd, error, *_ = EXACT[name][label]
+        error = (error**2 + 1 / len(draws)) ** 0.5
+        assert abs(draws.mean() - mean) / sd < 0.1 + 4 * error, label
+        assert 0.75 - 4 * error < draws.std() / sd < 1.1 + 4 * error, label
 
 
 def test_the_table_says_what_is_off(surgical, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numbers_of import bad, beside
+from numbers_of import bad, beside, in_short
 from problems import PROBLEMS, Problem
 from references import cached
 
@@ -28,6 +29,7 @@ from pyrofl import Run
 from pyrofl.inference.verdict import verdict
 
 HERE = Path(__file__).parent
+EXACT = HERE / "exact.json"
 DRAWS = 4000
 
 Draws = dict[str, np.ndarray]
@@ -75,6 +77,7 @@ def row_of(problem: Problem, name: str, variant: Variant, folder: Path) -> dict[
     draws = variant.draw(run, problem)
     seconds = time.process_time() - began
     known = cached(problem, folder / "reference")
+    behind = math.inf if problem.exact == "nuts" else known.effective
     return {
         "problem": problem.name,
         "variant": name,
@@ -89,7 +92,7 @@ def row_of(problem: Problem, name: str, variant: Variant, folder: Path) -> dict[
         "reference_seconds": known.seconds,
         "quality": known.quality,
         "effective": known.effective,
-        **beside(draws, known.draws, problem.population, problem.own.split()),
+        **beside(draws, known.draws, problem.population, problem.own.split(), behind),
     }
 
 
@@ -140,6 +143,16 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return words.replace("TABLE", "\n".join(lines)).replace("GOOD", f"{good} of {len(rows)}")
 
 
+def keep_exact(names: list[str], folder: Path) -> None:
+    """Write what is known of the references' draws where tests and `sweep.py` find it."""
+    known = json.loads(EXACT.read_text()) if EXACT.exists() else {}
+    for name in names:
+        if (folder / f"{name}.npz").exists():
+            known[name] = in_short(cached(PROBLEMS[name], folder).draws, PROBLEMS[name].compared)
+    lines = (f"{json.dumps(n)}: {json.dumps(known[n])}" for n in PROBLEMS if n in known)
+    EXACT.write_text("{" + ",\n".join(lines) + "}\n")
+
+
 def main() -> None:
     """Fit, compare and write."""
     parser = argparse.ArgumentParser(
@@ -161,6 +174,7 @@ def main() -> None:
             row = row_of(PROBLEMS[name], variant, VARIANTS[variant], args.out)
             path.write_text(json.dumps(row, indent=1))
             print(" | ".join(stated(row)), flush=True)
+    keep_exact(args.only, args.out / "reference")
     rows = [json.loads(path.read_text()) for path in args.out.glob("*.json")]
     order = {(p, v): i for i, (p, v) in enumerate((p, v) for p in PROBLEMS for v in VARIANTS)}
     rows.sort(key=lambda row: order[row["problem"], row["variant"]])

@@ -51,8 +51,31 @@ def summary(draws: np.ndarray) -> dict[str, Any]:
     }
 
 
-def beside(found: Draws, known: Draws, population: Sequence[str], own: Sequence[str]) -> Any:
+def in_short(draws: Draws, names: Sequence[str]) -> dict[str, list[float]]:
+    """Return label -> mean, sd, standard error of the mean in sds, 2.5%, 50% and 97.5%."""
+    found = {}
+    for label, values in labelled(draws, names, 2).items():
+        one = summary(values)
+        numbers = (one["mean"], one["sd"], one["ess"]["mean"] ** -0.5, *one["quantiles"])
+        found[label] = [float(f"{v:.4g}") for v in numbers]
+    return found
+
+
+def beside(
+    found: Draws,
+    known: Draws,
+    population: Sequence[str],
+    own: Sequence[str],
+    resampled: float = math.inf,
+) -> dict[str, Worst]:
     """Compare draws [S, *p] with those of a reference [chain, draw, *p].
+
+    Args:
+        found: independent draws.
+        known: of the reference.
+        population: shared sites.
+        own: sites of clients.
+        resampled: effective draws that those of the reference were drawn from.
 
     Returns:
         name -> Worst: shift of a mean in reference sds, low and high ratio of sds, correlation (the
@@ -64,21 +87,22 @@ def beside(found: Draws, known: Draws, population: Sequence[str], own: Sequence[
     shifts, ratios = [], []
     for label, draws in mine.items():
         one, n = told[label], len(draws)
-        error = math.sqrt(1 / one["ess"]["mean"] + 1 / n)
+        error = math.sqrt(1 / one["ess"]["mean"] + 1 / resampled + 1 / n)
         shifts.append(Worst((draws.mean() - one["mean"]) / one["sd"], label, error))
         ratio = draws.std() / one["sd"]
         fourth = math.sqrt((one["kurtosis"] - 1) / 4)
-        error = ratio * fourth * math.sqrt(1 / one["ess"]["sd"] + 1 / n)
+        error = ratio * fourth * math.sqrt(1 / one["ess"]["sd"] + 1 / resampled + 1 / n)
         ratios.append(Worst(ratio, label, error))
     labels = [label for label in mine if label.partition("[")[0] in population]
     x = np.stack([mine[label] for label in labels], -1)
     y = np.stack([other[label].ravel() for label in labels], -1)
     least = min(told[label]["ess"]["bulk"] for label in told)
+    error = math.sqrt(1 / least + 1 / resampled + 1 / len(x))
     return {
         "shift": max(shifts, key=lambda w: abs(w.value)),
         "low": min(ratios),
         "high": max(ratios),
-        "correlation": _correlation(x, y, labels, math.sqrt(1 / least + 1 / len(x))),
+        "correlation": _correlation(x, y, labels, error),
         "energy": _energy(x, y),
     }
 

@@ -35,7 +35,8 @@ from pyrofl.tensors import generator, matches
 
 POINTS, FARTHEST = 121, 6.0
 CHAINS, DRAWS = 4, 1000  # that are kept
-PROPOSED = 8_000
+PROPOSED = (8_000, 64_000)  # as many as are needed for
+ENOUGH = 4_000  # effective draws
 ROUNDS, FIRST, FREEDOM = 4, 1_000, 5.0  # fits of Student's t, their draws, its degrees of freedom
 WIDER = 1.2  # covariance of the proposals, than that of the draws
 CELLS = 4_000_000  # numbers in a tensor
@@ -219,12 +220,16 @@ def resampled(problem: Problem, seed: int) -> tuple[dict[str, Tensor], float, fl
 
     at, cov = mode(all_rows.log_density, all_rows.ours.prior()[0].to(all_rows.batch.x))
     with torch.no_grad():
-        for draws in [FIRST] * ROUNDS + [PROPOSED]:
+        for draws in [FIRST] * ROUNDS + list(PROPOSED):
             u, log_q = students(at, cov, draws, source)
             log_w = in_parts(u) - log_q
             smooth, k = import_arviz().psislw(log_w.numpy())
             w = torch.tensor(smooth).exp()
-            at, w = w @ u, w / w.sum()
+            w = w / w.sum()
+            effective = float(1 / w.square().sum())
+            if draws in PROPOSED and effective > ENOUGH:
+                break
+            at = w @ u
             cov = WIDER * (u - at).mT @ ((u - at) * w[:, None])
         chosen = u[torch.multinomial(w, CHAINS * DRAWS, replacement=True, generator=source)]
         parts = []
@@ -232,7 +237,7 @@ def resampled(problem: Problem, seed: int) -> tuple[dict[str, Tensor], float, fl
             known, _ = all_rows.values(some)
             own = all_rows.own(known, source)
             parts.append(said(problem, all_rows, known | own))
-    return joined(parts), float(k), float(1 / w.square().sum())
+    return joined(parts), float(k), effective
 
 
 def sampled(problem: Problem, seed: int) -> tuple[dict[str, Tensor], float, float]:

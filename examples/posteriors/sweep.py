@@ -4,7 +4,7 @@ Ten copies of a federation are fitted side by side; each has random numbers and 
 Results of each problem and number of draws go into OUT as JSON.
 
 Run: HIERARCHICAL=FOLDER python examples/posteriors/sweep.py [--only NAMES] [--draws NUMBERS]
-     [--seeds 10] [--resume] [--out FOLDER] [--table FILE.md]
+     [--seeds 10] [--rounds N] [--resume] [--out FOLDER] [--table FILE.md]
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from compare import HERE, Draws
+from compare import EXACT, HERE, Draws
 from numbers_of import labelled
 from problems import PROBLEMS, Problem
-from references import cached
 
 from pyrofl import Method, federate, posterior
 from pyrofl.inference.checks import replicas
@@ -31,7 +31,8 @@ EXAMPLES = "eight_schools baseball rat_tumours sleepstudy nes heart_disease kidn
 NUMBERS = [0, 16, 32, 64, 128, 256]  # of draws; 0 is the problem's own
 DRAWS = 2000
 COLLAPSED = 0.5
-COLUMNS = ["problem", "draws", "shift", "lowest", "highest", "spread", "collapsed", "rejected", "s"]
+COLUMNS = ["problem", "draws", "rounds", "shift", "lowest", "highest"]
+COLUMNS += ["spread", "collapsed", "rejected", "s"]
 
 
 def fits(problem: Problem, method: Method, seeds: int) -> Iterator[tuple[Draws, int]]:
@@ -52,16 +53,16 @@ def fits(problem: Problem, method: Method, seeds: int) -> Iterator[tuple[Draws, 
         yield {n: v.numpy() for n, v in draws.items()}, rejected[r]
 
 
-def swept(problem: Problem, draws: int, seeds: int, folder: Path) -> dict[str, Any]:
+def swept(problem: Problem, draws: int, seeds: int) -> dict[str, Any]:
     """Return the worst of all seeds: shift of a mean in sds, lowest and highest ratio of sds."""
-    known = labelled(cached(problem, folder / "reference").draws, problem.compared, 2)
+    known = json.loads(EXACT.read_text())[problem.name]
     began = time.process_time()
     method = problem.method(problem.load(), **({"draws": draws} if draws else {}))
     shifts, low, high, rejected = [], [], [], 0
     for found, bad in fits(problem, method, seeds):
         mine = labelled(found, problem.compared, 1)
-        far = {n: float((v.mean() - known[n].mean()) / known[n].std()) for n, v in mine.items()}
-        ratio = {n: float(v.std() / known[n].std()) for n, v in mine.items()}
+        far = {n: float(v.mean() - known[n][0]) / known[n][1] for n, v in mine.items()}
+        ratio = {n: float(v.std()) / known[n][1] for n, v in mine.items()}
         shifts.append(max(((v, n) for n, v in far.items()), key=lambda one: abs(one[0])))
         low.append(min((v, n) for n, v in ratio.items()))
         high.append(max((v, n) for n, v in ratio.items()))
@@ -70,6 +71,7 @@ def swept(problem: Problem, draws: int, seeds: int, folder: Path) -> dict[str, A
         "problem": problem.name,
         "draws": draws,
         "seeds": seeds,
+        "rounds": problem.rounds,
         "shifts": shifts,
         "low": low,
         "high": high,
@@ -83,7 +85,7 @@ def stated(row: dict[str, Any]) -> str:
     far, at = max(row["shifts"], key=lambda one: abs(one[0]))
     spread = np.std([one[0] for one in row["low"]])
     collapsed = sum(not one[0] > COLLAPSED for one in row["low"])
-    cells = [row["problem"], str(row["draws"] or "its own"), f"{far:.2f} {at}"]
+    cells = [row["problem"], str(row["draws"] or "its own"), str(row["rounds"]), f"{far:.2f} {at}"]
     cells += ["{:.2f} {}".format(*ends) for ends in (min(row["low"]), max(row["high"]))]
     cells += [f"{spread:.3f}", f"{collapsed} of {row['seeds']}", str(row["rejected"])]
     return f"| {' | '.join(cells)} | {row['seconds']:.0f} |"
@@ -103,6 +105,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=EXAMPLES.split(), choices=list(PROBLEMS))
     parser.add_argument("--draws", nargs="+", type=int, default=NUMBERS)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=0, help="of every fit; 0: the problem's own")
     parser.add_argument("--resume", action="store_true", help="keep the lines that there are")
     parser.add_argument("--out", type=Path, default=Path("results/posteriors"))
     parser.add_argument("--table", type=Path, default=HERE.parent / "POSTERIORS_SEEDS.md")
@@ -111,10 +114,13 @@ def main() -> None:
     folder = args.out / "seeds"
     folder.mkdir(parents=True, exist_ok=True)
     for name in args.only:
+        problem = PROBLEMS[name]
+        if args.rounds:
+            problem = replace(problem, rounds=args.rounds)
         for draws in args.draws:
             path = folder / f"{name}.{draws}.json"
             if not (args.resume and path.exists()):
-                row = swept(PROBLEMS[name], draws, args.seeds, args.out)
+                row = swept(problem, draws, args.seeds)
                 path.write_text(json.dumps(row))
                 print(stated(row), flush=True)
     rows = [json.loads(path.read_text()) for path in folder.glob("*.json")]
