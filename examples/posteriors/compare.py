@@ -140,6 +140,9 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     lines += [f"| {' | '.join(stated(row))} |" for row in rows]
     good = sum(not bad(row) for row in rows)
     words = (HERE / "words.md").read_text()
+    ran = {row["problem"] for row in rows}
+    if left := [name for name in PROBLEMS if name not in ran]:
+        lines += ["", f"Not run yet: {', '.join(left)}."]
     return words.replace("TABLE", "\n".join(lines)).replace("GOOD", f"{good} of {len(rows)}")
 
 

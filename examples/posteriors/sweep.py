@@ -55,7 +55,9 @@ def fits(problem: Problem, method: Method, seeds: int) -> Iterator[tuple[Draws, 
 
 def swept(problem: Problem, draws: int, seeds: int) -> dict[str, Any]:
     """Return the worst of all seeds: shift of a mean in sds, lowest and highest ratio of sds."""
-    known = json.loads(EXACT.read_text())[problem.name]
+    known = json.loads(EXACT.read_text()).get(problem.name)
+    if known is None:
+        raise SystemExit(f"{problem.name}: no reference yet; run compare.py --only {problem.name}")
     began = time.process_time()
     method = problem.method(problem.load(), **({"draws": draws} if draws else {}))
     shifts, low, high, rejected = [], [], [], 0
