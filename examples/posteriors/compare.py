@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,42 +41,52 @@ class Variant:
     """A way to fit a problem and to draw from it.
 
     Attributes:
-        draw: run, problem -> draws [S, *p] of what is compared, own sites [S, C, *p].
+        draw: run, problem -> draws [S, *p] of what is compared, own sites [S, C, *p], and Pareto k
+            of their weights, if they have been weighted.
         settings: of `pvi.hierarchical`, beside the problem's.
     """
 
-    draw: Callable[[Run, Problem], Draws]
+    draw: Callable[[Run, Problem], tuple[Draws, float | None]]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def straight(run: Run, problem: Problem) -> Draws:
+def straight(run: Run, problem: Problem) -> tuple[Draws, None]:
     """Draw from q."""
     found = run.posterior(DRAWS)
     own = problem.own.split()
-    return {n: (found[n] if n in own else found[n][:, 0]).numpy() for n in problem.compared}
+    return {n: (found[n] if n in own else found[n][:, 0]).numpy() for n in problem.compared}, None
 
 
-def arviz(run: Run, problem: Problem, **how: Any) -> Draws:
-    """Draw as `to_arviz` does."""
-    found = run.to_arviz(DRAWS, **how)["posterior"]
-    return {n: found[n].values.reshape(-1, *found[n].shape[2:]) for n in problem.compared}
+def corrected(run: Run, problem: Problem) -> tuple[Draws, float]:
+    """Draw from what q is corrected to."""
+    found = run.to_arviz(DRAWS, corrected=True)
+    sites = {n: found["posterior"][n] for n in problem.compared}
+    k = float(found["sample_stats"]["pareto_k"][0])
+    return {n: v.values.reshape(-1, *v.shape[2:]) for n, v in sites.items()}, k
 
 
 VARIANTS = {
     "as it is": Variant(straight),
-    "corrected": Variant(lambda run, problem: arviz(run, problem, corrected=True)),
+    "corrected": Variant(corrected),
     "blocks": Variant(straight, {"covariance": "blocks"}),
 }
 
 
+@lru_cache(1)
+def fitted(problem: Problem, settings: tuple[tuple[str, Any], ...]) -> tuple[Run, float]:
+    """Return a fit, which variants may share, and the seconds that it took."""
+    data, began = problem.load(), time.process_time()
+    method = problem.method(data, **dict(settings))
+    run = pyrofl.fit(method, data, problem.rounds, progress=False)
+    return run, time.process_time() - began
+
+
 def row_of(problem: Problem, name: str, variant: Variant, folder: Path) -> dict[str, Any]:
     """Fit a problem, and return a row of the table."""
-    data = problem.load()
-    began = time.process_time()
-    method = problem.method(data, **variant.settings)
-    run = pyrofl.fit(method, data, problem.rounds, progress=False)
-    draws = variant.draw(run, problem)
-    seconds = time.process_time() - began
+    run, took = fitted(problem, tuple(variant.settings.items()))
+    data, began = run.data, time.process_time()
+    draws, k = variant.draw(run, problem)
+    seconds = took + time.process_time() - began
     known = cached(problem, folder / "reference")
     behind = math.inf if problem.exact == "nuts" else known.effective
     return {
@@ -90,6 +101,7 @@ def row_of(problem: Problem, name: str, variant: Variant, folder: Path) -> dict[
         "seconds": seconds,
         "reference": problem.exact,
         "reference_seconds": known.seconds,
+        "k": k,
         "quality": known.quality,
         "effective": known.effective,
         **beside(draws, known.draws, problem.population, problem.own.split(), behind),
@@ -98,9 +110,8 @@ def row_of(problem: Problem, name: str, variant: Variant, folder: Path) -> dict[
 
 def converged(run: Run) -> int | None:
     """Return after which round the run had converged, None if it has not."""
-    records, facts = run.records, run.method.facts
-    known = range(1, len(records) + 1)
-    return next((r for r in known if verdict(records[:r], facts).kind == "converged"), None)
+    records, known = run.records, range(1, len(run.records) + 1)
+    return next((r for r in known if verdict(records[:r]).kind == "converged"), None)
 
 
 def stated(row: Mapping[str, Any]) -> list[str]:
@@ -114,7 +125,7 @@ def stated(row: Mapping[str, Any]) -> list[str]:
     return [
         "**off**" if bad(row) else "as exact",
         row["problem"],
-        row["variant"],
+        row["variant"] if row["k"] is None else f"{row['variant']}, k {row['k']:.2f}",
         row["family"],
         f"{row['clients']} / {row['rows']:,}",
         cell("shift"),
@@ -162,7 +173,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
-    parser.add_argument("--variants", nargs="+", default=["as it is"], choices=list(VARIANTS))
+    parser.add_argument(
+        "--variants", nargs="+", default=["as it is", "corrected"], choices=list(VARIANTS)
+    )
     parser.add_argument("--resume", action="store_true", help="keep the rows that there are")
     parser.add_argument("--out", type=Path, default=Path("results/posteriors"))
     parser.add_argument("--table", type=Path, default=HERE.parent / "POSTERIORS.md")

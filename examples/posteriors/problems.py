@@ -17,7 +17,7 @@ from pyrofl.inference.programs import Program
 from pyrofl.models import pvi
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """A model, its table, and what is compared.
 
