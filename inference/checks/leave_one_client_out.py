@@ -33,8 +33,8 @@ from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.facts import Factors, of_kind
 from pyrofl.inference.fit import Run
 from pyrofl.inference.posteriors.arviz import refuse_diverged, refuse_other_data
-from pyrofl.inference.posteriors.draws import Pointwise, pointwise
 from pyrofl.inference.posteriors.export import refuse_no_runs
+from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
 from pyrofl.tensors import matches
 
 

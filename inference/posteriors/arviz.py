@@ -7,8 +7,6 @@ what all share is along neither. Every run is a chain.
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Protocol, Unpack
@@ -21,17 +19,18 @@ from pyrofl.data import Federation
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.attributes import facts
 from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
-from pyrofl.inference.posteriors.corrected import Weights
 from pyrofl.inference.posteriors.corrected import corrected as corrected_draws
-from pyrofl.inference.posteriors.draws import asked_of, draw, pointwise, those
-from pyrofl.inference.posteriors.export import STOPPED, Fact, inference_data, refuse_no_runs
-from pyrofl.inference.seeds import Seed, separate
+from pyrofl.inference.posteriors.corrected import statistics_of
+from pyrofl.inference.posteriors.draws import asked_of, draw, those
+from pyrofl.inference.posteriors.export import Fact, inference_data, refuse_no_runs
+from pyrofl.inference.posteriors.pointwise import pointwise
+from pyrofl.inference.seeds import Seed
 from pyrofl.inference.verdict import Verdict
 from pyrofl.tensors import Tensors
 
 RESERVED = ("chain", "draw", "client", "row", "row_client", "round", "step", "site")  # taken
-BAD, FEW = 0.7, 100  # Pareto k above, and number of draws below, which weights are not trusted
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "log_prior", "observed_data"}
 OF_CLASSES = ("posterior_predictive", "prior_predictive", "observed_data")
@@ -158,43 +157,6 @@ def to_arviz(
         for one, values in zip(made, far, strict=True):
             one["sample_stats"] |= values
     return chained(made, data, clients, named, facts(runs, made[0], verdicts, how, begun))
-
-
-def facts(
-    runs: Sequence[Fitted], made: Groups, verdicts: Sequence[Verdict], how: Asked, begun: float
-) -> dict[str, Fact]:
-    """Tell which runs and which model of theirs draws are of, and how long both took."""
-    method = runs[0].method
-    drawn = made.get("posterior", {}).items()
-    points = [n for n, v in drawn if len(v.value) > 1 and bool((v.value == v.value[:1]).all())]
-    told: dict[str, Fact] = {
-        "method": method.name or method.programs,
-        "model": how.view(method),
-        "adapted": how.adapted,
-        "rounds": together([run.state.number for run in runs]),
-        "seed": together([_seed(run.seed) for run in runs]),
-        "verdict": "; ".join(map(str, verdicts)),
-    }
-    told |= {"points": ", ".join(points)} if points else {}
-    if os.environ.get(STOPPED):
-        return told
-    fitted = sum(record.seconds for run in runs for record in run.records)
-    return told | {"fitting_time": fitted, "sampling_time": perf_counter() - begun}
-
-
-def _seed(seed: Seed) -> Fact:
-    """Return the seed, or a text with that of each purpose where they differ."""
-    each = separate(seed)
-    return each.noise if each.init == each.participation == each.noise else str(each)
-
-
-def together(values: Sequence[Fact]) -> Fact:
-    """Return the value of all runs, or a text with that of each.
-
-    >>> together([20, 20]), together([0, 1])
-    (20, '0; 1')
-    """
-    return values[0] if len(set(values)) == 1 else "; ".join(map(str, values))
 
 
 def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[Verdict]:
@@ -329,7 +291,7 @@ def _groups(
     if weighed:
         known, weights = corrected_draws(method, data, state, axes.ids, asked)
         found |= axes.groups(known, chosen)
-        found["sample_stats"] = found.get("sample_stats", {}) | _weights(weights, axes)
+        found["sample_stats"] = found.get("sample_stats", {}) | statistics_of(weights, axes)
     elif chosen & OF_ROWS:
         found |= axes.groups(pointwise(method, data, state, axes.ids, asked), chosen)
     elif "posterior" in chosen:
@@ -345,23 +307,6 @@ def _groups(
         reported = {n: axes.reported(n, v[axes.ids]) for n, v in run.statistics().items()}
         found["sample_stats"] = reported | found.get("sample_stats", {})
     return {group: found[group] for group in GROUPS if found.get(group)}
-
-
-def _weights(weights: Weights, axes: ClientAxes) -> dict[str, Variable]:
-    """Return Pareto k and what draws are worth; warn if these are not to be trusted."""
-    together = bool(axes.shared)
-    if bad := int(((weights.k > BAD) | (weights.ess < FEW)).sum()):
-        whose = "all clients together" if together else f"{bad} of {len(weights.k)} clients"
-        warnings.warn(
-            f"corrected draws of {whose} are not to be trusted: Pareto k is up to "
-            f"{float(weights.k.max()):.2f}, where {BAD} is good, and they are worth "
-            f"{float(weights.ess.min()):.0f} draws; more rounds may bring the guide nearer",
-            stacklevel=4,
-        )
-    told = {"pareto_k": weights.k, "importance_ess": weights.ess}
-    return {
-        n: Variable(v[0], ()) if together else Variable(v, ("client",)) for n, v in told.items()
-    }
 
 
 def refuse_other_data(one: Federation, other: Federation) -> None:

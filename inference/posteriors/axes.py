@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.posteriors.draws import Pointwise, Values, agreed
+from pyrofl.inference.posteriors.draws import Values, agreed
+from pyrofl.inference.posteriors.pointwise import Pointwise
 from pyrofl.tensors import matches
 
 GROUPS: tuple[str, ...] = ("posterior", "prior", "prior_predictive", "posterior_predictive")

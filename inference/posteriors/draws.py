@@ -7,35 +7,27 @@ may be drawn from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.distributions.util import scale_and_mask
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, checked
-from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import is_made, latent, log_densities, observed, per_draw, traces
+from pyrofl.data import Federation
+from pyrofl.inference.elbo import is_made, latent, traces
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.server import Given, of_server
-from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
-from pyrofl.plates import plate
-from pyrofl.tensors import Tensors, join_up, matches, seeded
+from pyrofl.tensors import Tensors, join_up, matches
 from pyrofl.turns import in_turn
-
-CELLS = 20_000  # rows times draws that a model is run on at once
-DENSITIES = ("log_p", "log_q", "shared log_p", "shared log_q")
 
 
 class Values(NamedTuple):
@@ -43,18 +35,6 @@ class Values(NamedTuple):
 
     value: Tensor  # [S, C, B or 1, *p]
     rows: bool  # whether every row has its own
-
-
-Client = tuple[Tensors, Tensors, Batch]
-"""What programs read of one client: received, local, and a batch of all its rows."""
-
-Pointwise = dict[str, dict[str, Values]]
-"""What one client's programs say, values [S, 1, B or 1, *p], in groups: "posterior" (latent and
-deterministic sites), "observed_data" (S = 1), "log_likelihood" (also of a `pyro.factor` of rows;
-NaN where a mask of the model's own hides a response), "posterior_predictive" (draws of the observed
-sites), "log_prior" (of each latent site) and "density" (log densities of each draw: log_p of what
-the client's sites and rows have under the model, log_q of its sites under the guide; "shared log_p"
-and "shared log_q" of shared sites)."""
 
 
 class JointNoise(ClientNoise):
@@ -196,168 +176,3 @@ def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
 def of_rows(site: Any) -> bool:
     """Say whether a site lies inside `batch.rows()`."""
     return any(frame.name == "rows" for frame in site["cond_indep_stack"])
-
-
-@in_turn
-def pointwise(
-    method: Method,
-    data: Federation,
-    state: Round,
-    ids: Tensor,
-    asked: Asked,
-    *,
-    of_prior: bool = False,
-) -> list[Pointwise]:
-    """Return what programs say of clients, in the order of ids; `of_prior` draws from the prior."""
-    guide, found = method.guide, {}
-    if of_prior:  # as a guide: the model's latent sites alone
-        guide = poutine.block(method.model, hide_fn=lambda msg: bool(msg.get("is_observed")))
-    draws, purpose = asked.draws or 1, Stream.PRIOR if of_prior else Stream.TEST
-    source = partial(stream, asked.seed, purpose, state.number)
-    server, asked = of_server(method, state, asked, of_prior)
-    for some, received, local, _ in single(method, data, state, ids, replace(asked, chunk=1)):
-        client, name = (received, local, data.batch(some)), data.names[int(some)]
-        noise, given = JointNoise([source(name)], method.shared, source), server(client[2].who)
-        with pyro.validation_enabled(False), torch.no_grad(), noise, Given(given):
-            q, _ = traces(guide, guide, *client, draws)
-        rows = stream(asked.seed, Stream.ROWS, purpose, state.number, name)
-        known = partial(_replayed, guide, q)
-        said = _said(method.model, method.shared, known, client, draws, rows)
-        if given:  # whose density is not the guide's
-            del said["density"]
-            also = {n: Values(v[:, :, None], False) for n, v in given.items()}
-            said["posterior"] = also | said["posterior"]
-        found[int(some)] = said
-    return [found[i] for i in ids.tolist()]
-
-
-def pointwise_at(
-    model: Program, shared: str, values: Mapping[str, Values], client: Client, source: Generator
-) -> Pointwise:
-    """Return what a model says of one client, C = 1, in draws [S, 1, B or 1, *p] that are given.
-
-    They are as likely under the guide as under the model: draws of the posterior.
-    """
-
-    def given(part: slice) -> Program:
-        def program(received: Tensors, local: Tensors, batch: Batch) -> None:
-            with batch.clients():
-                for n, v in values.items():
-                    value = v.value[part]
-                    places, name = value.shape[2], "rows" if v.rows else "places"
-                    with plate(name, places, -1) if v.rows or places > 1 else nullcontext():
-                        pyro.sample(n, dist.Delta(value, event_dim=value.dim() - 3))
-
-        return program
-
-    said = _said(model, shared, given, client, len(next(iter(values.values())).value), source)
-    density = said["density"]
-    exact = {n: density[n.replace("log_q", "log_p")] for n in density}
-    return said | {"density": exact}
-
-
-def _replayed(guide: Program, trace: Any, part: slice) -> Program:
-    """Return the guide that repeats some of its draws."""
-    some = trace.copy()
-    for name, site in latent(trace):
-        some.nodes[name] = site | {"value": site["value"][part]}
-    program: Program = poutine.replay(guide, trace=some)
-    return program
-
-
-def _said(
-    model: Program,
-    shared: str,
-    known: Callable[[slice], Program],
-    client: Client,
-    draws: int,
-    source: Generator,
-) -> Pointwise:
-    """Join what is said in some draws each, those of `known`; `source` draws responses anew."""
-    step = max(1, CELLS // client[2].mask.shape[1])
-    with pyro.validation_enabled(False), torch.no_grad():
-        parts = [
-            _in_draws(model, shared, known(slice(at, at + step)), client, k, source)
-            for at in range(0, draws, step)
-            for k in [min(step, draws - at)]
-        ]
-    found: Pointwise = {}
-    for group, sites in parts[0].items():
-        some = parts[:1] if group == "observed_data" else parts
-        found[group] = {
-            name: Values(torch.cat([part[group][name].value for part in some]), first.rows)
-            for name, first in sites.items()
-        }
-    return found
-
-
-def _in_draws(
-    model: Program, shared: str, guide: Program, client: Client, draws: int, source: Generator
-) -> Pointwise:
-    """Look at the draws of one client that the guide gives."""
-    q, p = traces(model, guide, *client, draws)
-    density = densities(shared, q, p, client[2].size.new_zeros(draws, 1))
-    prior = {
-        name: Values(per_draw(_log_prob(p.nodes[name]), 1).expand(draws, 1)[..., None], False)
-        for name, _ in latent(q)
-        if name in p.nodes and not is_improper(p.nodes[name]["fn"])
-    }
-    seen: Pointwise = {"observed_data": {}, "log_likelihood": {}, "posterior_predictive": {}}
-    for name, site in observed(p):
-        said = {"log_likelihood": (_with_gaps(site), draws, 0)}
-        if isinstance(site["fn"], dist.Unit):  # pyro.factor: a cost, and no data
-            said = said if of_rows(site) else {}
-        else:
-            with seeded(int(torch.randint(2**62, (), generator=source))):
-                drawn = site["fn"].sample()
-            event = site["fn"].event_dim
-            said["observed_data"] = (_counted(site, site["value"][None]), 1, event)
-            said["posterior_predictive"] = (_counted(site, drawn), draws, event)
-        for group, (value, k, own) in said.items():
-            # A site that no draw changes has no axis for them.
-            value = value.expand(k, *value.shape[value.dim() - own - 2 :])
-            seen[group][name] = Values(value, of_rows(site))
-    weights = {n: Values(v[..., None], False) for n, v in density.items()}
-    known = {"posterior": named(q, p, draws, 1), "log_prior": prior, "density": weights}
-    return known | seen
-
-
-def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
-    """Return the log densities of one client's draws, from a zero for each, by their names."""
-    found = dict.fromkeys(DENSITIES, zero)
-    for name, site in latent(q):
-        whose = "shared " if matches(name, shared) else ""
-        log_q = per_draw(log_densities(site, None, False)[0], 1)
-        found[f"{whose}log_q"] = found[f"{whose}log_q"] + log_q
-        if name in p.nodes:
-            log_p = per_draw(_log_prob(p.nodes[name]), 1)
-            found[f"{whose}log_p"] = found[f"{whose}log_p"] + log_p
-    for _, site in observed(p):
-        found["log_p"] = found["log_p"] + per_draw(_log_prob(site), 1)
-    return found
-
-
-def is_improper(fn: Any) -> bool:
-    """Say whether a distribution has no density, whatever it is wrapped in."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return isinstance(fn, dist.ImproperUniform)
-
-
-def _with_gaps(site: Any) -> Tensor:
-    """Return the log density of every row; NaN of one that the model itself leaves out."""
-    value, mask = _log_prob(site), site["mask"]
-    if isinstance(site["fn"], dist.MaskedDistribution):
-        mask = site["fn"]._mask if mask is None else mask & site["fn"]._mask
-    return value if mask is None else torch.where(torch.as_tensor(mask), value, torch.nan)
-
-
-def _counted(site: Any, value: Tensor) -> Tensor:
-    """Return values of a discrete distribution as integers."""
-    return value.long() if site["fn"].support.is_discrete else value
-
-
-def _log_prob(site: Any) -> Tensor:
-    """Return the log density of a site of the model, without the scale of minibatches."""
-    value: Tensor = scale_and_mask(site["fn"].log_prob(site["value"]), mask=site["mask"])
-    return value

@@ -42,7 +42,8 @@ from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import chained, of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
-from pyrofl.inference.posteriors.draws import Values, of_rows, pointwise_at
+from pyrofl.inference.posteriors.draws import Values, of_rows
+from pyrofl.inference.posteriors.pointwise import pointwise_at
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, default_type, matches, seeded

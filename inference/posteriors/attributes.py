@@ -1,0 +1,51 @@
+"""What draws say of themselves: attributes of a file for ArviZ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.posteriors.axes import Groups
+from pyrofl.inference.posteriors.export import STOPPED, Fact
+from pyrofl.inference.seeds import Seed, separate
+from pyrofl.inference.verdict import Verdict
+
+
+def facts(
+    runs: Sequence[Any], made: Groups, verdicts: Sequence[Verdict], how: Asked, begun: float
+) -> dict[str, Fact]:
+    """Tell which runs and which model of theirs draws are of, and how long both took."""
+    method = runs[0].method
+    drawn = made.get("posterior", {}).items()
+    points = [n for n, v in drawn if len(v.value) > 1 and bool((v.value == v.value[:1]).all())]
+    told: dict[str, Fact] = {
+        "method": method.name or method.programs,
+        "model": how.view(method),
+        "adapted": how.adapted,
+        "rounds": together([run.state.number for run in runs]),
+        "seed": together([_seed(run.seed) for run in runs]),
+        "verdict": "; ".join(map(str, verdicts)),
+    }
+    told |= {"points": ", ".join(points)} if points else {}
+    if os.environ.get(STOPPED):
+        return told
+    fitted = sum(record.seconds for run in runs for record in run.records)
+    return told | {"fitting_time": fitted, "sampling_time": perf_counter() - begun}
+
+
+def _seed(seed: Seed) -> Fact:
+    """Return the seed, or a text with that of each purpose where they differ."""
+    each = separate(seed)
+    return each.noise if each.init == each.participation == each.noise else str(each)
+
+
+def together(values: Sequence[Fact]) -> Fact:
+    """Return the value of all runs, or a text with that of each.
+
+    >>> together([20, 20]), together([0, 1])
+    (20, '0; 1')
+    """
+    return values[0] if len(set(values)) == 1 else "; ".join(map(str, values))
