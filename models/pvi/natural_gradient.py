@@ -82,20 +82,20 @@ class Natural(torch.optim.Optimizer):
 
 
 def given_others(
-    own: Tensors, grad: Tensors, lr: float, reach: Tensor, spread: Tensor, scales: Tensor | None
+    own: Tensors, grad: Tensors, lr: Tensor, reach: Tensor, spread: Tensor, scales: Tensor | None
 ) -> Tensors:
     """Make a step of a normal v = mean + slope x + root e given x, which has mean 0 and cov. I.
 
     Args:
         own: mean [C, m], slope [C, m, d], root [C, m, m], and power [C, m, d] if there are scales.
         grad: of the loss, by the same names.
-        lr: of natural gradients.
+        lr: of natural gradients, [C, 1].
         reach: [m], the farthest that the mean may move.
         spread: var g [C, d], what the powers are of.
         scales: as of `natural`.
     """
     root, both = own["root"], torch.cat([grad["mean"][..., None], grad["slope"]], -1)
-    mean, slope = (lr * (root @ (root.mT @ both))).tensor_split([1], -1)
+    mean, slope = (lr[..., None] * (root @ (root.mT @ both))).tensor_split([1], -1)
     far = (mean[..., 0] / reach.to(mean)).abs().amax(-1).clamp(min=1)
     moved = {
         "mean": own["mean"] - mean[..., 0] / like(far, mean[..., 0]),
@@ -105,7 +105,7 @@ def given_others(
     if scales is not None:
         power, second = own["power"].clone(), own["mean"].square() + own["slope"].square().sum(-1)
         second = second + root.square().sum(-1)
-        _bend(power, grad["power"], root, second, spread, lr * scales.to(power) / 2)
+        _bend(power, grad["power"], root, second, spread, lr[..., None] * scales.to(power) / 2)
         moved["power"] = power
     return moved
 
@@ -149,7 +149,7 @@ def halved(
     return now
 
 
-def _turned(root: Tensor, grad: Tensor, lr: float, within: Tensor | None) -> Tensor:
+def _turned(root: Tensor, grad: Tensor, lr: float | Tensor, within: Tensor | None) -> Tensor:
     """Return new lower triangular roots."""
     vectors, factors, good = _stretch(root, grad, lr, within)
     new = root @ (vectors * factors[..., None, :])
@@ -161,7 +161,7 @@ def _turned(root: Tensor, grad: Tensor, lr: float, within: Tensor | None) -> Ten
 
 
 def _stretch(
-    root: Tensor, grad: Tensor, lr: float, within: Tensor | None
+    root: Tensor, grad: Tensor, lr: float | Tensor, within: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return axes of the noise, by what each is stretched, and which gradients are finite."""
     inner = root.mT @ grad
@@ -173,7 +173,7 @@ def _stretch(
     return vectors, _growth(values, lr).rsqrt(), good
 
 
-def _growth(values: Tensor, lr: float) -> Tensor:
+def _growth(values: Tensor, lr: float | Tensor) -> Tensor:
     """Return by what factor precisions grow on the way to 1 + values, or its opposite."""
     # Where the loss is not convex its curvature says how far to trust the slope, whatever its sign.
     return (1 + lr * ((1 + values).abs() - 1)).clamp(min=0.1)
@@ -190,7 +190,7 @@ def _bend(
         alone: root [C, m, m] of v given all earlier variables.
         second: E[v^2], [C, m].
         spread: var g, [C, d].
-        lr: [m, d].
+        lr: [m, d] or [C, m, d].
     """
     known = inverse(alone, upper=False).square().sum(-2)  # 1 / var(v_i | all others)
     step = lr * grad / ((1 + known * second)[..., None] * spread[:, None])

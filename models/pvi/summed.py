@@ -122,15 +122,15 @@ class Summed:
         slopes, root = (pooled["centre"], pooled["root"]), server["root"]
         now = torch.cat([times(root.mT, slopes[0]), (root.mT @ slopes[1]).flatten()])
         turns = server["turns"] + (now @ server["server/last"] < 0)
-        rate = self.lr * self.fading(turns)
+        rate = float(self.rate(turns))
         new = descend(adam(ADAM * rate), server, pick(pooled, f"loc/* {BEND}/*"))
         centre, root = of_one(server["centre"], root, slopes, NATURAL * rate)
         count = {"turns": turns, "noise": server["noise"] + 1, "server/last": now}
         return server | new | {"centre": centre, "root": root} | count
 
-    def fading(self, turns: Tensor) -> float:
-        """Return by what rates are multiplied: they fall as gradients turn back, and only then."""
-        return STEADY / (STEADY + int(turns))
+    def rate(self, turns: Tensor) -> Tensor:
+        """Return the rate of natural gradients: it falls as gradients turn back, and only then."""
+        return self.lr * STEADY / (STEADY + turns)
 
     # A client
 
@@ -169,7 +169,7 @@ class Summed:
         grads = torch.autograd.grad(energy(params).sum(), list(params.values()))
         reach, spread = REACH * self.mine.each("sd"), local["unit"].square().sum(-1)
         grad = dict(zip(params, grads, strict=True))
-        rate = self.lr * self.fading(received["turns"][0])
+        rate = self.rate(received["turns"])[:, None].to(batch.size)
         after = given_others(before, grad, rate, reach, spread, self.scales)
         return under("own", halved(energy, before, after, _between))
 
@@ -178,7 +178,7 @@ class Summed:
     ) -> Tensor:
         """Return the client's part of the free energy [C], for noise of g that is all clients'."""
         raw = self.drawn(local["about"], batch)
-        common = self.common_noise(received).to(raw)[:, None, None].expand(-1, len(batch), 1, -1)
+        common = self.common_noise(received).to(raw)
         # What is shared stays so, as `balanced` alters noise by that before it alone.
         e = balanced(torch.cat([common, raw[..., self.noises :]], -1))
         return self.bound(received, local, batch, e)
@@ -228,14 +228,19 @@ class Summed:
 
     def points(self, received: Tensors, batch: Batch) -> Tensor:
         """Return the shared variables, [S, C, d], that come of the round's noise."""
-        e = balanced(self.common_noise(received)).to(received["centre"])[:, None, None]
+        e = balanced(self.common_noise(received).to(received["centre"]))
         with Given(e, e), pyro.plate(DRAWS, self.draws, dim=-3):
             return self.bent(with_rows(received, len(batch)), batch).squeeze(-2)
 
     def common_noise(self, received: Tensors) -> Tensor:
-        """Return noise [S, k] of this round that is the same for all clients."""
-        source = generator("noise of what clients share", int(received["noise"][0]))
-        return torch.randn(self.draws, self.noises, generator=source, dtype=torch.float64)
+        """Return noise [S, C, 1, k] of this round that is the same for all clients of a server."""
+        keys, kind = received["noise"].tolist(), torch.float64
+        known = {key: generator("noise of what clients share", key) for key in {*keys}}
+        drawn = {
+            key: torch.randn(self.draws, 1, self.noises, generator=source, dtype=kind)
+            for key, source in known.items()
+        }
+        return torch.stack([drawn[key] for key in keys], 1)
 
     def drawn(self, like: Tensor, batch: Batch) -> Tensor:
         """Draw noise [S, C, 1, k + m] of each client's own."""
