@@ -252,7 +252,13 @@ class Summed:
     @cached_property
     def bend(self) -> Guide:
         """The family's guide, of one site."""
-        return self.family({BASE: Size([self.ours.size])}, scale=1.0, loc="loc", spread=BEND)
+        try:
+            return self.family({BASE: Size([self.ours.size])}, scale=1.0, loc="loc", spread=BEND)
+        except TypeError as error:
+            raise ValueError(
+                f"the guide is no family: {error}; expected one, such as guides.copula or, called "
+                "first, guides.flow(3)"
+            ) from error
 
     @cached_property
     def noises(self) -> int:
