@@ -189,6 +189,7 @@ FAMILIES: dict[str, Family] = {
     "mean_field": _networks(guides.mean_field),
     "full covariance": _networks(correlated.full_covariance),
     "low rank": _networks(correlated.low_rank(2)),
+    "copula": _networks(correlated.copula),
     "flow": _networks(correlated.flow(2, 4)),
     "AutoNormal": lambda data: (tempered, from_pyro(AutoNormal, data, model=tempered)),
     "AutoDelta": lambda data: (tempered, from_pyro(AutoDelta, data, model=tempered)),

@@ -9,11 +9,12 @@ from pyrofl.models.guides.basic import (
     log_mean_field,
     mean_field,
 )
-from pyrofl.models.guides.correlated import flow, full_covariance, low_rank
+from pyrofl.models.guides.correlated import copula, flow, full_covariance, low_rank
 
 __all__ = [
     "Family",
     "Guide",
+    "copula",
     "delta",
     "flow",
     "from_pyro",

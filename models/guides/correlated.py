@@ -1,4 +1,4 @@
-"""Guides whose parameters depend on each other: full covariance, low rank, and a flow.
+"""Guides whose parameters depend on each other: full covariance, low rank, copula, and a flow.
 
     w = mu + S f(e),    e standard normal,    S diagonal, exp(log_sd)
 
@@ -26,7 +26,7 @@ from pyrofl.models.guides.basic import Family, Shapes
 from pyrofl.tensors import Tensors, role, under
 
 LARGEST = 2_000  # parameters of a client that a full covariance is made for
-POINTS = 1_024  # quasi-random draws that moments of a flow are taken from
+POINTS = 1_024  # draws that moments of a copula, even ones, and of a flow are taken from
 
 
 @checked
@@ -40,26 +40,51 @@ def full_covariance(
     Raises:
         ValueError: if there are more than 2,000 parameters.
     """
-    d = _size(shapes)
-    if d > LARGEST:
-        raise ValueError(
-            f"a full covariance of {d} parameters has {d * (d + 1) // 2} numbers per client; "
-            f"expected at most {LARGEST} parameters, or low_rank"
-        )
-    row, column = torch.tril_indices(d, d, -1)
-
-    def lower(own: Tensors) -> Tensor:
-        matrix = own["below"].new_zeros(*own["below"].shape[:-1], d, d)
-        matrix[..., row, column] = own["below"]
-        return matrix
+    d = _few(shapes)
 
     def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-        return e + torch.einsum("...ij,...j->...i", lower(own), e), e.new_zeros(())
+        return e + torch.einsum("...ij,...j->...i", _lower(own), e), e.new_zeros(())
 
     def moments(own: Tensors) -> tuple[Tensor, Tensor]:
-        return torch.zeros_like(own["log_sd"]), 1 + lower(own).square().sum(-1)
+        return torch.zeros_like(own["log_sd"]), 1 + _lower(own).square().sum(-1)
 
-    return _deviating(shapes, scale, (loc, spread), {"below": torch.zeros(len(row))}, f, moments)
+    first = {"below": torch.zeros(d * (d - 1) // 2)}
+    return _deviating(shapes, scale, (loc, spread), first, f, moments)
+
+
+@checked
+def copula(shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: str = "pi") -> Guide:
+    """Let parameters be jointly normal but for skew and tails of each, a Gaussian copula.
+
+    f(e) = sinh(a (arsinh y + skew)) with y = (I + B) e, each entry divided by its standard
+    deviation, and a = exp(tanh tail) of each: more than 1 makes tails longer (Jones and Pewsey,
+    "Sinh-arcsinh distributions", Biometrika 2009). It starts as the mean-field normal.
+
+    Raises:
+        ValueError: if there are more than 2,000 parameters.
+    """
+    d = _few(shapes)
+
+    def marginal(own: Tensors, y: Tensor) -> tuple[Tensor, Tensor]:
+        log_a = own["tail"].tanh()
+        inside = log_a.exp() * (y.asinh() + own["skew"])
+        grown = inside.cosh().log() + log_a - 0.5 * y.square().log1p()
+        return inside.sinh(), grown.sum(-1)
+
+    def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
+        below = _lower(own)
+        sd = (1 + below.square().sum(-1)).sqrt()
+        found, grown = marginal(own, (e + torch.einsum("...ij,...j->...i", below, e)) / sd)
+        return found, sd.log().sum(-1) - grown
+
+    def moments(own: Tensors) -> tuple[Tensor, Tensor]:
+        even = (torch.arange(POINTS).to(own["skew"]) + 0.5) / POINTS
+        y = torch.special.ndtri(even).reshape(-1, *(1 for _ in own["skew"].shape))
+        found, _ = marginal(own, y)
+        return found.mean(0), found.var(0)
+
+    first = {"below": torch.zeros(d * (d - 1) // 2), "skew": torch.zeros(d), "tail": torch.zeros(d)}
+    return _deviating(shapes, scale, (loc, spread), first, f, moments)
 
 
 @checked
@@ -198,6 +223,26 @@ def standard_noise(name: str, like: Tensor, counted: bool = True) -> Tensor:
     fn = dist.Normal(torch.zeros_like(like), torch.ones_like(like)).to_event(1)
     e: Tensor = pyro.sample(name, fn if counted else fn.mask(False), infer={"is_auxiliary": True})
     return e
+
+
+def _few(shapes: Shapes) -> int:
+    """Return the number of parameters, or refuse too many for a full covariance."""
+    d = _size(shapes)
+    if d > LARGEST:
+        raise ValueError(
+            f"a full covariance of {d} parameters has {d * (d + 1) // 2} numbers per client; "
+            f"expected at most {LARGEST} parameters, or low_rank"
+        )
+    return d
+
+
+def _lower(own: Tensors) -> Tensor:
+    """Return B, [..., d, d], of its entries below the diagonal."""
+    d = own["log_sd"].shape[-1]
+    row, column = torch.tril_indices(d, d, -1)
+    matrix = own["below"].new_zeros(*own["below"].shape[:-1], d, d)
+    matrix[..., row, column] = own["below"]
+    return matrix
 
 
 def _size(shapes: Shapes) -> int:

@@ -1,4 +1,4 @@
-"""PVI: a normal posterior of what clients share, a product of one factor for each client.
+"""PVI: a posterior of what clients share, a product of one normal factor of each; or any guide.
 
 Ashman, Bui, Nguyen, Markou, Weller, Swaroop and Turner, "Partitioned Variational Inference: A
 Framework for Probabilistic Federated Learning", 2022; with latents z_j of each client's own,
@@ -34,10 +34,27 @@ rows say. Standard deviations of the population's spread over NUTS's:
     normal, federated                          0.82       0.71          0.64    0.62
     with powers, federated                     1.02       0.85          0.99    0.91
 
+With a guide for what clients share, q(g) is of that family and has no factors: the server holds its
+parameters, and clients send gradients of their parts of the free energy (SFVI, the second paper):
+
+    E[log p(y_j, z_j | g) - log q_j(z_j | g) + (log p(g) - log q(g)) / J]
+
+    pvi.hierarchical(model, data, shared="mu tau", guide=guides.flow(3))
+
+Standard deviations of log tau over NUTS's, whose long left tail no normal has; 80 rounds:
+
+                                            schools   baseball
+    normal                                     0.65       0.50
+    guides.copula                              0.77       0.60
+    guides.flow(3)                             0.86       0.70
+    guides.flow(3), corrected=True             1.00       0.96
+
 Departures from the papers: the powers, shortened steps, and damping that adapts. The server keeps
 the factors and sends the cavity q / t_j, so that a client which trains and is not heard does no
 harm; the numbers on the wire are as many. Where q would not be a distribution any more, the server
-halves its step until it is. The factors start where `init` of the network says, not at 1.
+halves its step until it is. The factors start where `init` of the network says, not at 1. Of SFVI:
+natural gradients, of clients' own variables and of where q(g) lies and how wide it is, and rates
+that fall as gradients turn back (Kesten, "Accelerated stochastic approximation", 1958).
 """
 
 from __future__ import annotations
@@ -58,6 +75,7 @@ from pyrofl.models.priors import fixed
 from pyrofl.models.pvi.gaussians import enough
 from pyrofl.models.pvi.membership import join, leave
 from pyrofl.models.pvi.partitioned import Covariance, Partitioned
+from pyrofl.models.pvi.summed import Summed
 from pyrofl.models.pvi.unconstrained import decentred, layouts, with_hidden_rows
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
@@ -131,10 +149,11 @@ def hierarchical(
     data: Federation,
     *,
     shared: str,
+    guide: guides.Family | None = None,
     covariance: Covariance = "full",
     damping: PositiveShare | None = None,
     draws: Count | None = None,
-    steps: Whole = 40,
+    steps: Whole | None = None,
     batch: Count | None = None,
     lr: PositiveShare = 1.0,
     wide: Positive = 10.0,
@@ -147,6 +166,9 @@ def hierarchical(
             plate of the program's own: each client has then one for each row or place.
         data: the federation; the model is run on its first client to see its sites.
         shared: patterns of the sites that are one for all clients; others are each client's own.
+        guide: of the shared sites. None is a normal, which PVI is about; `guides.flow(3)`,
+            `guides.copula` and their like bend one, see above. They take some 50 to 100 rounds, and
+            no covariance or damping.
         covariance: "full" lets all depend on all; "blocks" cuts what a client's own sites depend on
             the shared ones; "diagonal" cuts everything.
         damping: share of the way that the factors of reporting clients are moved. None adapts it
@@ -157,24 +179,39 @@ def hierarchical(
             as a client has variables if these are more. Unless covariance is "diagonal", a smaller
             number than twice the variables is raised to that: steps in a normal model then have no
             noise, and with fewer draws covariances would be guessed.
-        steps: natural-gradient steps in a round; with `batch` epochs of them.
-        batch: rows in a step; None takes all, as it must be with latent sites of rows.
-        lr: of natural gradients.
+        steps: natural-gradient steps in a round; with `batch` epochs of them. None takes 40; with
+            a guide 2, as these are of a client's own variables alone.
+        batch: rows in a step; None takes all, as do the gradients that a guide needs, and as it
+            must be with latent sites of rows.
+        lr: of natural gradients; of all rates, where there is a guide.
         wide: standard deviation to start with where the prior is improper; no trace of it is left.
 
     Raises:
         ValueError: if draws is odd, a pattern of shared matches no site, or a site is unsuitable:
-            discrete, outside `batch.clients()`, or inside `batch.rows()` and shared, or with batch.
+            discrete, outside `batch.clients()`, or inside `batch.rows()` and shared, or with batch
+            or a guide; if the guide is; or if covariance or damping are given with a guide.
     """
+    if guide and (covariance != "full" or damping is not None):
+        raise ValueError(
+            f"covariance is {covariance!r} and damping is {damping}, and there is a guide; "
+            "expected 'full' and None, as these are of the normal, guide=None"
+        )
     one = data.batch(torch.tensor([0]))
     model = decentred(model, one, shared) if covariance == "full" else model
     sites = layouts(model, one, shared, wide, rows=int(data.sizes.max()))
-    if batch and (names := sites[1].of_rows):
+    if (batch or guide) and (names := sites[1].of_rows):
+        given = f"batch is {batch}" if batch else "there is a guide"
         raise ValueError(
-            f"batch is {batch}, and site {names[0]!r} is inside batch.rows(), where every row has "
-            "its own; expected batch=None, or a likelihood that it is integrated out of"
+            f"{given}, and site {names[0]!r} is inside batch.rows(), where every row has its own; "
+            f"expected {'batch' if batch else 'guide'}=None, or a likelihood that it is integrated "
+            "out of"
         )
     model = with_hidden_rows(model, sites[1])
     size = sum(layout.size for layout in sites)
     samples = enough(draws or max(USUAL, 4 * size), size, covariance)
-    return Partitioned(model, *sites, covariance, samples, damping).method(steps, batch, lr)
+    if guide:
+        return Summed(model, *sites, guide, samples, lr).method(
+            2 if steps is None else steps, batch
+        )
+    core = Partitioned(model, *sites, covariance, samples, damping)
+    return core.method(40 if steps is None else steps, batch, lr)

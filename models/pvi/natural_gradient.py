@@ -11,8 +11,12 @@ from torch import Tensor
 from pyrofl.arguments import PositiveShare, checked
 from pyrofl.inference.optim import Optim
 from pyrofl.models.pvi.gaussians import inverse, times
+from pyrofl.tensors import Tensors, like
 
 BEND = 0.1  # longest step of a power
+NEAR = 0.5  # longest step of a server's mean, in standard deviations
+SHORTER = 10  # tries of a client's step, each half as long, before it stays where it is
+ROUNDING = 1000  # machine epsilons by which a free energy may rise
 
 
 @checked
@@ -63,7 +67,11 @@ class Natural(torch.optim.Optimizer):
         group["steps"] += 1
         full, lr = root.dim() > mean.dim(), group["lr"] / max(1, group["steps"] - group["steady"])
         if group["scales"] is not None:
-            _bend(power[0], power[0].grad, mean, root, lr * group["scales"].to(mean) / 2)
+            d = power[0].shape[-1]
+            second = mean[:, d:].square() + root[:, d:].square().sum(-1)
+            spread = root[:, :d].square().sum(-1)
+            rate = lr * group["scales"].to(mean) / 2
+            _bend(power[0], power[0].grad, root[:, d:, d:], second, spread, rate)
         if not group["only_mean"] and full:
             root.copy_(_turned(root, root.grad, lr, group["within"]))
         elif not group["only_mean"]:
@@ -73,15 +81,78 @@ class Natural(torch.optim.Optimizer):
         mean.sub_(lr * slope / far.clamp(min=1))
 
 
-def _turned(root: Tensor, grad: Tensor, lr: float, within: Tensor | None) -> Tensor:
+def given_others(
+    own: Tensors, grad: Tensors, lr: Tensor, reach: Tensor, spread: Tensor, scales: Tensor | None
+) -> Tensors:
+    """Make a step of a normal v = mean + slope x + root e given x, which has mean 0 and cov. I.
+
+    Args:
+        own: mean [C, m], slope [C, m, d], root [C, m, m], and power [C, m, d] if there are scales.
+        grad: of the loss, by the same names.
+        lr: of natural gradients, [C, 1].
+        reach: [m], the farthest that the mean may move.
+        spread: var g [C, d], what the powers are of.
+        scales: as of `natural`.
+    """
+    root, both = own["root"], torch.cat([grad["mean"][..., None], grad["slope"]], -1)
+    mean, slope = (lr[..., None] * (root @ (root.mT @ both))).tensor_split([1], -1)
+    far = (mean[..., 0] / reach.to(mean)).abs().amax(-1).clamp(min=1)
+    moved = {
+        "mean": own["mean"] - mean[..., 0] / like(far, mean[..., 0]),
+        "slope": own["slope"] - slope / like(far, slope),
+        "root": _turned(root, grad["root"], lr, None),
+    }
+    if scales is not None:
+        power, second = own["power"].clone(), own["mean"].square() + own["slope"].square().sum(-1)
+        second = second + root.square().sum(-1)
+        _bend(power, grad["power"], root, second, spread, lr[..., None] * scales.to(power) / 2)
+        moved["power"] = power
+    return moved
+
+
+def of_one(
+    mean: Tensor, root: Tensor, grad: tuple[Tensor, Tensor], lr: float
+) -> tuple[Tensor, Tensor]:
+    """Make a step of mean [d] and root [d, d], not triangular, where noise may be of any kind.
+
+    As nobody can tell whether it raised the loss, it goes no further than half a standard
+    deviation, and a variance doubles at most.
+    """
+    way = lr * times(root.mT, grad[0])
+    far = (torch.linalg.vector_norm(way) / NEAR).clamp(min=1)
+    vectors, factors, _ = _stretch(root, grad[1], lr, None)
+    factors = factors.clamp(0.5**0.5, 2**0.5)
+    # Not turned, as only normal noise is the same from all sides.
+    return mean - times(root, way / far), root @ (vectors * factors[..., None, :]) @ vectors.mT
+
+
+def halved(
+    energy: Callable[[Tensors], Tensor],
+    before: Tensors,
+    after: Tensors,
+    between: Callable[[Tensors, Tensors, Tensor], Tensors],
+) -> Tensors:
+    """Halve the steps of clients that raised their energy [C], or undo them.
+
+    between: start, end, a share [C] of the way -> where that leads.
+    """
+    with torch.no_grad():
+        start = energy(before)
+        bound = start + ROUNDING * torch.finfo(start.dtype).eps * (1 + start.abs())
+        share, now = torch.ones_like(start), after
+        for left in reversed(range(SHORTER)):
+            risen = ~(energy(now) <= bound)  # NaN has risen, too
+            if not bool(risen.any()):
+                break
+            share = torch.where(risen, share / 2 if left else 0.0, share)
+            now = between(before, after, share)
+    return now
+
+
+def _turned(root: Tensor, grad: Tensor, lr: float | Tensor, within: Tensor | None) -> Tensor:
     """Return new lower triangular roots."""
-    inner = root.mT @ grad
-    inner = (inner + inner.mT) / 2
-    if within is not None:
-        inner = inner * within.to(inner)
-    good = inner.isfinite().all(-1).all(-1)[..., None, None]
-    values, vectors = torch.linalg.eigh(torch.where(good, inner, 0.0))
-    new = root @ (vectors * _growth(values, lr).rsqrt()[..., None, :])
+    vectors, factors, good = _stretch(root, grad, lr, within)
+    new = root @ (vectors * factors[..., None, :])
     # A triangular root lets the first variables depend on the first noise alone; with a positive
     # diagonal there is one, so that a small step moves every draw a little.
     lower = torch.linalg.qr(torch.where(good, new, 1.0).mT).R.mT
@@ -89,17 +160,38 @@ def _turned(root: Tensor, grad: Tensor, lr: float, within: Tensor | None) -> Ten
     return torch.where(good, lower, torch.nan)
 
 
-def _growth(values: Tensor, lr: float) -> Tensor:
+def _stretch(
+    root: Tensor, grad: Tensor, lr: float | Tensor, within: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return axes of the noise, by what each is stretched, and which gradients are finite."""
+    inner = root.mT @ grad
+    inner = (inner + inner.mT) / 2
+    if within is not None:
+        inner = inner * within.to(inner)
+    good = inner.isfinite().all(-1).all(-1)[..., None, None]
+    values, vectors = torch.linalg.eigh(torch.where(good, inner, 0.0))
+    return vectors, _growth(values, lr).rsqrt(), good
+
+
+def _growth(values: Tensor, lr: float | Tensor) -> Tensor:
     """Return by what factor precisions grow on the way to 1 + values, or its opposite."""
     # Where the loss is not convex its curvature says how far to trust the slope, whatever its sign.
     return (1 + lr * ((1 + values).abs() - 1)).clamp(min=0.1)
 
 
-def _bend(power: Tensor, grad: Tensor, mean: Tensor, root: Tensor, lr: Tensor) -> None:
-    """Move powers [C, m, d] along their gradient; lr [m, d]."""
-    d = power.shape[-1]
-    alone = inverse(root[:, d:, d:], upper=False).square().sum(-2)  # 1 / var(v_i | all others)
-    second = mean[:, d:].square() + root[:, d:].square().sum(-1)
-    spread = root[:, :d].square().sum(-1)
-    step = lr * grad / ((1 + alone * second)[..., None] * spread[:, None])
+def _bend(
+    power: Tensor, grad: Tensor, alone: Tensor, second: Tensor, spread: Tensor, lr: Tensor
+) -> None:
+    """Move powers [C, m, d] along their gradient.
+
+    Args:
+        power: what is moved.
+        grad: of the loss.
+        alone: root [C, m, m] of v given all earlier variables.
+        second: E[v^2], [C, m].
+        spread: var g, [C, d].
+        lr: [m, d] or [C, m, d].
+    """
+    known = inverse(alone, upper=False).square().sum(-2)  # 1 / var(v_i | all others)
+    step = lr * grad / ((1 + known * second)[..., None] * spread[:, None])
     power.sub_(step.clamp(-BEND, BEND)).clamp_(-1.0, 1.0)

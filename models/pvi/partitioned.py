@@ -22,9 +22,9 @@ from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked, times
 from pyrofl.models.pvi.membership import without
-from pyrofl.models.pvi.natural_gradient import natural
+from pyrofl.models.pvi.natural_gradient import halved, natural
 from pyrofl.models.pvi.sites import Layout
-from pyrofl.models.pvi.unconstrained import Scaled
+from pyrofl.models.pvi.unconstrained import Scaled, scaling
 from pyrofl.plates import DRAWS
 from pyrofl.tensors import Tensors, like, pick, role, under
 
@@ -35,8 +35,6 @@ REACH = 2.0  # longest step of a mean, in standard deviations of the prior
 NARROW = 0.1  # of the prior's standard deviation: where clients start
 FASTER, SLOWER = 3.0, 6.0  # what the damping is multiplied or divided by at most
 HALVINGS = 30  # of the server's step, before it stays where it is
-SHORTER = 10  # tries of a client's step, each half as long, before it stays where it is
-ROUNDING = 1000  # machine epsilons by which a free energy may rise
 
 
 @dataclass(frozen=True)
@@ -269,16 +267,7 @@ class Partitioned:
         """Halve the steps that raised a client's free energy, under the noise that they were of."""
         before, after = role("before", local), pick(local, self.moving)
         energy = partial(self.free_energy, self.model, self.guide, received)
-        with torch.no_grad():
-            start = energy(local | before, batch)
-            bound = start + ROUNDING * torch.finfo(start.dtype).eps * (1 + start.abs())
-            share, now = torch.ones_like(start), after
-            for left in reversed(range(SHORTER)):
-                risen = ~(energy(local | now, batch) <= bound)  # NaN has risen, too
-                if not bool(risen.any()):
-                    break
-                share = torch.where(risen, share / 2 if left else 0.0, share)
-                now = self._between(before, after, share)
+        now = halved(lambda own: energy(local | own, batch), before, after, self._between)
         return now | {"moved": torch.ones_like(local["moved"])}
 
     def _between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
@@ -341,13 +330,8 @@ class Partitioned:
 
     @cached_property
     def scales(self) -> Tensor | None:
-        """By what a client's own variables are scaled, if any are: 1 or 0, [n - d, d].
-
-        Those with a fixed normal prior, by powers of the positive ones that clients share: there
-        the program itself multiplies them, so that what the rows say of z_j depends on g so.
-        """
-        found = torch.outer(self.mine.each("exact"), self.ours.each("positive"))
-        return found if self.covariance == "full" and bool(found.any()) else None
+        """By what a client's own variables are scaled, if any are: 1 or 0, [n - d, d]."""
+        return scaling(self.ours, self.mine) if self.covariance == "full" else None
 
     def _parts(self, value: Tensor) -> tuple[Tensor, ...]:
         """Part entries [..., n] into g and z_j."""

@@ -30,6 +30,16 @@ from pyrofl.tensors import Tensors, default_type, generator, like, matches
 QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
 
+def scaling(ours: Layout, mine: Layout) -> Tensor | None:
+    """Say by what a client's own variables are scaled, if any are: 1 or 0, [m, d].
+
+    Those with a fixed normal prior, by powers of the positive ones that clients share: there the
+    program itself multiplies them, so that what the rows say of z_j depends on g so.
+    """
+    found = torch.outer(mine.each("exact"), ours.each("positive"))
+    return found if bool(found.any()) else None
+
+
 class _Improper(Messenger):
     """Give sites with an improper prior the middle of their support, as they cannot be drawn.
 

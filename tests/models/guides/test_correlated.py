@@ -29,6 +29,7 @@ CENTRE = {
 FAMILIES = {
     "full": correlated.full_covariance,
     "low rank": correlated.low_rank(1),
+    "copula": correlated.copula,
     "flow": correlated.flow(3, 5),
 }
 
@@ -131,6 +132,25 @@ def test_it_starts_where_it_is_told(family):
     wide = {n: torch.full_like(v, 2.0) for n, v in start.items()}
     variance = q.moments({}, q.start(start, wide), batch)[1]
     assert ((variance["a"].sqrt() / 2 - 1).abs() < 0.02).all()
+
+
+def test_a_copula_has_the_marginals_of_jones_and_pewsey():
+    skew, log_a = torch.tensor([0.8, -0.5, 0.0]), torch.tensor([0.0, 0.3, -0.4])
+    root = torch.linalg.cholesky(COVARIANCE)
+    below = (root / root.diagonal()[:, None])[tuple(torch.tril_indices(3, 3, -1))]
+    q = correlated.copula(SHAPES)
+    local = stacked(q, 1, log_sd=torch.zeros(3).double(), below=below)
+    local |= {"pi/skew": skew.double()[None], "pi/tail": log_a.double().atanh()[None]}
+    with ClientNoise([generator(1)]):
+        batch = toys.blobs().batch(torch.arange(1))
+        g, _ = traces(target(COVARIANCE), q.program, {}, local, batch, 20_000)
+    found = torch.cat([g.nodes["a"]["value"], g.nodes["b"]["value"][..., None]], -1)[:, 0, 0]
+    scores = ((found - torch.cat([CENTRE["a"], CENTRE["b"][None]])).asinh() / log_a.exp()) - skew
+    y = scores.sinh()
+    # The scores are normal with the target's correlations, four standard errors.
+    assert (y.mean(0).abs() < 4 / 20_000**0.5).all()
+    sd = COVARIANCE.diagonal().sqrt()
+    close(torch.cov(y.T), COVARIANCE / sd / sd[:, None], 4 * (2 / 20_000) ** 0.5)
 
 
 def test_a_flow_bends_where_a_normal_cannot():

@@ -1,0 +1,299 @@
+"""The server and the clients where a guide bends what clients share; see the package.
+
+The guide's family draws w, and u = centre + root w are the shared variables without constraints.
+Both are learned together: centre and root by natural gradients, the family's parameters by Adam.
+A client first moves its q(z_j | g) by natural gradients, then sends the gradient of its part of the
+free energy, of all its rows; the server takes their sum, which is an unbiased gradient of the whole
+times the share of clients that report, so that steps are as much shorter. Noise of g is the same
+for all clients of a round, as their parts have large gradients that cancel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.poutine.messenger import Messenger
+from torch import Generator, Size, Tensor
+
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import elbo, latent, with_rows
+from pyrofl.inference.facts import SHARED, Moments
+from pyrofl.inference.loop.noise import ClientNoise, open_latent
+from pyrofl.inference.method import Method, Phase, Step, View, as_received
+from pyrofl.inference.optim import adam, sgd
+from pyrofl.inference.posteriors.weighing import width
+from pyrofl.inference.programs import Guide, Program, built_for
+from pyrofl.inference.servers.pooled import Pooled, Total, descend, evenly
+from pyrofl.models.guides import Family
+from pyrofl.models.guides.correlated import standard_noise
+from pyrofl.models.pvi.gaussians import balanced, times
+from pyrofl.models.pvi.natural_gradient import given_others, halved, of_one
+from pyrofl.models.pvi.partitioned import NARROW, REACH
+from pyrofl.models.pvi.sites import Layout
+from pyrofl.models.pvi.unconstrained import Scaled, scaling
+from pyrofl.plates import DRAWS
+from pyrofl.tensors import Tensors, generator, like, pick, role, under
+
+BASE, BEND, OWN = "_w", "bend", "_own"  # what the family draws, its parameters, a client's noise
+LEARNED = f"centre root loc/* {BEND}/*"  # by the server
+NATURAL, ADAM = 0.5, 0.01  # rates of the server
+STEADY = 10  # turns of the gradient that halve the rates
+
+
+class Given(Messenger):
+    """Give the normal sites of a guide their noise: what is shared [S, C, 1, k], own [.., m]."""
+
+    def __init__(self, common: Tensor, own: Tensor) -> None:
+        """Keep the noise."""
+        super().__init__()
+        self.common, self.own = common, own
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if open_latent(msg) and width(msg["fn"]):
+            noise, fn = self.own if msg["name"] == OWN else self.common, msg["fn"]
+            msg["value"], msg["done"] = fn.mean + fn.stddev * noise, True
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A program whose shared variables have any guide; the server adds up clients' gradients.
+
+    The server holds centre [d], root [d, d], and the family's parameters. A client keeps its normal
+    of v_j given x = unit^-1 (u - about): own/mean [C, m], own/slope [C, m, d], own/root [C, m, m].
+    Its z_j = v_j, or z_j = v_j exp(power (u - about)) with own/power [C, m, d].
+    """
+
+    model: Program
+    ours: Layout  # g: sites that clients share, d entries
+    mine: Layout  # z_j: sites that each client has for itself, m entries
+    family: Family
+    draws: int
+    lr: float
+
+    def __post_init__(self) -> None:
+        """Refuse a family that cannot be bent by what clients share."""
+        if not self.noises:
+            raise ValueError(
+                "the guide draws each shared variable by itself, or none; expected a family that "
+                "joins them: full_covariance, low_rank(...), copula or flow(...)"
+            )
+
+    def method(self, steps: int, batch: int | None) -> Method:
+        """Return the method; arguments are those of `hierarchical`."""
+        guide = self.guide  # every time it is asked for it is another object
+        loss = built_for(model=self.model, guide=guide)(partial(self.told))
+        settle = (Phase((self.recentre,)), Phase((self.settle,), steps, batch))
+        slope = Phase((Step(LEARNED, sgd(1.0), loss),))  # a step of length 1 tells the gradient
+        view = "personal" if self.mine.size else "global"
+        return Method(
+            init=self.init,
+            model=self.model,
+            guide=guide,
+            phases=(*(settle if self.mine.size else ()), slope),
+            merge=Pooled({LEARNED: Total(evenly)}, then=self.descended),
+            join=self.join,
+            upload=self.upload,
+            views={view: View(as_received)},
+            facts={
+                self.names: SHARED,
+                "centre root": Moments(self.moments),
+                f"loc/* {BEND}/*": Moments(lambda q: {n: (v, v * 0 + 1) for n, v in q.items()}),
+            },
+        )
+
+    # The server
+
+    def init(self, source: Generator, clients: int) -> Tensors:
+        """Start around the prior's mean, with the family's own start."""
+        mean, sd = self.ours.prior()
+        bend = self.bend.start({BASE: torch.zeros_like(mean)})
+        base = {"centre": mean, "root": torch.diag(NARROW * sd)}
+        noise = torch.randint(2**62, (), generator=source)
+        count = {"turns": torch.tensor(0), "noise": noise, "share": torch.tensor(1.0 / clients)}
+        return base | bend | count | {"server/last": torch.zeros(mean.numel() + mean.numel() ** 2)}
+
+    def descended(self, server: Tensors, pooled: Tensors) -> Tensors:
+        """Take a step along the sum of the gradients that came."""
+        slopes, root = (pooled["centre"], pooled["root"]), server["root"]
+        now = torch.cat([times(root.mT, slopes[0]), (root.mT @ slopes[1]).flatten()])
+        turns = server["turns"] + (now @ server["server/last"] < 0)
+        rate = float(self.rate(turns))
+        new = descend(adam(ADAM * rate), server, pick(pooled, f"loc/* {BEND}/*"))
+        centre, root = of_one(server["centre"], root, slopes, NATURAL * rate)
+        count = {"turns": turns, "noise": server["noise"] + 1, "server/last": now}
+        return server | new | {"centre": centre, "root": root} | count
+
+    def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return where each shared site is, and how wide, before it is bent."""
+        sizes = [len(site.mean) for site in self.ours.sites]
+        parts = zip(q["centre"].split(sizes), _sd(q["root"]).split(sizes), strict=True)
+        return {s.name: part for s, part in zip(self.ours.sites, parts, strict=True)}
+
+    def rate(self, turns: Tensor) -> Tensor:
+        """Return the rate of natural gradients: it falls as gradients turn back, and only then."""
+        return self.lr * STEADY / (STEADY + turns)
+
+    # A client
+
+    def join(self, received: Tensors, who: Who, source: Generator) -> Tensors:
+        """Start a client's own variables at their prior."""
+        centre, unit = received["centre"], received["root"]
+        mean, sd = (v.to(centre).expand(len(centre), -1) for v in self.mine.prior())
+        none = centre.new_zeros(len(centre), self.mine.size, self.ours.size)
+        own = {"mean": mean, "slope": none, "root": torch.diag_embed(sd)}
+        powers = {} if self.scales is None else {"power": none}
+        return under("own", own | powers) | {"about": centre, "unit": unit}
+
+    def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """State the same q(z_j | g) about the present q(g), where steps of it are good."""
+        u = self.points(received, batch)
+        about, off = u.mean(0), u - u.mean(0)
+        unit = torch.linalg.cholesky_ex(torch.einsum("sci,scj->cij", off, off) / len(off)).L
+        own, before = role("own", local), local["unit"]
+        moved = torch.linalg.solve(before, (about - local["about"])[..., None])
+        mean = own["mean"] + (own["slope"] @ moved)[..., 0]
+        new = own | {"mean": mean, "slope": own["slope"] @ torch.linalg.solve(before, unit)}
+        if self.scales is not None:
+            growth = times(own["power"], about - local["about"]).exp()[..., None]
+            new |= {"mean": mean * growth[..., 0]}
+            new |= {n: new[n] * growth for n in ("slope", "root")}
+        return under("own", new) | {"about": about, "unit": unit}
+
+    def settle(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Take a step of what is the client's own, given q(g)."""
+        e, before = balanced(self.drawn(local["about"], batch)), role("own", local)
+
+        def energy(own: Tensors) -> Tensor:
+            return self.bound(received, local | under("own", own), batch, e)
+
+        params = {n: v.detach().clone().requires_grad_() for n, v in before.items()}
+        grads = torch.autograd.grad(energy(params).sum(), list(params.values()))
+        reach, spread = REACH * self.mine.each("sd"), local["unit"].square().sum(-1)
+        grad = dict(zip(params, grads, strict=True))
+        rate = self.rate(received["turns"])[:, None].to(batch.size)
+        after = given_others(before, grad, rate, reach, spread, self.scales)
+        return under("own", halved(energy, before, after, _between))
+
+    def told(
+        self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return the client's part of the free energy [C], for noise of g that is all clients'."""
+        raw = self.drawn(local["about"], batch)
+        common = self.common_noise(received).to(raw)
+        # What is shared stays so, as `balanced` alters noise by that before it alone.
+        e = balanced(torch.cat([common, raw[..., self.noises :]], -1))
+        return self.bound(received, local, batch, e)
+
+    def bound(self, received: Tensors, local: Tensors, batch: Batch, e: Tensor) -> Tensor:
+        """Return the client's part of the free energy [C], given noise."""
+        common, own = e.tensor_split([self.noises], -1)
+        share = received["share"]
+
+        def target(received: Tensors, local: Tensors, batch: Batch) -> None:
+            with Scaled(self.names, share[:, None]):
+                self.model(received, local, batch)
+
+        def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
+            with Scaled(self.names, share[:, None]), Given(common, own):
+                self.guide(received, local, batch)
+
+        return elbo(self.draws)(target, guide, received, local, batch)
+
+    def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Draw from q, its density that of the sites."""
+        u = self.bent(local, batch)
+        with batch.clients():
+            log_det = torch.linalg.slogdet(local["root"]).logabsdet
+            self.ours.sample(u, -log_det.expand(u.shape[:-1]), 1.0)
+            if not self.mine.size:
+                return
+            own, off = role("own", local), u - local["about"]
+            e = standard_noise(OWN, own["mean"])
+            slope = torch.linalg.solve(local["unit"], own["slope"], left=False)
+            v = own["mean"] + times(slope, off) + times(own["root"], e)
+            grown = own["root"].diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            if "power" in own:
+                exponent = times(own["power"], off)
+                v, grown = v * exponent.exp(), grown + exponent.sum(-1)
+            self.mine.sample(v, -grown.expand(v.shape[:-1]), 1.0)
+
+    def bent(self, local: Tensors, batch: Batch) -> Tensor:
+        """Draw the shared variables, u, and state what they are made of."""
+        silent = poutine.infer_config(self.bend.program, lambda site: {"is_auxiliary": True})
+        found: Any = poutine.trace(silent).get_trace({}, local, batch)
+        return local["centre"] + times(local["root"], found.nodes[BASE]["value"])
+
+    def upload(self, received: Tensors, local: Tensors) -> Tensors:
+        """Send the gradient: how far a step against it went."""
+        return {n: v - local[n] for n, v in pick(received, LEARNED).items()}
+
+    def points(self, received: Tensors, batch: Batch) -> Tensor:
+        """Return the shared variables, [S, C, d], that come of the round's noise."""
+        e = balanced(self.common_noise(received).to(received["centre"]))
+        with Given(e, e), pyro.plate(DRAWS, self.draws, dim=-3):
+            return self.bent(with_rows(received, len(batch)), batch).squeeze(-2)
+
+    def common_noise(self, received: Tensors) -> Tensor:
+        """Return noise [S, C, 1, k] of this round that is the same for all clients of a server."""
+        keys, kind = received["noise"].tolist(), torch.float64
+        known = {key: generator("noise of what clients share", key) for key in {*keys}}
+        drawn = {
+            key: torch.randn(self.draws, 1, self.noises, generator=source, dtype=kind)
+            for key, source in known.items()
+        }
+        return torch.stack([drawn[key] for key in keys], 1)
+
+    def drawn(self, like: Tensor, batch: Batch) -> Tensor:
+        """Draw noise [S, C, 1, k + m] of each client's own."""
+        size = self.draws, len(batch), 1, self.noises + self.mine.size
+        with pyro.plate(DRAWS, self.draws, dim=-3), batch.clients():
+            noise: Tensor = standard_noise("_noise", like.new_zeros(size))
+        return noise
+
+    @cached_property
+    def bend(self) -> Guide:
+        """The family's guide, of one site."""
+        try:
+            return self.family({BASE: Size([self.ours.size])}, scale=1.0, loc="loc", spread=BEND)
+        except TypeError as error:
+            raise ValueError(
+                f"the guide is no family: {error}; expected one, such as guides.copula or, called "
+                "first, guides.flow(3)"
+            ) from error
+
+    @cached_property
+    def noises(self) -> int:
+        """Normal numbers that a draw of the shared variables is made of, k."""
+        start = self.bend.start({BASE: torch.zeros(1, 1, self.ours.size)})
+        one = torch.ones(1, 1)
+        nobody = Batch(one, one, one.bool(), one[0], one[0].long())
+        with pyro.validation_enabled(False), ClientNoise([generator(0)]):
+            found = dict(latent(poutine.trace(self.bend.program).get_trace({}, start, nobody)))
+        return width(found[f"_{BEND}"]["fn"]) if f"_{BEND}" in found else 0
+
+    @cached_property
+    def scales(self) -> Tensor | None:
+        """By what a client's own variables are scaled, if any are: 1 or 0, [m, d]."""
+        return scaling(self.ours, self.mine)
+
+    @property
+    def names(self) -> str:
+        """Names of the sites that are one for all clients."""
+        return f"{self.ours.names} {BASE} _{BEND}"
+
+
+def _sd(root: Tensor) -> Tensor:
+    sd: Tensor = torch.linalg.vector_norm(root, dim=-1)
+    return sd
+
+
+def _between(start: Tensors, end: Tensors, share: Tensor) -> Tensors:
+    """Return where clients get that go a share [C] of their step."""
+    way = {n: torch.lerp(v, end[n], like(share, v)) for n, v in start.items()}
+    way = {n: torch.where(like(share > 0, v), v, start[n]) for n, v in way.items()}
+    return {n: torch.where(like(share < 1, v), v, end[n]) for n, v in way.items()}
