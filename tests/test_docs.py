@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pyrofl.inference.posteriors import corrected
+
 DOCS = Path(__file__).parent.parent / "examples" / "docs"
 BEGIN, *SECTIONS = re.split(r"(?m)^(?=## )", (DOCS / "programs.md").read_text())
 ROW = re.compile(r"(?m)^\| `(\w+)(?:\[(\d+)\])?` \| (\S+) ± (\S+) \| (\S+) ± (\S+) \|$")
@@ -42,8 +44,10 @@ def test_what_leaves_a_client_is_what_the_page_says():
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=title)
-def test_programs_run(section):
-    """In a round of one step; a site of every line of the table is there."""
+def test_programs_run(section, monkeypatch):
+    """In a round of one step, with few weights; a site of every line of the table is there."""
+    monkeypatch.setattr(corrected, "TRIED", 40)
+    monkeypatch.setattr(corrected, "PILOT", 10)
     short = BEGIN.replace("steps=10", "steps=1").replace("rounds=20", "rounds=1")
     names: dict[str, object] = {}
     printed(short.replace("draws=4000", "draws=4"), names)
@@ -55,11 +59,16 @@ def test_programs_run(section):
 
 @pytest.mark.parametrize("section", [s for s in SECTIONS if ROW.search(s)], ids=title)
 def test_tables_of_programs_agree_with_the_reference(section):
-    """Means within 0.2 standard deviations, three standard errors of NUTS, spreads within 30%."""
+    """Means within 0.12 standard deviations, spreads within 12 %, both and 0.01 for the rounding.
+
+    Both sides are draws: of the fit 4000 that are worth 1700 or more, of NUTS 4000 that are worth
+    1000 or more. So by chance means differ by 0.04 standard deviations, and spreads by 3 to 4 %, as
+    tails of some are longer than a normal one's: 0.12 is three standard errors.
+    """
     for _, _, *numbers in ROW.findall(section):
         mean, sd, expected, spread = map(float, numbers)
-        assert abs(mean - expected) < 0.2 * spread + 0.01
-        assert 0.7 * spread - 0.01 < sd < 1.3 * spread + 0.01
+        assert abs(mean - expected) < 0.12 * spread + 0.01
+        assert abs(sd - spread) < 0.12 * spread + 0.01
 
 
 @pytest.mark.slow

@@ -279,7 +279,7 @@ def of_prior(
             f"the prior has no draws: {error}; expected a proper one, or groups without it"
         ) from error
     made = axes.groups(known, OF_PRIOR.values())
-    return {new: made[old] for new, old in OF_PRIOR.items() if new in chosen}
+    return {new: made[old] for new, old in OF_PRIOR.items() if new in chosen and old in made}
 
 
 def _groups(

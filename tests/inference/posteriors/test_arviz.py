@@ -337,6 +337,19 @@ def test_a_factor_weighs_draws_and_is_no_data():
     np.testing.assert_allclose(gain, 3 * 2.5, atol=1e-9)
 
 
+def test_factors_alone_have_no_responses_to_draw():
+    def weighed(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+            eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
+            with batch.rows():
+                pyro.factor("y", -0.5 * (batch.y - (mu + eta) * batch.x[..., 0]).square())
+
+    found = run(model=weighed).to_arviz(4, groups="all")
+    assert set(found["prior"].data_vars) == {"mu", "eta"}
+    assert not {"prior_predictive", "posterior_predictive"} & set(found.groups())
+
+
 def counted(received: Tensors, local: Tensors, batch: Batch) -> None:
     """Count with a shared rate, of which a deterministic site is made."""
     zero = batch.x.new_zeros(())
