@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyrofl.inference.posteriors import corrected
+from pyrofl.inference.posteriors import corrected, weighing
 
 DOCS = Path(__file__).parent.parent / "examples" / "docs"
 BEGIN, *SECTIONS = re.split(r"(?m)^(?=## )", (DOCS / "programs.md").read_text())
@@ -47,7 +47,7 @@ def test_what_leaves_a_client_is_what_the_page_says():
 def test_programs_run(section, monkeypatch):
     """In a round of one step, with few weights; a site of every line of the table is there."""
     monkeypatch.setattr(corrected, "TRIED", 40)
-    monkeypatch.setattr(corrected, "PILOT", 10)
+    monkeypatch.setattr(weighing, "PILOT", 10)
     short = BEGIN.replace("steps=10", "steps=1").replace("rounds=20", "rounds=1")
     names: dict[str, object] = {}
     printed(short.replace("draws=4000", "draws=4"), names)

@@ -33,7 +33,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
-from pyrofl.inference.posteriors.weighing import Weighing, Weights
+from pyrofl.inference.posteriors.weighing import EVEN, Weighing, Weights
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.turns import in_turn
 
@@ -76,7 +76,9 @@ def corrected(
 def statistics_of(weights: Weights, axes: ClientAxes) -> dict[str, Variable]:
     """Return Pareto k and what draws are worth; warn if these are not to be trusted."""
     together = bool(axes.shared)
-    if bad := int(((weights.k > BAD) | (weights.ess < FEW)).sum()):
+    # Where weights are nearly equal there is no tail whose shape would tell anything.
+    even = weights.ess > EVEN * weights.tried
+    if bad := int((((weights.k > BAD) & ~even) | (weights.ess < FEW)).sum()):
         whose = "all clients together" if together else f"{bad} of {len(weights.k)} clients"
         warnings.warn(
             f"corrected draws of {whose} are not to be trusted: Pareto k is up to "

@@ -40,6 +40,7 @@ class Weights(NamedTuple):
 
     k: Tensor  # Pareto shape
     ess: Tensor  # as many draws of the posterior they are worth
+    tried: int  # of so many
 
 
 class Told(NamedTuple):
@@ -98,7 +99,7 @@ class Weighing:
             told[i] = Told(ratio[0], ratio[0], ratio[0], sites)
             made.append(smoothed(ratio[0]))
         k, log_w = torch.tensor([k for _, k in made]), [w for w, _ in made]
-        return told, log_w, Weights(k, torch.stack([effective(w) for w in log_w]))
+        return told, log_w, Weights(k, torch.stack([effective(w) for w in log_w]), self.count)
 
     def together(self) -> Weighed:
         """Weigh what all clients share."""
@@ -114,7 +115,7 @@ class Weighing:
                 break
             proposal = _nearer(proposal, e, w)
         _, told, log_w, k = self._tried(proposal, self.count, draws)
-        return told, [log_w], Weights(torch.tensor([k]), effective(log_w)[None])
+        return told, [log_w], Weights(torch.tensor([k]), effective(log_w)[None], self.count)
 
     def _tried(
         self, proposal: Any, count: int, draws: dict[int, int]

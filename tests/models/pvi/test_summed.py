@@ -28,7 +28,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.pointwise import pointwise
 from pyrofl.models import guides, pvi
 from pyrofl.models.pvi.summed import Summed
-from pyrofl.tensors import Tensors, generator
+from pyrofl.tensors import Tensors, default_type, generator
 
 B, V = torch.tensor([1.0, -2.0, 4.0, 0.5]).double(), torch.tensor([1.0, 0.25, 2.0, 0.5]).double()
 NAMES = ("centre", "root", "loc/_w", "bend/log_sd", "bend/below")
@@ -164,7 +164,8 @@ def test_what_clients_send_adds_up_to_the_gradient_of_pyro(monkeypatch):
             pyro.sample("eta", dist.Delta(v * exponent.exp(), log_density=log_q))
 
     for s in range(6):
-        loss = Trace_ELBO().differentiable_loss(model, guide, s)
+        with default_type(torch.float64):  # as the library's programs run in the data's
+            loss = Trace_ELBO().differentiable_loss(model, guide, s)
         (loss / 6).backward()
     for n in NAMES:
         close(state.message[n].sum(0), phi[n].grad, 1e-9)
