@@ -574,8 +574,9 @@ def scores(method: Method, state: Round) -> dict[str, Tensor]:
 
 
 def exported(method: Method, state: Round) -> Tensor:
-    """Return the log likelihood of rows as ArviZ gets it."""
-    found = pyrofl.Run(method, data(), state).to_arviz(2, groups=["log_likelihood"])
+    """Return the log likelihood of rows as ArviZ gets it, of the model that predicts."""
+    asked = {"model": method.main_view, "groups": ["log_likelihood"]}
+    found = pyrofl.Run(method, data(), state).to_arviz(2, **asked)
     return torch.from_numpy(found["log_likelihood"]["y"].values)
 
 

@@ -126,7 +126,13 @@ class Weighing:
         told = {i: self.told(i, e, draws[i]) for i in self.clients}
         said = next(iter(told.values())).prior + sum(one.log_l for one in told.values())
         known = -0.5 * (e.square() + math.log(2 * math.pi)).sum(-1)
-        return e, told, *smoothed(said + known - proposal.log_prob(e))
+        ratio = (said + known - proposal.log_prob(e)).nan_to_num(nan=-torch.inf)
+        if not bool(ratio.isfinite().any()):
+            raise ValueError(
+                "no draw of the guide is possible under the model, so none can be corrected; "
+                "expected a run of more rounds"
+            )
+        return e, told, *smoothed(ratio)
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
@@ -181,7 +187,8 @@ class Weighing:
         chosen = torch.multinomial(weight.clamp(min=1e-300), 1, generator=self.sources[i])[:, 0]
         at = torch.arange(s) * draws + chosen
         sites = {n: Values(v.value[at], v.rows) for n, v in found.items()}
-        return Told(mean.log() + highest[:, 0], spread.nan_to_num(nan=0.0), prior, sites)
+        spread = spread.nan_to_num(0.0, draws, 0.0)  # its most, where one draw has all the weight
+        return Told(mean.log() + highest[:, 0], spread, prior, sites)
 
     def _ratios(
         self, i: int, noise: Tensor, draws: int

@@ -35,6 +35,7 @@ REACH = 2.0  # longest step of a mean, in standard deviations of the prior
 NARROW = 0.1  # of the prior's standard deviation: where clients start
 FASTER, SLOWER = 3.0, 6.0  # what the damping is multiplied or divided by at most
 HALVINGS = 30  # of the server's step, before it stays where it is
+SHORT = 10  # of these, for the sake of what clients are sent
 
 
 @dataclass(frozen=True)
@@ -139,14 +140,21 @@ class Partitioned:
             damping = self._adapted(server, total, len(who.ids))
             memory = under("server", {"damping": damping} | under("last", total))
             rate = float(damping)
-        for _halving in range(HALVINGS):
+        good = self.trainable(server)
+        for halving in range(HALVINGS):
+            own = {f"server/{n}": rate * v for n, v in change.items()}
             q = {n: server[n] + rate * v for n, v in total.items()}
-            if bool(self.normals.proper(q["precision"])):
-                own = {f"server/{n}": rate * v for n, v in change.items()}
-                tables = {n: server[n].index_add(0, who.ids, v) for n, v in own.items()}
-                return server | memory | q | tables
+            q |= {n: server[n].index_add(0, who.ids, v) for n, v in own.items()}
+            # Nor shall a client that could train get what is no distribution, if that can be.
+            lost = halving < SHORT and bool((good & ~self.trainable(q)).any())
+            if not lost and bool(self.normals.proper(q["precision"])):
+                return server | memory | q
             rate /= 2
         raise CannotMerge(f"q is no distribution after {HALVINGS} halvings of the damping")
+
+    def trainable(self, server: Tensors) -> Tensor:
+        """Say for each client whether q / t_j, which it is sent, is a distribution: bool [J]."""
+        return self.normals.proper(server["precision"] - server["server/precision"])
 
     def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
         """Return the damping of this round; see `hierarchical`."""
