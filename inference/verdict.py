@@ -13,6 +13,7 @@ A run has diverged if
 
 - nobody was merged in its last 3 rounds in which somebody was rejected and more than one client
   trained, or in any round, and that is not for silence alone; what is not finite is rejected; or
+- the mean of a site moved by more than 1,000 standard deviations in most of its last 5 merges; or
 - the loss of a gradient step has risen, in its last 2 rounds:
 
       level - begin > 2 size + (begin - lowest) + 2 noise
@@ -31,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
+from statistics import median
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -42,6 +44,7 @@ from pyrofl.tensors import Tensors, matches
 
 LAST, LEAST, RISEN = 5, 3, 2  # merges that are looked at; rounds in which a loss has risen
 SMALL = {"mean": 0.01, "sd": 0.01, "norm": 0.001}
+LOST = 1000  # standard deviations that a mean jumps
 FAR = 5  # times what is small: what is not to be left to go
 SIZES, NOISE = 2, 2  # of the loss, its own sizes and falls from round to round that are no rise
 
@@ -102,9 +105,10 @@ class Judge:
     def verdict(self) -> Verdict:
         """Judge what there is."""
         moved = [record.moved for record in self.records if record.moved is not None]
-        if both := [f for f in (_stuck(self.records), *self.losses.risen()) if f]:
-            found = min(both)
-            return Verdict("diverged", found.why, len(moved), since=found.since)
+        found = (_stuck(self.records), _lost(self.records), *self.losses.risen())
+        if both := [one for one in found if one]:
+            first = min(both)
+            return Verdict("diverged", first.why, len(moved), since=first.since)
         if not moved:
             silent = "nobody was merged in any round, as nobody reported"
             return Verdict("moving", silent if self.records else "no round yet", 0)
@@ -140,6 +144,17 @@ def _of_movement(moved: Sequence[Moved]) -> Verdict:
     elif far:
         why += f", and {_far(left[site, part], part)} to go"
     return Verdict("moving", why, *found)
+
+
+def _lost(records: Sequence[Left]) -> Divergence | None:
+    """Find a mean that jumps, again and again, to where nothing is."""
+    last = [record for record in records if record.moved is not None][-LAST:]
+    for site in last[-1].moved if len(last) == LAST else ():
+        far = median(record.moved.get(site, {}).get("mean", 0.0) for record in last)
+        if far > LOST:
+            why = f"the mean of {site} moves by {_far(far, 'mean')} per round"
+            return Divergence(last[0].number, why)
+    return None
 
 
 def _of(moved: Moved, site: str, part: str) -> float:

@@ -9,7 +9,7 @@ def patients(batch):
 
     x: log(base / 4), treated, both, log age, fourth visit; less their means (Breslow and Clayton).
     """
-    beta = pyro.sample("beta", dist.Normal(0.0, 100.0).expand([6]).to_event(1))
+    beta = pyro.sample("beta", dist.Normal(0.0, 5.0).expand([6]).to_event(1))
     tau = pyro.sample("tau", dist.HalfCauchy(1.0))
     b = pyro.sample("b", dist.Normal(0.0, tau))
     return beta[..., 0] + (beta[..., 1:] * batch.x).sum(-1) + b

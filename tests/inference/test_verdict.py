@@ -306,3 +306,13 @@ def test_the_first_loss_is_that_of_the_state_that_came_down(blobs: Federation):
     close(first.begun["w/*"], alone.loss["w/*"], 1e-12)
     table: Tensor = first.of_all(first.begun)["w/*"]
     assert table.shape == (blobs.clients,)
+
+
+def test_a_mean_that_jumps_again_and_again_has_diverged():
+    jumps = [{"w": {"mean": far, "sd": 0.5}} for far in (2.0, 3e3, 5e9, 0.1, 2e3, 7e3)]
+    found = verdict([record(n, moved=far) for n, far in enumerate(jumps, 1)])
+    assert (found.kind, found.since) == ("diverged", 2)
+    assert found.why == "the mean of w moves by 3000 sd per round"
+    # A first jump, as from a wide prior, is none of it.
+    once = [{"w": {"mean": far, "sd": 0.5}} for far in (5e9, 0.1, 0.1, 0.1, 0.1)]
+    assert verdict([record(n, moved=far) for n, far in enumerate(once, 1)]).kind == "moving"
