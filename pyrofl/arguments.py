@@ -102,7 +102,8 @@ def _is_short(value: Any) -> bool:
 
 def _unlike(value: Any, hint: Any) -> str:
     """Say what was expected where a value does not suit an annotation; "" if it may."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    given = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [get_origin(k) if _is_checked(get_origin(k)) else k for k in given]  # Chains[Run] too
     ranges = [k for k in kinds if get_origin(k) is Annotated]
     words = [w for k in kinds if get_origin(k) is Literal for w in get_args(k)]
     number = isinstance(value, Real) and not isinstance(value, bool)

@@ -28,10 +28,8 @@ def epil_visits(received, local, batch):
     with batch.clients():
         log_rate = patients(batch)
         sigma = pyro.sample("sigma", dist.HalfCauchy(1.0))
-        visit = pyro.sample(
-            "visit", dist.Normal(0 * batch.x[0, 0, :4], sigma[..., None]).to_event(1)
-        )
         with batch.rows():
+            visit = pyro.sample("visit", dist.Normal(0.0, sigma))
             pyro.sample("seizures", dist.Poisson((log_rate + visit).exp()), obs=batch.y)
 
 
