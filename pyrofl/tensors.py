@@ -182,3 +182,9 @@ def seeded(seed: int) -> Iterator[None]:
         # Not torch.manual_seed, which would seed the caller's accelerators too.
         torch.default_generator.manual_seed(seed)
         yield
+
+
+def times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Multiply matrices [..., a, b] by vectors [..., b]."""
+    product: Tensor = (matrix @ vector[..., None])[..., 0]
+    return product

@@ -63,11 +63,11 @@ def corrected(
     key = (asked.seed, Stream.TEST, state.number)
     sources = {i: stream(*key, data.names[i]) for i in clients}
     weighing = Weighing(method, clients, sources, stream(*key), max(TRIED, 2 * draws))
-    told, log_w, weights = weighing.together() if method.shared else weighing.apart()
+    drawn, log_w, weights = weighing.together() if method.shared else weighing.apart()
     kept = [weighing.resampled(one, draws) for one in log_w]
     found = []
     for i, at in zip(ids.tolist(), kept if len(kept) > 1 else kept * len(ids), strict=True):
-        values = {n: Values(v.value[at], v.rows) for n, v in told[i].sites.items()}
+        values = {n: Values(v.value[at], v.rows) for n, v in drawn[i].items()}
         rows = stream(asked.seed, Stream.ROWS, state.number, data.names[i])
         found.append(pointwise_at(method.model, method.shared, values, clients[i], rows))
     return found, weights

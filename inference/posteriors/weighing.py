@@ -21,7 +21,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import JointNoise, Values, of_rows
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.pointwise import CELLS, Client, densities
-from pyrofl.tensors import Tensors, matches, seeded
+from pyrofl.tensors import Tensors, matches, seeded, times
 
 LARGEST = 2000  # variables of a client that are weighted
 TURNS, FREEDOM = 4, 5.0  # of the t distribution: times that it is adapted, degrees of freedom
@@ -77,8 +77,8 @@ def width(fn: Any) -> int:
     return fn.event_shape.numel() if normal else 0
 
 
-Weighed = tuple[dict[int, Told], list[Tensor], Weights]
-"""What clients said, the log weights [S] of all together or of each, and how good these are."""
+Weighed = tuple[dict[int, dict[str, Values]], list[Tensor], Weights]
+"""What clients drew, [S, 1, B or 1, *p]; log weights [S] of all together, or of each; how good."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,13 @@ class Weighing:
 
     def apart(self) -> Weighed:
         """Weigh the draws of each client by themselves."""
-        told, made = {}, []
+        drawn, made = {}, []
         for i in self.clients:
             ratio, _, sites = self._ratios(i, torch.zeros(1, self.sizes[0]).double(), self.count)
-            told[i] = Told(ratio[0], ratio[0], ratio[0], sites)
+            drawn[i] = sites
             made.append(smoothed(ratio[0]))
         k, log_w = torch.tensor([k for _, k in made]), [w for w, _ in made]
-        return told, log_w, Weights(k, torch.stack([effective(w) for w in log_w]), self.count)
+        return drawn, log_w, Weights(k, torch.stack([effective(w) for w in log_w]), self.count)
 
     def together(self) -> Weighed:
         """Weigh what all clients share."""
@@ -115,7 +115,8 @@ class Weighing:
                 break
             proposal = _nearer(proposal, e, w)
         _, told, log_w, k = self._tried(proposal, self.count, draws)
-        return told, [log_w], Weights(torch.tensor([k]), effective(log_w)[None], self.count)
+        drawn = {i: one.sites for i, one in told.items()}
+        return drawn, [log_w], Weights(torch.tensor([k]), effective(log_w)[None], self.count)
 
     def _tried(
         self, proposal: Any, count: int, draws: dict[int, int]
@@ -295,9 +296,3 @@ def _nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
     root = torch.linalg.cholesky(torch.lerp(old_root @ old_root.mT, spread, share))
     loc = torch.lerp(old_mean, mean, share)
     return dist.MultivariateStudentT(e.new_tensor(FREEDOM), loc, root)
-
-
-def times(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Multiply matrices [..., a, b] by vectors [..., b]."""
-    product: Tensor = (matrix @ vector[..., None])[..., 0]
-    return product

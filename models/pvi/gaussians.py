@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, times
 
 PARAMETERS = ("shift", "precision")  # of a factor
 LARGEST = 2_000  # variables that a full covariance is made for
@@ -133,12 +133,6 @@ class Normals:
         constant = log_det - self.size * math.log(2 * math.pi) - peak
         value: Tensor = (u * shift).sum(-1) + 0.5 * (constant - square)
         return value
-
-
-def times(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Multiply matrices [..., a, b] by vectors [..., b]."""
-    product: Tensor = (matrix @ vector[..., None])[..., 0]
-    return product
 
 
 def inverse(triangle: Tensor, upper: bool) -> Tensor:

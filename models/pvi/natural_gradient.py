@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pyrofl.arguments import PositiveShare, checked
 from pyrofl.inference.optim import Optim
-from pyrofl.models.pvi.gaussians import inverse, times
-from pyrofl.tensors import Tensors, like
+from pyrofl.models.pvi.gaussians import inverse
+from pyrofl.tensors import Tensors, like, times
 
 BEND = 0.1  # longest step of a power
 NEAR = 0.5  # longest step of a server's mean, in standard deviations

@@ -20,13 +20,13 @@ from pyrofl.inference.method import Method, Phase, Step, View, send_all
 from pyrofl.inference.programs import Program, built_for
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models.guides.correlated import standard_noise
-from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked, times
+from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked
 from pyrofl.models.pvi.membership import without
 from pyrofl.models.pvi.natural_gradient import halved, natural
 from pyrofl.models.pvi.sites import Layout
 from pyrofl.models.pvi.unconstrained import Scaled, scaling
 from pyrofl.plates import DRAWS
-from pyrofl.tensors import Tensors, like, pick, role, under
+from pyrofl.tensors import Tensors, like, pick, role, times, under
 
 Covariance = Literal["diagonal", "blocks", "full"]
 

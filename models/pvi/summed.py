@@ -31,13 +31,13 @@ from pyrofl.inference.programs import Guide, Program, built_for
 from pyrofl.inference.servers.pooled import Pooled, Total, descend, evenly
 from pyrofl.models.guides import Family
 from pyrofl.models.guides.correlated import standard_noise
-from pyrofl.models.pvi.gaussians import balanced, times
+from pyrofl.models.pvi.gaussians import balanced
 from pyrofl.models.pvi.natural_gradient import given_others, halved, of_one
 from pyrofl.models.pvi.partitioned import NARROW, REACH
 from pyrofl.models.pvi.sites import Layout
 from pyrofl.models.pvi.unconstrained import Scaled, scaling
 from pyrofl.plates import DRAWS
-from pyrofl.tensors import Tensors, generator, like, pick, role, under
+from pyrofl.tensors import Tensors, generator, like, pick, role, times, under
 
 BASE, BEND, OWN = "_w", "bend", "_own"  # what the family draws, its parameters, a client's noise
 LEARNED = f"centre root loc/* {BEND}/*"  # by the server
