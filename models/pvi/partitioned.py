@@ -135,11 +135,7 @@ class Partitioned:
         # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
         change = {n: message[n] - server[n] for n in PARAMETERS}
         total = {n: v.sum(0) for n, v in change.items()}
-        rate, memory = self.damping or 1.0, {}
-        if self.damping is None:
-            damping = self._adapted(server, total, len(who.ids))
-            memory = under("server", {"damping": damping} | under("last", total))
-            rate = float(damping)
+        rate = self.damping or float(self._adapted(server, total, len(who.ids)))
         good = self.trainable(server)
         for halving in range(HALVINGS):
             own = {f"server/{n}": rate * v for n, v in change.items()}
@@ -148,7 +144,10 @@ class Partitioned:
             # Nor shall a client that could train get what is no distribution, if that can be.
             lost = halving < SHORT and bool((good & ~self.trainable(q)).any())
             if not lost and bool(self.normals.proper(q["precision"])):
-                return server | memory | q
+                if self.damping is None:
+                    damping = torch.full_like(server["server/damping"], rate)
+                    q |= under("server", {"damping": damping} | under("last", total))
+                return server | q
             rate /= 2
         raise CannotMerge(f"q is no distribution after {HALVINGS} halvings of the damping")
 
