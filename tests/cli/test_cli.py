@@ -28,6 +28,7 @@ from pyrofl.cli.methods import (
 from pyrofl.cli.parser import main
 from pyrofl.cli.report import compare_table
 from pyrofl.cli.setup import Task, participation
+from pyrofl.data.preparation import Preparation, Prepared
 from pyrofl.files.run_folder import CLIENTS, COMPARE, METRICS, read_csv
 from pyrofl.inference.fit import fit
 from pyrofl.inference.method import Method
@@ -321,6 +322,7 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
     table.write_text("\n".join(["who,won,x,z,kind", *rows, "a,1,NA,3.5,u", "b,,2,2.5,v"]))
     words = ["run", "local", "--data", f"csv:{table}", "--target", "won", "--group", "who"]
     words += ["--rounds", "1", "--missing", "drop", "--posterior-draws", "0"]
+    words += ["--prepare", "none"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     first = capsys.readouterr().err.splitlines()[0]
     assert first == (
@@ -340,6 +342,10 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
         "dropped": 2,
         "lacking": {"x": 1, "won": 1},
         "lost": [],
+        "reordered": [],
+        "unseen": {},
+        "scales": "",
+        "preparation": json.loads(Preparation((Prepared("x"), Prepared("z"))).to_json()),
     }
     words = ["compare", "local", *words[2:], "--seeds", "1", "--likelihood", "categorical"]
     assert main([*words, "--out", str(tmp_path / "all")]) == 0
@@ -348,7 +354,9 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
     assert main(["partition", "--target", "kind", "--data", words[3], *figure]) == 2
     assert "column won lacks 1 of 32 values" in capsys.readouterr().err
     assert main(["partition", "--missing", "drop", "--target", "kind", *words[2:4], *figure]) == 0
-    assert "target kind: 2 classes (u, v); features: 3" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "target kind: 2 classes (u, v); features: 6 (who=a, who=b, who=c, won, x, z); " in told
+    assert "prepared: standardised by sums over clients: won, x, z; categories: who (3)" in told
 
 
 def test_a_network_from_a_file(tmp_path):
@@ -387,7 +395,7 @@ BAD = {
     "run local --partition groups": "no natural groups",
     "run local --data npz:bad.npz --partition iid --clients 2": "labels run from 0 to 7",
     "run local --data csv:nan.csv --target y": "column x lacks 1 of 3 values, first in line 3 ('')",
-    "run local --data csv:nan.csv --target y --missing fill": "invalid choice: 'fill'",
+    "run local --data csv:nan.csv --target y --missing mode": "invalid choice: 'mode'",
     "run local --missing drop": "missing is 'drop'; expected none, as digits has no choice of it",
     "run local --data csv:nan.csv": "target is missing",
     "run local --target y": "digits has no choice of it",

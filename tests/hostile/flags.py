@@ -135,6 +135,11 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--features": ((*RUN, *SCHOOLS), ODD),
     "--likelihood": ((*RUN, *SCHOOLS), ODD),
     "--missing": ((*RUN, *SCHOOLS), ODD),
+    "--categories": ((*RUN, *SCHOOLS), ODD),
+    "--prepare": ((*RUN, *SCHOOLS), ODD),
+    "--test-share": ((*RUN, *SCHOOLS), (*NO_SHARES, "0", "0.5", "1")),  # of tables alone
+    "--test-column": ((*RUN, *SCHOOLS), ODD),
+    "--test-last": ((*RUN, *SCHOOLS), ODD),
     "--partition": ((*RUN, *DIGITS), ODD),
     "--test": ((*RUN, *DIGITS), ODD),
     "--net": ((*RUN, *DIGITS), ODD),
