@@ -61,9 +61,10 @@ def load_csv(
     columns, group = _with_sites(path, table, group)
     if target is None:
         raise ValueError(f"{path}: target is missing; expected one of {', '.join(columns)}")
-    owners = [name for name in (target, group, test_column) if name]
+    roles = {"target": target, "group": group, "test column": test_column}
+    owners = [name for name in roles.values() if name]
     time = [test_last] if test_last else []
-    _refuse_names(path, columns, owners, features, (*categories, *time))
+    _refuse_names(path, columns, roles, features, (*categories, *time))
     if test_column and test_last:
         told = f"test_column is {test_column!r} and test_last {test_last!r}"
         raise ValueError(f"{told}; expected one of them")
@@ -185,16 +186,18 @@ def codes_of(words: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
 def _refuse_names(
     path: str,
     table: Mapping[str, Column],
-    owners: Sequence[str],
+    roles: Mapping[str, str | None],
     wanted: Sequence[str] | None,
     others: Sequence[str],
 ) -> None:
-    """Refuse columns that are not there, or that are asked for twice; owners: target and group."""
+    """Refuse columns that are not there, or that are asked for twice."""
+    owners = [name for name in roles.values() if name]
     for column in [*owners, *(wanted or ()), *others]:
         known(column, list(table), f"column in {path}:")
     if len(set(owners)) < len(owners):
-        told = "target and group are" if len(owners) == 2 else "target, group and test column are"
-        raise ValueError(f"{path}: {told} {', '.join(dict.fromkeys(owners))}; expected two columns")
+        twice = next(name for name in owners if owners.count(name) > 1)
+        told = " and ".join(role for role, name in roles.items() if name == twice)
+        raise ValueError(f"{path}: {told} are {twice}; expected two columns")
     if wanted is not None and (set(owners) & set(wanted) or not wanted):
         told = f"{path}: features are {', '.join(wanted)}"
         raise ValueError(f"{told}; expected no target or group, one at least")

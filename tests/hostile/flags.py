@@ -158,7 +158,9 @@ def of_texts() -> Iterator[Case]:
     """Yield odd texts for every flag that is a text."""
     for flag, (base, odd) in TEXT.items():
         for value in sorted(odd):
-            told = () if flag in ("--set", "--server-data") else shown(value) or (flag[2:],)
+            told = (
+                () if flag in ("--set", "--server-data") else shown(value) or (flag.split("-")[-1],)
+            )
             words = (*base, "--out", OUT, *given(flag, value))
             yield Case(f"{base[0]} {flag}={named(value)}", "flag", words, told=told, make=places)
     for value in ODD:
