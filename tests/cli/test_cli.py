@@ -359,6 +359,41 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
     assert "prepared: standardised by sums over clients: won, x, z; categories: who (3)" in told
 
 
+def test_files_of_sites_are_prepared_and_how_is_kept(tmp_path, capsys):
+    """The last site never trains and tells nothing; the last rows of each are tested."""
+    (tmp_path / "in").mkdir()
+    for j, site in enumerate("abc"):
+        cells = [(i, "" if j and i % 3 else 100 * i + j, "uv"[i % 2]) for i in range(10)]
+        lines = [f"{day},{dose},{kind},{'ny'[day % 2]}" for day, dose, kind in cells]
+        text = "\n".join(["day,dose,kind,won", *lines])
+        (tmp_path / f"in/{site}.csv").write_text(text)
+    words = [
+        "run",
+        "fedavg",
+        "--data",
+        f"csv:{tmp_path}/in",
+        "--target",
+        "won",
+        "--missing",
+        "fill",
+    ]
+    words += ["--test-last", "day", "--test-share", "0.3", "--held-out", "1", "--rounds", "1"]
+    words += ["--categories", "kind", "--posterior-draws", "2", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    told = capsys.readouterr().err.splitlines()[0]
+    assert "features: 5 (day, dose, dose is missing, kind=u, kind=v); prepared: standard" in told
+    facts = json.loads((tmp_path / "out/run.json").read_text())
+    assert facts["arguments"]["prepare"] == "standardise"
+    made = Preparation.from_json(json.dumps(facts["data"]["preparation"]))
+    assert made.columns[0].centre == 3  # days 0 to 6 of a and of b
+    assert made.columns[1].centre == pytest.approx((7 * 300 + 3 * 300 + 3) / 10)
+    assert {r["client"] for r in read_csv(tmp_path / "out/clients.csv")} == {"a", "b", "c"}
+    with xarray.open_datatree(tmp_path / "out/posterior.nc", engine="h5netcdf") as tree:
+        scale = tree["constant_data"]["feature_scale"]
+        assert scale.sel(feature="day").item() == made.columns[0].scale == 2
+        assert tree["posterior"]["head_in"].values.tolist() == list(made.features)
+
+
 def test_a_network_from_a_file(tmp_path):
     (tmp_path / "nets.py").write_text(NETWORKS)
     words = ["run", "local", *SMALL, "--net", f"{tmp_path / 'nets.py'}:good"]

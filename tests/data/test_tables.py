@@ -97,6 +97,22 @@ def test_a_file_that_is_unlike_the_others_is_named(sites, changed, message):
             datasets.load(path, target="won", prepare=prepare)
 
 
+def test_a_column_that_a_site_never_measured_is_filled_there(sites):
+    """Of a column that nobody who trains has measured there is nothing to learn: it is said."""
+    asked = {"target": "won", "prepare": "standardise", "missing": "fill"}
+    rows = "".join(f"{40 + i},,{'ny'[i % 2]}\n" for i in range(10))
+    path = sites(lyon=f"age,dose,won\n{rows}")
+    data = federations.split(datasets.load(path, **asked), "groups")
+    assert data.source.features == ("age", "dose", "dose is missing")
+    lyon = data.x[torch.cat([data.train[2], data.test[2]])]
+    assert torch.equal(lyon[:, 1:], torch.tensor([[0.0, 1.0]]).expand(10, 2))
+    folder = path.removeprefix("csv:")
+    path = f"csv:{folder}/lyon.csv,{folder}/bern.csv"
+    data = federations.split(datasets.load(path, **asked), "groups", held_out=1)
+    assert data.source.features == ("age",)
+    assert "left out: dose (no training row has a value)" in data.summary()["prepared"]
+
+
 def test_columns_that_nobody_asks_for_may_differ(sites):
     path = sites(lyon="dose,age,won,bmi\n1,2,y,3\n2,3,n,4\n")
     data = datasets.load(path, target="won", features=["dose"])
