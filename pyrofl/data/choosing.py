@@ -75,8 +75,9 @@ def choose(
 
 def far_apart(names: Sequence[str], x: Tensor) -> str:
     """Say that training rows [N, C] are on very different scales, or ""."""
-    spread = x.double().nan_to_num().std(0) if len(x) > 1 else x.new_zeros(0)
-    varying = {name: sd for name, sd in zip(names, spread.tolist(), strict=False) if sd > 0}
+    known = [column[~column.isnan()].double() for column in x.T]
+    spread = [float(column.std()) if len(column) > 1 else 0.0 for column in known]
+    varying = {name: sd for name, sd in zip(names, spread, strict=True) if sd > 0}
     if not varying:
         return ""
     low, high = (pick(varying, key=varying.__getitem__) for pick in (min, max))

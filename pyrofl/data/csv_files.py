@@ -93,7 +93,8 @@ def load_csv(
     x = _values(kept, chosen.names, levels, active)
     if likelihood is not None and not classes:
         _refuse_range(path, likelihood, y, x[:, 0])
-    apart = "" if prepare == "standardise" else far_apart(chosen.names, x[~is_test])
+    raw = [name for name in chosen.names if name not in levels and prepare != "standardise"]
+    apart = far_apart(raw, x[~is_test][:, [chosen.names.index(name) for name in raw]])
     if apart and prepare is None:
         warn(f"{path}: {apart}", UserWarning, stacklevel=5)
     fill = missing == "fill"

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from math import isfinite, sqrt
+from math import isfinite, isnan, sqrt
 from operator import add
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import checked, known
-from pyrofl.data.columns import Column
+from pyrofl.data.columns import Column, number
 from pyrofl.data.tables import columns_of
 from pyrofl.data.telling import Numbers, Told, coded
 from pyrofl.data.wording import listed
@@ -103,7 +103,7 @@ class Preparation:
             if not column.count and name not in plain:
                 left_out[name] = "no training row has a value"
             elif column.levels is not None:
-                levels = tuple(sorted(column.levels, key=_in_order))
+                levels = _sorted(name, column.levels)
                 made.append(Prepared(name, levels=levels, **_gaps(column, fill)))
             elif as_is:
                 more = {} if name in plain else _gaps(column, fill)
@@ -261,12 +261,16 @@ def _gaps(column: Told, fill: bool) -> dict[str, Any]:
     return {"filler": column.mean, "marked": column.gaps > 0} if fill else {}
 
 
-def _in_order(word: str) -> tuple[bool, float, str]:
-    """Sort numbers as such, before other words."""
-    try:
-        return False, float(word), word
-    except ValueError:
-        return True, 0.0, word
+def _sorted(name: str, levels: Sequence[str]) -> tuple[str, ...]:
+    """Sort categories, numbers as such before other words; refuse one number written twice."""
+    ways: dict[float, str] = {}
+    for word in levels:
+        value = number(word)
+        if not isnan(value) and ways.setdefault(value, word) != word:
+            told = f"column {name} has categories {ways[value]!r} and {word!r}"
+            raise ValueError(f"{told}; expected one way to write a number that is a name")
+    texts = set(levels) - set(ways.values())
+    return (*(ways[value] for value in sorted(ways)), *sorted(texts))
 
 
 def _refuse_unlike(clients: Sequence[Mapping[str, Told]]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyrofl.arguments import checked, known
-from pyrofl.data.columns import Column
+from pyrofl.data.columns import Column, number
 from pyrofl.data.tables import columns_of
 
 Numbers = NDArray[np.float64]
@@ -77,8 +77,14 @@ def told_of(values: Numbers, levels: Sequence[str] | None = None) -> Told:
 
 
 def coded(column: Column, levels: Sequence[str]) -> Numbers:
-    """Return the codes of a column's words among levels [N]: -1 of others, NaN of gaps."""
-    place = {word: float(code) for code, word in enumerate(levels)}
-    found = np.array([place.get(word, -1.0) for word in column.words])
+    """Return the codes of a column's words among levels [N]: -1 of others, NaN of gaps.
+
+    A number is the same level however it is written, as data frames write 1 as 1.0 beside gaps.
+    """
+    place: dict[str | float, float] = {number(w): float(c) for c, w in enumerate(levels)}
+    place = {value: code for value, code in place.items() if value == value}  # but NaN, of texts
+    place |= {word: float(code) for code, word in enumerate(levels)}
+    of_words = {word: place.get(word, place.get(number(word), -1.0)) for word in set(column.words)}
+    found = np.array([of_words[word] for word in column.words])
     found[column.gaps] = np.nan
     return found

@@ -228,6 +228,17 @@ def test_a_gap_is_refused_where_none_were_filled():
         unseen.apply({"k": ["b"]}, unseen="none")
 
 
+def test_a_number_is_one_category_however_it_is_written():
+    """Data frames write whole numbers beside gaps as 1.0."""
+    made = Preparation.of([tell({"k": ["1", "2", "x"]}, ["k"], ["k"])], fill=True)
+    new = made.apply(pd.DataFrame({"k": [1.0, None, 2.0]}))
+    assert new.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
+    with pytest.raises(
+        ValueError, match=r"k has categories '1' and '1\.0'; expected one way to wr"
+    ):
+        Preparation.of([tell({"k": [word, "2"]}, ["k"], ["k"]) for word in ("1", "1.0")])
+
+
 def test_clients_that_differ_are_refused():
     one, other = tell({"x": [1, 2]}, ["x"]), tell({"x": ["u", "v"]}, ["x"], ["x"])
     with pytest.raises(ValueError, match="column x holds numbers at one of client 0 and client 1"):
@@ -266,6 +277,9 @@ def test_scales_that_are_far_apart_are_said(tmp_path):
         datasets.load(f"csv:{path}", target="y", prepare="standardise"), "iid", 2
     )
     assert "scales" not in data.summary()
+    path.write_text("x,z,y\n" + "".join(f"{i if i else ''},{i % 2},{i}\n" for i in range(12)))
+    filled = datasets.load(f"csv:{path}", target="y", missing="fill", categories=["z"])
+    assert not filled.source.scales  # of gaps and codes nothing is said
 
 
 def test_rows_left_raw_have_a_preparation_that_changes_nothing(tmp_path):
