@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 
-from pyrofl.data import Batch, Federation
+from pyrofl.data import Batch, Federation, Preparation
 from pyrofl.inference.chains import Chains
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
@@ -40,6 +40,7 @@ __all__ = [
     "Network",
     "Phase",
     "Pooled",
+    "Preparation",
     "Round",
     "Run",
     "Seeds",

@@ -11,12 +11,13 @@ from contextlib import suppress
 from math import inf
 from typing import Any, NoReturn, get_args
 
-from pyrofl.arguments import Count, PositiveShare, Share, Whole
+from pyrofl.arguments import Count, PositiveShare, Share, ShareBelowOne, Whole
 from pyrofl.cli import commands
 from pyrofl.cli.ends import complaint, ended, show
 from pyrofl.cli.rehearsal import UNASKED
 from pyrofl.cli.resuming import CHECKPOINT
 from pyrofl.data.columns import Missing
+from pyrofl.data.preparation import Prepare
 from pyrofl.inference.chains import Until
 from pyrofl.inference.loop.messages import OnBadMessage
 from pyrofl.inference.posteriors.axes import GROUPS
@@ -49,8 +50,9 @@ def some_text(text: str) -> str:
 
 
 def at_home(text: str) -> str:
-    """Write out ~ where a path begins: in front, and behind csv: and npz:."""
-    return re.sub(r"(^|\bcsv:|\bnpz:)(~[^/+:]*)", _written_out, some_text(text))
+    """Write out ~ where a path begins: in front, behind csv: and npz:, behind commas of csv:."""
+    comma = "|," if text.startswith("csv:") else ""
+    return re.sub(rf"(^|\bcsv:|\bnpz:{comma})(~[^/+:,]*)", _written_out, some_text(text))
 
 
 def _written_out(found: re.Match[str]) -> str:
@@ -72,11 +74,12 @@ SOME_GROUPS: dict[str, Any] = {"type": some_groups}
 PATH: dict[str, Any] = {"type": at_home}
 SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, PATH | {"required": True}
 COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare))
+BELOW_ONE = number(ShareBelowOne)
 SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
-WORDS = (OnBadMessage, Missing, Until)
-ON_BAD, MISSING, UNTIL = ({"choices": get_args(words)} for words in WORDS)
+WORDS = (OnBadMessage, Missing, Until, Prepare)
+ON_BAD, MISSING, UNTIL, PREPARE = ({"choices": get_args(words)} for words in WORDS)
 
 Row = tuple[str, dict[str, Any], Any, str]
 """A flag and a name for its value, its kind, its default, what it means."""
@@ -86,14 +89,19 @@ DATA: tuple[Row, ...] = (  # who holds which rows
     ("--data-dir DIR", PATH, None, "where downloads are kept; default ~/.cache/pyrofl"),
     ("--target COLUMN", TEXT, None, "of csv: and npz: data, what is predicted"),
     ("--group COLUMN", TEXT, None, "of csv: and npz: data, whose a row is"),
-    ("--features COLUMN,...", TEXT, None, "of csv: data; default all other numbers"),
+    ("--features COLUMN,...", TEXT, None, "of csv: data; default all others"),
+    ("--categories COLUMN,...", TEXT, None, "of csv: data, features that are no numbers"),
     ("--likelihood NAME", TEXT, None, "of csv: data; default by the target's type"),
     (
         "--missing HOW",
         MISSING,
         None,
-        "csv: rows that lack a value, refuse (default) or drop",
+        "csv: rows that lack a value: refuse (default), drop, or fill in means and mark them",
     ),
+    ("--prepare HOW", PREPARE, None, "csv: standardise numbers (default), or none"),
+    ("--test-share SHARE", BELOW_ONE, None, "csv: of each group's rows; default 0.2"),
+    ("--test-column COLUMN", TEXT, None, "csv: says which rows are for testing"),
+    ("--test-last COLUMN", TEXT, None, "csv: time, by which the last rows are for testing"),
     ("--per-class M", COUNT, None, "keep M training rows of each class"),
     ("--partition P", TEXT, None, "see pyrofl list; default groups of the data or slices:5"),
     ("--clients J", COUNT, None, "that train; default 20 or the groups"),

@@ -15,7 +15,7 @@ from pyrofl import figures
 from pyrofl.cli.ends import FAILED, Stopped, tell, trace, what
 from pyrofl.cli.methods import Job
 from pyrofl.data import Federation
-from pyrofl.data.source import listed
+from pyrofl.data.wording import listed
 from pyrofl.files import run_folder
 from pyrofl.inference.evaluation.asked import Adapted
 from pyrofl.inference.evaluation.evaluate import Scores

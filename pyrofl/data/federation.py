@@ -16,6 +16,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyrofl.data.recipe import Recipe
 from pyrofl.data.roster import Who, names_of
 from pyrofl.data.source import Source
 from pyrofl.plates import plate
@@ -116,6 +117,7 @@ class Dataset:
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     likelihood: str = "categorical"  # the one that suits y
     source: Source | None = None  # which columns of a user's file x and y are; None: no such file
+    recipe: Recipe | None = None  # how `split` makes features of x [N, C] float64; None: x is so
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from numpy.random import Generator, default_rng
 from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked, known
-from pyrofl.data import Dataset, Federation
+from pyrofl.data import Dataset, Federation, Source
 from pyrofl.partitions import allocation, by_label
 from pyrofl.partitions.allocation import Ints, Parts
 
@@ -98,10 +99,9 @@ def split(
     name, options = read(partition)
     is_test = dataset.is_test.numpy()
     train_rows, test_rows = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    unlabelled = server.x[~server.is_test] if isinstance(server, Dataset) else server
-    if isinstance(unlabelled, int | float):
-        train_rows, withheld = _withhold(dataset, train_rows, unlabelled, seed)
-        unlabelled = dataset.x[torch.from_numpy(withheld)]
+    withheld = None
+    if isinstance(server, int | float):
+        train_rows, withheld = _withhold(dataset, train_rows, server, seed)
     groups = name == "groups"
     names: tuple[str, ...] = ()
     if groups:
@@ -127,8 +127,11 @@ def split(
             raise ValueError(f"test policy independent cannot be met: {error}") from error
     else:
         tests = _test(dataset, train, test_rows, test, rng)
+    x, source = _prepared(dataset, train[: len(train) - held_out])
+    if withheld is not None:
+        server = x[torch.from_numpy(withheld)]
     return Federation(
-        x=dataset.x,
+        x=x,
         y=dataset.y,
         train=tuple(torch.from_numpy(part) for part in train),
         test=tuple(torch.from_numpy(part) for part in tests),
@@ -136,9 +139,18 @@ def split(
         classes=dataset.classes,
         held_out=held_out,
         pooled_test=torch.from_numpy(test_rows) if len(test_rows) else None,
-        unlabelled=unlabelled,
-        source=dataset.source,
+        unlabelled=server.x[~server.is_test] if isinstance(server, Dataset) else server,  # type: ignore[arg-type]
+        source=source,
     )
+
+
+def _prepared(dataset: Dataset, train: Parts) -> tuple[Tensor, Source | None]:
+    """Make features of columns by what the clients that train tell of theirs."""
+    if dataset.recipe is None:
+        return dataset.x, dataset.source
+    x, made, unseen = dataset.recipe.follow(dataset.x, train)
+    told: dict[str, Any] = {"features": made.features, "preparation": made, "unseen": unseen}
+    return x, replace(dataset.source, **told) if dataset.source else None
 
 
 def class_counts(federation: Federation, part: str = "train") -> Tensor:

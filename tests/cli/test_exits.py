@@ -153,6 +153,8 @@ def test_home_is_written_out_where_a_path_begins(monkeypatch):
         "~/x": "/home/ada/x",
         "~": "/home/ada",
         "csv:~/a.csv": "csv:/home/ada/a.csv",
+        "csv:~/a.csv,~/b.csv": "csv:/home/ada/a.csv,/home/ada/b.csv",
+        "runs,~x": "runs,~x",
         "npz:~/a.npz+npz:~/b.npz": "npz:/home/ada/a.npz+npz:/home/ada/b.npz",
         "~/nets.py:NAME": "/home/ada/nets.py:NAME",
         "a~/b": "a~/b",

@@ -135,6 +135,11 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--features": ((*RUN, *SCHOOLS), ODD),
     "--likelihood": ((*RUN, *SCHOOLS), ODD),
     "--missing": ((*RUN, *SCHOOLS), ODD),
+    "--categories": ((*RUN, *SCHOOLS), ODD),
+    "--prepare": ((*RUN, *SCHOOLS), ODD),
+    "--test-share": ((*RUN, *SCHOOLS), (*NO_SHARES, "0", "0.5", "1")),  # of tables alone
+    "--test-column": ((*RUN, *SCHOOLS), ODD),
+    "--test-last": ((*RUN, *SCHOOLS), ODD),
     "--partition": ((*RUN, *DIGITS), ODD),
     "--test": ((*RUN, *DIGITS), ODD),
     "--net": ((*RUN, *DIGITS), ODD),
@@ -153,7 +158,9 @@ def of_texts() -> Iterator[Case]:
     """Yield odd texts for every flag that is a text."""
     for flag, (base, odd) in TEXT.items():
         for value in sorted(odd):
-            told = () if flag in ("--set", "--server-data") else shown(value) or (flag[2:],)
+            told = (
+                () if flag in ("--set", "--server-data") else shown(value) or (flag.split("-")[-1],)
+            )
             words = (*base, "--out", OUT, *given(flag, value))
             yield Case(f"{base[0]} {flag}={named(value)}", "flag", words, told=told, make=places)
     for value in ODD:
