@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -276,11 +277,11 @@ def fit(
         progress: show rounds, loss and the time left.
         after: called after every round, before its test, such as a `Keeper`: what stops a test
             loses no round. If the last round of a start's Run lacks its test, that is made first.
-        loop: participation, trains, chunk, stragglers, on_bad_message, state_memory, keep_messages
-            and check of `federate`.
+        loop: participation, trains, chunk, stragglers, on_bad_message, state_memory, keep_messages,
+            check, engine and workers of `federate`; tests are made in this process.
 
     Raises:
-        ValueError: as `federate`, as is BadMessage; if a start's seed is another, or seeds are
+        ValueError: as `federate`, as are other errors; if a start's seed is another, or seeds are
             equal.
     """
     from tqdm import tqdm
@@ -313,7 +314,8 @@ def fit(
         return last
 
     states = federate(method, data, rounds, seed=seed, start=state, **loop)
-    with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
+    line = {"total": rounds, "initial": state.number, "disable": not progress, "unit": "round"}
+    with closing(states), tqdm(**line) as bar:
         if known and all(row["round"] != state.number for row in run.history):
             test_if_due()
         clock = perf_counter()

@@ -39,7 +39,7 @@ VERBS = (
     "checkpoints",
 )
 VERBS += ("loop", "halves", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
-VERBS += ("chains", "description", "movement", "records", "verdict")
+VERBS += ("chains", "description", "engines", "movement", "records", "verdict")
 
 
 def part(file: Path) -> str:
@@ -116,7 +116,7 @@ def test_imports_run_in_no_circle():
     assert not left
 
 
-HEAVY = ("torchvision", "sklearn", "matplotlib", "arviz", "xarray", "pandas", "scipy.stats")
+HEAVY = ("torchvision", "sklearn", "matplotlib", "arviz", "xarray", "pandas", "scipy.stats", "ray")
 
 
 def afresh(*lines: str) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyrofl.arguments import checked, known
 from pyrofl.data import Federation, Who
+from pyrofl.data.shard import Shard
 from pyrofl.files import hashed
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import prepare, versions
@@ -56,13 +57,6 @@ class Here(Round):
         """Return the private state of clients that were seen, [C, ...]."""
         each = [self.own[i] for i in ids.tolist()]
         return {n: torch.stack([one[n] for one in each]) for n in each[0]}
-
-
-class Shard(Federation):
-    """Some clients at their places in the whole federation; the others have no rows here."""
-
-    def __post_init__(self) -> None:
-        """Check nothing: the clients that are here have been."""
 
 
 def _here(shard: Shard, rounds: int, received: Tensors, own: Mapping[str, Own]) -> Here:

@@ -21,6 +21,7 @@ from pyrofl.data.csv_files import LIKELIHOODS
 from pyrofl.data.datasets import DATASETS
 from pyrofl.files import run_folder
 from pyrofl.inference.checkpoints import Keeper
+from pyrofl.inference.engines.start import starting
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import Run, fit
 from pyrofl.inference.loop.messages import kinds
@@ -192,6 +193,7 @@ def jobs(args: Namespace, names: Sequence[str], seeds: Sequence[int]) -> list[Jo
             f"--seeds is {args.seeds}, and the seeds of split, init, participation and noise are "
             "all given, so that runs would be equal; expected --seeds 1, or one of them left out"
         )
+    starting(args.engine, args.workers, tasks[0].data)
     built = [methods(names, args.settings, found, args.rounds) for found in tasks]
     for name in names if args.fold_messages else ():
         foldable(name, built[0][name])
@@ -224,6 +226,8 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
             stragglers=Stragglers(args.fail, args.partial),
             on_bad_message=args.on_bad_message,
             keep_messages=not args.fold_messages,
+            engine=args.engine,
+            workers=args.workers,
             after=keeper,
         )
         if keeper.every:  # it may have stopped before the last of all rounds

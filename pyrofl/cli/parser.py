@@ -19,6 +19,7 @@ from pyrofl.cli.resuming import CHECKPOINT
 from pyrofl.data.columns import Missing
 from pyrofl.data.preparation import Prepare
 from pyrofl.inference.chains import Until
+from pyrofl.inference.engines.start import Engine
 from pyrofl.inference.loop.messages import OnBadMessage
 from pyrofl.inference.posteriors.axes import GROUPS
 
@@ -78,8 +79,8 @@ BELOW_ONE = number(ShareBelowOne)
 SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
-WORDS = (OnBadMessage, Missing, Until, Prepare)
-ON_BAD, MISSING, UNTIL, PREPARE = ({"choices": get_args(words)} for words in WORDS)
+WORDS = (OnBadMessage, Missing, Until, Prepare, Engine)
+ON_BAD, MISSING, UNTIL, PREPARE, ENGINE = ({"choices": get_args(words)} for words in WORDS)
 
 Row = tuple[str, dict[str, Any], Any, str]
 """A flag and a name for its value, its kind, its default, what it means."""
@@ -137,6 +138,8 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
     ("--chunk C", COUNT, None, "clients side by side; default by memory"),
     ("--state-memory GIB", WHOLE, 4, "private state beyond it goes to a temporary file"),
     ("--fold-messages", FLAG, False, "merge messages as they come, where the merge is a mean"),
+    ("--engine", ENGINE, "local", "where clients train: in this process, or in several by Ray"),
+    ("--workers W", FEW, None, "of Ray, that share the clients; default one per core, or GPU"),
     ("--threads T", THREADS, 1, "of the CPU"),
     ("--device DEVICE", TEXT, "cpu", "of torch"),
     ("--out DIR", PATH, None, "where results go; default runs/METHOD-SEED or runs/compare"),

@@ -36,6 +36,7 @@ WHOLE: dict[str, tuple[int, tuple[str, ...]]] = {
     "--chunk": (1, EITHER),
     "--state-memory": (0, EITHER),
     "--threads": (1, (REFUSED,)),
+    "--workers": (1, (REFUSED,)),
     "--checkpoint-every": (1, EITHER),
 }
 SHARES = {"--fail": 0.0, "--partial": 1e-30}  # from here to 1
@@ -147,6 +148,7 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--server-data": ((*RUN, *SCHOOLS), ODD),
     "--on-bad-message": ((*RUN, *SCHOOLS), ODD),
     "--until": ((*RUN, *SCHOOLS), ODD),
+    "--engine": ((*RUN, *SCHOOLS), ODD),
     "--device": ((*RUN, *SCHOOLS), tuple(set(ODD) - {""})),
     "--groups": ((*RUN, *SCHOOLS), (*ODD, "posterior,", "posterior, prior", "ALL", "all,prior")),
     "--set": ((*RUN, *SCHOOLS), ODD),
