@@ -162,18 +162,15 @@ class PoolTurn(Running):
         last = order.state
         state = Round(last.number, sealed(last.server), {}, last.seen)
         sheet = post.share((state, order.ids, order.asked, order.seed, order.chunk, order.memory))
-        for worker in self.busy:
-            self.waiting.append((worker, post.send(worker, "begin", sheet)))
-        for _ in range(AHEAD):
-            for worker in self.busy:
-                self.waiting.append((worker, post.send(worker, "more")))
+        self.waiting.extend((w, post.send(w, "begin", sheet)) for w in self.busy)
         while self.waiting:
             worker, ticket = self.waiting[0]
-            reply = post.result(ticket)
+            reply, left = post.result(ticket)
             self.waiting.popleft()
-            if reply is not None:
+            asked = [w for w, _ in self.waiting].count(worker)
+            for _ in range(asked, min(left, 1 + AHEAD)):
                 self.waiting.append((worker, post.send(worker, "more")))
-                yield arrived(reply, self.pool.data.device)
+            yield arrived(reply, self.pool.data.device)
 
     def close(self, back: Tensor) -> Tensors:
         """Let some go back to what they kept before; all of it stays with the workers."""

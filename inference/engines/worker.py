@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,7 +49,7 @@ class Worker:
         vars(self.data)["longest"] = data.longest  # of all clients, not of these
         self.private: Tensors = {}
         self.turn: Turn | None = None
-        self.replies: Iterator[Reply] = iter(())
+        self.left: deque[Tensor] = deque()  # ids of clients that are to train side by side
 
     def load(self, private: Tensors) -> None:
         """Take up what the clients keep, [C, ...]."""
@@ -62,8 +62,8 @@ class Worker:
     def begin(
         self,
         sheet: tuple[Round, Tensor, Tensor, Seed, int | None, int | None],
-    ) -> Reply | None:
-        """Begin a round, and return the first clients' reply."""
+    ) -> tuple[Reply, int]:
+        """Begin a round, and go on as `more` does."""
         before, ids, asked, seed, chunk, memory = sheet
         known = {
             **vars(before),
@@ -80,15 +80,16 @@ class Worker:
             None if memory is None else memory * len(self.mine) // self.data.clients,
         )
         self.turn = Turn(self.data, order, self.mine)
-        self.replies = self.turn.replies()
+        self.left = deque(self.turn.groups())
         return self.more()
 
-    def more(self) -> Reply | None:
-        """Let further clients train and return their reply; None if all have."""
-        if (reply := next(self.replies, None)) is None:
-            return None
+    def more(self) -> tuple[Reply, int]:
+        """Let further clients train; return their reply, and how many there are still to come."""
+        assert self.turn is not None
+        reply = self.turn.train(self.left.popleft())
         sender = Who(*(v.cpu() for v in reply.sender))
-        return replace(reply, sender=sender, message=sealed(reply.message), told=sealed(reply.told))
+        message, told = sealed(reply.message), sealed(reply.told)
+        return replace(reply, sender=sender, message=message, told=told), len(self.left)
 
     def close(self, back: Tensor) -> None:
         """End the round; those of the clients that are among `back` go back."""
@@ -100,7 +101,7 @@ class Worker:
         """Take the round back, if one is on its way."""
         if self.turn is not None:
             self.turn.__exit__(InterruptedError)
-        self.turn, self.replies = None, iter(())
+        self.turn = None
 
     def kept(self) -> Tensors:
         """Return what the clients keep, [C, ...]."""

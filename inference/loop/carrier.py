@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Federation
 from pyrofl.inference.loop.client_half import Reply, work
 from pyrofl.inference.loop.state import ClientState, Round, at_hand, chunks, sent_down
 from pyrofl.inference.method import Method
@@ -73,21 +73,23 @@ class Turn(Running):
         """Take everything back if the round fails on its way."""
         self.keeper.__exit__(kind)
 
+    def groups(self) -> list[Tensor]:
+        """Return ids of the clients that train side by side."""
+        one = self.order
+        return list(chunks(one.method, self.data, one.state, one.ids, one.chunk, one.seed))
+
     def replies(self) -> Iterator[Reply]:
-        """Let the clients train, some side by side, and yield what they tell."""
-        order = self.order
-        for some in chunks(
-            order.method, self.data, order.state, order.ids, order.chunk, order.seed
-        ):
-            yield self._train(self.data.who(some))
+        """Let the clients train, and yield what they tell."""
+        return map(self.train, self.groups())
 
     def close(self, back: Tensor) -> Tensors:
         """Let some go back to what they kept; return what all keep."""
         self.keeper.take_back(torch.searchsorted(self.mine, back))
         return self.keeper.close()
 
-    def _train(self, who: Who) -> Reply:
+    def train(self, ids: Tensor) -> Reply:
         """Let clients train side by side, write down what they keep, and return their reply."""
+        who = self.data.who(ids)
         method, state, seed = self.order.method, self.order.state, self.order.seed
         received = sent_down(method, state.server, who)
         private = at_hand(method, self.data, state, received, who, seed)
