@@ -24,7 +24,7 @@ FILES = sorted(
 
 # The arrows: what each part of the house may import, besides itself. Nouns know no verbs, verbs no
 # methods; only the command line and the benchmarks know everything.
-NOUNS = ("tensors", "turns", "arguments", "plates", "metrics", "summaries")
+NOUNS = ("tensors", "turns", "arguments", "plates", "metrics", "paired", "summaries")
 NOUNS += ("data", "partitions", "nets", "figures", "files")
 VERBS = (
     "method",

@@ -11,7 +11,7 @@ from textwrap import TextWrapper
 from typing import Any, get_args
 
 from pyrofl import figures
-from pyrofl.cli import report
+from pyrofl.cli import answer, report
 from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, show, tell
 from pyrofl.cli.methods import Epochs, Job, about, arguments, builds, foldable, methods, readable
 from pyrofl.cli.rehearsal import UNASKED, rehearse
@@ -29,6 +29,7 @@ from pyrofl.nets import NETWORKS
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts
 
 COMPARISON = ("compare.csv", "figures/curves.png", "figures/comparison.png")
+ABOUT = (answer.FILE, answer.FIGURE, report.PAGE)  # what other commands say of a comparison
 SUFFIXES = (".png", ".pdf", ".svg")
 
 
@@ -97,7 +98,11 @@ def compare(args: Namespace) -> None:
     args.out = args.out or "runs/compare"
     resolve(args)
     asked = rehearse(jobs(args, args.methods, range(args.seed, args.seed + args.seeds)))
-    left = rf"compare\.csv|figures|({'|'.join(builds())})-\d+" if args.resume else ""
+    left = (
+        rf"compare\.csv|answer\.csv|report\.html|figures|({'|'.join(builds())})-\d+"
+        if args.resume
+        else ""
+    )
     folder = run_folder.prepare(args.out, args.overwrite, left)
     run_folder.prepare(folder / "figures", overwrite=True)
     with opened(asked, folder):
@@ -109,7 +114,7 @@ def fit_all(args: Namespace, asked: Sequence[Job], folder: Path) -> None:
     # Each leaves a checkpoint, so that those which are done need not be done again.
     keepers = [keeping(job, args.rounds) for job in asked]
     run_folder.sweep(folder)
-    for name in COMPARISON:
+    for name in (*COMPARISON, *ABOUT):
         (folder / name).unlink(missing_ok=True)
     finals: list[report.CompareRow] = []
     history: list[dict[str, object]] = []

@@ -13,7 +13,9 @@ from typing import Any, NoReturn, get_args
 
 from pyrofl.arguments import Count, PositiveShare, Share, ShareBelowOne, Whole
 from pyrofl.cli import commands
+from pyrofl.cli.answer import answer
 from pyrofl.cli.ends import complaint, ended, show
+from pyrofl.cli.pairs import By
 from pyrofl.cli.rehearsal import UNASKED
 from pyrofl.cli.resuming import CHECKPOINT
 from pyrofl.data.columns import Missing
@@ -78,8 +80,8 @@ BELOW_ONE = number(ShareBelowOne)
 SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
-WORDS = (OnBadMessage, Missing, Until, Prepare)
-ON_BAD, MISSING, UNTIL, PREPARE = ({"choices": get_args(words)} for words in WORDS)
+WORDS = (OnBadMessage, Missing, Until, Prepare, By)
+ON_BAD, MISSING, UNTIL, PREPARE, BY = ({"choices": get_args(words)} for words in WORDS)
 
 Row = tuple[str, dict[str, Any], Any, str]
 """A flag and a name for its value, its kind, its default, what it means."""
@@ -134,6 +136,7 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
         "in posterior.nc, or all; default all, but posterior,sample_stats alone where the others "
         f"have more than {UNASKED:,} numbers",
     ),
+    ("--rows", FLAG, False, "write rows.csv, what is predicted for each test row, however many"),
     ("--chunk C", COUNT, None, "clients side by side; default by memory"),
     ("--state-memory GIB", WHOLE, 4, "private state beyond it goes to a temporary file"),
     ("--fold-messages", FLAG, False, "merge messages as they come, where the merge is a mean"),
@@ -154,6 +157,8 @@ BENCH: tuple[Row, ...] = (
     ("--out DIR", PATH, "runs/bench", "where results go"),
     ("--overwrite", FLAG, False, "replace files that are there"),
 )
+FOLDER: Row = ("folder DIR", PATH, None, "of pyrofl run or pyrofl compare")
+SCORE: Row = ("--by", BY, None, "score of rows; default accuracy, or error where y is a number")
 METHOD: Row = ("method METHOD", TEXT, None, "see pyrofl list")
 METHODS: Row = ("methods METHOD", SOME, None, "see pyrofl list")
 SEEDS: Row = ("--seeds SEEDS", FEW, 3, "runs per method")
@@ -168,6 +173,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
         (METHODS, *DATA, *FIT, SEEDS),
     ),
     "partition": ("draw who holds which classes", commands.partition, (*DATA, FIGURE)),
+    "answer": ("say what federation buys each site", answer, (FOLDER, SCORE)),
     "bench": ("measure the speed beside other loops", commands.bench, BENCH),
 }
 

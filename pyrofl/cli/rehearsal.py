@@ -37,15 +37,21 @@ def rehearse(jobs: Sequence[Job]) -> list[Job]:
     if jobs[0].args.posterior_draws:
         export.import_arviz()
         import_module("h5netcdf")
-    settled = {}
+    settled: dict[str, Any] = {}
     for job in {job.name: job for job in jobs}.values():
         _find_room(job)
-        settled[job.name] = _groups(job) if job.args.posterior_draws else {}
-    return [replace(job, **settled[job.name]) for job in jobs]
+        settled[job.name] = _groups(job) if job.args.posterior_draws else ("all", set())
+    return [_labelled(job, *settled[job.name]) for job in jobs]
 
 
-def _groups(job: Job) -> dict[str, Any]:
-    """Return the groups that a job is to write, by those of one draw of one client, and labels."""
+def _labelled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:
+    """Return a job with its groups, and labels of those axes: a table's columns go by the seed."""
+    labels = labels_of(job.args.net, job.task).items()
+    return replace(job, groups=groups, coords={n: words for n, words in labels if n in axes})
+
+
+def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
+    """Return the groups that a job is to write, by those of one draw of one client, and axes."""
     args, task = job.args, job.task
     method = by_round(job.method)(0)
     run = Run(method, task.data, first(method, task.data, task.seeds), task.seeds)
@@ -64,9 +70,8 @@ def _groups(job: Job) -> dict[str, Any]:
                 more += value.size * (
                     float(rows.sum() / rows[0]) if "row" in value.dims else clients
                 )
-    known = {axis: words for axis, words in labels_of(args.net, task).items() if axis in axes}
     chosen = "all" if more * args.posterior_draws <= UNASKED else CHEAP
-    return {"groups": args.groups or chosen, "coords": known}
+    return args.groups or chosen, axes
 
 
 def labels_of(spec: str, task: Task) -> dict[str, tuple[str, ...]]:

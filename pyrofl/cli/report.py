@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pyrofl import figures
+from pyrofl.cli import rows
 from pyrofl.cli.ends import FAILED, Stopped, tell, trace, what
 from pyrofl.cli.methods import Job
 from pyrofl.data import Federation
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
 FIGURES = ("partition", "curves", "convergence", "clients", "reliability", "confidence")
 LAST = "run.json"  # where it is all tables are too
-TABLES = ("metrics.csv", "clients.csv", "posterior.nc")
-RESULTS = (LAST, *TABLES, *(f"figures/{name}.png" for name in FIGURES))
+TABLES = ("metrics.csv", "clients.csv", rows.NAME, "posterior.nc")
+PAGE = "report.html"  # by the command report
+RESULTS = (LAST, *TABLES, PAGE, *(f"figures/{name}.png" for name in FIGURES))
 
 CompareRow = tuple[str, int, str, str, str, float]
 """method, seed, model, adapted, metric, value: one line of compare.csv."""
@@ -90,6 +92,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
     run_folder.write_csv(
         folder / "clients.csv", run_folder.CLIENTS, run.client_rows(scores, statistics)
     )
+    rows.save(job.args, folder, run.data, scores)
     if draws and run.verdict.kind != "diverged":
         view, adapted = posterior_view(run)
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
@@ -148,6 +151,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
             "policy": job.args.test,
             "draws": run.draws,
             "weighting": "client",
+            "main": main_view(run),
         },
     }
 
@@ -172,8 +176,8 @@ def draw(
     shown = next(s for s in scores if (s.model, s.adapted) == main)
     if data.classes:
         yield "partition", lambda: figures.partition(class_counts(data), data.names, data.classes)
-    rows = run.metrics.assign(method=job.name, seed=job.task.seed)
-    yield "curves", lambda: figures.curves(rows, metric)
+    history = run.metrics.assign(method=job.name, seed=job.task.seed)
+    yield "curves", lambda: figures.curves(history, metric)
     if not run.convergence().empty:
         yield "convergence", lambda: figures.convergence(run)
     yield "clients", lambda: figures.clients(sizes[shown.ids], shown.values[metric], metric)

@@ -94,6 +94,7 @@ def test_run_writes_its_files(finished):
         "figures",
         "metrics.csv",
         "posterior.nc",
+        "rows.csv",
         "run.json",
     ]
     names = {p.stem for p in (finished / "figures").iterdir()}
@@ -243,6 +244,7 @@ def test_overwrite_replaces_and_removes_what_is_stale(finished, tmp_path, capsys
         "figures",
         "metrics.csv",
         "notes.txt",
+        "rows.csv",
         "run.json",
     }
     assert not (out / "figures" / "confidence.png").exists()

@@ -46,7 +46,7 @@ ODD_ONES = ("+1", " 1", "1 ", "\uff11", "\u0661", "01", "1_0")  # as Python read
 NO_SHARES = ("nan", "inf", "-inf", "-0.1", "1.1", "1e308", "1e999", "ten", "", " ", "50%", "0,5")
 NO_SHARES += ("1/2", "0x1p-1", "½", "None", "--", "-1e-300", "1.0000001", LONG)
 OTHERS = ("--seeds", "--turns", "--out", "--data-dir", "--quick")
-TOGGLES = ("--overwrite", "--resume", "--fold-messages", "--quiet")
+TOGGLES = ("--overwrite", "--resume", "--fold-messages", "--rows", "--quiet")
 
 
 def given(flag: str, value: str) -> tuple[str, ...]:
@@ -151,6 +151,7 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--groups": ((*RUN, *SCHOOLS), (*ODD, "posterior,", "posterior, prior", "ALL", "all,prior")),
     "--set": ((*RUN, *SCHOOLS), ODD),
     "--case": (("bench",), ODD),
+    "--by": (("answer", "."), ODD),
 }
 
 
