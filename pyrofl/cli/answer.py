@@ -58,6 +58,13 @@ def answer(args: Namespace) -> None:
     show("\n\n".join(found.told()), f"{folder} holds {FILE} and {FIGURE}")
 
 
+def write(folder: Path, found: Answer) -> None:
+    """Write the table and the figure of an answer."""
+    (folder / "figures").mkdir(exist_ok=True)
+    run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
+    figures.save(found.figure(), folder / FIGURE)
+
+
 @dataclass(frozen=True)
 class Answer:
     """Models beside the sites' own, by one score, and how calibrated they all are."""

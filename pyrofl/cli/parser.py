@@ -15,6 +15,7 @@ from pyrofl.arguments import Count, PositiveShare, Share, ShareBelowOne, Whole
 from pyrofl.cli import commands
 from pyrofl.cli.answer import answer
 from pyrofl.cli.ends import complaint, ended, show
+from pyrofl.cli.page import report
 from pyrofl.cli.pairs import By
 from pyrofl.cli.rehearsal import UNASKED
 from pyrofl.cli.resuming import CHECKPOINT
@@ -174,6 +175,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
     ),
     "partition": ("draw who holds which classes", commands.partition, (*DATA, FIGURE)),
     "answer": ("say what federation buys each site", answer, (FOLDER, SCORE)),
+    "report": ("write one page of HTML about a run or a comparison", report, (FOLDER,)),
     "bench": ("measure the speed beside other loops", commands.bench, BENCH),
 }
 

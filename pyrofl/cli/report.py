@@ -228,6 +228,11 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
 
 def compare_table(rows: Iterable[CompareRow]) -> str:
     """Lay out mean ± standard error over seeds, a line for each method and model."""
+    return run_folder.table(*compare_lines(rows))
+
+
+def compare_lines(rows: Iterable[CompareRow]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the head and the lines of that table."""
     from pandas import DataFrame
 
     found = DataFrame(rows, columns=list(run_folder.COMPARE))
@@ -237,7 +242,7 @@ def compare_table(rows: Iterable[CompareRow]) -> str:
     for key, part in found.groupby(of, sort=False):
         cells = part.groupby("metric")["value"].agg(spread)
         lines.append((*key, *(cells.get(metric, "-") for metric in shown)))
-    return run_folder.table((*of, *(SHOWN[metric] for metric in shown)), lines)
+    return (*of, *(SHOWN[metric] for metric in shown)), lines
 
 
 def spread(values: Series) -> str:

@@ -199,6 +199,11 @@ def of_places() -> Iterator[Case]:
         for value in taken:
             about = f"{command} into {named(value)}"
             yield Case(about, "flag", (*base, *given("--out", value)), make=places)
+    for command in ("answer", "report"):
+        for value in (*taken, *free):
+            words = (command, *(("--", value) if value.startswith("-") else (value,)))
+            about = f"{command} of {named(value)}"
+            yield Case(about, "flag", words, make=places, writes=False)
     for value in free:
         words = (*RUN, *SCHOOLS, *LITTLE, *given("--out", value))
         yield Case(f"run into {named(value)}", "flag", words, (DONE,), make=places, writes=False)
