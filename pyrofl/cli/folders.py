@@ -23,11 +23,6 @@ class Made:
     seed: int
     facts: dict[str, Any]
 
-    @property
-    def diverged(self) -> bool:
-        """Whether its verdict says so."""
-        return bool(self.facts["verdict"]["kind"] == "diverged")
-
 
 def runs(folder: Path) -> list[Made]:
     """Read what is said of the runs in a folder of `pyrofl compare`, or of the one run.
@@ -36,7 +31,12 @@ def runs(folder: Path) -> list[Made]:
         ValueError: if there is none, or one cannot be read.
     """
     one = folder / "run.json"
-    found = [_read(path) for path in ([one] if one.is_file() else folder.glob("*-*/run.json"))]
+    try:
+        paths = [one] if one.is_file() else list(folder.glob("*-*/run.json"))
+    except OSError as error:
+        told = f"{folder}: {error.strerror}; expected a folder of pyrofl run or pyrofl compare"
+        raise ValueError(told) from error
+    found = [_read(path) for path in paths]
     if not found:
         raise ValueError(
             f"{folder} holds no run.json; expected a folder of pyrofl run or pyrofl compare"
