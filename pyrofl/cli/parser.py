@@ -95,7 +95,7 @@ DATA: tuple[Row, ...] = (  # who holds which rows
         "csv: rows that lack a value, refuse (default) or drop",
     ),
     ("--per-class M", COUNT, None, "keep M training rows of each class"),
-    ("--partition P", TEXT, None, "see pyrofl list; default groups of the data or slices:5"),
+    ("--partition P", PATH, None, "see pyrofl list, or FILE.py:NAME; default groups or slices:5"),
     ("--clients J", COUNT, None, "that train; default 20 or the groups"),
     ("--held-out H", WHOLE, 0, "clients that never train"),
     ("--server-data U", PATH, None, "the server's unlabelled rows: a count, share or data set"),

@@ -215,6 +215,8 @@ def of_places() -> Iterator[Case]:
     for value in ("missing.py:x", "full.py:x", "fifo.py", "file.py:", ":x", ".py:x", "~/no.py:x"):
         words = (*RUN, *DIGITS, "--net", value, "--out", OUT)
         yield Case(f"run --net={named(value)}", "flag", words, make=places)
+        words = (*RUN, *DIGITS, "--partition", value, "--out", OUT)
+        yield Case(f"run --partition={named(value)}", "flag", words, make=places)
 
 
 def cases() -> Iterator[Case]:
