@@ -17,6 +17,7 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import Run, fit
 from pyrofl.inference.halves import Client, Server
+from pyrofl.inference.loading import load
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Phase, Step
@@ -52,6 +53,7 @@ __all__ = [
     "evaluate",
     "federate",
     "fit",
+    "load",
     "posterior",
     "sgd",
     "to_arviz",

@@ -15,8 +15,8 @@ from pyrofl.arguments import Count, PositiveShare, Share, Whole
 from pyrofl.cli import commands
 from pyrofl.cli.ends import complaint, ended, show
 from pyrofl.cli.rehearsal import UNASKED
-from pyrofl.cli.resuming import CHECKPOINT
 from pyrofl.data.columns import Missing
+from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.chains import Until
 from pyrofl.inference.loop.messages import OnBadMessage
 from pyrofl.inference.posteriors.axes import GROUPS

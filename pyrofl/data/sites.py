@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,8 +121,8 @@ def rows_of(where: str, x: Any, y: Any, classes: Words, wanted: Words = ()) -> R
     Raises:
         ValueError: naming the site and the column at fault.
     """
-    values, features = inputs(where, x, wanted)
-    answers = _responses(f"{where} y", _array(f"{where} y", y), classes)
+    values, features = inputs(f"{where} x", x, wanted)
+    answers = responses_of(f"{where} y", y, classes)
     if len(values) != len(answers):
         raise ValueError(f"{where} x has {len(values)} rows and y {len(answers)}; expected as many")
     frames = hasattr(x, "columns") and hasattr(y, "index") and hasattr(y, "to_numpy")
@@ -137,25 +138,25 @@ def inputs(where: str, x: Any, wanted: Words = ()) -> tuple[Floats, Words]:
     """Return x as floats [N, *x], and the names of its columns; columns `wanted` by name."""
     if hasattr(x, "columns") and hasattr(x, "to_numpy"):
         return _columns(where, x, wanted)
-    found = _array(f"{where} x", x)
+    found = _array(where, x)
     if found.dtype == np.uint8:
         raise ValueError(
-            f"{where} x is uint8, 0 to 255 as in images; expected numbers around 1: x / 255.0"
+            f"{where} is uint8, 0 to 255 as in images; expected numbers around 1: x / 255.0"
         )
     if found.dtype.kind not in KINDS:
-        raise ValueError(f"{where} x is {found.dtype}; expected numbers")
+        raise ValueError(f"{where} is {found.dtype}; expected numbers")
     if found.ndim < 2 or not min(found.shape[1:]):
         cure = ": x[:, None] for a single column" if found.ndim == 1 else ""
-        raise ValueError(f"{where} x has shape {list(found.shape)}; expected [N, columns]{cure}")
+        raise ValueError(f"{where} has shape {list(found.shape)}; expected [N, columns]{cure}")
     if wanted and found.shape[1:] != (len(wanted),):
-        told = f"{where} x has rows of shape {list(found.shape[1:])}"
+        told = f"{where} has rows of shape {list(found.shape[1:])}"
         raise ValueError(f"{told}; expected [{len(wanted)}], as there are so many features")
     values = found.astype(np.float64)
     bad = ~np.isfinite(values)
     if bad.any():
         row, *place = np.argwhere(bad)[0].tolist()
         at = wanted[place[0]] if wanted else ", ".join(map(str, place))
-        _refuse_gaps(f"{where} column {at}", int(bad.reshape(len(bad), -1).any(1).sum()), row)
+        _refuse_gaps(f"{where}: column {at}", int(bad.reshape(len(bad), -1).any(1).sum()), row)
     return values, wanted
 
 
@@ -164,13 +165,13 @@ def _columns(where: str, frame: Any, wanted: Words) -> tuple[Floats, Words]:
     names = tuple(frame.columns)
     if not wanted and names == tuple(range(len(names))):
         return inputs(where, frame.to_numpy())
-    names = names_of(f"{where} columns", names)
+    names = names_of(f"{where}: columns", names)
     if lacking := [name for name in wanted if name not in names]:
         told = f"{where} lacks column {listed(lacking)}"
         raise ValueError(f"{told}; expected it among {listed(names)}")
-    made = [_column(f"{where} column {name}", frame[name]) for name in wanted or names]
+    made = [_column(f"{where}: column {name}", frame[name]) for name in wanted or names]
     if not made:
-        raise ValueError(f"{where} x has no column; expected one at least")
+        raise ValueError(f"{where} has no column; expected one at least")
     return np.stack(made, axis=1), wanted or names
 
 
@@ -183,8 +184,8 @@ def _column(where: str, column: Any) -> Floats:
     if found.dtype.kind == "O":  # as of numbers that pandas lets be missing
         found = np.array(column.tolist())
     if found.dtype.kind not in KINDS:
-        told = f"{where} holds {found.dtype}, such as {column.iloc[0]!r}"
-        raise ValueError(f"{told}; expected numbers: code it, or leave it out")
+        odd = next((v for v in column.tolist() if not isinstance(v, Real)), found.dtype)
+        raise ValueError(f"{where} holds {odd!r}; expected numbers: code it, or leave it out")
     values: Floats = found.astype(np.float64)
     if (bad := ~np.isfinite(values)).any():
         _refuse_gaps(where, int(bad.sum()), int(bad.argmax()))
@@ -212,8 +213,9 @@ def _array(where: str, value: Any) -> NDArray[Any]:
         raise ValueError(f"{where} is ragged; expected rows of one length") from error
 
 
-def _responses(where: str, y: NDArray[Any], classes: Words) -> Tensor:
+def responses_of(where: str, given: Any, classes: Words) -> Tensor:
     """Return y as labels of classes, or as numbers."""
+    y = _array(where, given)
     if classes:
         return torch.from_numpy(_labels(where, y, classes))
     if y.dtype.kind == "O":
