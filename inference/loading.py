@@ -66,7 +66,7 @@ def load(
 def _made(path: Path, content: dict[str, Any]) -> Method:
     """Make the method again that a run was fitted with."""
     cure = "expected pyrofl.load(DIR, method=...), built as it was"
-    recipe = content["recipe"]
+    recipe = content.get("recipe", {})
     if "made" not in recipe:
         why = recipe.get("lacking", "nothing tells how")
         raise ValueError(f"the method in {path} cannot be made again: {why}; {cure}")

@@ -80,7 +80,7 @@ def run(args: Namespace) -> None:
     (job,) = rehearse(jobs(args, [args.method], [args.seed]))
     with opened([job]):
         say(args, report.about(job.task.data, job.task.likelihood, args))
-        done, scores, lacking = fit_and_save(job, keeping(job))
+        done, scores, lacking = fit_and_save(job, keeping(job, args.rounds))
     show(report.score_table(scores), f"{job.path} holds all results")
     if problem := unlearned(done):
         raise Stopped(f"{job.path} holds what there is of a run: {problem}", UNLEARNED)

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, NoReturn, get_args
 
 from pyrofl.arguments import Count, PositiveShare, Share, Whole
-from pyrofl.cli import commands
+from pyrofl.cli import commands, predicting
 from pyrofl.cli.ends import complaint, ended, show
 from pyrofl.cli.rehearsal import UNASKED
 from pyrofl.data.columns import Missing
@@ -146,6 +146,19 @@ BENCH: tuple[Row, ...] = (
     ("--out DIR", PATH, "runs/bench", "where results go"),
     ("--overwrite", FLAG, False, "replace files that are there"),
 )
+PREDICT: tuple[Row, ...] = (
+    ("folder DIR", PATH, None, "of pyrofl run, or of Run.save"),
+    ("--data FILE.csv", REQUIRED, None, "the rows, with the columns of training by name"),
+    ("--out FILE.csv", REQUIRED, None, "where predictions go, a line for each row"),
+    ("--client NAME", TEXT, None, "whose rows they are"),
+    ("--group COLUMN", TEXT, None, "that says whose each row is"),
+    ("--new-client", FLAG, False, "they are of a client that was never seen"),
+    ("--own-rows FILE.csv", PATH, None, "labelled rows that a new client adapts to"),
+    ("--model VIEW", TEXT, None, "personal, global or ensemble; default what the method is about"),
+    ("--unadapted", FLAG, False, "do not adapt to training rows, which need not be there then"),
+    ("--draws S", COUNT, None, "average so many predictions; default as the run did"),
+    ("--overwrite", FLAG, False, "replace a file that is there"),
+)
 METHOD: Row = ("method METHOD", TEXT, None, "see pyrofl list")
 METHODS: Row = ("methods METHOD", SOME, None, "see pyrofl list")
 SEEDS: Row = ("--seeds SEEDS", FEW, 3, "runs per method")
@@ -160,6 +173,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
         (METHODS, *DATA, *FIT, SEEDS),
     ),
     "partition": ("draw who holds which classes", commands.partition, (*DATA, FIGURE)),
+    "predict": ("predict new rows by a run's folder", predicting.predict, PREDICT),
     "bench": ("measure the speed beside other loops", commands.bench, BENCH),
 }
 
