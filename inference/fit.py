@@ -299,6 +299,7 @@ def fit(
     metrics: Mapping[str, Metric] | None = None,
     progress: bool = True,
     after: Callable[[Run], None] | None = None,
+    log: Callable[[Run, RoundRecord], None] | None = None,
     **loop: Unpack[LoopOptions],
 ) -> Run | Chains[Run]:
     """Run all rounds, with a progress bar, and test on the way.
@@ -323,6 +324,8 @@ def fit(
         progress: show rounds, loss and the time left.
         after: called after every round, before its test, such as a `Keeper`: what stops a test
             loses no round. If the last round of a start's Run lacks its test, that is made first.
+        log: called after every round and its test with the run and what the round left, such as
+            `loggers.tensorboard(DIR)`.
         loop: participation, trains, chunk, stragglers, on_bad_message, state_memory, keep_messages
             and check of `federate`.
 
@@ -334,7 +337,7 @@ def fit(
 
     if seeds is not None or isinstance(start, Chains):
         same: dict[str, Any] = {"server": server, "every": every, "until": until, "draws": draws}
-        same |= {"metrics": metrics, "progress": progress, "after": after, **loop}
+        same |= {"metrics": metrics, "progress": progress, "after": after, "log": log, **loop}
         each = beginnings(seeds, seed, start)
         return Chains(tuple(fit(method, data, rounds, **one, **same) for one in each))
     at = by_round(method)
@@ -374,6 +377,8 @@ def fit(
             if after:
                 after(run)
             last = test_if_due()
+            if log:
+                log(run, run.records[-1])
             idle = () if len(state.who.ids) else ("nobody reports; server unchanged",)
             for told in (*state.rejected, *idle):
                 bar.write(f"round {state.number}: {told}", sys.stderr)

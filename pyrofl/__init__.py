@@ -67,6 +67,7 @@ MODULES = {
     "figures": "pyrofl.figures",
     "guides": "pyrofl.models.guides",
     "likelihoods": "pyrofl.models.likelihoods",
+    "loggers": "pyrofl.inference.loggers",
     "meta_gradients": "pyrofl.models.shared.meta_gradients",
     "metrics": "pyrofl.metrics",
     "models": "pyrofl.models",

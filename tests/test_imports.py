@@ -39,7 +39,7 @@ VERBS = (
     "checkpoints",
 )
 VERBS += ("loop", "halves", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
-VERBS += ("chains", "description", "movement", "records", "verdict", "saving", "loading")
+VERBS += ("chains", "description", "movement", "records", "verdict", "saving", "loading", "loggers")
 
 
 def part(file: Path) -> str:

@@ -18,6 +18,7 @@ from pyrofl.cli.rehearsal import UNASKED
 from pyrofl.data.columns import Missing
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.chains import Until
+from pyrofl.inference.loggers import Logger
 from pyrofl.inference.loop.messages import OnBadMessage
 from pyrofl.inference.posteriors.axes import GROUPS
 
@@ -75,8 +76,8 @@ COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare)
 SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
-WORDS = (OnBadMessage, Missing, Until)
-ON_BAD, MISSING, UNTIL = ({"choices": get_args(words)} for words in WORDS)
+WORDS = (OnBadMessage, Missing, Until, Logger)
+ON_BAD, MISSING, UNTIL, LOG = ({"choices": get_args(words)} for words in WORDS)
 
 Row = tuple[str, dict[str, Any], Any, str]
 """A flag and a name for its value, its kind, its default, what it means."""
@@ -133,6 +134,7 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
     ("--device DEVICE", TEXT, "cpu", "of torch"),
     ("--out DIR", PATH, None, "where results go; default runs/METHOD-SEED or runs/compare"),
     ("--checkpoint-every N", COUNT, None, f"write {CHECKPOINT} every N rounds and after the last"),
+    ("--log WHERE", LOG, None, "every round to tensorboard (in the run's folder), or mlflow"),
     ("--resume", FLAG, False, "go on from the checkpoint, if there is one"),
     ("--quiet", FLAG, False, "print nothing but the table"),
 )

@@ -28,7 +28,7 @@ FREE = (  # arguments that may differ when a run goes on
     *("do", "methods", "method", "settings", "seeds", "rounds", "until", "every"),
     *("out", "overwrite", "seed", "split_seed", "init_seed", "participation_seed", "noise_seed"),
     *("checkpoint_every", "posterior_draws", "groups", "on_bad_message", "data_dir"),
-    *("state_memory", "resume", "quiet"),
+    *("state_memory", "resume", "quiet", "log"),
 )
 
 

@@ -142,6 +142,7 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--server-data": ((*RUN, *SCHOOLS), ODD),
     "--on-bad-message": ((*RUN, *SCHOOLS), ODD),
     "--until": ((*RUN, *SCHOOLS), ODD),
+    "--log": ((*RUN, *SCHOOLS), ODD),
     "--device": ((*RUN, *SCHOOLS), tuple(set(ODD) - {""})),
     "--groups": ((*RUN, *SCHOOLS), (*ODD, "posterior,", "posterior, prior", "ALL", "all,prior")),
     "--set": ((*RUN, *SCHOOLS), ODD),
