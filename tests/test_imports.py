@@ -133,7 +133,7 @@ def test_the_core_loads_nothing_heavy(names):
 
 # What is not on top is one dot away.
 ONE_DOT_AWAY = {
-    "checks": "calibration calibration_by_client compare_loo loo newcomer pit predict "
+    "checks": "by_class calibration calibration_by_client compare_loo loo newcomer pit predict "
     "predict_batch predictive_checks Ranks sbc Scores uncertainty",
     "data": "Dataset Who",
     "datasets": "load per_class",
