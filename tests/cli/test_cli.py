@@ -91,6 +91,7 @@ def test_methods_are_found_by_their_build():
 
 def test_run_writes_its_files(finished):
     assert sorted(p.name for p in finished.iterdir()) == [
+        "checkpoint.pt",
         "clients.csv",
         "figures",
         "metrics.csv",
