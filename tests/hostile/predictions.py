@@ -110,7 +110,7 @@ def of_tables() -> Iterator[Case]:
     """Yield tables that are not as those of training."""
     for text, told in TABLES.items():
         make = partial(made, table=text)
-        yield Case(f"predict {named(text)}", "csv", (*BASE, *SITE), told=(told,), make=make)
+        yield Case(f"predict table {named(text)}", "csv", (*BASE, *SITE), told=(told,), make=make)
     for value in ("missing", "fifo", "full", "/dev/zero", "loop", ""):
         words = ("predict", "run", "--data", value, "--out", "out.csv", *SITE)
         yield Case(f"predict --data={named(value)}", "flag", words, make=made)
