@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -13,11 +15,15 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
+from pyrofl.files import run_folder
+from pyrofl.files.lock import locked
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
+from pyrofl.inference import saving
 from pyrofl.inference.chains import Chains, FitOptions, Fitting, Until, beginnings
 from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
+from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.evaluation.prepare import statistics
 from pyrofl.inference.loop.rounds import LoopOptions, by_round, federate, first
 from pyrofl.inference.loop.state import Round
@@ -60,6 +66,23 @@ class Run(Pickled, Summarised):
     records: list[RoundRecord] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
 
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write the run into a folder, from which `pyrofl.load` takes it; `own_metrics` are lost.
+
+        What is written holds no training row of a client, but what clients keep to themselves, and
+        rows of the server's where a method was built with some (FedBE).
+
+        Args:
+            folder: a new or an empty one.
+            overwrite: replace a run that was saved there.
+
+        Raises:
+            ValueError: if the folder holds other files, or cannot be written to.
+        """
+        path = run_folder.prepare(folder, holding=re.escape(run_folder.CHECKPOINT) * overwrite)
+        with locked(path):
+            saving.save(self, path / run_folder.CHECKPOINT)
+
     def copy(self, **changes: Any) -> Run:
         """Return the run with lists of its own, so that it goes on by itself."""
         own = {"records": [*self.records], "history": [*self.history]}
@@ -71,6 +94,30 @@ class Run(Pickled, Summarised):
         """Test a model, as `pyrofl.evaluate`; seed, draws and metrics are the run's by default."""
         own = self.own_metrics if metrics is None else metrics
         return evaluate(*self._fitted, metrics=own, **self._asked(asked))
+
+    def predict(
+        self,
+        x: Any,
+        client: str | None,
+        own: Sequence[Any] | None = None,
+        **asked: Unpack[PredictionAsked],
+    ) -> Predictions:
+        """Predict new rows for one client.
+
+        Args:
+            x: [N, *x], an array, a tensor, or a data frame with the columns of training by name.
+            client: its name; None is one that was never seen. That joins, and adapts to its `own`
+                rows, by all phases if the method has no other way; without any, the global model
+                answers, if the method has one.
+            own: (x, y), labelled rows of a client that was never seen.
+            asked: model, adapted, draws, seed and chunk of `evaluate`. By default the model that
+                the method is about, and a personal one adapted as the method says.
+
+        Raises:
+            ValueError: if there is no such client or model, or columns or rows do not suit.
+        """
+        how: PredictionAsked = {"seed": self.seed, "draws": self.draws, **asked}
+        return predictions(*self._fitted, x, client, own, **how)
 
     def calibration(self, **asked: Unpack[AskedFields]) -> Bins:
         """Gather predictions by confidence, as `pyrofl.calibration`."""
@@ -252,6 +299,7 @@ def fit(
     metrics: Mapping[str, Metric] | None = None,
     progress: bool = True,
     after: Callable[[Run], None] | None = None,
+    log: Callable[[Run, RoundRecord], None] | None = None,
     **loop: Unpack[LoopOptions],
 ) -> Run | Chains[Run]:
     """Run all rounds, with a progress bar, and test on the way.
@@ -276,6 +324,8 @@ def fit(
         progress: show rounds, loss and the time left.
         after: called after every round, before its test, such as a `Keeper`: what stops a test
             loses no round. If the last round of a start's Run lacks its test, that is made first.
+        log: called after every round and its test with the run and what the round left, such as
+            `loggers.tensorboard(DIR)`.
         loop: participation, trains, chunk, stragglers, on_bad_message, state_memory, keep_messages
             and check of `federate`.
 
@@ -287,7 +337,7 @@ def fit(
 
     if seeds is not None or isinstance(start, Chains):
         same: dict[str, Any] = {"server": server, "every": every, "until": until, "draws": draws}
-        same |= {"metrics": metrics, "progress": progress, "after": after, **loop}
+        same |= {"metrics": metrics, "progress": progress, "after": after, "log": log, **loop}
         each = beginnings(seeds, seed, start)
         return Chains(tuple(fit(method, data, rounds, **one, **same) for one in each))
     at = by_round(method)
@@ -327,6 +377,8 @@ def fit(
             if after:
                 after(run)
             last = test_if_due()
+            if log:
+                log(run, run.records[-1])
             idle = () if len(state.who.ids) else ("nobody reports; server unchanged",)
             for told in (*state.rejected, *idle):
                 bar.write(f"round {state.number}: {told}", sys.stderr)

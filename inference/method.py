@@ -16,6 +16,7 @@ from pyrofl.inference.facts import PER_CLIENT, SHARED, Fact, Facts, Rule, WireCo
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.programs import Loss, Program
 from pyrofl.inference.servers.pooled import Merge, Pooled
+from pyrofl.recipes import Recipe
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, dense, pick, spread_out
 
@@ -144,6 +145,8 @@ class Method(Pickled, Summarised):
             all clients share, tables with a row for every client, costs on the wire; see `facts`.
         all_train: every client trains every round, and participation says who reports.
         name: what results call it.
+        recipe: how the library's `build` was called, for `pyrofl.load`; what is replaced later is
+            not in it.
 
     While a client trains, local = private | received (received wins); afterwards its private state
     is the names that `join` made, cut from local. Names under "rows/" that phases make are what
@@ -168,6 +171,7 @@ class Method(Pickled, Summarised):
     facts: Facts = field(default_factory=dict)
     all_train: bool = False
     name: str = ""
+    recipe: Recipe | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse fields of another kind, and programs that a part, `built_for` others, ignores."""

@@ -17,6 +17,7 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import Run, fit
 from pyrofl.inference.halves import Client, Server
+from pyrofl.inference.loading import load
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Phase, Step
@@ -53,6 +54,7 @@ __all__ = [
     "evaluate",
     "federate",
     "fit",
+    "load",
     "posterior",
     "sgd",
     "to_arviz",
@@ -66,6 +68,7 @@ MODULES = {
     "figures": "pyrofl.figures",
     "guides": "pyrofl.models.guides",
     "likelihoods": "pyrofl.models.likelihoods",
+    "loggers": "pyrofl.inference.loggers",
     "meta_gradients": "pyrofl.models.shared.meta_gradients",
     "metrics": "pyrofl.metrics",
     "models": "pyrofl.models",

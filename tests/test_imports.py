@@ -24,7 +24,7 @@ FILES = sorted(
 
 # The arrows: what each part of the house may import, besides itself. Nouns know no verbs, verbs no
 # methods; only the command line and the benchmarks know everything.
-NOUNS = ("tensors", "turns", "arguments", "plates", "metrics", "summaries")
+NOUNS = ("tensors", "turns", "arguments", "plates", "metrics", "summaries", "recipes")
 NOUNS += ("data", "partitions", "nets", "figures", "files")
 VERBS = (
     "method",
@@ -39,7 +39,7 @@ VERBS = (
     "checkpoints",
 )
 VERBS += ("loop", "halves", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
-VERBS += ("chains", "description", "movement", "records", "verdict")
+VERBS += ("chains", "description", "movement", "records", "verdict", "saving", "loading", "loggers")
 
 
 def part(file: Path) -> str:
@@ -133,7 +133,7 @@ def test_the_core_loads_nothing_heavy(names):
 
 # What is not on top is one dot away.
 ONE_DOT_AWAY = {
-    "checks": "calibration calibration_by_client compare_loo loo newcomer pit predict "
+    "checks": "by_class calibration calibration_by_client compare_loo loo newcomer pit predict "
     "predict_batch predictive_checks Ranks sbc Scores uncertainty",
     "data": "Dataset Who",
     "datasets": "load per_class",

@@ -20,6 +20,7 @@ from pyrofl.cli.setup import participation, resolve, split, task, threads
 from pyrofl.data.csv_files import LIKELIHOODS
 from pyrofl.data.datasets import DATASETS
 from pyrofl.files import run_folder
+from pyrofl.inference import loggers
 from pyrofl.inference.checkpoints import Keeper
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import Run, fit
@@ -80,7 +81,7 @@ def run(args: Namespace) -> None:
     (job,) = rehearse(jobs(args, [args.method], [args.seed]))
     with opened([job]):
         say(args, report.about(job.task.data, job.task.likelihood, args))
-        done, scores, lacking = fit_and_save(job, keeping(job))
+        done, scores, lacking = fit_and_save(job, keeping(job, args.rounds))
     show(report.score_table(scores), f"{job.path} holds all results")
     if problem := unlearned(done):
         raise Stopped(f"{job.path} holds what there is of a run: {problem}", UNLEARNED)
@@ -225,6 +226,7 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
             on_bad_message=args.on_bad_message,
             keep_messages=not args.fold_messages,
             after=keeper,
+            log=logger(job),
         )
         if keeper.every:  # it may have stopped before the last of all rounds
             keeper.rescue()
@@ -235,6 +237,13 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
     for (client, kind), times in bad.items():
         say(args, f"{client}: rejected in {times} of {done.state.number} rounds; expected {kind}")
     return done, scores, lacking
+
+
+def logger(job: Job) -> loggers.Log | None:
+    """Return what every round is told to beside the tables, if that is asked for."""
+    if job.args.log == "tensorboard":
+        return loggers.tensorboard(job.path / "tensorboard")
+    return loggers.mlflow(str(job.path)) if job.args.log else None
 
 
 def drawn_of(job: Job) -> str:

@@ -17,7 +17,7 @@ from pyrofl.cli.methods import Job
 from pyrofl.data import Federation
 from pyrofl.data.wording import listed
 from pyrofl.files import run_folder
-from pyrofl.inference.evaluation.asked import Adapted
+from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.messages import kinds
@@ -71,7 +71,7 @@ def about(data: Federation, likelihood: str, args: Namespace) -> str:
 def columns(data: Federation, likelihood: str) -> dict[str, Any]:
     """Return what run.json says of the data."""
     kind: dict[str, Any] = {"rows": len(data.y), "likelihood": likelihood, "classes": data.classes}
-    return kind | (asdict(data.source) if data.source else {})
+    return kind | (data.source.to_json() if data.source else {})
 
 
 def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
@@ -152,15 +152,9 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
     }
 
 
-def main_view(run: Run) -> tuple[str, Adapted]:
-    """Return the model that a method is about, and adapted how: a personal one if it can be."""
-    view = run.method.main_view
-    return view, "adapt" if view == "personal" and run.method.adapt else "none"
-
-
 def posterior_view(run: Run) -> tuple[str, Adapted]:
-    """Return the model that draws are of, adapted as `main_view` says."""
-    view, main = run.method.posterior_view, main_view(run)
+    """Return the model that draws are of, adapted as `usual` says."""
+    view, main = run.method.posterior_view, usual(run.method)
     return main if view == main[0] else (view, "none")
 
 
@@ -168,7 +162,7 @@ def draw(
     job: Job, run: Run, scores: list[Scores], statistics: Tensors
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Yield the figures that a run has something to show in, by name."""
-    data, sizes, metric, main = run.data, run.data.sizes, main_metric(scores), main_view(run)
+    data, sizes, metric, main = run.data, run.data.sizes, main_metric(scores), usual(run.method)
     shown = next(s for s in scores if (s.model, s.adapted) == main)
     if data.classes:
         yield "partition", lambda: figures.partition(class_counts(data), data.names, data.classes)
@@ -186,7 +180,7 @@ def draw(
 
 def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
     """Gather the predictions of every model by confidence."""
-    main, bins = main_view(run), {}
+    main, bins = usual(run.method), {}
     for model in run.method.views:
         adapted = main[1] if model == main[0] else "none"
         title = f"{model} model{', adapted' if adapted == 'adapt' else ''}"

@@ -147,6 +147,7 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--server-data": ((*RUN, *SCHOOLS), ODD),
     "--on-bad-message": ((*RUN, *SCHOOLS), ODD),
     "--until": ((*RUN, *SCHOOLS), ODD),
+    "--log": ((*RUN, *SCHOOLS), ODD),
     "--device": ((*RUN, *SCHOOLS), tuple(set(ODD) - {""})),
     "--groups": ((*RUN, *SCHOOLS), (*ODD, "posterior,", "posterior, prior", "ALL", "all,prior")),
     "--set": ((*RUN, *SCHOOLS), ODD),
@@ -222,6 +223,8 @@ def of_places() -> Iterator[Case]:
     for value in ("missing.py:x", "full.py:x", "fifo.py", "file.py:", ":x", ".py:x", "~/no.py:x"):
         words = (*RUN, *DIGITS, "--net", value, "--out", OUT)
         yield Case(f"run --net={named(value)}", "flag", words, make=places)
+        words = (*RUN, *DIGITS, "--partition", value, "--out", OUT)
+        yield Case(f"run --partition={named(value)}", "flag", words, make=places)
 
 
 def cases() -> Iterator[Case]:

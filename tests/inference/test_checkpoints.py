@@ -133,7 +133,7 @@ def test_another_seed_other_data_and_another_version_are_refused(file, monkeypat
             load(file, plain(), other, ABOUT)
     for name in ("python", "pyrofl", "torch", "pyro", "numpy"):
         other = versions() | {name: "0.9", "arviz": "0.9"}
-        monkeypatch.setattr("pyrofl.inference.checkpoints.versions", lambda other=other: other)
+        monkeypatch.setattr("pyrofl.inference.saving.versions", lambda other=other: other)
         with pytest.raises(ValueError, match=f"now version of {name} is '0.9' and was '[^,]*$"):
             load(file, plain(), data(), ABOUT)
 
@@ -168,8 +168,8 @@ def test_files_of_others_are_refused(tmp_path):
     torch.save({"a": 1}, path)
     with pytest.raises(ValueError, match=r"it ends with .*; expected b'.npyrofl checkpoint 3"):
         load(path, plain(), data())
-    path.write_bytes(b"0" * 99 + b"\npyrofl checkpoint 4\n")
-    with pytest.raises(ValueError, match=r"it ends with b'.npyrofl checkpoint 4"):
+    path.write_bytes(b"0" * 99 + b"\npyrofl checkpoint 3\n")
+    with pytest.raises(ValueError, match=r"it ends with b'.npyrofl checkpoint 3"):
         load(path, plain(), data())
 
 
