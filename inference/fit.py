@@ -15,10 +15,12 @@ from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
+from pyrofl.inference.budget import Spent
 from pyrofl.inference.chains import Chains, FitOptions, Fitting, Until, beginnings
 from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.prepare import statistics
+from pyrofl.inference.loop.participation import everyone
 from pyrofl.inference.loop.rounds import LoopOptions, by_round, federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
@@ -188,6 +190,16 @@ class Run(Pickled, Summarised):
         return {"seed": self.seed, "draws": self.draws, **asked}
 
     @property
+    def privacy(self) -> Spent | None:
+        """What the run has spent of privacy, in all its rounds; None if there is none."""
+        if self.method.privacy is None:
+            return None
+        took = Counter(i for r in self.records for i in (*r.reported, *r.silent))
+        before = self.state.number - len(self.records)  # of which nothing is known
+        times = [took[i] + before for i in range(self.data.clients)]
+        return self.method.privacy.spent(self.state.number, times)
+
+    @property
     def title(self) -> str:
         """How far it went."""
         seconds = sum(record.seconds for record in self.records)
@@ -210,6 +222,7 @@ class Run(Pickled, Summarised):
             "clients": f"{data.clients} that train, {data.held_out} held out",
             "scores": f"round {last[0]['round']}: {shown}" if last else "not tested yet",
             "bytes": f"{sent}; {len(bad)} rejected{f', the last {bad[-1]}' if bad else ''}",
+            **({"privacy": str(self.privacy)} if self.method.privacy else {}),
         }
 
 
@@ -276,8 +289,8 @@ def fit(
         progress: show rounds, loss and the time left.
         after: called after every round, before its test, such as a `Keeper`: what stops a test
             loses no round. If the last round of a start's Run lacks its test, that is made first.
-        loop: participation, trains, chunk, stragglers, on_bad_message, state_memory, keep_messages
-            and check of `federate`.
+        loop: participation, trains, chunk, stragglers, on_bad_message, state_memory, keep_messages,
+            check and privacy of `federate`.
 
     Raises:
         ValueError: as `federate`, as is BadMessage; if a start's seed is another, or seeds are
@@ -290,7 +303,8 @@ def fit(
         same |= {"metrics": metrics, "progress": progress, "after": after, **loop}
         each = beginnings(seeds, seed, start)
         return Chains(tuple(fit(method, data, rounds, **one, **same) for one in each))
-    at = by_round(method)
+    asked = loop.pop("privacy", None)
+    at = by_round(method, asked, data.clients, loop.get("participation", everyone))
     known, begun = (start, start.state) if isinstance(start, Run) else (None, start)
     seed = continued(seed, known.seed if known else None)
     state = begun or first(at(0), data, seed, server)
@@ -312,7 +326,8 @@ def fit(
             run.test()
         return last
 
-    states = federate(method, data, rounds, seed=seed, start=state, **loop)
+    now = at(0) if isinstance(method, Method) else at
+    states = federate(now, data, rounds, seed=seed, start=state, **loop)
     with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
         if known and all(row["round"] != state.number for row in run.history):
             test_if_due()

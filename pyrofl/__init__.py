@@ -12,6 +12,7 @@ from importlib.metadata import version
 from types import ModuleType
 
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.budget import Privacy
 from pyrofl.inference.chains import Chains
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
@@ -40,6 +41,7 @@ __all__ = [
     "Network",
     "Phase",
     "Pooled",
+    "Privacy",
     "Round",
     "Run",
     "Seeds",
@@ -71,6 +73,7 @@ MODULES = {
     "nets": "pyrofl.nets",
     "participation": "pyrofl.inference.loop.participation",
     "priors": "pyrofl.models.priors",
+    "privacy": "pyrofl.inference.privacy",
     "reference": "pyrofl.inference.reference",
     "servers": "pyrofl.inference.servers",
 }

@@ -39,7 +39,7 @@ VERBS = (
     "checkpoints",
 )
 VERBS += ("loop", "halves", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
-VERBS += ("chains", "description", "movement", "records", "verdict")
+VERBS += ("budget", "privacy", "chains", "description", "movement", "records", "verdict")
 
 
 def part(file: Path) -> str:
@@ -148,6 +148,7 @@ ONE_DOT_AWAY = {
     "nets": "Network build",
     "participation": "bernoulli everyone fixed fraction",
     "priors": "fixed flat student_t",
+    "privacy": "Masks Privacy Spent private summed unmask",
     "reference": "centralised cost nuts pooled",
     "servers": "average descend weighted_mean",
 }
