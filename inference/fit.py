@@ -27,6 +27,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.movement import table
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed, continued
 from pyrofl.inference.verdict import Judge, Verdict, verdict
@@ -154,6 +155,7 @@ class Run(Pickled, Summarised):
                     yield names[i], sizes[i], found.model, found.adapted, metric, value
         told = self.statistics() if statistics is None else statistics
         about = self.work() | {name: v.tolist() for name, v in told.items() if v.dim() == 1}
+        about |= {"epsilon": list(spent.clients)} if (spent := self.privacy) else {}
         for metric, of in about.items():  # all but scores is told of the main view, unadapted
             for i in range(self.data.clients):
                 yield names[i], sizes[i], self.method.main_view, "none", metric, of[i]
@@ -303,8 +305,9 @@ def fit(
         same |= {"metrics": metrics, "progress": progress, "after": after, **loop}
         each = beginnings(seeds, seed, start)
         return Chains(tuple(fit(method, data, rounds, **one, **same) for one in each))
-    asked = loop.pop("privacy", None)
-    at = by_round(method, asked, data.clients, loop.get("participation", everyone))
+    draw = loop.get("participation", everyone)
+    method = with_privacy(method, loop.pop("privacy", None), data.clients, draw)
+    at = by_round(method)
     known, begun = (start, start.state) if isinstance(start, Run) else (None, start)
     seed = continued(seed, known.seed if known else None)
     state = begun or first(at(0), data, seed, server)
@@ -326,8 +329,7 @@ def fit(
             run.test()
         return last
 
-    now = at(0) if isinstance(method, Method) else at
-    states = federate(now, data, rounds, seed=seed, start=state, **loop)
+    states = federate(method, data, rounds, seed=seed, start=state, **loop)
     with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
         if known and all(row["round"] != state.number for row in run.history):
             test_if_due()

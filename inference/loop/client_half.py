@@ -14,7 +14,7 @@ from pyrofl.inference.loop.messages import Form, form_of, inspect
 from pyrofl.inference.loop.state import sent_up
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
-from pyrofl.tensors import Tensors, cut, under
+from pyrofl.tensors import Tensors, as_tensors, cut, under
 
 
 @dataclass
@@ -70,7 +70,8 @@ def work(
         own = partial(stream, seed, Stream.PRIVACY, number)
         sources = Streams(own, [data.names[i] for i in ids[at].tolist()])
         at = at.to(data.device)
-        letter = method.protect(cut(received, at), cut(message, at), sources)
+        protected = method.protect(cut(received, at), cut(message, at), sources)
+        letter = as_tensors("what protect returns", protected)
     up = torch.zeros(len(ids), dtype=torch.long)
     up[heard] = method.weigh(letter) if letter else 0
     down = method.weigh(received) if received else torch.zeros_like(up)

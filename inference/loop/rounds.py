@@ -21,7 +21,7 @@ from pyrofl.inference.loop.server_half import Gathering, called, first
 from pyrofl.inference.loop.state import ClientState, Round, at_hand, chunks, sent_down
 from pyrofl.inference.method import Method
 from pyrofl.inference.mistakes import check as refuse_wrong
-from pyrofl.inference.privacy.noising import private
+from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.tensors import Tensors
 from pyrofl.turns import in_turn
@@ -95,7 +95,7 @@ def federate(
     """
     refuse_inference_mode()
     seed, slow = separate(seed), stragglers or Stragglers()
-    at = by_round(method, privacy, data.clients, participation)
+    at = by_round(with_privacy(method, privacy, data.clients, participation))
     if start is not None and server is not None:
         raise ValueError("start and server are both given; expected one of them to begin with")
     if start is not None:
@@ -124,21 +124,10 @@ def federate(
     return go(start or first(at(0), data, seed, server))
 
 
-def by_round(
-    method: Method | Callable[[int], Method],
-    privacy: Privacy | None = None,
-    clients: int = 0,
-    participation: Draw = everyone,
-) -> Callable[[int], Method]:
-    """Return what gives the method of a round, by its number from 0; a private one, if asked."""
-    if privacy is not None:
-        plain = by_round(method)
-        if not isinstance(method, Method):
-            return lambda number: private(plain(number), privacy, clients, participation)
-        method = private(method, privacy, clients, participation)
+def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method]:
+    """Return what gives the method of a round, by its number from 0."""
     if isinstance(method, Method):
-        same = method
-        return lambda _: same
+        return lambda _: method
 
     def at(number: int) -> Method:
         """Return the method of a round, or refuse what is none."""

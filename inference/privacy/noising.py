@@ -12,12 +12,13 @@ inference", 2022): its method says so by the fact `CHANGES`, and clients add noi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
 
+from pyrofl.arguments import Count, checked
 from pyrofl.data import Who
 from pyrofl.inference.budget import Privacy, Promise
 from pyrofl.inference.facts import CHANGES, marked
@@ -36,8 +37,23 @@ from pyrofl.inference.privacy.sums import (
 from pyrofl.tensors import Tensors, generator, like, matches, pick, role, total
 
 
+def with_privacy(
+    method: Method | Callable[[int], Method],
+    privacy: Privacy | None,
+    clients: int,
+    participation: Draw,
+) -> Method | Callable[[int], Method]:
+    """Return `private` methods, if that is asked for: of one, or of each round."""
+    if privacy is None:
+        return method
+    if isinstance(method, Method):
+        return private(method, privacy, clients, participation)
+    return lambda number: private(method(number), privacy, clients, participation)
+
+
+@checked
 def private(
-    method: Method, privacy: Privacy, clients: int, participation: Draw = everyone
+    method: Method, privacy: Privacy, clients: Count, participation: Draw = everyone
 ) -> Method:
     """Return a method whose server's states are differentially private.
 

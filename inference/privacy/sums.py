@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.facts import Fact, Facts, Rule, WireCost
 from pyrofl.inference.method import Method, Phase, send_all
@@ -82,6 +83,7 @@ class Sums:
         return f"{WEIGHT}/{list(self.merge.weights).index(patterns)}"
 
 
+@checked
 def summed(method: Method, sums: Sums | None = None) -> Method:
     """Let clients send what they add to sums, which is all that the server needs.
 
