@@ -94,7 +94,16 @@ class Promise:
             )
 
     def spent(self, rounds: int, times: Sequence[int]) -> Spent:
-        """Return what so many rounds have spent, given in how many each client took part, [J]."""
+        """Return what so many rounds have spent, given in how many each client took part, [J].
+
+        Raises:
+            ValueError: if they are of another number of clients than what was promised.
+        """
+        if len(times) != self.clients:
+            raise ValueError(
+                f"the method was made private for {self.clients} clients, and {len(times)} train; "
+                "expected as many"
+            )
         noise, delta, law = self.privacy.noise, self.privacy.delta, self.sampling.law
         known = {n: _epsilon("REPLACE_SPECIAL", ("Gaussian", noise), n, delta) for n in {*times}}
         each = tuple(known[n] for n in times)

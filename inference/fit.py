@@ -28,7 +28,7 @@ from pyrofl.inference.movement import table
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.privacy.noising import with_privacy
-from pyrofl.inference.records import RoundRecord
+from pyrofl.inference.records import RoundRecord, taken_part
 from pyrofl.inference.seeds import Seed, continued
 from pyrofl.inference.verdict import Judge, Verdict, verdict
 from pyrofl.metrics import Bins
@@ -194,12 +194,9 @@ class Run(Pickled, Summarised):
     @property
     def privacy(self) -> Spent | None:
         """What the run has spent of privacy, in all its rounds; None if there is none."""
-        if self.method.privacy is None:
-            return None
-        took = Counter(i for r in self.records for i in (*r.reported, *r.silent))
-        before = self.state.number - len(self.records)  # of which nothing is known
-        times = [took[i] + before for i in range(self.data.clients)]
-        return self.method.privacy.spent(self.state.number, times)
+        promise, rounds = self.method.privacy, self.state.number
+        took = taken_part(self.records, rounds, self.data.clients)
+        return promise.spent(rounds, took) if promise else None
 
     @property
     def title(self) -> str:

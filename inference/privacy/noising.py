@@ -65,9 +65,11 @@ def private(
         participation: draws who reports, as of `fit`.
 
     Raises:
-        ValueError: if the method needs messages apart, by its name; if participation is a draw of
-            one's own, or the accountant is not installed.
+        ValueError: if the method needs messages apart, by its name, or is private already; if
+            participation is a draw of one's own, or the accountant is not installed.
     """
+    if method.privacy is not None:
+        raise ValueError(f"{method.name}: it is private already; expected a method that is not")
     promise = Promise(privacy, clients, sampling_of(participation, clients))
     changes, bounds = marked(method.facts, CHANGES), Bounds(privacy)
     if changes and privacy.where == "server":

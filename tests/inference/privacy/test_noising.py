@@ -185,7 +185,7 @@ def test_pvi_adds_noise_to_the_change_of_each_factor():
     exact = next(federate(method, data, 1)).server
     quiet = Privacy(clip=1e4, noise=1e-5, where="client")
     noise: list[torch.Tensor] = []
-    for seed in range(40):
+    for seed in range(12):
         found = server(replace(quiet, seed=seed), method, data)
         for n in ("shift", "precision"):
             toys.assert_same(
@@ -231,6 +231,17 @@ def test_bad_numbers_and_draws_are_refused():
     usual = Privacy(clip=1.0, noise=1.0)
     with pytest.raises(ValueError, match=r"^participation is mine, whose chances are not known; "):
         federate(PLAIN, DATA, 1, privacy=usual, participation=mine)
+
+
+def test_a_promise_is_for_one_method_and_so_many_clients():
+    made = private(PLAIN, Privacy(clip=1.0, noise=1.0), 7)
+    with pytest.raises(ValueError, match=r"^fedavg: it is private already; expected"):
+        private(made, Privacy(clip=1.0, noise=1.0), 7)
+    run = pyrofl.fit(made, DATA, 1, progress=False)
+    with pytest.raises(
+        ValueError, match=r"^the method was made private for 7 clients, and 6 train"
+    ):
+        run.privacy  # noqa: B018
 
 
 def spent(draw: Any, rounds: int, clients: int = 1000, delta: float = 1e-5, **how: Any) -> Any:
