@@ -13,11 +13,11 @@ from pyrofl.data import Federation, Who
 from pyrofl.files import hashed
 from pyrofl.files.run_folder import METRICS
 from pyrofl.inference.description import described
-from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.records import RoundRecord
+from pyrofl.inference.run import Run
 from pyrofl.inference.saving import RECORDS, about_of, save
 from pyrofl.inference.seeds import Seed
 

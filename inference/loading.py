@@ -14,8 +14,8 @@ from pyrofl.files import hashed
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.checkpoints import taken_up
 from pyrofl.inference.description import described
-from pyrofl.inference.fit import Run
 from pyrofl.inference.method import Method
+from pyrofl.inference.run import Run
 from pyrofl.inference.saving import about_of
 from pyrofl.inference.seeds import Seeds
 

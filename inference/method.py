@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, Whole, check_fields
 from pyrofl.data import Batch, Who
 from pyrofl.files.pickles import Pickled
+from pyrofl.inference.budget import Promise
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, SHARED, Fact, Facts, Rule, WireCost, marked, of_kind
 from pyrofl.inference.optim import Optim
@@ -80,6 +81,11 @@ def return_received(received: Tensors, local: Tensors) -> Tensors:
     return {n: local[n] for n in received}
 
 
+def as_it_is(received: Tensors, message: Tensors, sources: Sequence[Generator]) -> Tensors:
+    """Send the message as it is."""
+    return message
+
+
 def no_statistics(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
     """Tell nothing."""
     return {}
@@ -144,6 +150,9 @@ class Method(Pickled, Summarised):
         facts: patterns of names -> what holds for them: rules that messages must obey, sites that
             all clients share, tables with a row for every client, costs on the wire; see `facts`.
         all_train: every client trains every round, and participation says who reports.
+        protect: client: (received, message [C, ...], a generator of each client's own) -> what
+            leaves the client instead, of the same names and shapes.
+        privacy: what a method promises whose server's states are private, see `privacy.private`.
         name: what results call it.
         recipe: how the library's `build` was called, for `pyrofl.load`; what is replaced later is
             not in it.
@@ -170,6 +179,8 @@ class Method(Pickled, Summarised):
     statistics: Move = no_statistics
     facts: Facts = field(default_factory=dict)
     all_train: bool = False
+    protect: Callable[[Tensors, Tensors, Sequence[Generator]], Tensors] = as_it_is
+    privacy: Promise | None = None
     name: str = ""
     recipe: Recipe | None = field(default=None, compare=False)
 

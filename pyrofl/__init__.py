@@ -12,10 +12,11 @@ from importlib.metadata import version
 from types import ModuleType
 
 from pyrofl.data import Batch, Federation, Preparation
+from pyrofl.inference.budget import Privacy
 from pyrofl.inference.chains import Chains
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.fit import fit
 from pyrofl.inference.halves import Client, Server
 from pyrofl.inference.loading import load
 from pyrofl.inference.loop.rounds import federate
@@ -25,6 +26,7 @@ from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.nets import Network
@@ -42,6 +44,7 @@ __all__ = [
     "Phase",
     "Pooled",
     "Preparation",
+    "Privacy",
     "Round",
     "Run",
     "Seeds",
@@ -75,6 +78,7 @@ MODULES = {
     "nets": "pyrofl.nets",
     "participation": "pyrofl.inference.loop.participation",
     "priors": "pyrofl.models.priors",
+    "privacy": "pyrofl.inference.privacy",
     "reference": "pyrofl.inference.reference",
     "servers": "pyrofl.inference.servers",
 }

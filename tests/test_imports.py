@@ -40,6 +40,7 @@ VERBS = (
 )
 VERBS += ("loop", "halves", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
 VERBS += ("chains", "description", "movement", "records", "verdict", "saving", "loading", "loggers")
+VERBS += ("budget", "privacy", "run")
 
 
 def part(file: Path) -> str:
@@ -148,6 +149,7 @@ ONE_DOT_AWAY = {
     "nets": "Network build",
     "participation": "bernoulli everyone fixed fraction",
     "priors": "fixed flat student_t",
+    "privacy": "Masks Privacy Spent private summed unmask",
     "reference": "centralised cost nuts pooled",
     "servers": "average descend weighted_mean",
 }

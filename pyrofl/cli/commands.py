@@ -13,7 +13,17 @@ from typing import Any, get_args
 from pyrofl import figures
 from pyrofl.cli import report
 from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, show, tell
-from pyrofl.cli.methods import Epochs, Job, about, arguments, builds, foldable, methods, readable
+from pyrofl.cli.methods import (
+    Epochs,
+    Job,
+    about,
+    arguments,
+    builds,
+    foldable,
+    methods,
+    privacy,
+    readable,
+)
 from pyrofl.cli.rehearsal import UNASKED, rehearse
 from pyrofl.cli.resuming import keeping, opened, rescued, tested, unlearned
 from pyrofl.cli.setup import participation, resolve, split, task, threads
@@ -23,9 +33,11 @@ from pyrofl.files import run_folder
 from pyrofl.inference import loggers
 from pyrofl.inference.checkpoints import Keeper
 from pyrofl.inference.evaluation.evaluate import Scores
-from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.fit import fit
 from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.loop.participation import Stragglers
+from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.run import Run
 from pyrofl.nets import NETWORKS
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts
 
@@ -82,7 +94,7 @@ def run(args: Namespace) -> None:
     with opened([job]):
         say(args, report.about(job.task.data, job.task.likelihood, args))
         done, scores, lacking = fit_and_save(job, keeping(job, args.rounds))
-    show(report.score_table(scores), f"{job.path} holds all results")
+    show(report.score_table(scores, done.privacy), f"{job.path} holds all results")
     if problem := unlearned(done):
         raise Stopped(f"{job.path} holds what there is of a run: {problem}", UNLEARNED)
     report.figures_lack(job.path, lacking)
@@ -194,10 +206,14 @@ def jobs(args: Namespace, names: Sequence[str], seeds: Sequence[int]) -> list[Jo
             "all given, so that runs would be equal; expected --seeds 1, or one of them left out"
         )
     built = [methods(names, args.settings, found, args.rounds) for found in tasks]
-    for name in names if args.fold_messages else ():
-        foldable(name, built[0][name])
     who = [participation(args.participation, found.data.clients) for found in tasks]
-    of = list(zip(built, tasks, who, strict=True))
+    asked = privacy(args.privacy)
+    of = [
+        ({n: with_privacy(m, asked, at.data.clients, draw) for n, m in made.items()}, at, draw)
+        for made, at, draw in zip(built, tasks, who, strict=True)
+    ]
+    for name in names if args.fold_messages else ():
+        foldable(name, of[0][0][name])
     return [Job(args, name, made[name], at, draw) for name in names for made, at, draw in of]
 
 

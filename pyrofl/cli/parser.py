@@ -124,6 +124,12 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
     ("--set NAME=VALUE", SETTINGS, [], "settings of methods; METHOD.NAME=VALUE for one of several"),
     ("--fail P", SHARE, 0.0, "probability that a client that trained is not heard; default 0"),
     ("--partial SHARE", POSITIVE, 1.0, "clients do a random share of their epochs, at least this"),
+    (
+        "--privacy clip=C,noise=Z",
+        TEXT,
+        None,
+        "clip what clients add to sums, and add noise; also delta=, most=, where=server or client",
+    ),
     ("--on-bad-message", ON_BAD, "reject", "leave the client out of the round, or stop the run"),
     ("--every N", COUNT, None, "test every N rounds; default 20 times"),
     ("--draws S", COUNT, None, "average so many predictions; default: mean"),

@@ -20,8 +20,8 @@ from pyrofl.data.wording import listed
 from pyrofl.files import run_folder
 from pyrofl.inference.evaluation.asked import usual
 from pyrofl.inference.evaluation.predictions import Predictions
-from pyrofl.inference.fit import Run
 from pyrofl.inference.loading import load
+from pyrofl.inference.run import Run
 
 WHOSE = ("client", "group", "new_client")
 

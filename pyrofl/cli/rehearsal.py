@@ -14,12 +14,12 @@ from pyrofl.cli.methods import Job
 from pyrofl.cli.report import posterior_view
 from pyrofl.cli.setup import Task
 from pyrofl.inference import loggers
-from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.arviz import CHEAP
 from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.run import Run
 from pyrofl.nets import NETWORKS
 
 UNASKED = 5_000_000  # numbers that groups beside the usual ones may add to posterior.nc unasked

@@ -17,11 +17,12 @@ from pyrofl.cli.methods import Job
 from pyrofl.data import Federation
 from pyrofl.data.wording import listed
 from pyrofl.files import run_folder
+from pyrofl.inference.budget import Spent
 from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
-from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.posteriors import export
+from pyrofl.inference.run import Run
 from pyrofl.metrics import Bins
 from pyrofl.partitions.federations import class_counts
 from pyrofl.tensors import Tensors
@@ -38,6 +39,7 @@ RESULTS = (LAST, *TABLES, *(f"figures/{name}.png" for name in FIGURES))
 CompareRow = tuple[str, int, str, str, str, float]
 """method, seed, model, adapted, metric, value: one line of compare.csv."""
 
+PRIVACY = ("epsilon", "delta")  # of `Run.privacy`
 SMALLEST = 0.1  # share of the clients that counts as small
 SHOWN = {
     "accuracy": "accuracy",
@@ -50,6 +52,7 @@ SHOWN = {
     "pooled_rmse": "all test rows",
     "nll": "NLL",
     "ece": "ECE",
+    "epsilon": "epsilon",
 }
 
 
@@ -130,6 +133,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
         "seeds": {"split": task.split, **vars(task.seeds)},
         "data": columns(run.data, task.likelihood),
         "rounds": run.state.number,
+        "privacy": run.privacy and run.privacy._asdict(),
         "verdict": {"text": str(run.verdict), **asdict(run.verdict)},
         "clients": run.data.clients,
         "message_scalars": sum(math.prod(v.shape[1:]) for v in run.state.message.values()),
@@ -193,11 +197,12 @@ def main_metric(scores: list[Scores]) -> str:
     return next(iter(scores[0].values))
 
 
-def score_table(scores: list[Scores]) -> str:
-    """Lay out the scores of one run: a line for each model and population."""
-    metrics = list(scores[0].values)
-    lines = ((s.model, s.adapted, s.population, *map(s.mean, metrics)) for s in scores)
-    return run_folder.table(("model", "adapted", "population", *metrics), lines)
+def score_table(scores: list[Scores], spent: Spent | None = None) -> str:
+    """Lay out the scores of one run: a line for each model and population, and what was spent."""
+    metrics, more = list(scores[0].values), PRIVACY if spent else ()
+    told = [f"{getattr(spent, name):.4g}" for name in more]
+    lines = ((s.model, s.adapted, s.population, *map(s.mean, metrics), *told) for s in scores)
+    return run_folder.table(("model", "adapted", "population", *metrics, *more), lines)
 
 
 def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRow]:
@@ -206,6 +211,7 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
     A metric's name alone is about clients that train; "held_out_..." is about new ones,
     "pooled_..." about all test rows, "smallest_..." about the tenth with the fewest rows.
     """
+    spent = run.privacy
     for s in scores:
         parts = {f"{s.population}_": s}
         if s.population == "training":
@@ -214,6 +220,8 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
             for metric in s.values:
                 name, value = f"{prefix}{metric}", part.mean(metric)
                 yield job.name, job.task.seed, s.model, s.adapted, name, value
+        for name in PRIVACY if spent and s.population == "training" else ():
+            yield job.name, job.task.seed, s.model, s.adapted, name, getattr(spent, name)
 
 
 def compare_table(rows: Iterable[CompareRow]) -> str:

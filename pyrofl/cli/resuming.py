@@ -19,8 +19,8 @@ from pyrofl.files import hashed, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.checkpoints import Keeper, load
-from pyrofl.inference.fit import Run
 from pyrofl.inference.method import Method
+from pyrofl.inference.run import Run
 from pyrofl.inference.verdict import Judge
 
 POINTS = 20  # of a learning curve, unless asked for otherwise

@@ -20,8 +20,8 @@ from torch import Tensor
 from pyrofl.cli import commands
 from pyrofl.cli.parser import main
 from pyrofl.files import run_folder
-from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.messages import BadMessage
+from pyrofl.inference.run import Run
 from pyrofl.tensors import Tensors
 
 WORDS = ["run", "pfedvem", "--per-class", "12", "--clients", "4", "--net", "mlp:6", "--rounds"]

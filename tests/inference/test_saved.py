@@ -18,7 +18,8 @@ import toys
 import pyrofl
 from pyrofl import Federation
 from pyrofl.files import hashed
-from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.fit import fit
+from pyrofl.inference.run import Run
 from pyrofl.models import fedavg, likelihoods, perfedavg, priors, pvi
 
 NAMES = ("ward 1", "ward 2", "ward 3", "ward 4")
