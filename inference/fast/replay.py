@@ -58,7 +58,7 @@ class Replay:
     def __init__(self, method: Method, step: Step, noise: ClientNoise) -> None:
         """Look at the values."""
         self.noise, self.values = noise, (method.model, method.guide, step.loss, step.optim)
-        kinds = Supervised, Guide, (Elbo, ShortElbo), Sgd
+        kinds: tuple[Any, ...] = Supervised, Guide, (Elbo, ShortElbo), Sgd
         self.known = all(isinstance(v, k) for v, k in zip(self.values, kinds, strict=True))
         self.kind = (identity(self.values), step.repeat) if self.known else None
         self.recording: Recording | None = None
