@@ -11,7 +11,7 @@ from torch import Tensor
 from pyrofl.files.run_folder import versions
 from pyrofl.inference.description import clients_part
 from pyrofl.inference.method import Method
-from pyrofl.tensors import Tensors, role, under
+from pyrofl.tensors import Tensors, role
 
 Flat = dict[str, Any]
 """Names -> tensors [C, ...], numbers, texts, or tuples of texts."""
@@ -35,15 +35,18 @@ class Lost(Unfit):
         self.names = tuple(names)
 
 
-def agreed(method: Method) -> Flat:
-    """Return what has to be the same at server and clients: versions, and the clients' method."""
+def release() -> dict[str, str]:
+    """Return the versions that server and clients have in common."""
     known = {n: v for n, v in versions().items() if n not in ("arviz", "numpy")}
     known = {n: v.partition("+")[0] for n, v in known.items()}  # torch's, without its build
-    known["python"] = known["python"].rpartition(".")[0]
+    return known | {"python": known["python"].rpartition(".")[0]}
+
+
+def agreed(method: Method) -> Flat:
+    """Return what has to be the same at server and clients: versions, and the clients' method."""
     parts = clients_part(method)
-    return {f"version/{n}": v for n, v in known.items()} | {
-        f"method/{n}": v for n, v in parts.items()
-    }
+    both = {f"version/{n}": v for n, v in release().items()}
+    return {**both, **{f"method/{n}": v for n, v in parts.items()}}
 
 
 def refuse_others(order: Mapping[str, Any], method: Method) -> None:

@@ -59,7 +59,7 @@ def load_csv(
     x = torch.from_numpy(np.stack([kept[name].single() for name in names], axis=1))
     y, classes = _response(kept[target], likelihood)
     if likelihood is not None and not classes:
-        _refuse_range(path, likelihood, y, x[:, 0])
+        refuse_range(path, likelihood, y, x[:, 0])
     codes, groups = _groups(kept[group]) if group else (np.zeros(len(y), dtype=np.int64), ())
     lost = set(table[group].words[~table[group].gaps]) - set(groups) if group else ()
     return Dataset(
@@ -174,7 +174,7 @@ def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str
     return torch.from_numpy(codes), classes
 
 
-def _refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
+def refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
     """Refuse responses that a likelihood cannot have; `first` is the first feature."""
     name, colon, count = likelihood.partition(":")
     if name == "binomial" and colon and not count.isdecimal():
