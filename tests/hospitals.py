@@ -91,11 +91,13 @@ class Wire:
     Attributes:
         sites: node -> arguments of `Site`.
         spoil: (round of letters from 0, node, answer) -> what arrives; None: nothing does.
+        tamper: (node, letter) -> what the node gets.
         letters: all that came by, node -> letter.
     """
 
     sites: dict[int, dict[str, Any]]
     spoil: Callable[[int, int, Sheets], Sheets | None] = lambda number, node, answer: answer
+    tamper: Callable[[int, Sheets], Sheets] = lambda node, letter: letter
     letters: list[tuple[int, Sheets, Sheets]] = field(default_factory=list)
     number: int = 0
 
@@ -105,7 +107,7 @@ class Wire:
     def exchange(self, letters: Mapping[int, Sheets], timeout: float) -> dict[int, Sheets]:
         answers = {}
         for node, letter in letters.items():
-            answer = sent(answered(self.sites[node], sent(letter)))
+            answer = sent(answered(self.sites[node], self.tamper(node, sent(letter))))
             self.letters.append((node, letter, answer))
             spoilt = self.spoil(self.number, node, answer)
             if spoilt is not None:
