@@ -18,7 +18,7 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.site import answered
 
 PULL = 0.25  # seconds between two looks for replies
-LOG, ENDED = "server.log", "ended.json"
+LOG = "server.log"
 ODD_MODS = {
     "LocalDpMod": "it clips and blurs orders' answers as if they were weights of a network",
     "fixedclipping_mod": "it takes all that is sent for changes of weights, and clips them",
@@ -148,7 +148,8 @@ def server_app() -> Any:
         out.mkdir(parents=True, exist_ok=True)
         settings = Settings(int(config["sites"]), int(config["least"]), float(config["timeout"]))
         say = partial(_say, out / LOG)
-        write_json(out / ENDED, _ended(str(config["project"]), out, GridPost(grid), settings, say))
+        ended = _ended(str(config["project"]), out, GridPost(grid), settings, say)
+        write_json(str(config["end"]), ended)
 
     return app
 
@@ -166,8 +167,9 @@ def _ended(folder: str, out: Path, post: Any, settings: Settings, say: Any) -> d
     except Stopped as stop:
         return {"code": stop.code, "error": str(stop), "tables": []}
     except Exception as error:
-        say(traceback.format_exc())
         code = REFUSED if isinstance(error, ValueError) else FAILED
+        if code == FAILED:
+            say(traceback.format_exc())
         return {"code": code, "error": what(error), "tables": []}
     lost = [f"{name} {problem}" for name, book in books.items() if (problem := book.problem)]
     code = UNLEARNED if lost else FAILED if lacking else 0

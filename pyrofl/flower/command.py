@@ -8,10 +8,11 @@ import subprocess
 import time
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyrofl.cli.ends import FAILED, Stopped, show, tell
+from pyrofl.cli.ends import FAILED, Stopped, ending, show, tell
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
 from pyrofl.flower.processes import (
@@ -28,12 +29,12 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import LOG as LOG_OF_SITE
 
-LOG, ENDED, HOME, STATES = "server.log", "ended.json", "flower", "sites"
+LOG, HOME, STATES = "server.log", "flower", "sites"
 LOOPBACK = "127.0.0.1"
 LOOK = 0.25  # seconds between two looks at how far the server is
 LAPSE = 120.0  # seconds after which a node that ended had been let in
 PAUSE, AGAIN = 10.0, 9  # a node that was killed is known to the server for about a minute
-ASKED = 10.0  # seconds between two questions whether the run still goes on
+ASKED = 30.0  # seconds between two questions whether the run still goes on
 
 
 def new(args: Namespace) -> None:
@@ -55,15 +56,19 @@ def up(args: Namespace) -> None:
             f"{project.folder / 'sites'} holds {len(files)} CSV files; expected one for each of "
             f"--sites {args.sites}"
         )
+    project.build(args.sites, 2, server=True)
+    for file in files[: args.sites]:
+        rows_of(project, str(file), file.stem)
     out = Path(args.out or project.folder / "run").absolute()
-    with crew(out / HOME) as team:
+    with ending(partial(kept, out)), crew(out / HOME) as team:
         port = serve_on(team, LOOPBACK, free_port(), [])
         connect(team.home, f"{LOOPBACK}:{port}")
         for file in files[: args.sites]:
             node = {"name": file.stem, "project": str(project.folder.absolute())}
             node |= {"data": str(file.absolute()), "state": str(out / STATES / file.stem)}
             start_node(team, file.stem, f"{LOOPBACK}:{port}", node, ["--insecure"])
-        finish(args, project, out, run(args, team, project, out))
+        ended = run(args, team, project, out)
+    finish(args, out, ended)
 
 
 def serve(args: Namespace) -> None:
@@ -73,15 +78,17 @@ def serve(args: Namespace) -> None:
     keys = sorted(Path(args.nodes).glob("*.pub")) if args.nodes else []
     files = {"--cert": args.cert, "--cert-key": args.cert_key, "--ca": args.ca}
     safe = safe_server(args.host, files, keys)
+    project.build(args.sites, 2, server=True)
     out = Path(args.out or project.folder / "run").absolute()
-    with crew(out / HOME) as team:
+    with ending(partial(kept, out)), crew(out / HOME) as team:
         serve_on(team, args.host, args.port, safe)
         near = LOOPBACK if args.host == "0.0.0.0" else args.host
         connect(team.home, f"{near}:{args.port}", str(Path(args.ca).absolute()) if safe else "")
         for key in keys:
             register(team, key)
         tell(f"listening on {args.host}:{args.port} for {args.sites} sites\n")
-        finish(args, project, out, run(args, team, project, out))
+        ended = run(args, team, project, out)
+    finish(args, out, ended)
 
 
 def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> list[str]:
@@ -185,24 +192,25 @@ def start_node(
 
 def run(args: Namespace, team: Crew, project: Project, out: Path) -> dict[str, Any]:
     """Submit the run, print what the server says, and return how it ended."""
-    (out / ENDED).unlink(missing_ok=True)
+    end = team.home / f"{team.mark}.json"  # another run of Flower's may still be there, and end
     begin = (out / LOG).stat().st_size if (out / LOG).exists() else 0
     sites = args.sites
     settings = {"project": str(project.folder.absolute()), "out": str(out), "sites": sites}
     settings |= {"least": args.min_sites or sites, "timeout": float(args.timeout)}
+    settings |= {"end": str(end)}
     words = ["flwr", "run", str(project.folder), CONNECTION, "--format", "json"]
     told = json.loads(team.ask(*words, "--run-config", words_of(settings)))
     if "run-id" not in told:
         raise Stopped(f"the run was not taken: {told}", FAILED)
     number = str(told["run-id"])
-    for line in followed(team, out, begin, number):
+    for line in followed(team, out, end, begin, number):
         if not args.quiet:
             tell(f"{line}\n")
-    ended: dict[str, Any] = json.loads((out / ENDED).read_text(encoding="utf-8"))
+    ended: dict[str, Any] = json.loads(end.read_text(encoding="utf-8"))
     return ended
 
 
-def followed(team: Crew, out: Path, at: int, number: str) -> Iterator[str]:
+def followed(team: Crew, out: Path, end: Path, at: int, number: str) -> Iterator[str]:
     """Yield what the server writes, until it has ended.
 
     Raises:
@@ -210,7 +218,7 @@ def followed(team: Crew, out: Path, at: int, number: str) -> Iterator[str]:
     """
     asked = time.monotonic()
     while True:
-        over = (out / ENDED).exists()
+        over = end.exists()
         if (out / LOG).exists():
             with open(out / LOG, encoding="utf-8") as file:
                 file.seek(at)
@@ -222,15 +230,21 @@ def followed(team: Crew, out: Path, at: int, number: str) -> Iterator[str]:
             raise Stopped(f"Flower's server ended with {code}: {gone(team, out)}", FAILED)
         if time.monotonic() - asked > ASKED:
             asked = time.monotonic()
-            if state(team, number).startswith("finished") and not (out / ENDED).exists():
-                raise Stopped(f"the run ended ({state(team, number)}): {gone(team, out)}", FAILED)
+            told = state(team, number)
+            if told.startswith("finished") and not end.exists():
+                raise Stopped(f"the run ended ({told}): {gone(team, out)}", FAILED)
         time.sleep(LOOK)
 
 
 def state(team: Crew, number: str) -> str:
     """Return what Flower says of a run, such as "running"."""
     found = json.loads(team.ask("flwr", "list", CONNECTION, "--run-id", number, "--format", "json"))
-    return str(found["runs"][0]["status"])
+    return str(found["runs"][0]["status"]) if found.get("runs") else "unknown"
+
+
+def kept(out: Path, ended_by: str) -> str:
+    """Say where what was done is, whatever ended a command."""
+    return f"{ended_by}; {out} holds the rounds that are made, the same command goes on from there"
 
 
 def gone(team: Crew, out: Path) -> str:
@@ -238,7 +252,7 @@ def gone(team: Crew, out: Path) -> str:
     return f"{team.last_words('superlink')[-200:]}; {team.home} holds logs, {out} what is done"
 
 
-def finish(args: Namespace, project: Project, out: Path, ended: dict[str, Any]) -> None:
+def finish(args: Namespace, out: Path, ended: dict[str, Any]) -> None:
     """Print the tables, and end as the server ended."""
     show("\n\n".join(ended["tables"]), f"{out} holds all results")
     if ended["code"]:

@@ -52,6 +52,7 @@ clientapp = "app:client"
 [tool.flwr.app.config]
 project = ""
 out = ""
+end = ""
 sites = 0
 least = 0
 timeout = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -10,17 +11,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
 from pyrofl.cli.ends import FAILED, Stopped
+from pyrofl.files.lock import locked
 
 MARK = "PYROFL_FLOWER"  # in the environment of all that we have started
 PATIENCE = 10.0  # seconds that a process has to end by itself
 STARTING = 60.0  # seconds that Flower's server has to start
 CONNECTION = "here"
+DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 class Crew:
@@ -59,6 +62,7 @@ class Crew:
                 stderr=subprocess.STDOUT,
                 env=self.environment,
                 start_new_session=True,  # an interrupt is for us, and we end them in order
+                preexec_fn=_not_to_outlive(),
             )
         return self.running[name]
 
@@ -92,6 +96,18 @@ class Crew:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
+
+
+def _not_to_outlive() -> Callable[[], None] | None:
+    """Return what lets a process end when we are killed, where the system can."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl  # before the fork: nothing may be loaded after it
+
+    def follow() -> None:
+        prctl(DEATH_SIGNAL, signal.SIGTERM)
+
+    return follow
 
 
 def program(name: str) -> str:
@@ -137,7 +153,8 @@ def crew(home: Path) -> Iterator[Crew]:
     made, before = Crew(home), signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield made
+        with locked(home):
+            yield made
     finally:
         # A second interrupt must not leave half of them.
         held = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}

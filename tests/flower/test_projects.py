@@ -175,6 +175,7 @@ def test_a_message_that_grows_with_the_rows_is_refused(project, monkeypatch):
         (["up", "{p}", "--sites", "9"], "holds 3 CSV files; expected one for each of --sites 9"),
         (["up", "{p}/sites"], "expected a project folder"),
         (["up", "{p}", "--timeout", "0"], "--timeout: found '0'; expected a number above 0"),
+        (["up", "{p}", "--set"], "unrecognized arguments: --set"),
         (["new", "{p}"], "is not empty, it holds LICENSE"),
         (["serve", "{p}", "--host", "0.0.0.0"], "--cert is None; expected a file, as others reach"),
         (["serve", "{p}", "--port", "70000"], "expected a whole number of at most 65535"),
@@ -210,6 +211,19 @@ def test_commands_refuse_in_one_line(project, words, told, capsys, monkeypatch):
     assert told in said
     assert said.count("\n") == 1
     assert not (project.folder / "run").exists()
+
+
+def test_up_refuses_rows_and_methods_before_anything_starts(project, capsys, monkeypatch):
+    monkeypatch.setattr("pyrofl.flower.command.program", lambda name: name)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("started"))
+    changed(project.folder, methods=("fedbabu",))
+    assert main(["flower", "up", str(project.folder)]) == 2
+    assert "fedbabu: head is 'head.*'; expected patterns of some" in capsys.readouterr().err
+    changed(project.folder, methods=("fedavg",))
+    file = project.folder / "sites/hospital_3.csv"
+    file.write_text(file.read_text() + "1,2,x,yes\n")
+    assert main(["flower", "up", str(project.folder)]) == 2
+    assert "hospital_3.csv: column pressure" in capsys.readouterr().err
 
 
 def test_join_shows_what_will_leave_before_anything_starts(project, capsys, monkeypatch):
