@@ -60,7 +60,7 @@ def up(args: Namespace) -> None:
     for file in files[: args.sites]:
         rows_of(project, str(file), file.stem)
     out = Path(args.out or project.folder / "run").absolute()
-    with ending(partial(kept, out)), crew(out / HOME) as team:
+    with crew(out / HOME) as team, ending(partial(kept, out)):
         port = serve_on(team, LOOPBACK, free_port(), [])
         connect(team.home, f"{LOOPBACK}:{port}")
         for file in files[: args.sites]:
@@ -80,7 +80,7 @@ def serve(args: Namespace) -> None:
     safe = safe_server(args.host, files, keys)
     project.build(args.sites, 2, server=True)
     out = Path(args.out or project.folder / "run").absolute()
-    with ending(partial(kept, out)), crew(out / HOME) as team:
+    with crew(out / HOME) as team, ending(partial(kept, out)):
         serve_on(team, args.host, args.port, safe)
         near = LOOPBACK if args.host == "0.0.0.0" else args.host
         connect(team.home, f"{near}:{args.port}", str(Path(args.ca).absolute()) if safe else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from pyrofl.flower.site import ASK, LOST, ORDER, REFUSED, REPLY, TOLD, label
 from pyrofl.inference.halves import Server
 from pyrofl.inference.halves.wire import Flat
 from pyrofl.inference.loop.rounds import by_round
+
+Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
+"""Name of a site -> names of its clients, and how many training rows each has."""
 
 ROSTER = "sites.json"
 PAUSE = 0.5  # seconds between two looks for sites
@@ -64,7 +67,7 @@ def coordinate(
         out.mkdir(parents=True, exist_ok=True)
         if dead := held.enter_context(locked(out)):
             say(f"{dead}; taking it over")
-        register = Register(project, post, say, settings.timeout)
+        register = Register(project, post, say)
         sites = _roster(out / ROSTER, register, settings)
         run = Rounds(project, out, register, settings, say, sites)
         while not run.over:
@@ -72,20 +75,34 @@ def coordinate(
         return run.books
 
 
-def _roster(path: Path, register: Register, settings: Settings) -> dict[str, Any]:
-    """Return site -> its clients and sizes: as the run began, or of all that are there now."""
+def _roster(path: Path, register: Register, settings: Settings) -> Sites:
+    """Return the sites as the run began, or all that are there now.
+
+    Raises:
+        ValueError: if the run has begun with more or fewer than are asked for.
+        Stopped: if too few come.
+    """
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
-    else:
-        wait(register, settings.sites, settings.timeout)
-        found = {
-            name: [list(site.names), list(site.sizes)]
-            for name, site in sorted(register.sites.items())
-        }
-        write_json(path, found)
-    sites = {name: (tuple(names), tuple(sizes)) for name, (names, sizes) in found.items()}
-    register.expected = sites
-    return sites
+        if len(found) != settings.sites:
+            raise ValueError(
+                f"{path.parent} holds a run of {len(found)} sites ({', '.join(found)}); expected "
+                f"--sites {len(found)}, or another --out"
+            )
+        register.expected = _sites(found)
+        with suppress(Stopped):  # who is late misses rounds, and no more
+            wait(register, len(found), settings.timeout)
+        return register.expected
+    wait(register, settings.sites, settings.timeout)
+    there = sorted(register.sites.items())
+    found = {name: [list(site.names), list(site.sizes)] for name, site in there}
+    write_json(path, found)
+    register.expected = _sites(found)
+    return register.expected
+
+
+def _sites(found: Mapping[str, Any]) -> Sites:
+    return {name: (tuple(names), tuple(sizes)) for name, (names, sizes) in found.items()}
 
 
 def wait(register: Register, count: int, timeout: float) -> None:
@@ -118,7 +135,7 @@ class Rounds:
         register: Register,
         settings: Settings,
         say: Callable[[str], None],
-        sites: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]],
+        sites: Sites,
     ) -> None:
         """Begin, or go on from what the folder holds."""
         self.project, self.register, self.settings, self.say = project, register, settings, say

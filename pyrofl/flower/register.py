@@ -13,6 +13,8 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.site import HELLO, REFUSED, greeting
 from pyrofl.inference.halves.wire import Flat, column, named
 
+GREETING = 60.0  # seconds that a node has to say who it is; it is asked again later
+
 
 class Post(Protocol):
     """What carries letters to nodes, and brings their answers."""
@@ -45,7 +47,6 @@ class Register:
     project: Project
     post: Post
     say: Callable[[str], None]
-    timeout: float
     sites: dict[str, Member] = field(default_factory=dict)
     expected: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] | None = None
     _met: dict[int, Flat | None] = field(default_factory=dict)  # what a node said; None: refused
@@ -58,7 +59,7 @@ class Register:
         self.sites = {n: site for n, site in self.sites.items() if site.node in present}
         if strangers := sorted(present - self._met.keys()):
             letters = {node: greeting(self.project) for node in strangers}
-            for node, answer in sorted(self.post.exchange(letters, self.timeout).items()):
+            for node, answer in sorted(self.post.exchange(letters, GREETING).items()):
                 self._met[node] = self._heard(node, answer)
         for node, said in sorted(self._met.items()):
             if said is not None:

@@ -68,8 +68,9 @@ class Book:
         """Whether the last round is to be tested, and has not been."""
         number, rounds = self.server.state.number, self.project.rounds
         every = max(1, rounds // POINTS)
-        tested = {row["round"] for row in self.run.history}
-        now = number and (number % every == 0 or number >= rounds)
+        over = number >= rounds
+        tested = {row["round"] for row in self.run.history} if self.scores or not over else ()
+        now = number and (number % every == 0 or over)
         return bool(now) and number not in tested and self._tries < TRIES
 
     @property
@@ -84,9 +85,10 @@ class Book:
         except ValueError:  # nobody has answered, or not the same
             self._tries += 1
             return
-        self._tries = 0
+        self._tries, number = 0, self.server.state.number
+        self.run.history[:] = [row for row in self.run.history if row["round"] != number]
         for s in self.scores:
-            asked = (self.server.state.number, s.model, s.adapted, s.population)
+            asked = (number, s.model, s.adapted, s.population)
             lines = [(*asked, metric, s.mean(metric)) for metric in s.values]
             row = run_folder.METRICS
             self.run.history += [dict(zip(row, line, strict=True)) for line in lines]

@@ -91,8 +91,17 @@ def test_a_server_that_is_stopped_goes_on_from_its_folder(tmp_path):
     post = wire(project, tmp_path)
     post.sites = {node + 5: site for node, site in post.sites.items()}  # Flower's numbers change
     without(project, post, tmp_path, [])
-    rows = (tmp_path / "out/fedavg/records.pt").stat().st_size
-    assert rows > 0
+    # And once more when it is over: tables are written again, with the scores of the end.
+    books = coordinate(project, tmp_path / "out", post, SOON, lambda _: None)
+    for book in books.values():
+        assert [record.number for record in book.run.records] == [1, 2, 3]
+        assert {row["round"] for row in book.run.history} == {1, 2, 3}
+        assert len(book.run.history) == len({tuple(row.items())[:5] for row in book.run.history})
+        assert book.scores
+    with pytest.raises(
+        ValueError, match=r"holds a run of 3 sites .+; expected --sites 3, or another"
+    ):
+        coordinate(project, tmp_path / "out", post, Settings(2, 2, 0.0), lambda _: None)
 
 
 def test_only_one_server_works_in_a_folder(tmp_path):
