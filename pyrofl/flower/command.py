@@ -22,6 +22,7 @@ from pyrofl.flower.processes import (
     crew,
     free_port,
     program,
+    refuse_unproven,
     wait_for_port,
     words_of,
 )
@@ -132,6 +133,9 @@ def join(args: Namespace) -> None:
     show(leaving(project, data))
     if args.show:
         return
+    if args.ca:
+        host, _, port = args.server.rpartition(":")
+        refuse_unproven(host, int(port), args.ca)
     program("flower-supernode")
     state = run_folder.prepare(args.state, overwrite=True).absolute()
     node = {"name": args.name, "project": str(Path(args.project).absolute())}
