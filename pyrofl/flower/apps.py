@@ -45,10 +45,10 @@ def flower() -> Any:
 def to_record(sheets: Mapping[str, Any]) -> Any:
     """Write sheets as Flower's record."""
     app = flower()["app"]
-    arrays, text = packed(sheets)
+    content, text = packed(sheets)
     return app.RecordDict(
         {
-            "arrays": app.ArrayRecord({n: app.Array(v) for n, v in arrays.items()}),
+            "arrays": app.ArrayRecord({"tensors": app.Array(content)}),
             "words": app.ConfigRecord({"json": text}),
         }
     )
@@ -61,12 +61,11 @@ def from_record(record: Any) -> Sheets:
         ValueError: if it is none that `to_record` wrote.
     """
     try:
-        arrays, text = record["arrays"], record["words"]["json"]
-        found = {name: value.numpy() for name, value in arrays.items()}
+        content, text = record["arrays"]["tensors"].numpy(), record["words"]["json"]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         told = f"{type(error).__name__}: {error}"
         raise ValueError(f"a record cannot be read ({told}); expected arrays and words") from None
-    return unpacked(found, text)
+    return unpacked(content, text)
 
 
 def client_app(mods: Sequence[Any] = ()) -> Any:

@@ -82,7 +82,7 @@ def serve(args: Namespace) -> None:
     project.build(args.sites, 2, server=True)
     out = Path(args.out or project.folder / "run").absolute()
     with crew(out / HOME) as team, ending(partial(kept, out)):
-        serve_on(team, args.host, args.port, safe)
+        serve_on(team, args.host, args.port, [*safe, *kept_by(team)])
         near = LOOPBACK if args.host == "0.0.0.0" else args.host
         connect(team.home, f"{near}:{args.port}", str(Path(args.ca).absolute()) if safe else "")
         for key in keys:
@@ -90,6 +90,11 @@ def serve(args: Namespace) -> None:
         tell(f"listening on {args.host}:{args.port} for {args.sites} sites\n")
         ended = run(args, team, project, out)
     finish(args, out, ended)
+
+
+def kept_by(team: Crew) -> list[str]:
+    """Return the words that let Flower's server know its nodes again when it is started anew."""
+    return ["--database", str(team.home / "superlink.db")]
 
 
 def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> list[str]:
@@ -179,8 +184,8 @@ def serve_on(team: Crew, host: str, port: int, more: list[str]) -> int:
     """Start Flower's server, and wait until it listens; nothing is installed by it."""
     words = ["flower-superlink", "--host", host, "--port", str(port)]
     words += ["--disable-runtime-dependency-installation"]
-    words += more or ["--insecure"]
-    team.start("superlink", [*words, "--database", str(team.home / "superlink.db")])
+    words += more if "--ssl-certfile" in more else ["--insecure", *more]
+    team.start("superlink", words)
     wait_for_port(team, "superlink", LOOPBACK if host == "0.0.0.0" else host, port)
     return port
 

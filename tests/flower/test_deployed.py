@@ -23,7 +23,7 @@ from certificates import authority, node_key
 from hospitals import NAMES, looped
 
 from pyrofl.cli.ends import Stopped
-from pyrofl.flower.command import run, safe_server, serve_on, start_node
+from pyrofl.flower.command import kept_by, run, safe_server, serve_on, start_node
 from pyrofl.flower.processes import MARK, Crew, connect, crew, end, free_port, marked
 from pyrofl.tensors import role
 
@@ -219,7 +219,7 @@ def test_what_dies_is_left_out_and_nothing_is_counted_twice(tmp_path):
             node |= {"state": str(states[name])}
             start_node(team, name, f"127.0.0.1:{port}", node, ["--insecure"])
 
-        serve_on(team, "127.0.0.1", port, [])
+        serve_on(team, "127.0.0.1", port, kept_by(team))
         connect(team.home, f"127.0.0.1:{port}")
         for name in NAMES:
             start(name)
@@ -235,7 +235,7 @@ def test_what_dies_is_left_out_and_nothing_is_counted_twice(tmp_path):
         with pytest.raises(Stopped):
             first.result()
         until(lambda: not [p for p in marked(team.mark) if b"serverapp" in cmdline(p)])
-        serve_on(team, "127.0.0.1", port, [])
+        serve_on(team, "127.0.0.1", port, kept_by(team))
         ended = run(args, team, project, out)
     print(log.read_text())
     assert ended["code"] == 0

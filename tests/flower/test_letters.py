@@ -14,6 +14,9 @@ from pyrofl.flower.letters import packed, unpacked
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.uint8)
 FLOATS = (math.nan, math.inf, -math.inf, -0.0, 5e-324)
+PLACES = ('["float64", 0, [3], 0]', '["float64", 9, [1], 0]', '["float64", -8, [1], 0]')
+PLACES += ('["object", 0, [1], 0]', '["<U1", 0, [1], 0]', '["odd", 0, [1], 0]')
+PLACES += ('["float64", 0, [2], 5]', '["float64", 0, [-1], 0]', '["float64", 0, [1]]')
 NAMES = st.text(min_size=1, max_size=8).filter(lambda text: "|" not in text)
 
 
@@ -54,9 +57,10 @@ def test_tensors_come_back_to_the_last_bit(dtype, shape):
 
 def test_what_all_receive_travels_once():
     row = torch.randn(1, 1000)
-    arrays, _ = packed({"order": {"down/w": row.expand(50, -1), "own": torch.randn(50, 2)}})
-    assert sum(v.nbytes for v in arrays.values()) == 4000 + 400
-    found = unpacked(*packed({"order": {"down/w": row.expand(50, -1)}}))["order"]["down/w"]
+    flat = {"down/w": row.expand(50, -1), "own": torch.randn(50, 2)}
+    content, _ = packed({"order": flat})
+    assert content.nbytes == 4000 + 400
+    found = unpacked(*packed({"order": flat}))["order"]["down/w"]
     assert torch.equal(found, row.expand(50, -1))
     assert found.stride(0) == 0
 
@@ -73,15 +77,9 @@ def test_what_no_letter_holds_is_refused():
 
 
 def test_what_cannot_be_read_is_refused():
-    array = np.zeros(2)
-    for arrays, text in (
-        ({}, "{"),
-        ({}, "[1]"),
-        ({}, '{"a": 3}'),
-        ({"b|w": array}, '{"a": {}}'),
-        ({"a|w": array}, '{"a": {"|w": "x"}}'),
-        ({"a|w": array}, '{"a": {"|w": 5}}'),
-        ({"a|w": np.array(["x"])}, '{"a": {}}'),
-    ):
+    content = np.zeros(16, np.uint8)
+    texts = ["{", "[1]", '{"a": 3}', '{"a": {"|w": "x"}}', '{"a": {"|w": 5}}']
+    texts += [f'{{"a": {{"|w": {place}}}}}' for place in PLACES]
+    for text in texts:
         with pytest.raises(ValueError, match="a message cannot be read"):
-            unpacked(arrays, text)
+            unpacked(content, text)
