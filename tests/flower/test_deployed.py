@@ -144,7 +144,7 @@ server = apps.server_app()
 """
 
 
-def until(what: Callable[[], object], seconds: float = 240) -> None:
+def until(what: Callable[[], object], seconds: float = 600) -> None:
     """Wait for something."""
     end = time.monotonic() + seconds
     while not what():
@@ -205,7 +205,7 @@ def test_what_dies_is_left_out_and_nothing_is_counted_twice(tmp_path):
     ):
         states[name].mkdir(parents=True, exist_ok=True)
         (states[name] / f"fault-{number}").write_text(kind)
-    args = Namespace(sites=3, min_sites=1, timeout=45.0, quiet=True)
+    args = Namespace(sites=3, min_sites=1, timeout=150.0, quiet=True)
     log = out / "server.log"
 
     def said(text: str) -> bool:
