@@ -24,7 +24,7 @@ from hospitals import NAMES, looped
 
 from pyrofl.cli.ends import Stopped
 from pyrofl.flower.command import kept_by, run, safe_server, serve_on, start_node
-from pyrofl.flower.processes import MARK, Crew, connect, crew, end, free_port, marked
+from pyrofl.flower.processes import Crew, connect, crew, end, free_port, marked
 from pyrofl.tensors import role
 
 pytest.importorskip("flwr")
@@ -69,12 +69,12 @@ def abroad(tmp_path: Path) -> list[str]:
     return [line for line in seen if not any(repr(name) in line for name in LOOPBACK)]
 
 
-def left() -> list[int]:
-    """Return the processes of Flower that are there."""
+def left(tmp_path: Path) -> list[int]:
+    """Return the processes that a test has started, by the folder of Flower that they were given."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if f"{MARK}=".encode() in (folder / "environ").read_bytes():
+            if f"FLWR_HOME={tmp_path}/".encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found
 
@@ -103,7 +103,7 @@ def test_all_methods_in_one_run_are_those_of_the_loop(tmp_path, watched):
     done = subprocess.run(words, capture_output=True, text=True, env=watched)
     print(f"{time.monotonic() - begun:.0f} s\n{done.stdout}\n{done.stderr}")
     assert done.returncode == 0
-    assert not left()
+    assert not left(tmp_path)
     same(tmp_path / "out", project)
     assert not abroad(tmp_path)
     for name in METHODS:
@@ -239,7 +239,7 @@ def test_what_dies_is_left_out_and_nothing_is_counted_twice(tmp_path):
         ended = run(args, team, project, out)
     print(log.read_text())
     assert ended["code"] == 0
-    assert not left()
+    assert not left(tmp_path)
     absent = missed(out, project)
     assert len(absent) == 6
     assert absent[:4] == [set(), {"hospital_1"}, {"hospital_2"}, {"hospital_3"}]
@@ -283,7 +283,7 @@ def test_who_has_no_key_or_an_old_certificate_is_not_let_in(tmp_path):
         serve_on(team, "127.0.0.1", ports["old"], safe)
         _some_are_let_in(project, tmp_path, server, join, good, old)
         assert "activate-node" not in (team.home / "superlink.log").read_text().lower()
-    assert not left()
+    assert not left(tmp_path)
     same(tmp_path / "out-good", project)
 
 
