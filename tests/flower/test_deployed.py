@@ -70,7 +70,7 @@ def abroad(tmp_path: Path) -> list[str]:
 
 
 def left(tmp_path: Path) -> list[int]:
-    """Return the processes that a test has started, by the folder of Flower that they were given."""
+    """Return the processes that a test has started, by the folder that Flower was given."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
