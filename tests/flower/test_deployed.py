@@ -19,11 +19,10 @@ import hospitals
 import pytest
 import torch
 import toys
-from certificates import authority, node_key
 from hospitals import NAMES, looped
 
 from pyrofl.cli.ends import Stopped
-from pyrofl.flower.command import kept_by, run, safe_server, serve_on, start_node
+from pyrofl.flower.command import kept_by, run, serve_on, start_node
 from pyrofl.flower.processes import Crew, connect, crew, end, free_port, marked
 from pyrofl.tensors import role
 
@@ -251,71 +250,3 @@ def cmdline(pid: int) -> bytes:
         return (Path("/proc") / str(pid) / "cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def test_who_has_no_key_or_an_old_certificate_is_not_let_in(tmp_path):
-    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=("epochs=1",))
-    good, old = authority(tmp_path / "good"), authority(tmp_path / "old", days=-1)
-    keys = {name: node_key(tmp_path / "keys", name) for name in NAMES}
-    keys["stranger"] = node_key(tmp_path / "strangers", "stranger")
-    ports = {"good": free_port(), "old": free_port()}
-
-    def start(name: str, *words: str) -> subprocess.Popen[bytes]:
-        log = open(tmp_path / f"{name}.log", "wb")  # noqa: SIM115
-        return subprocess.Popen(command(*words), stdout=log, stderr=log)
-
-    def serve(name: str, made: dict[str, str]) -> subprocess.Popen[bytes]:
-        safe = ["--cert", made["cert"], "--cert-key", made["key"], "--ca", made["ca"]]
-        more = ["--port", str(ports[name]), "--nodes", str(tmp_path / "keys")]
-        out = ["--out", str(tmp_path / f"out-{name}"), "--timeout", "300"]
-        return start(f"serve-{name}", "serve", str(project.folder), *safe, *more, *out)
-
-    def join(name: str, key: str, to: str, ca: str, state: str) -> subprocess.Popen[bytes]:
-        rows = ["--data", str(project.folder / f"sites/{name}.csv"), "--name", name]
-        more = ["--state", str(tmp_path / state), "--project", str(project.folder)]
-        safe = ["--key", keys[key], "--ca", ca]
-        return start(state, "join", f"127.0.0.1:{ports[to]}", *rows, *more, *safe)
-
-    server = serve("good", good)
-    files = {"--cert": old["cert"], "--cert-key": old["key"], "--ca": old["ca"]}
-    safe = safe_server("127.0.0.1", files, sorted((tmp_path / "keys").glob("*.pub")))
-    with crew(tmp_path / "out-old") as team:
-        serve_on(team, "127.0.0.1", ports["old"], safe)
-        _some_are_let_in(project, tmp_path, server, join, good, old)
-        assert "activate-node" not in (team.home / "superlink.log").read_text().lower()
-    assert not left(tmp_path)
-    same(tmp_path / "out-good", project)
-
-
-def _some_are_let_in(
-    project: Any, tmp_path: Path, server: Any, join: Callable[..., Any], good: Any, old: Any
-) -> None:
-    """Let sites join that should not, and those that should, and wait for the run."""
-    until(lambda: "listening on" in (tmp_path / "serve-good.log").read_text())
-    for to, ca, state, told in (
-        ("good", old["ca"], "other-ca", "unable to get local issuer certificate"),
-        ("old", old["ca"], "expired", "certificate has expired"),
-    ):
-        assert join("hospital_3", "hospital_3", to, ca, state).wait(120) == 2
-        assert f"does not prove who it is: {told}" in (tmp_path / f"{state}.log").read_text()
-    odd = [join("hospital_3", "stranger", "good", good["ca"], "stranger")]
-    fine = [join(name, name, "good", good["ca"], f"state-{name}") for name in NAMES[:2]]
-    until(lambda: all(_there(tmp_path, name) for name in NAMES[:2]))
-    twice = join("hospital_1", "hospital_1", "good", good["ca"], "twice")
-    time.sleep(30)
-    assert not (tmp_path / "out-good/sites.json").exists()  # it still waits for the third
-    said = (tmp_path / "out-good/server.log").read_text()
-    assert "hospital_3" not in said
-    assert "a second" not in said  # Flower itself does not let a key in twice
-    fine.append(join("hospital_3", "hospital_3", "good", good["ca"], "state-hospital_3"))
-    assert server.wait(600) == 0
-    assert all(process.poll() is None or process.poll() == 3 for process in (*odd, twice))
-    for process in (*odd, twice, *fine):
-        process.terminate()
-    for process in (*odd, twice, *fine):
-        assert process.wait(60) in (3, 130)
-
-
-def _there(tmp_path: Path, name: str) -> bool:
-    log = tmp_path / "out-good/server.log"
-    return log.exists() and f"{name} is there" in log.read_text()
