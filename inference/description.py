@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 
 from pyrofl.inference.method import Method
 
+RECIPE = "recipe"  # says how a thing was made, not what it is
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -28,7 +29,8 @@ def described(method: Method) -> dict[str, str]:
     found: dict[str, str] = {}
     known: dict[int, Any] = {}  # held, so that no two have the same id
     for field in fields(method):
-        _tell(field.name, getattr(method, field.name), found, known)
+        if field.name != RECIPE:
+            _tell(field.name, getattr(method, field.name), found, known)
     return found
 
 
@@ -108,9 +110,11 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _fills(whole: Any, name: str, value: Any) -> bool:
-    """Say whether something fills itself while it is used, as what remembers results does."""
+    """Say whether a thing would be the same without it, as without what remembers results."""
     private = name.startswith("_") and isinstance(value, dict | list | set)
-    return private or isinstance(getattr(type(whole), name, None), cached_property)
+    return (
+        private or name == RECIPE or isinstance(getattr(type(whole), name, None), cached_property)
+    )
 
 
 def _wrapped(value: Any) -> list[tuple[str, Any]]:

@@ -5,7 +5,8 @@ A run has converged if over its last 5 merges, and at least 3,
 - no site's mean or standard deviation moved by more than 0.01 standard deviations from one merge to
   the next, and no tensor without a distribution by more than 0.1% of its norm; see `movement`;
 - and nothing that moved less in every one of them, or more, would go on to five times that: what is
-  held back, as by a small damping, moves little each time and has far to go.
+  held back, as by a small damping, moves little each time and has far to go. What moved more each
+  time counts if in as many merges again, growing as fast, it would move by more than the above.
 
 Steps of constant length on minibatches hover, and so go on moving.
 
@@ -127,7 +128,7 @@ def _of_movement(moved: Sequence[Moved]) -> Verdict:
     if not series:
         return Verdict("moving", "how far is not known, nothing that is compared", merges)
     mean = {key: sum(each) / len(last) for key, each in series.items()}
-    left = {key: _left(each) for key, each in series.items()}
+    left = {key: _left(each, SMALL[key[1]]) for key, each in series.items()}
     quiet = merges >= LEAST and all(v <= SMALL[p] for (_, p), each in series.items() for v in each)
     far = quiet and any(left[key] > FAR * SMALL[key[1]] for key in series)
     most = left if far else mean
@@ -161,14 +162,16 @@ def _of(moved: Moved, site: str, part: str) -> float:
     return moved.get(site, {}).get(part, 1.0)
 
 
-def _left(moved: Sequence[float]) -> float:
+def _left(moved: Sequence[float], small: float) -> float:
     """Return how far it goes if it goes on so; 0 where it moves now more and now less."""
-    if all(a < b for a, b in pairwise(moved)):
-        return inf
-    if not all(a > b for a, b in pairwise(moved)) or not moved[-1]:
+    first, last = moved[0], moved[-1]
+    rises, falls = (all(sign * (b - a) > 0 for a, b in pairwise(moved)) for sign in (1, -1))
+    if len(moved) < LEAST or not (rises or falls) or not last:
         return 0.0
-    ratio: float = (moved[-1] / moved[0]) ** (1 / (len(moved) - 1))
-    return moved[-1] * ratio / (1 - ratio)
+    ratio = (last / first) ** (1 / (len(moved) - 1)) if first else inf
+    if rises:  # noise does so, too, now and then
+        return inf if last * ratio ** len(moved) > small else 0.0
+    return last * ratio / (1 - ratio)
 
 
 def _far(value: float, part: str) -> str:

@@ -40,12 +40,14 @@ from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.models.shared.schedules import decayed
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, like, role, under
 
 Option = Literal["I", "II"]
 KNOWN = "server/own"  # every c_j, where the server remembers them
 
 
+@repeatable
 @checked
 def build(
     net: Network,

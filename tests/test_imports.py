@@ -24,7 +24,7 @@ FILES = sorted(
 
 # The arrows: what each part of the house may import, besides itself. Nouns know no verbs, verbs no
 # methods; only the command line and the benchmarks know everything.
-NOUNS = ("tensors", "turns", "arguments", "plates", "metrics", "summaries")
+NOUNS = ("tensors", "turns", "arguments", "plates", "metrics", "summaries", "recipes")
 NOUNS += ("data", "partitions", "nets", "figures", "files")
 VERBS = (
     "method",
@@ -39,7 +39,8 @@ VERBS = (
     "checkpoints",
 )
 VERBS += ("loop", "halves", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
-VERBS += ("chains", "description", "movement", "records", "verdict")
+VERBS += ("chains", "description", "movement", "records", "verdict", "saving", "loading", "loggers")
+VERBS += ("budget", "privacy", "run")
 
 
 def part(file: Path) -> str:
@@ -136,7 +137,7 @@ def test_the_core_loads_nothing_heavy(names):
 
 # What is not on top is one dot away.
 ONE_DOT_AWAY = {
-    "checks": "calibration calibration_by_client compare_loo loo newcomer pit predict "
+    "checks": "by_class calibration calibration_by_client compare_loo loo newcomer pit predict "
     "predict_batch predictive_checks Ranks sbc Scores uncertainty",
     "data": "Dataset Who",
     "datasets": "load per_class",
@@ -151,6 +152,7 @@ ONE_DOT_AWAY = {
     "nets": "Network build",
     "participation": "bernoulli everyone fixed fraction",
     "priors": "fixed flat student_t",
+    "privacy": "Masks Privacy Spent private summed unmask",
     "reference": "centralised cost nuts pooled",
     "servers": "average descend weighted_mean",
 }

@@ -184,13 +184,18 @@ def test_no_seed_loses_the_spreads_of_lines(seed, ran, monkeypatch):
 
 
 @pytest.mark.slow
-def test_censored_times_with_frailties_are_those_of_nuts():
-    """Where steps were not shortened, means went to 100,000 in two rounds."""
+@pytest.mark.parametrize("seed", range(3))
+def test_censored_times_with_frailties_are_those_of_nuts(seed):
+    """Where steps were not shortened, means went to 100,000 in two rounds.
+
+    y^shape has no mean under a log-normal shape: a single draw far out once made a client's factor
+    a million times as narrow as its rows say, with seed 0, and the others could not follow.
+    """
     data = table("kidney.csv", "time", "patient", "status", "age", "sex")
     status, age, sex = data.x.T
     x = torch.stack([status, age / 10, 1.0 * (sex == 2)], 1)
     data = replace(data, x=x, y=data.y / 30)
     method = pvi.hierarchical(programs.frailty, data, shared="b0 beta shape tau", draws=64)
-    run = pyrofl.fit(method, data, 30, progress=False)
+    run = pyrofl.fit(method, data, 30, seed=seed, progress=False)
     assert not any(round.rejected for round in run.records)
     assert_as_nuts("kidney", run.to_arviz(draws=2000))

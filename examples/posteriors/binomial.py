@@ -49,7 +49,7 @@ def cbpp_beta(received, local, batch):
     """Let the share of the sick be beta in every herd and period, too."""
     with batch.clients():
         size = pyro.sample("size", dist.Gamma(2.0, 0.1))
-        rate = herds(batch).sigmoid()
+        rate = herds(batch).sigmoid().clamp(1e-9, 1 - 1e-9)  # the tails of proposals reach 0
         with batch.rows():
             sick = dist.BetaBinomial(rate * size, (1 - rate) * size, batch.x[..., 0])
             pyro.sample("sick", sick, obs=batch.y)

@@ -76,6 +76,11 @@ class Shard(Federation):
         """Check nothing: the clients that are here have been."""
 
 
+def _losses(told: Tensors) -> Tensors:
+    """Return the losses that clients tell; of rows they say something, so private ones do not."""
+    return {n: v for n, v in told.items() if n.startswith(("loss/", "begun/"))}
+
+
 def _here(shard: Shard, rounds: int, received: Tensors, own: Mapping[str, Own]) -> Here:
     """Return the round as clients see it, given what they keep."""
     mine = {shard.names.index(n): one.mine for n, one in own.items() if one.mine is not None}
@@ -152,7 +157,7 @@ class Client:
             "sends": torch.isin(who.ids.cpu(), reply.sender.ids.cpu()),
             "odd": tuple(reply.reasons),
             "steps": reply.told["steps"],
-            **sealed({n: v for n, v in reply.told.items() if n.startswith(("loss/", "begun/"))}),
+            **({} if method.privacy else sealed(_losses(reply.told))),
             **under("up", sealed(reply.message)),
         }
 

@@ -120,7 +120,7 @@ def to_arviz(
 
     Warns:
         UserWarning: if corrected draws are not to be trusted: Pareto k above 0.7, or worth less
-            than 100 draws.
+            than 400 draws.
     """
     begun, runs, everything = perf_counter(), list(runs), groups == "all"
     refuse_no_runs(runs)

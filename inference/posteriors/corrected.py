@@ -38,7 +38,7 @@ from pyrofl.inference.seeds import Stream, stream
 from pyrofl.turns import in_turn
 
 TRIED = 4000  # values of g that are weighted, or two for each draw that is asked for
-BAD, FEW = 0.7, 100  # Pareto k above, and number of draws below, which weights are not trusted
+BAD, FEW = 0.7, 400  # Pareto k above, and draws below, which weights are not trusted: .1 sd
 
 
 @in_turn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import PositiveShare, checked
-from pyrofl.inference.optim import Optim
+from pyrofl.inference.optim import Light, Optim
 from pyrofl.models.pvi.gaussians import inverse
 from pyrofl.tensors import Tensors, like, times
 
+MOST = 10.0  # by what a variance changes at most in a step
 BEND = 0.1  # longest step of a power
 NEAR = 0.5  # longest step of a server's mean, in standard deviations
 SHORTER = 10  # tries of a client's step, each half as long, before it stays where it is
@@ -36,7 +38,9 @@ def natural(
 
     which moves the precision by lr of the way to its optimum given the current draws (Khan and
     Rue, "The Bayesian Learning Rule", JMLR 2023, eq. 5, with Price's theorem); lr = 1 solves a
-    normal model in one step. A variance grows at most tenfold in a step.
+    normal model in one step. A variance grows at most tenfold in a step, and from the second step
+    on it falls at most to a tenth: where the loss has heavy tails, as of powers of a positive
+    variable, a single draw may say anything.
 
     Later variables v may be scaled by powers of earlier ones g: z_i = v_i exp(c_i'(g - b)), c the
     third parameter [C, m, d]. Its steps are those of a diagonal Fisher matrix,
@@ -46,7 +50,7 @@ def natural(
     Args:
         lr: of the first steps.
         steady: steps before it falls, as 1 / t from then on, which averages the noise away.
-        reach: [n], the farthest that a step may move the mean; longer ones are shortened.
+        reach: [n], the farthest that a step of lr = 1 may move the mean; longer ones are shortened.
         within: mask [n, n] of the entries of the precision that may differ from zero.
         only_mean: leave the covariance as it is.
         scales: [m, d], 1 for the powers that may differ from zero.
@@ -56,7 +60,7 @@ def natural(
     return lambda params: Natural(params, options)
 
 
-class Natural(torch.optim.Optimizer):
+class Natural(Light):
     """Natural-gradient steps on [mean, root], stacked [C, n] and [C, n, n] or [C, n]; or powers."""
 
     @torch.no_grad()
@@ -72,12 +76,13 @@ class Natural(torch.optim.Optimizer):
             spread = root[:, :d].square().sum(-1)
             rate = lr * group["scales"].to(mean) / 2
             _bend(power[0], power[0].grad, root[:, d:, d:], second, spread, rate)
+        most = MOST if group["steps"] > 1 else math.inf
         if not group["only_mean"] and full:
-            root.copy_(_turned(root, root.grad, lr, group["within"]))
+            root.copy_(_turned(root, root.grad, lr, group["within"], most))
         elif not group["only_mean"]:
-            root.mul_(_growth(root * root.grad, lr).rsqrt())
+            root.mul_(_growth(root * root.grad, lr, most).rsqrt())
         slope = times(root, times(root.mT, mean.grad)) if full else root.square() * mean.grad
-        far = (lr * slope / group["reach"].to(slope)).abs().amax(-1, keepdim=True)
+        far = (slope / group["reach"].to(slope)).abs().amax(-1, keepdim=True)
         mean.sub_(lr * slope / far.clamp(min=1))
 
 
@@ -149,9 +154,15 @@ def halved(
     return now
 
 
-def _turned(root: Tensor, grad: Tensor, lr: float | Tensor, within: Tensor | None) -> Tensor:
+def _turned(
+    root: Tensor,
+    grad: Tensor,
+    lr: float | Tensor,
+    within: Tensor | None,
+    most: float = math.inf,
+) -> Tensor:
     """Return new lower triangular roots."""
-    vectors, factors, good = _stretch(root, grad, lr, within)
+    vectors, factors, good = _stretch(root, grad, lr, within, most)
     new = root @ (vectors * factors[..., None, :])
     # A triangular root lets the first variables depend on the first noise alone; with a positive
     # diagonal there is one, so that a small step moves every draw a little.
@@ -161,7 +172,11 @@ def _turned(root: Tensor, grad: Tensor, lr: float | Tensor, within: Tensor | Non
 
 
 def _stretch(
-    root: Tensor, grad: Tensor, lr: float | Tensor, within: Tensor | None
+    root: Tensor,
+    grad: Tensor,
+    lr: float | Tensor,
+    within: Tensor | None,
+    most: float = math.inf,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return axes of the noise, by what each is stretched, and which gradients are finite."""
     inner = root.mT @ grad
@@ -170,13 +185,13 @@ def _stretch(
         inner = inner * within.to(inner)
     good = inner.isfinite().all(-1).all(-1)[..., None, None]
     values, vectors = torch.linalg.eigh(torch.where(good, inner, 0.0))
-    return vectors, _growth(values, lr).rsqrt(), good
+    return vectors, _growth(values, lr, most).rsqrt(), good
 
 
-def _growth(values: Tensor, lr: float | Tensor) -> Tensor:
+def _growth(values: Tensor, lr: float | Tensor, most: float = math.inf) -> Tensor:
     """Return by what factor precisions grow on the way to 1 + values, or its opposite."""
     # Where the loss is not convex its curvature says how far to trust the slope, whatever its sign.
-    return (1 + lr * ((1 + values).abs() - 1)).clamp(min=0.1)
+    return (1 + lr * ((1 + values).abs().clamp(max=most) - 1)).clamp(min=1 / MOST)
 
 
 def _bend(

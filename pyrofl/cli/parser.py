@@ -12,13 +12,15 @@ from importlib import import_module
 from math import inf
 from typing import Any, NoReturn, get_args
 
-from pyrofl.arguments import Count, Positive, PositiveShare, Share, Whole
-from pyrofl.cli import commands
+from pyrofl.arguments import Count, Positive, PositiveShare, Share, ShareBelowOne, Whole
+from pyrofl.cli import commands, predicting
 from pyrofl.cli.ends import complaint, ended, show
 from pyrofl.cli.rehearsal import UNASKED
-from pyrofl.cli.resuming import CHECKPOINT
 from pyrofl.data.columns import Missing
+from pyrofl.data.preparation import Prepare
+from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.chains import Until
+from pyrofl.inference.loggers import Logger
 from pyrofl.inference.loop.messages import OnBadMessage
 from pyrofl.inference.posteriors.axes import GROUPS
 
@@ -50,8 +52,9 @@ def some_text(text: str) -> str:
 
 
 def at_home(text: str) -> str:
-    """Write out ~ where a path begins: in front, and behind csv: and npz:."""
-    return re.sub(r"(^|\bcsv:|\bnpz:)(~[^/+:]*)", _written_out, some_text(text))
+    """Write out ~ where a path begins: in front, behind csv: and npz:, behind commas of csv:."""
+    comma = "|," if text.startswith("csv:") else ""
+    return re.sub(rf"(^|\bcsv:|\bnpz:{comma})(~[^/+:,]*)", _written_out, some_text(text))
 
 
 def _written_out(found: re.Match[str]) -> str:
@@ -74,11 +77,12 @@ PATH: dict[str, Any] = {"type": at_home}
 SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, PATH | {"required": True}
 COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare))
 PORT, POSITIVE_NUMBER = number(Count, 65535), number(Positive, 1e9)
+BELOW_ONE = number(ShareBelowOne)
 SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
-WORDS = (OnBadMessage, Missing, Until)
-ON_BAD, MISSING, UNTIL = ({"choices": get_args(words)} for words in WORDS)
+WORDS = (OnBadMessage, Missing, Until, Prepare, Logger)
+ON_BAD, MISSING, UNTIL, PREPARE, LOG = ({"choices": get_args(words)} for words in WORDS)
 
 Row = tuple[str, dict[str, Any], Any, str]
 """A flag and a name for its value, its kind, its default, what it means."""
@@ -88,16 +92,21 @@ DATA: tuple[Row, ...] = (  # who holds which rows
     ("--data-dir DIR", PATH, None, "where downloads are kept; default ~/.cache/pyrofl"),
     ("--target COLUMN", TEXT, None, "of csv: and npz: data, what is predicted"),
     ("--group COLUMN", TEXT, None, "of csv: and npz: data, whose a row is"),
-    ("--features COLUMN,...", TEXT, None, "of csv: data; default all other numbers"),
+    ("--features COLUMN,...", TEXT, None, "of csv: data; default all others"),
+    ("--categories COLUMN,...", TEXT, None, "of csv: data, features that are no numbers"),
     ("--likelihood NAME", TEXT, None, "of csv: data; default by the target's type"),
     (
         "--missing HOW",
         MISSING,
         None,
-        "csv: rows that lack a value, refuse (default) or drop",
+        "csv: rows that lack a value: refuse (default), drop, or fill in means and mark them",
     ),
+    ("--prepare HOW", PREPARE, None, "csv: standardise numbers (default), or none"),
+    ("--test-share SHARE", BELOW_ONE, None, "csv: of each group's rows; default 0.2"),
+    ("--test-column COLUMN", TEXT, None, "csv: says which rows are for testing"),
+    ("--test-last COLUMN", TEXT, None, "csv: time, by which the last rows are for testing"),
     ("--per-class M", COUNT, None, "keep M training rows of each class"),
-    ("--partition P", TEXT, None, "see pyrofl list; default groups of the data or slices:5"),
+    ("--partition P", PATH, None, "see pyrofl list, or FILE.py:NAME; default groups or slices:5"),
     ("--clients J", COUNT, None, "that train; default 20 or the groups"),
     ("--held-out H", WHOLE, 0, "clients that never train"),
     ("--server-data U", PATH, None, "the server's unlabelled rows: a count, share or data set"),
@@ -117,6 +126,12 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
     ("--set NAME=VALUE", SETTINGS, [], "settings of methods; METHOD.NAME=VALUE for one of several"),
     ("--fail P", SHARE, 0.0, "probability that a client that trained is not heard; default 0"),
     ("--partial SHARE", POSITIVE, 1.0, "clients do a random share of their epochs, at least this"),
+    (
+        "--privacy clip=C,noise=Z",
+        TEXT,
+        None,
+        "clip what clients add to sums, and add noise; also delta=, most=, where=server or client",
+    ),
     ("--on-bad-message", ON_BAD, "reject", "leave the client out of the round, or stop the run"),
     ("--every N", COUNT, None, "test every N rounds; default 20 times"),
     ("--draws S", COUNT, None, "average so many predictions; default: mean"),
@@ -135,6 +150,7 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
     ("--device DEVICE", TEXT, "cpu", "of torch"),
     ("--out DIR", PATH, None, "where results go; default runs/METHOD-SEED or runs/compare"),
     ("--checkpoint-every N", COUNT, None, f"write {CHECKPOINT} every N rounds and after the last"),
+    ("--log WHERE", LOG, None, "every round to tensorboard (in the run's folder), or mlflow"),
     ("--resume", FLAG, False, "go on from the checkpoint, if there is one"),
     ("--quiet", FLAG, False, "print nothing but the table"),
 )
@@ -147,6 +163,19 @@ BENCH: tuple[Row, ...] = (
     ("--threads THREADS", THREADS, 2, "of the CPU"),
     ("--out DIR", PATH, "runs/bench", "where results go"),
     ("--overwrite", FLAG, False, "replace files that are there"),
+)
+PREDICT: tuple[Row, ...] = (
+    ("folder DIR", PATH, None, "of pyrofl run, or of Run.save"),
+    ("--data FILE.csv", REQUIRED, None, "the rows, with the columns of training by name"),
+    ("--out FILE.csv", REQUIRED, None, "where predictions go, a line for each row"),
+    ("--client NAME", TEXT, None, "whose rows they are"),
+    ("--group COLUMN", TEXT, None, "that says whose each row is"),
+    ("--new-client", FLAG, False, "they are of a client that was never seen"),
+    ("--own-rows FILE.csv", PATH, None, "labelled rows that a new client adapts to"),
+    ("--model VIEW", TEXT, None, "personal, global or ensemble; default what the method is about"),
+    ("--unadapted", FLAG, False, "do not adapt to training rows, which need not be there then"),
+    ("--draws S", COUNT, None, "average so many predictions; default as the run did"),
+    ("--overwrite", FLAG, False, "replace a file that is there"),
 )
 METHOD: Row = ("method METHOD", TEXT, None, "see pyrofl list")
 METHODS: Row = ("methods METHOD", SOME, None, "see pyrofl list")
@@ -162,6 +191,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
         (METHODS, *DATA, *FIT, SEEDS),
     ),
     "partition": ("draw who holds which classes", commands.partition, (*DATA, FIGURE)),
+    "predict": ("predict new rows by a run's folder", predicting.predict, PREDICT),
     "bench": ("measure the speed beside other loops", commands.bench, BENCH),
 }
 

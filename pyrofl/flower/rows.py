@@ -9,7 +9,8 @@ from torch import Tensor
 from pyrofl.arguments import known
 from pyrofl.data import Federation
 from pyrofl.data.columns import Column, complete, read
-from pyrofl.data.csv_files import codes_of, draw_test_rows, refuse_range
+from pyrofl.data.csv_files import codes_of, refuse_range
+from pyrofl.data.tested_rows import draw_test_rows
 from pyrofl.flower.project import Project
 
 
@@ -55,11 +56,11 @@ def _response(project: Project, column: Column) -> Tensor:
     """Return y: a number, or the place of its word among the project's classes."""
     if not project.classes:
         return torch.from_numpy(_numbers(column))
-    place = {word: code for code, word in enumerate(project.classes)}
-    for word, line in zip(column.words, column.lines, strict=True):
-        if word not in place:
+    codes = {word: code for code, word in enumerate(project.classes)}
+    for word, place in zip(column.words, column.places, strict=True):
+        if word not in codes:
             raise ValueError(
-                f"{column.file}: column {column.name} holds {word!r} in line {line}; expected one "
+                f"{column.file}: column {column.name} holds {word!r} in {place}; expected one "
                 f"of the project's classes: {', '.join(project.classes)}"
             )
-    return torch.tensor([place[word] for word in column.words])
+    return torch.tensor([codes[word] for word in column.words])

@@ -152,6 +152,7 @@ def test_what_is_held_back_has_not_converged():
     assert judged(*[0.002 * 0.95**k for k in range(5)], part="mean").kind == "converged"
     growing = judged(*[0.001 * 1.3**k for k in range(5)], part="mean")
     assert str(growing) == "moving: the mean of w by 0.0018 sd per round, and ever faster"
+    assert judged(*[0.001 * 1.1**k for k in range(5)], part="mean").kind == "converged"  # noise
     assert judged(0.009, 0.008, 0.0085, 0.009, 0.0081, part="mean").kind == "converged"  # hovers
 
 

@@ -111,6 +111,22 @@ def test_a_shorter_step_goes_part_of_the_way_in_precision():
     close(torch.linalg.inv(root @ root.T), 0.75 * torch.eye(3) + 0.25 * precision)
 
 
+def test_a_single_draw_far_out_does_no_lasting_harm():
+    # The first step goes where it must; from then on variances fall to a tenth at most, and rise.
+    for root in (torch.eye(3).double(), torch.ones(3).double()):
+        full, mean = root.dim() > 1, torch.zeros(3).double()
+        params = [mean[None], root[None]]
+        optimiser = natural(1.0, 10, torch.full((3,), 100.0))(params)
+        spread = []
+        for curvature in (1e4, 1e12, 1e4, 1e4, 1e4):
+            inverse = torch.linalg.inv(root).mT if full else 1 / root
+            params[0].grad = curvature * mean[None]
+            params[1].grad = (curvature * root - inverse)[None]
+            optimiser.step()
+            spread.append(float((root @ root.T)[0, 0] if full else root[0] ** 2))
+        assert spread == pytest.approx([1e-4, 1e-5, 1e-4, 1e-4, 1e-4])
+
+
 def test_entries_outside_the_mask_stay_zero():
     mean, root = torch.zeros(3).double(), torch.eye(3).double()
     precision = torch.linalg.inv(COVARIANCE)
