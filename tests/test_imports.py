@@ -146,6 +146,7 @@ ONE_DOT_AWAY = {
     "save shrinkage simplex",
     "guides": "delta full_covariance mean_field",
     "likelihoods": "categorical normal",
+    "loggers": "mlflow tensorboard",
     "meta_gradients": "descended maml",
     "metrics": "calibration_error",
     "models": "",
