@@ -34,6 +34,25 @@ def described(method: Method) -> dict[str, str]:
     return found
 
 
+CLIENTS = ("model", "guide", "phases", "join", "upload", "adapt", "statistics", "all_train")
+
+
+def clients_part(method: Method) -> dict[str, str]:
+    """Return a hash of each part of a method that clients run: part -> 12 hexadecimal digits.
+
+    Server and clients need the same of these. What a server alone has may differ: its merge, and
+    the rows without labels that it learns from.
+    """
+    parts: dict[str, Any] = {name: getattr(method, name) for name in CLIENTS}
+    reads = {n: getattr(view, "read", view) for n, view in method.views.items()}
+    hashes = {}
+    for name, part in (parts | {"views": reads}).items():
+        found: dict[str, str] = {}
+        _tell(name, part, found, {})  # on its own, as others may tell what it holds before it
+        hashes[name] = _hash(repr(sorted(found.items())).encode())
+    return hashes
+
+
 def _tell(path: str, value: Any, found: dict[str, str], known: dict[int, Any]) -> None:
     """Write down a value, and all that it holds; each thing once."""
     if isinstance(value, PLAIN):

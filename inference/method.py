@@ -81,6 +81,11 @@ def return_received(received: Tensors, local: Tensors) -> Tensors:
     return {n: local[n] for n in received}
 
 
+def nothing_to_undo(server: Tensors, who: Who) -> Tensors:
+    """Keep what the server knows, where nothing in it has to fit what clients keep."""
+    return server
+
+
 def as_it_is(received: Tensors, message: Tensors, sources: Sequence[Generator]) -> Tensors:
     """Send the message as it is."""
     return message
@@ -141,6 +146,8 @@ class Method(Pickled, Summarised):
         join: client: (received, who, generator) -> private state of a client first seen now. All
             clients and `init` hold equal generators, so that a common start need not travel.
         upload: client: (received, local) -> message [C, ...], what goes up the wire.
+        rejoin: server: (server, who) -> the state once clients that it has heard have lost what
+            they keep and are to `join` anew; ValueError where nobody can tell it.
         adapt: client: what the paper runs before testing, such as fine-tuning.
         views: the models that can be tested, "personal", "global", "ensemble": a `View`, or its
             `read` alone.
@@ -172,6 +179,7 @@ class Method(Pickled, Summarised):
     download: Callable[[Tensors, Who], Tensors] = send_all
     join: Callable[[Tensors, Who, Generator], Tensors] = keep_nothing
     upload: Callable[[Tensors, Tensors], Tensors] = return_received
+    rejoin: Callable[[Tensors, Who], Tensors] = nothing_to_undo
     adapt: tuple[Phase, ...] = ()
     views: Mapping[str, Callable[[Tensors, Tensors], Tensors | list[Tensors]]] = field(
         default_factory=lambda: {"personal": as_trained}

@@ -42,7 +42,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("part", PARTS, ids=str)
+@pytest.mark.parametrize("part", PARTS, ids=range(len(PARTS)))
 def test_parts_are_told_in_words_that_a_file_may_hold(part):
     told = recipes.told(part)
     again = recipes.told(recipes.made(told))

@@ -8,10 +8,11 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from math import inf
 from typing import Any, NoReturn, get_args
 
-from pyrofl.arguments import Count, PositiveShare, Share, ShareBelowOne, Whole
+from pyrofl.arguments import Count, Positive, PositiveShare, Share, ShareBelowOne, Whole
 from pyrofl.cli import commands, predicting
 from pyrofl.cli.ends import complaint, ended, show
 from pyrofl.cli.rehearsal import UNASKED
@@ -75,6 +76,7 @@ SOME_GROUPS: dict[str, Any] = {"type": some_groups}
 PATH: dict[str, Any] = {"type": at_home}
 SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, PATH | {"required": True}
 COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare))
+PORT, POSITIVE_NUMBER = number(Count, 65535), number(Positive, 1e9)
 BELOW_ONE = number(ShareBelowOne)
 SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
 CASES = {"action": "append"}
@@ -193,6 +195,64 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
     "bench": ("measure the speed beside other loops", commands.bench, BENCH),
 }
 
+WAITING: tuple[Row, ...] = (  # for sites
+    ("--min-sites N", COUNT, None, "make no round with fewer; default all"),
+    ("--timeout S", POSITIVE_NUMBER, 600.0, "seconds to wait for sites, and for their replies"),
+    (
+        "--out DIR",
+        PATH,
+        None,
+        "states and results, gone on from if there are some; default DIR/run",
+    ),
+    ("--quiet", FLAG, False, "print nothing but the tables"),
+)
+FOLDER: Row = ("folder DIR", PATH, None, "project folder")
+FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
+    "new": ("write a project folder, and rows to try it with", (FOLDER,)),
+    "up": (
+        "run a project on this machine alone, with a node for each file of DIR/sites",
+        (FOLDER, ("--sites N", COUNT, 3, "how many of them"), *WAITING),
+    ),
+    "serve": (
+        "run a project's server for sites elsewhere",
+        (
+            FOLDER,
+            ("--sites N", COUNT, 3, "begin when so many are there"),
+            ("--host ADDRESS", TEXT, "127.0.0.1", "to listen on"),
+            ("--port PORT", PORT, 8443, "to listen on"),
+            ("--cert FILE", PATH, None, "the server's certificate"),
+            ("--cert-key FILE", PATH, None, "its private key"),
+            ("--ca FILE", PATH, None, "certificate of who signed it"),
+            ("--nodes DIR", PATH, None, "public keys of the sites' nodes, NAME.pub"),
+            *WAITING,
+        ),
+    ),
+    "join": (
+        "take part with the rows of a site",
+        (
+            ("server HOST:PORT", TEXT, None, "where the server is"),
+            ("--data FILE.csv", REQUIRED, None, "the site's rows"),
+            ("--name NAME", TEXT | {"required": True}, None, "of the site; no other has it"),
+            ("--state DIR", REQUIRED, None, "what its clients keep, and its log"),
+            ("--project DIR", PATH, ".", "the site's copy of the project folder"),
+            ("--key FILE", PATH, None, "private key of the site's node"),
+            ("--ca FILE", PATH, None, "certificate of who signed the server's"),
+            ("--rejoin", FLAG, False, "come back as a newcomer if the state is lost"),
+            ("--show", FLAG, False, "say what will leave, and no more"),
+        ),
+    ),
+}
+
+
+def flower(name: str) -> Callable[[Namespace], None]:
+    """Return a command of `pyrofl flower`, which is loaded when it is called."""
+
+    def do(args: Namespace) -> None:
+        command: Callable[[Namespace], None] = getattr(import_module("pyrofl.flower.command"), name)
+        command(args)
+
+    return do
+
 
 class Parser(ArgumentParser):
     """A parser whose complaints are one line, and whose help is printed or is not."""
@@ -231,11 +291,19 @@ def parser() -> ArgumentParser:
     top = Parser(prog="pyrofl", description="Bayesian and personalised federated learning")
     add = top.add_subparsers(required=True, metavar="COMMAND").add_parser
     for name, (about, do, rows) in COMMANDS.items():
-        command = add(name, help=about)
-        for words, kind, default, text in rows:
-            flag, _, metavar = words.partition(" ")
-            told = f"{text} (%(default)s)" if default else text
-            more = kind | ({"metavar": metavar} if metavar else {})
-            command.add_argument(flag, default=default, help=told, **more)
-        command.set_defaults(do=do)
+        describe(add(name, help=about), do, rows)
+    sites = add("flower", help="a server and sites on their own machines, by Flower")
+    add = sites.add_subparsers(required=True, metavar="COMMAND").add_parser
+    for name, (about, rows) in FLOWER.items():
+        describe(add(name, help=about), flower(name), rows)
     return top
+
+
+def describe(command: ArgumentParser, do: Callable[[Namespace], None], rows: Sequence[Row]) -> None:
+    """Add the arguments of a command."""
+    for words, kind, default, text in rows:
+        flag, _, metavar = words.partition(" ")
+        told = f"{text} (%(default)s)" if default else text
+        more = kind | ({"metavar": metavar} if metavar else {})
+        command.add_argument(flag, default=default, help=told, **more)
+    command.set_defaults(do=do)
