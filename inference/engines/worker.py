@@ -46,7 +46,6 @@ class Worker:
     def __init__(self, data: Federation, mine: Tensor, device: str | torch.device) -> None:
         """Begin; `mine` are their ids, sorted."""
         self.data, self.mine = data.to(device), mine
-        vars(self.data)["longest"] = data.longest  # of all clients, not of these
         self.private: Tensors = {}
         self.turn: Turn | None = None
         self.left: deque[Tensor] = deque()  # ids of clients that are to train side by side

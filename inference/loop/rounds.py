@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
+from pyrofl.inference.budget import Privacy
 from pyrofl.inference.engines.start import Engine, starting
 from pyrofl.inference.loop.carrier import Carrier, Order, Turn
 from pyrofl.inference.loop.messages import BadMessage, OnBadMessage, inbox
@@ -21,6 +22,7 @@ from pyrofl.inference.loop.server_half import Gathering, called, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.mistakes import check as refuse_wrong
+from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.tensors import Tensors
 from pyrofl.turns import in_turn
@@ -43,6 +45,7 @@ class LoopOptions(TypedDict, total=False):
     check: bool
     engine: Engine
     workers: int | None
+    privacy: Privacy | None
 
 
 @checked
@@ -62,6 +65,7 @@ def federate(
     state_memory: Whole | None = None,
     keep_messages: bool = True,
     check: bool = True,
+    privacy: Privacy | None = None,
     engine: Engine = "local",
     workers: Count | None = None,
 ) -> Generator[Round, None, None]:
@@ -85,20 +89,22 @@ def federate(
         keep_messages: False folds messages into one as they come, where the merge is `Pooled`: a
             chunk's are all that are in memory, and those of a Round are [0, ...].
         check: before round one, refuse a method that would give wrong numbers, see `check`.
+        privacy: clip what clients add to the server's sums and put noise on it; see
+            `privacy.private`.
         engine: "local" trains in this process, "ray" in several; see `pyrofl.inference.engines`.
             They end with the rounds, or once the iterator is closed.
         workers: of Ray, each with some of the clients; default one for each core, or GPU.
 
     Raises:
-        ValueError: if `check` refuses, a draw does not fit the clients, start is of other clients
-            or rows, messages are not to be kept and the method cannot fold them, or the engine
-            cannot start.
+        ValueError: if `check` refuses, privacy does not suit the method, a draw does not fit the
+            clients, start is of other clients or rows, messages are not to be kept and the method
+            cannot fold them, or the engine cannot start.
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
         ChildProcessError: in a round, if a worker dies.
     """
     refuse_inference_mode()
     seed, slow = separate(seed), stragglers or Stragglers()
-    at = by_round(method)
+    at = by_round(with_privacy(method, privacy, data.clients, participation))
     if start is not None and server is not None:
         raise ValueError("start and server are both given; expected one of them to begin with")
     if start is not None:

@@ -24,6 +24,4 @@ def shard(data: Federation, ids: Tensor) -> Shard:
     train = tuple(own.get(i, none) for i in range(data.clients))
     x, y = (v.index_select(0, rows.to(v.device)).cpu() for v in (data.x, data.y))
     test, names = (none,) * data.clients, data.names[: data.clients]
-    found = Shard(x, y, train, test, names, data.classes)
-    vars(found)["longest"] = data.longest  # as cached_property would
-    return found
+    return Shard(x, y, train, test, names, data.classes)
