@@ -201,7 +201,6 @@ class Client:
                 )
             train[i], test[i], labels[i] = data.train[j], data.test[j], name
         shard = Shard(data.x, data.y, tuple(train), tuple(test), tuple(labels), data.classes)
-        vars(shard)["longest"] = number(order, "longest")  # as cached_property would
         received = {n: v.to(data.device) for n, v in tensors("down", order).items()}
         for n, v in received.items():
             if v.is_floating_point() and v.dtype != data.dtype:

@@ -245,8 +245,7 @@ class Server:
         received = sent_down(method, self.state.server, self.roster.who(ids))
         table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}
         table |= {"accepted": self.accepted[ids]} | under("down", received)
-        about = about | {"clients": len(names), "longest": self.roster.longest}
-        about |= under("seed", vars(self.seed))
+        about = about | {"clients": len(names)} | under("seed", vars(self.seed))
         place = {names[i]: at for at, i in enumerate(ids.tolist())}
         sheets: dict[str, Flat] = {}
         given = {name: (name,) for name in names} if holders is None else holders

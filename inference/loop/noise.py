@@ -21,6 +21,9 @@ from pyrofl.tensors import lent
 BLOCK = 64  # rows drawn at once
 AHEAD = 2048  # normal numbers that a client draws at once for the steps to come
 
+Asked = tuple[str, torch.Size, torch.dtype]
+"""Normal noise: for which site, [C, *p], of which type."""
+
 Message = Any  # a Pyro message: a mutable mapping that Pyro types only in part
 
 
@@ -36,6 +39,8 @@ class ClientNoise(Messenger):
         super().__init__()
         self.generators, self.ahead = generators, ahead
         self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
+        self.asked: list[Asked] = []  # of `normal`, since somebody cleared it
+        self.handed: list[tuple[Asked, Tensor]] = []  # given out before it was asked for
 
     def narrow(self, clients: int) -> None:
         """Go on with the first clients only."""
@@ -45,13 +50,30 @@ class ClientNoise(Messenger):
             for (name, shape), noise in self.waiting.items()
         }
 
-    def _normal(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def normal(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Return standard normal noise [C, *p] for a site."""
+        self.asked.append((name, shape, dtype))
+        if self.handed and self.handed[0][0] == self.asked[-1]:
+            return self.handed.pop(0)[1]
         waiting = self.waiting.setdefault((name, shape), [])
         if not waiting:
             count = max(1, self.ahead // max(shape[1:].numel(), 1))
             waiting += _normals(self.generators, (count, *shape[1:]), dtype).unbind(1)[::-1]
         return waiting.pop()
+
+    def hand(self, asked: Sequence[Asked]) -> list[Tensor]:
+        """Return the noise that will be asked for next."""
+        self.handed = [(one, self.normal(*one)) for one in asked]
+        self.asked.clear()
+        return [noise for _, noise in self.handed]
+
+    def take_back(self) -> bool:
+        """Put back what was handed out and not asked for; say whether there was any."""
+        left = bool(self.handed)
+        while self.handed:
+            (name, shape, _), noise = self.handed.pop()
+            self.waiting[name, shape].append(noise)
+        return left
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg):
@@ -63,7 +85,7 @@ class ClientNoise(Messenger):
                     "move it inside, or run with chunk=1"
                 )
             try:
-                msg["value"] = draw(fn, axis, self.generators, rows, partial(self._normal, name))
+                msg["value"] = draw(fn, axis, self.generators, rows, partial(self.normal, name))
             except TypeError as error:
                 raise ValueError(
                     f"site {name!r}: {type(fn).__name__} cannot be drawn for {clients} clients "

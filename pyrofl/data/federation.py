@@ -198,11 +198,6 @@ class Federation(Summarised):
         """Training rows of every client, held-out ones included: [J + held_out]."""
         return torch.tensor([len(rows) for rows in self.train])
 
-    @cached_property
-    def longest(self) -> int:
-        """Training rows of the client that trains and has the most."""
-        return int(self.sizes[: self.clients].max())
-
     @property
     def device(self) -> torch.device:
         """Where the rows are."""
@@ -233,10 +228,10 @@ class Federation(Summarised):
             vars(batch)["_share"] = share  # as cached_property would
         return batch
 
-    def batch(self, ids: Tensor, part: str = "train") -> Batch:
-        """Return all "train" or "test" rows of some clients, padded to the longest."""
+    def batch(self, ids: Tensor, part: str = "train", width: int = 1) -> Batch:
+        """Return all "train" or "test" rows of some clients, padded to the longest or a width."""
         table = self.train if part == "train" else self.test
-        return stack(self, [table[i] for i in ids.tolist()], self.who(ids))
+        return stack(self, [table[i] for i in ids.tolist()], self.who(ids), width)
 
     def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> Federation:
         """Return the same federation on a device and, if given, in a floating-point type."""
@@ -333,9 +328,9 @@ def _check_alike(unlabelled: Tensor, x: Tensor) -> None:
     _check_finite("unlabelled", unlabelled)
 
 
-def stack(data: Federation, rows: list[Tensor], who: Who) -> Batch:
+def stack(data: Federation, rows: list[Tensor], who: Who, width: int = 1) -> Batch:
     """Pad lists of rows, one per client, to a batch; a client's own first row fills its gaps."""
-    width = max([1, *(len(r) for r in rows)])
+    width = max([width, *(len(r) for r in rows)])
     index = torch.empty(len(rows), width, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)
     for c, (i, r) in enumerate(zip(who.ids.tolist(), rows, strict=True)):

@@ -19,7 +19,6 @@ from sites import CLOSE, SIZES, some
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.halves import Client, Server
-from pyrofl.inference.loop import local as training
 from pyrofl.inference.loop.participation import fixed
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.models import fedavg, fedbe, pvi, scaffold
@@ -299,21 +298,6 @@ def test_a_server_needs_no_rows(name, monkeypatch):
     server = begun(method)
     assert server.orders().keys() == server.questions().keys() == set(DATA.names)
     assert server.take({}).number == 1
-
-
-def test_all_clients_know_how_many_rows_the_longest_has(monkeypatch):
-    # By which they choose how to train: alone as side by side.
-    found = []
-    real = training.rewritten
-
-    def recorded(*args: Any) -> Any:
-        found.append(args[-1])
-        return real(*args)
-
-    monkeypatch.setattr(training, "rewritten", recorded)
-    method = fedavg.build(toys.net(), epochs=1)
-    a_round(begun(method), sites(method))
-    assert found == [max(SIZES)] * 6
 
 
 def test_the_rows_without_labels_are_the_servers():
