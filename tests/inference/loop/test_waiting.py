@@ -134,7 +134,7 @@ def test_a_read_is_noticed(watch):
         torch.ones(3)[torch.ones(3) > 0]
         torch.ones(3).nonzero()
         torch.ones(3)[torch.arange(2)]
-        torch.ones(3)[torch.ones(3) > 0] = 0
+        torch.ones(3)[torch.ones(3) > 0] = torch.ones(3)
     assert len(watch.found) == 7
 
 
