@@ -44,6 +44,13 @@ def test_a_page_prints_what_it_says(page):
     assert printed(text, {}) == told(text)
 
 
+def test_noise_and_secure_sums_are_as_the_page_says():
+    pytest.importorskip("dp_accounting")
+    pytest.importorskip("cryptography")
+    text = (DOCS / "privacy.md").read_text()
+    assert printed(text, {}) == told(text)
+
+
 @pytest.mark.parametrize("section", SECTIONS, ids=title)
 def test_programs_run(section, monkeypatch):
     """In a round of one step, with few weights; a site of every line of the table is there."""

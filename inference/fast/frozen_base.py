@@ -11,7 +11,7 @@ import torch
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Elbo, with_rows
-from pyrofl.inference.fast.short import ShortElbo
+from pyrofl.inference.fast.short import ShortElbo, Way
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.programs import Supervised
 from pyrofl.nets import Forward, Network
@@ -48,7 +48,7 @@ def on_frozen_base(
         """Drop the features."""
         return {FEATURES: local[FEATURES][:, :0].clone()}  # a view would hold on to all of them
 
-    way = FromFeatures(above)
+    way = cast("Way", FromFeatures(above))  # mypy takes no tuple for a function
     moves = tuple(replace(step, loss=ShortElbo(cast("Elbo", step.loss), way)) for step in steps)
     return (Phase((features,)), replace(phase, moves=moves), Phase((forget,))), inf
 

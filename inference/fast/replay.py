@@ -9,6 +9,7 @@ or lets Python read numbers, or draws by itself, goes on as it is written.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -49,7 +50,15 @@ class Recording:
         self.run: Callable[..., object] | None = None
 
 
-RECORDINGS: OrderedDict[object, Recording] = OrderedDict()
+class Kept(threading.local):
+    """The recordings of a thread: one that is being made is nobody else's to run."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.found: OrderedDict[object, Recording] = OrderedDict()
+
+
+RECORDINGS = Kept()
 
 
 class Replay:
@@ -58,7 +67,7 @@ class Replay:
     def __init__(self, method: Method, step: Step, noise: ClientNoise) -> None:
         """Look at the values."""
         self.noise, self.values = noise, (method.model, method.guide, step.loss, step.optim)
-        kinds = Supervised, Guide, (Elbo, ShortElbo), Sgd
+        kinds: tuple[Any, ...] = Supervised, Guide, (Elbo, ShortElbo), Sgd
         self.known = all(isinstance(v, k) for v, k in zip(self.values, kinds, strict=True))
         self.kind = (identity(self.values), step.repeat) if self.known else None
         self.recording: Recording | None = None
@@ -94,10 +103,11 @@ class Replay:
         """Find the recording for tensors such as these, or begin one."""
         self.moving, self.still = list(moving.values()), list(still.values())
         key = self.kind, *moving, *still, laid_out([*self.moving, *self.still, *rows])
-        found = self.recording = RECORDINGS.setdefault(key, Recording(self.values))
-        RECORDINGS.move_to_end(key)
-        if len(RECORDINGS) > KEPT:
-            RECORDINGS.popitem(last=False)
+        kept = RECORDINGS.found
+        found = self.recording = kept.setdefault(key, Recording(self.values))
+        kept.move_to_end(key)
+        while len(kept) > KEPT:
+            kept.popitem(last=False)
         if sum(v.numel() * v.element_size() for v in self.moving) > SMALL:
             found.refused = True
         return found

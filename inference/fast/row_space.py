@@ -23,7 +23,7 @@ from torch import Size, Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Elbo
-from pyrofl.inference.fast.short import ShortElbo
+from pyrofl.inference.fast.short import ShortElbo, Way
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import Optim, Sgd
 from pyrofl.inference.programs import Supervised, flat
@@ -59,7 +59,7 @@ def with_few_rows(
     if not most or not layer.takes(data.x):
         return None
     rows = InRows(layer, weight)
-    moves = (replace(step, loss=ShortElbo(step.loss, rows)),)
+    moves = (replace(step, loss=ShortElbo(step.loss, cast("Way", rows))),)
     return (Phase((rows.begin,)), replace(phase, moves=moves), Phase((rows.end,))), most
 
 

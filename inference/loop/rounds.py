@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation, Who
+from pyrofl.inference.budget import Privacy
 from pyrofl.inference.loop.client_half import Reply, work
 from pyrofl.inference.loop.messages import BadMessage, OnBadMessage, inbox
 from pyrofl.inference.loop.origin import gone_on
@@ -20,6 +21,7 @@ from pyrofl.inference.loop.server_half import Gathering, called, first
 from pyrofl.inference.loop.state import ClientState, Round, at_hand, chunks, sent_down
 from pyrofl.inference.method import Method
 from pyrofl.inference.mistakes import check as refuse_wrong
+from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.tensors import Tensors
 from pyrofl.turns import in_turn
@@ -40,6 +42,7 @@ class LoopOptions(TypedDict, total=False):
     state_memory: int | None
     keep_messages: bool
     check: bool
+    privacy: Privacy | None
 
 
 @checked
@@ -59,6 +62,7 @@ def federate(
     state_memory: Whole | None = None,
     keep_messages: bool = True,
     check: bool = True,
+    privacy: Privacy | None = None,
 ) -> Iterator[Round]:
     """Run federated rounds, yielding the state after each.
 
@@ -80,15 +84,18 @@ def federate(
         keep_messages: False folds messages into one as they come, where the merge is `Pooled`: a
             chunk's are all that are in memory, and those of a Round are [0, ...].
         check: before round one, refuse a method that would give wrong numbers, see `check`.
+        privacy: clip what clients add to the server's sums and put noise on it; see
+            `privacy.private`.
 
     Raises:
-        ValueError: if `check` refuses, a draw does not fit the clients, start is of other clients
-            or rows, or messages are not to be kept and the method cannot fold them.
+        ValueError: if `check` refuses, privacy does not suit the method, a draw does not fit the
+            clients, start is of other clients or rows, or messages are not to be kept and the
+            method cannot fold them.
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
     """
     refuse_inference_mode()
     seed, slow = separate(seed), stragglers or Stragglers()
-    at = by_round(method)
+    at = by_round(with_privacy(method, privacy, data.clients, participation))
     if start is not None and server is not None:
         raise ValueError("start and server are both given; expected one of them to begin with")
     if start is not None:

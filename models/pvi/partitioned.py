@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import PER_CLIENT, SHARED, Factors, Moments, Rule
+from pyrofl.inference.facts import CHANGES, PER_CLIENT, SHARED, Factors, Moments, Rule
 from pyrofl.inference.method import Method, Phase, Step, View, send_all
 from pyrofl.inference.programs import HalfSquares, Program, built_for
 from pyrofl.inference.servers.averages import CannotMerge
@@ -85,7 +85,11 @@ class Partitioned:
             upload=self.upload,
             views={"personal" if self.mine.size else "global": View(self.together, self.result)},
             facts={
-                "precision": Rule("a precision of a normal distribution", self.normals.proper),
+                "shift": CHANGES,
+                "precision": (
+                    Rule("a precision of a normal distribution", self.normals.proper),
+                    CHANGES,
+                ),
                 f"{self.ours.names} _u {NOISE[0]}": SHARED,
                 "server/shift server/precision": (PER_CLIENT, factors),
                 f"shift precision{'' if self.exact else ' share'}": Moments(self.moments),

@@ -13,18 +13,31 @@ from typing import Any, get_args
 from pyrofl import figures
 from pyrofl.cli import report
 from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, show, tell
-from pyrofl.cli.methods import Epochs, Job, about, arguments, builds, foldable, methods, readable
+from pyrofl.cli.methods import (
+    Epochs,
+    Job,
+    about,
+    arguments,
+    builds,
+    foldable,
+    methods,
+    privacy,
+    readable,
+)
 from pyrofl.cli.rehearsal import UNASKED, rehearse
 from pyrofl.cli.resuming import keeping, opened, rescued, tested, unlearned
 from pyrofl.cli.setup import participation, resolve, split, task, threads
 from pyrofl.data.csv_files import LIKELIHOODS
 from pyrofl.data.datasets import DATASETS
 from pyrofl.files import run_folder
+from pyrofl.inference import loggers
 from pyrofl.inference.checkpoints import Keeper
 from pyrofl.inference.evaluation.evaluate import Scores
-from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.fit import fit
 from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.loop.participation import Stragglers
+from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.run import Run
 from pyrofl.nets import NETWORKS
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts
 
@@ -80,8 +93,8 @@ def run(args: Namespace) -> None:
     (job,) = rehearse(jobs(args, [args.method], [args.seed]))
     with opened([job]):
         say(args, report.about(job.task.data, job.task.likelihood, args))
-        done, scores, lacking = fit_and_save(job, keeping(job))
-    show(report.score_table(scores), f"{job.path} holds all results")
+        done, scores, lacking = fit_and_save(job, keeping(job, args.rounds))
+    show(report.score_table(scores, done.privacy), f"{job.path} holds all results")
     if problem := unlearned(done):
         raise Stopped(f"{job.path} holds what there is of a run: {problem}", UNLEARNED)
     report.figures_lack(job.path, lacking)
@@ -193,10 +206,14 @@ def jobs(args: Namespace, names: Sequence[str], seeds: Sequence[int]) -> list[Jo
             "all given, so that runs would be equal; expected --seeds 1, or one of them left out"
         )
     built = [methods(names, args.settings, found, args.rounds) for found in tasks]
-    for name in names if args.fold_messages else ():
-        foldable(name, built[0][name])
     who = [participation(args.participation, found.data.clients) for found in tasks]
-    of = list(zip(built, tasks, who, strict=True))
+    asked = privacy(args.privacy)
+    of = [
+        ({n: with_privacy(m, asked, at.data.clients, draw) for n, m in made.items()}, at, draw)
+        for made, at, draw in zip(built, tasks, who, strict=True)
+    ]
+    for name in names if args.fold_messages else ():
+        foldable(name, of[0][0][name])
     return [Job(args, name, made[name], at, draw) for name in names for made, at, draw in of]
 
 
@@ -225,6 +242,7 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
             on_bad_message=args.on_bad_message,
             keep_messages=not args.fold_messages,
             after=keeper,
+            log=logger(job),
         )
         if keeper.every:  # it may have stopped before the last of all rounds
             keeper.rescue()
@@ -235,6 +253,13 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
     for (client, kind), times in bad.items():
         say(args, f"{client}: rejected in {times} of {done.state.number} rounds; expected {kind}")
     return done, scores, lacking
+
+
+def logger(job: Job) -> loggers.Log | None:
+    """Return what every round is told to beside the tables, if that is asked for."""
+    if job.args.log == "tensorboard":
+        return loggers.tensorboard(job.path / "tensorboard")
+    return loggers.mlflow(str(job.path)) if job.args.log else None
 
 
 def drawn_of(job: Job) -> str:

@@ -13,12 +13,13 @@ from pyrofl import figures
 from pyrofl.cli.methods import Job
 from pyrofl.cli.report import posterior_view
 from pyrofl.cli.setup import Task
-from pyrofl.inference.fit import Run
+from pyrofl.inference import loggers
 from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.arviz import CHEAP
 from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.run import Run
 from pyrofl.nets import NETWORKS
 
 UNASKED = 5_000_000  # numbers that groups beside the usual ones may add to posterior.nc unasked
@@ -30,13 +31,16 @@ def rehearse(jobs: Sequence[Job]) -> list[Job]:
     Returns the jobs, which differ in method and seed, with the groups that they are to write.
 
     Raises:
-        ValueError: if there is no memory for so many draws, or a group cannot be made.
+        ValueError: if what --log needs is not installed, there is no memory for so many draws, or
+            a group cannot be made.
         OSError: if a library finds no place for its files.
     """
     figures.try_out()
     if jobs[0].args.posterior_draws:
         export.import_arviz()
         import_module("h5netcdf")
+    if jobs[0].args.log:
+        loggers.library(jobs[0].args.log)
     settled = {}
     for job in {job.name: job for job in jobs}.values():
         _find_room(job)

@@ -17,11 +17,12 @@ from pyrofl.cli.methods import Job
 from pyrofl.data import Federation
 from pyrofl.data.wording import listed
 from pyrofl.files import run_folder
-from pyrofl.inference.evaluation.asked import Adapted
+from pyrofl.inference.budget import Spent
+from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
-from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.posteriors import export
+from pyrofl.inference.run import Run
 from pyrofl.metrics import Bins
 from pyrofl.partitions.federations import class_counts
 from pyrofl.tensors import Tensors
@@ -38,6 +39,7 @@ RESULTS = (LAST, *TABLES, *(f"figures/{name}.png" for name in FIGURES))
 CompareRow = tuple[str, int, str, str, str, float]
 """method, seed, model, adapted, metric, value: one line of compare.csv."""
 
+PRIVACY = ("epsilon", "delta")  # of `Run.privacy`
 SMALLEST = 0.1  # share of the clients that counts as small
 SHOWN = {
     "accuracy": "accuracy",
@@ -50,6 +52,7 @@ SHOWN = {
     "pooled_rmse": "all test rows",
     "nll": "NLL",
     "ece": "ECE",
+    "epsilon": "epsilon",
 }
 
 
@@ -71,7 +74,7 @@ def about(data: Federation, likelihood: str, args: Namespace) -> str:
 def columns(data: Federation, likelihood: str) -> dict[str, Any]:
     """Return what run.json says of the data."""
     kind: dict[str, Any] = {"rows": len(data.y), "likelihood": likelihood, "classes": data.classes}
-    return kind | (asdict(data.source) if data.source else {})
+    return kind | (data.source.to_json() if data.source else {})
 
 
 def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
@@ -130,6 +133,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
         "seeds": {"split": task.split, **vars(task.seeds)},
         "data": columns(run.data, task.likelihood),
         "rounds": run.state.number,
+        "privacy": run.privacy and run.privacy._asdict(),
         "verdict": {"text": str(run.verdict), **asdict(run.verdict)},
         "clients": run.data.clients,
         "message_scalars": sum(math.prod(v.shape[1:]) for v in run.state.message.values()),
@@ -152,15 +156,9 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
     }
 
 
-def main_view(run: Run) -> tuple[str, Adapted]:
-    """Return the model that a method is about, and adapted how: a personal one if it can be."""
-    view = run.method.main_view
-    return view, "adapt" if view == "personal" and run.method.adapt else "none"
-
-
 def posterior_view(run: Run) -> tuple[str, Adapted]:
-    """Return the model that draws are of, adapted as `main_view` says."""
-    view, main = run.method.posterior_view, main_view(run)
+    """Return the model that draws are of, adapted as `usual` says."""
+    view, main = run.method.posterior_view, usual(run.method)
     return main if view == main[0] else (view, "none")
 
 
@@ -168,7 +166,7 @@ def draw(
     job: Job, run: Run, scores: list[Scores], statistics: Tensors
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Yield the figures that a run has something to show in, by name."""
-    data, sizes, metric, main = run.data, run.data.sizes, main_metric(scores), main_view(run)
+    data, sizes, metric, main = run.data, run.data.sizes, main_metric(scores), usual(run.method)
     shown = next(s for s in scores if (s.model, s.adapted) == main)
     if data.classes:
         yield "partition", lambda: figures.partition(class_counts(data), data.names, data.classes)
@@ -186,7 +184,7 @@ def draw(
 
 def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
     """Gather the predictions of every model by confidence."""
-    main, bins = main_view(run), {}
+    main, bins = usual(run.method), {}
     for model in run.method.views:
         adapted = main[1] if model == main[0] else "none"
         title = f"{model} model{', adapted' if adapted == 'adapt' else ''}"
@@ -199,11 +197,12 @@ def main_metric(scores: list[Scores]) -> str:
     return next(iter(scores[0].values))
 
 
-def score_table(scores: list[Scores]) -> str:
-    """Lay out the scores of one run: a line for each model and population."""
-    metrics = list(scores[0].values)
-    lines = ((s.model, s.adapted, s.population, *map(s.mean, metrics)) for s in scores)
-    return run_folder.table(("model", "adapted", "population", *metrics), lines)
+def score_table(scores: list[Scores], spent: Spent | None = None) -> str:
+    """Lay out the scores of one run: a line for each model and population, and what was spent."""
+    metrics, more = list(scores[0].values), PRIVACY if spent else ()
+    told = [f"{getattr(spent, name):.4g}" for name in more]
+    lines = ((s.model, s.adapted, s.population, *map(s.mean, metrics), *told) for s in scores)
+    return run_folder.table(("model", "adapted", "population", *metrics, *more), lines)
 
 
 def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRow]:
@@ -212,6 +211,7 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
     A metric's name alone is about clients that train; "held_out_..." is about new ones,
     "pooled_..." about all test rows, "smallest_..." about the tenth with the fewest rows.
     """
+    spent = run.privacy
     for s in scores:
         parts = {f"{s.population}_": s}
         if s.population == "training":
@@ -220,6 +220,8 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
             for metric in s.values:
                 name, value = f"{prefix}{metric}", part.mean(metric)
                 yield job.name, job.task.seed, s.model, s.adapted, name, value
+        for name in PRIVACY if spent and s.population == "training" else ():
+            yield job.name, job.task.seed, s.model, s.adapted, name, getattr(spent, name)
 
 
 def compare_table(rows: Iterable[CompareRow]) -> str:

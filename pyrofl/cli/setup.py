@@ -82,7 +82,7 @@ def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
     dataset = load(args, seed)
     federation = federations.split(
         dataset,
-        args.partition,
+        partition(args.partition),
         args.clients,
         seed=seed,
         test=args.test,
@@ -127,15 +127,33 @@ def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py"):
         return nets.build(spec, shape, outputs)
-    try:
-        made = runpy.run_path(path).get(name)
-        if callable(made) and not isinstance(made, nn.Module):
-            made = made()
-    except (Exception, SystemExit) as error:  # whatever the user's file does wrong
-        raise ValueError(f"network {spec} cannot be made: {error}") from error
+    made = from_file(
+        spec, "network", lambda it: it() if callable(it) and not isinstance(it, nn.Module) else it
+    )
     if not isinstance(made, nn.Module):
         raise ValueError(f"{name} in {path} is {made!r}; expected a torch module")
     return Network(made)
+
+
+def partition(spec: str) -> str | federations.Own:
+    """Return a partition by name, or a function from "FILE.py:NAME"."""
+    path, _, name = spec.rpartition(":")
+    if not path.endswith(".py"):
+        return spec
+    made = from_file(spec, "partition")
+    if not callable(made):
+        raise ValueError(f"{name} in {path} is {made!r}; expected a function: a partition")
+    found: federations.Own = made
+    return found
+
+
+def from_file(spec: str, what: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
+    """Return what a user's file calls so, given "FILE.py:NAME", and what is made of it `then`."""
+    path, _, name = spec.rpartition(":")
+    try:
+        return then(runpy.run_path(path).get(name))
+    except (Exception, SystemExit) as error:  # whatever the user's file does wrong
+        raise ValueError(f"{what} {spec} cannot be made: {error}") from error
 
 
 def device(name: str) -> torch.device:

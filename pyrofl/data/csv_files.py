@@ -92,7 +92,7 @@ def load_csv(
     active = bool(levels) or prepare == "standardise" or missing == "fill"
     x = _values(kept, chosen.names, levels, active)
     if likelihood is not None and not classes:
-        _refuse_range(path, likelihood, y, x[:, 0])
+        refuse_range(path, likelihood, y, x[:, 0])
     raw = [name for name in chosen.names if name not in levels and prepare != "standardise"]
     apart = far_apart(raw, x[~is_test][:, [chosen.names.index(name) for name in raw]])
     if apart and prepare is None:
@@ -230,7 +230,7 @@ def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str
     return torch.from_numpy(codes), classes
 
 
-def _refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
+def refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
     """Refuse responses that a likelihood cannot have; `first` is the first feature."""
     name, colon, count = likelihood.partition(":")
     if name == "binomial" and colon and not count.isdecimal():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from pyrofl.data.preparation import Preparation
 from pyrofl.data.wording import listed
@@ -23,6 +25,12 @@ class Source:
     unseen: Mapping[str, str] = field(default_factory=dict)  # column -> categories nobody trains on
     scales: str = ""  # what to say where features are on very different ones
     preparation: Preparation | None = None  # how columns became features; None: it is to come
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that features are made of."""
+        made = self.preparation
+        return self.features if made is None else tuple(column.name for column in made.columns)
 
     def summary(self) -> dict[str, str]:
         """Tell what y and x are, and what was left out."""
@@ -47,3 +55,23 @@ class Source:
         if self.scales:
             told["scales"] = self.scales
         return told
+
+    def to_json(self) -> dict[str, Any]:
+        """Tell all fields, as JSON has them."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        found |= {n: list(v) for n, v in found.items() if isinstance(v, tuple)}
+        found |= {n: dict(v) for n, v in found.items() if isinstance(v, Mapping)}
+        made = self.preparation
+        return found | {"preparation": None if made is None else json.loads(made.to_json())}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Source:
+        """Read what `to_json` told.
+
+        Raises:
+            ValueError: if its preparation is none.
+        """
+        found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
+        if (made := found.get("preparation")) is not None:
+            found["preparation"] = Preparation.from_json(json.dumps(made))
+        return cls(**found)

@@ -152,7 +152,8 @@ def test_the_good_loop_learns_what_ours_does(name, digits):
         begin = {"base/fc1.weight": weights[0], "base/fc1.bias": weights[1]}
         begin |= {"loc/head.weight": weights[2], "loc/head.bias": weights[3]}
         *_, ours = federate(method, digits, 5, server=begin)
-        torch.testing.assert_close(taus, ours.private["tau"], rtol=0.05, atol=0)
+        # Their noise is another. Four seeds of ours had sds of 3.1% at most; 4 of a difference's.
+        torch.testing.assert_close(taus, ours.private["tau"], rtol=4 * 2**0.5 * 0.031, atol=0)
     outputs = (x @ w1.T + b1).relu() @ w2.T + b2
     assert (outputs.argmax(1) == y).float().mean() > 0.7
 

@@ -48,6 +48,8 @@ class Mixing(nn.Sequential):
 good = lambda: nn.Sequential(nn.Linear(64, 10))
 narrow = nn.Linear(64, 3)
 broken = lambda: 1 / 0
+def halves(types, clients, rng): return [range(j, len(types), clients) for j in range(clients)]
+def overlapping(types, clients, rng): return [[0]] * clients
 """
 
 
@@ -90,6 +92,7 @@ def test_methods_are_found_by_their_build():
 
 def test_run_writes_its_files(finished):
     assert sorted(p.name for p in finished.iterdir()) == [
+        "checkpoint.pt",
         "clients.csv",
         "figures",
         "metrics.csv",
@@ -402,6 +405,13 @@ def test_a_network_from_a_file(tmp_path):
         assert set(posterior) == {"0.weight", "0.bias"}
 
 
+def test_a_partition_from_a_file(tmp_path, capsys):
+    (tmp_path / "deal.py").write_text(NETWORKS)
+    words = ["--partition", f"{tmp_path / 'deal.py'}:halves", "--clients", "2"]
+    assert main(["partition", *words, "--out", str(tmp_path / "f.png")]) == 0
+    assert "2 clients of 673 to 674 training rows" in capsys.readouterr().out
+
+
 def test_partition_draws_a_figure(tmp_path, capsys):
     path = tmp_path / "deep" / "fig.png"
     words = ["partition", "--partition", "dirichlet:0.3", "--clients", "10", "--out", str(path)]
@@ -438,6 +448,8 @@ BAD = {
     "run local --net nets.py:Mixing": "layer '1' is BatchNorm1d: use GroupNorm",
     "run local --net nets.py:broken": "cannot be made: division by zero",
     "run local --net nets.py:absent": "expected a torch module",
+    "run local --partition nets.py:absent": "expected a function: a partition",
+    "run local --partition nets.py:overlapping": "client 1 gets row 0, as client 0",
     "run local --net cnn-fedbe": "expected (channels, height, width)",
     "run local --device quantum": "device 'quantum' cannot be used",
     "run local --rounds 0": "--rounds: found '0'; expected a whole number of at least 1",

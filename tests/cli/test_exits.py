@@ -207,7 +207,7 @@ def test_a_figure_that_fails_loses_no_result(tmp_path, monkeypatch, capsys):
     assert printed.err.strip() == (
         f"pyrofl: error: {out} holds all results, but no {out}/figures/curves.png: no such colour"
     )
-    whole = {"clients.csv", "figures", "metrics.csv", "posterior.nc", "run.json"}
+    whole = {"checkpoint.pt", "clients.csv", "figures", "metrics.csv", "posterior.nc", "run.json"}
     assert {p.name for p in out.iterdir()} == whole
     assert (out / "figures/reliability.png").exists()
 

@@ -127,6 +127,9 @@ def places(folder: Path) -> None:
 # Texts that name nothing: no data set, column, policy or method is called so.
 ODD = ("", " ", ".", "..", "/", "~", "-", "--", "*", "?", "%s", "{0}", "$(touch x)", "; ls", "a\0b")
 ODD += ("a\nb", "é", "名", "\x1b[2J", "\udcff", "None", "nan", "0", "-1", "fifo", "/dev/zero", LONG)
+BOUNDS = ("clip=1", "noise=1", "clip=1,noise=1,", "clip=1,clip=1,noise=1", "clip=1, noise=1")
+BOUNDS += tuple(f"clip={v},noise=1" for v in ("0", "-1", "nan", "inf", "1e999", "ten", "", "1e308"))
+BOUNDS += tuple(f"clip=1,noise=1,{word}" for word in ("delta=0", "delta=1", "where=home", "seed=1"))
 # A flag of text, what goes before it, and of which texts it knows nothing.
 TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--data": ((*RUN, *SCHOOLS), ODD),
@@ -147,8 +150,10 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--server-data": ((*RUN, *SCHOOLS), ODD),
     "--on-bad-message": ((*RUN, *SCHOOLS), ODD),
     "--until": ((*RUN, *SCHOOLS), ODD),
+    "--log": ((*RUN, *SCHOOLS), ODD),
     "--device": ((*RUN, *SCHOOLS), tuple(set(ODD) - {""})),
     "--groups": ((*RUN, *SCHOOLS), (*ODD, "posterior,", "posterior, prior", "ALL", "all,prior")),
+    "--privacy": ((*RUN, *SCHOOLS), (*ODD, *BOUNDS)),
     "--set": ((*RUN, *SCHOOLS), ODD),
     "--case": (("bench",), ODD),
 }
@@ -222,6 +227,8 @@ def of_places() -> Iterator[Case]:
     for value in ("missing.py:x", "full.py:x", "fifo.py", "file.py:", ":x", ".py:x", "~/no.py:x"):
         words = (*RUN, *DIGITS, "--net", value, "--out", OUT)
         yield Case(f"run --net={named(value)}", "flag", words, make=places)
+        words = (*RUN, *DIGITS, "--partition", value, "--out", OUT)
+        yield Case(f"run --partition={named(value)}", "flag", words, make=places)
 
 
 def cases() -> Iterator[Case]:

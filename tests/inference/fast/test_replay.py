@@ -36,19 +36,19 @@ METHODS: dict[str, Callable[[], Method]] = {
 def recordings(monkeypatch) -> Iterator[None]:
     """Record at once, and begin with none."""
     monkeypatch.setattr(replay, "HOT", 2)
-    RECORDINGS.clear()
+    RECORDINGS.found.clear()
     yield
-    RECORDINGS.clear()
+    RECORDINGS.found.clear()
 
 
 def made() -> list[Recording]:
     """Return the recordings that steps were made by."""
-    return [r for r in RECORDINGS.values() if r.run and not r.refused and r.seen > 4]
+    return [r for r in RECORDINGS.found.values() if r.run and not r.refused and r.seen > 4]
 
 
 def as_written(monkeypatch) -> None:
     monkeypatch.setattr(replay, "HOT", 10**9)
-    RECORDINGS.clear()
+    RECORDINGS.found.clear()
 
 
 @pytest.mark.parametrize("chunk", [None, 1])
@@ -57,7 +57,7 @@ def test_the_bits_are_those_of_steps_as_written(name, chunk, monkeypatch):
     method, data = METHODS[name](), toys.blobs()
     quick = list(federate(method, data, 2, chunk=chunk))
     assert made()
-    assert not any(r.refused for r in RECORDINGS.values())
+    assert not any(r.refused for r in RECORDINGS.found.values())
     as_written(monkeypatch)
     for one, other in zip(quick, federate(method, data, 2, chunk=chunk), strict=True):
         toys.assert_same_round(one, other, rtol=0, atol=0)
@@ -67,7 +67,7 @@ def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):
     method, data = METHODS["pfedvem"](), toys.blobs()
     *_, whole = federate(method, data, 3)
     *_, half = federate(method, data, 1)
-    RECORDINGS.clear()
+    RECORDINGS.found.clear()
     *_, again = federate(method, data, 3, start=half)
     toys.assert_same_round(again, whole, rtol=0, atol=0)
 
@@ -105,7 +105,7 @@ def test_what_depends_on_more_than_tensors_is_made_as_written(likelihood, monkey
     method, data = with_model(likelihood), toys.blobs()
     (quick,) = federate(method, data, 1)
     assert not made()
-    assert any(r.refused for r in RECORDINGS.values())
+    assert any(r.refused for r in RECORDINGS.found.values())
     as_written(monkeypatch)
     toys.assert_same_round(quick, next(federate(method, data, 1)), rtol=0, atol=0)
 
@@ -124,7 +124,7 @@ def test_a_program_that_remembers_is_found_out(monkeypatch):
 def test_programs_that_are_no_values_are_left_alone():
     method = METHODS["fedavg"]()
     next(federate(replace(method, model=lambda *args: method.model(*args)), toys.blobs(), 1))
-    assert not RECORDINGS
+    assert not RECORDINGS.found
 
 
 def test_a_client_that_diverges_is_refused_all_the_same(monkeypatch):
@@ -147,4 +147,4 @@ def test_large_steps_and_too_many_recordings_are_not_kept(monkeypatch):
     assert not made()
     monkeypatch.setattr(replay, "KEPT", 2)
     next(federate(METHODS["fedavg"](), toys.blobs(), 1))
-    assert len(RECORDINGS) <= 2 + 1
+    assert len(RECORDINGS.found) <= 2 + 1
