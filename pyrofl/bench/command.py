@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyrofl.bench import cases, measuring
+from pyrofl.bench.image_cases import IMAGES
 from pyrofl.bench.measuring import Measured, Peak
 from pyrofl.bench.personal_cases import PERSONAL
 from pyrofl.cli.ends import ending, show
@@ -20,7 +21,7 @@ from pyrofl.files import run_folder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CASES = {**cases.CASES, **PERSONAL}
+CASES = {**cases.CASES, **IMAGES, **PERSONAL}
 CURVES = ("clients", "rows", "memory")
 NAMES = (*CASES, *CURVES)
 
