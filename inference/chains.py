@@ -11,6 +11,7 @@ from pyrofl.inference.evaluation.evaluate import Metric
 from pyrofl.inference.loop.rounds import LoopOptions
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import Fitted, to_arviz
+from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed, Seeds, separate
 from pyrofl.inference.verdict import Kind, Verdict
 from pyrofl.summaries import Summarised
@@ -47,6 +48,7 @@ class FitOptions(LoopOptions, total=False):
     metrics: Mapping[str, Metric] | None
     progress: bool
     after: Callable[[Any], None] | None
+    log: Callable[[Any, RoundRecord], None] | None
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +11,19 @@ from torch import Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.files import hashed
-from pyrofl.files.run_folder import METRICS, versions
+from pyrofl.files.run_folder import METRICS
 from pyrofl.inference.description import described
-from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.records import RoundRecord
-from pyrofl.inference.seeds import Seed, separate
+from pyrofl.inference.run import Run
+from pyrofl.inference.saving import RECORDS, about_of, save
+from pyrofl.inference.seeds import Seed
 
-RECORDS = tuple(f.name for f in fields(RoundRecord) if f.name != "number")  # that follows
+__all__ = ["Keeper", "load", "save", "taken_up"]
+
 TOLD = 3  # parts of a method that differ
-STATE = tuple(f.name for f in fields(Round) if f.name != "who")
-
-
-def save(run: Run, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
-    """Write a run's last round and all its records into one file; its own metrics are not kept.
-
-    Args:
-        run: as `fit` returns it, or hands it to `after`.
-        path: of the file, which is replaced once the new one is on the disk.
-        about: settings of the run, as JSON has them; `load` refuses the file if one differs. The
-            data, the seeds, the versions of Python, pyrofl, torch, Pyro and NumPy and the parts of
-            the method are always among them, but no constants of modules that its functions read.
-
-    Raises:
-        OSError: if there is no room for it.
-    """
-    state = {name: getattr(run.state, name) for name in STATE} | run.state.who._asdict()
-    state["private"] = dict(run.state.private.items())
-    records: dict[str, Any] = {"draws": run.draws, "metrics": run.history}
-    records |= {name: [getattr(record, name) for record in run.records] for name in RECORDS}
-    about = _about(run.data, run.seed, about)
-    content = {"state": state, "records": records, "method": described(run.method)}
-    hashed.write(path, about, content)
 
 
 def load(
@@ -66,7 +45,17 @@ def load(
         ValueError: if the file is damaged, cut off or incomplete, or anything differs, such as the
             prior or the guide; it says what.
     """
-    content = hashed.read(path, _about(data, seed, about))
+    return taken_up(path, hashed.read(path, about_of(data, seed, about)), method, data, seed)
+
+
+def taken_up(
+    path: str | Path,
+    content: dict[str, Any],
+    method: Method | Callable[[int], Method],
+    data: Federation,
+    seed: Seed,
+) -> Run:
+    """Return the run that a checkpoint's content is of, and refuse a method that differs."""
     try:
         run = _made(content, method, data, seed)
         _refuse_unlike(run)
@@ -117,13 +106,6 @@ def _refuse_unlike(run: Run) -> None:
     for row in run.history:
         if row.keys() != set(METRICS):
             raise ValueError(f"a line of metrics has {', '.join(row)}")
-
-
-def _about(data: Federation, seed: Seed, about: Mapping[str, Any] | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"hash of the data": hashed.fingerprint(data)}
-    found |= {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
-    found |= {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
-    return {**found, "type of device": data.x.device.type, **(about or {})}
 
 
 def _copied(value: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 
 from pyrofl.inference.method import Method
 
+RECIPE = "recipe"  # says how a thing was made, not what it is
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -28,8 +29,28 @@ def described(method: Method) -> dict[str, str]:
     found: dict[str, str] = {}
     known: dict[int, Any] = {}  # held, so that no two have the same id
     for field in fields(method):
-        _tell(field.name, getattr(method, field.name), found, known)
+        if field.name != RECIPE:
+            _tell(field.name, getattr(method, field.name), found, known)
     return found
+
+
+CLIENTS = ("model", "guide", "phases", "join", "upload", "adapt", "statistics", "all_train")
+
+
+def clients_part(method: Method) -> dict[str, str]:
+    """Return a hash of each part of a method that clients run: part -> 12 hexadecimal digits.
+
+    Server and clients need the same of these. What a server alone has may differ: its merge, and
+    the rows without labels that it learns from.
+    """
+    parts: dict[str, Any] = {name: getattr(method, name) for name in CLIENTS}
+    reads = {n: getattr(view, "read", view) for n, view in method.views.items()}
+    hashes = {}
+    for name, part in (parts | {"views": reads}).items():
+        found: dict[str, str] = {}
+        _tell(name, part, found, {})  # on its own, as others may tell what it holds before it
+        hashes[name] = _hash(repr(sorted(found.items())).encode())
+    return hashes
 
 
 def _tell(path: str, value: Any, found: dict[str, str], known: dict[int, Any]) -> None:
@@ -89,9 +110,11 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _fills(whole: Any, name: str, value: Any) -> bool:
-    """Say whether something fills itself while it is used, as what remembers results does."""
+    """Say whether a thing would be the same without it, as without what remembers results."""
     private = name.startswith("_") and isinstance(value, dict | list | set)
-    return private or isinstance(getattr(type(whole), name, None), cached_property)
+    return (
+        private or name == RECIPE or isinstance(getattr(type(whole), name, None), cached_property)
+    )
 
 
 def _wrapped(value: Any) -> list[tuple[str, Any]]:

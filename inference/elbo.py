@@ -19,7 +19,7 @@ from torch.distributions import kl_divergence
 
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Program
+from pyrofl.inference.programs import Program, Spherical
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors, default_type
 
@@ -42,11 +42,12 @@ class Elbo:
         weight = kl(received, local, batch)[:, None] if callable(kl) else kl
         costs = [-weighed(site, log_prob(name, site)) for name, site in observed(p)]
         scores = []
+        bare = all(is_point(site["fn"]) for _, site in latent(q))
         for name, site in latent(q):
             reparametrised = site["fn"].has_rsample
             if reparametrised and not callable(kl) and kl == 0:
                 continue
-            log_q, log_ratio = log_densities(site, p.nodes.get(name), self.analytic)
+            log_q, log_ratio = log_densities(site, p.nodes.get(name), self.analytic, bare)
             costs.append(weight * log_ratio)
             if not reparametrised:
                 scores.append(log_q)
@@ -69,6 +70,9 @@ def elbo(
     analytic: bool = True,
 ) -> Elbo:
     """Make the negative ELBO of every client: sum of -log p(y | w) over its rows + kl * KL.
+
+    With the delta guide, the KL divergence from a normal prior of one scale that is not learned, as
+    `proximal` is, is half the squared distance from its centre in scales, without constants.
 
     Args:
         draws: Monte Carlo draws of the guide; None draws once, without an axis for draws.
@@ -151,12 +155,15 @@ def is_made(site: Any) -> bool:
     return bool(site["infer"].get("_deterministic")) or (hidden and is_point(fn))
 
 
-def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tensor, Tensor]:
+def log_densities(
+    site: Any, partner: Any | None, analytic: bool, bare: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return log q, masked, and log q - log p of one latent site, scaled and masked.
 
     Auxiliary sites of automatic guides have no partner in the model: they count as log q alone. A
     Delta counts its log density (the Jacobian of a transformed site), never an analytic KL. The
     first value is what a score function needs: the costs that it multiplies are scaled already.
+    What normalises a prior is left out where points are `bare`, as no site of the guide is random.
     """
     fn, value = site["fn"], site["value"]
     spread = fn.has_rsample and not is_point(fn)
@@ -168,9 +175,21 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
     log_q = fn.log_density if isinstance(fn, dist.Delta) else fn.log_prob(value)
     paid = log_q if fn.has_rsample else log_q.detach()
     ratio = weighed(site, paid)
-    if partner is not None and not isinstance(partner["fn"], dist.ImproperUniform):
-        ratio = ratio - weighed(partner, partner["fn"].log_prob(value))
+    if partner is None or partner["mask"] is False:
+        return scale_and_mask(log_q, mask=site["mask"]), ratio
+    if not isinstance(partner["fn"], dist.ImproperUniform):
+        ratio = ratio - weighed(partner, log_prior(partner["fn"], value, bare))
     return scale_and_mask(log_q, mask=site["mask"]), ratio
+
+
+def log_prior(fn: Any, value: Tensor, bare: bool) -> Tensor:
+    """Return the log density of a prior, if bare without the constants that normalise it.
+
+    What is left is a distance that a reader of the loss can tell: half of mu ||w - w_received||^2.
+    """
+    known = bare and isinstance(fn, Spherical) and not fn.scale.requires_grad
+    found: Tensor = fn.below_peak(value) if known else fn.log_prob(value)
+    return found
 
 
 def log_prob(name: str, site: Any) -> Tensor:

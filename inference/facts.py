@@ -109,6 +109,10 @@ INCOMPARABLE = Mark("a loss that rises as it should")
 """Of what a gradient step moves: its loss in this round is not to be compared with that of others,
 as it is the energy of a chain, which wanders away from a peak, or a term of it is warming up."""
 
+CHANGES = Mark("sent as a change of what the server has")
+"""Of all that clients send, by names of the server's, which adds up what messages differ from what
+it has: noise may be added to that difference, and rules of a message need not hold any more."""
+
 Fact = Rule | WireCost | Moments | Factors | Mark
 
 Facts = Mapping[str, Fact | tuple[Fact, ...]]

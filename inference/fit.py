@@ -3,214 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from torch import Tensor
-
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
-from pyrofl.files.pickles import Pickled
-from pyrofl.files.run_folder import CLIENTS, METRICS
 from pyrofl.inference.chains import Chains, FitOptions, Fitting, Until, beginnings
-from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
-from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
-from pyrofl.inference.evaluation.prepare import statistics
+from pyrofl.inference.evaluation.evaluate import Metric
+from pyrofl.inference.loop.participation import everyone
 from pyrofl.inference.loop.rounds import LoopOptions, by_round, federate, first
 from pyrofl.inference.loop.state import Round
-from pyrofl.inference.method import Method
-from pyrofl.inference.movement import table
-from pyrofl.inference.posteriors.arviz import to_arviz
-from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.records import RoundRecord
+from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seed, continued
-from pyrofl.inference.verdict import Judge, Verdict, verdict
-from pyrofl.metrics import Bins
-from pyrofl.summaries import Summarised
+from pyrofl.inference.verdict import Judge
 from pyrofl.tensors import Tensors
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
-@dataclass(repr=False)
-class Run(Pickled, Summarised):
-    """A fitted method.
-
-    Attributes:
-        method: as of the last round.
-        data: the federation.
-        state: the last round.
-        seed: of the run.
-        draws: of the guide, for predictions while fitting; None takes its mean.
-        own_metrics: name -> function, scored beside the metrics that there are; see `evaluate`.
-        records: what each round left; `rounds` is a table of them.
-        history: every score so far, averaged over clients, as lines of the table `metrics`.
-    """
-
-    method: Method
-    data: Federation
-    state: Round
-    seed: Seed = 0
-    draws: int | None = None
-    own_metrics: Mapping[str, Metric] = field(default_factory=dict)
-    records: list[RoundRecord] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)
-
-    def copy(self, **changes: Any) -> Run:
-        """Return the run with lists of its own, so that it goes on by itself."""
-        own = {"records": [*self.records], "history": [*self.history]}
-        return replace(self, **{**own, **changes})
-
-    def evaluate(
-        self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[AskedFields]
-    ) -> Scores:
-        """Test a model, as `pyrofl.evaluate`; seed, draws and metrics are the run's by default."""
-        own = self.own_metrics if metrics is None else metrics
-        return evaluate(*self._fitted, metrics=own, **self._asked(asked))
-
-    def calibration(self, **asked: Unpack[AskedFields]) -> Bins:
-        """Gather predictions by confidence, as `pyrofl.calibration`."""
-        return calibration(*self._fitted, **self._asked(asked))
-
-    def posterior(
-        self, draws: int = 100, *, ids: Tensor | None = None, **asked: Unpack[ModelAsked]
-    ) -> Tensors:
-        """Draw from every client's posterior: site -> [S, C, *p]; see `pyrofl.posterior`."""
-        how: ModelAsked = {"seed": self.seed, **asked}
-        return posterior(*self._fitted, draws, ids=ids, **how)
-
-    def statistics(self) -> Tensors:
-        """Return what the paper reports about clients besides scores: name -> [J], or [J, *p]."""
-        return statistics(*self._fitted, self.seed)
-
-    def to_arviz(
-        self, draws: int = 100, dims: Mapping[str, tuple[str, ...]] | None = None, **what: Any
-    ) -> Any:
-        """Return the posterior for ArviZ, or all groups; arguments of `pyrofl.to_arviz`."""
-        return to_arviz([self], draws, dims, **what)
-
-    def scores(self) -> list[Scores]:
-        """Test all that the method and the data offer.
-
-        Every view on training and held-out clients, the personal one also after the method's
-        adaptation, the global one also on all test rows; on training rows if there are no others.
-        """
-        data, views = self.data, self.method.views
-        tested = any(map(len, data.test[: data.clients]))
-        clients: list[AskedFields] = [{"part": "test" if tested else "train"}]
-        if any(map(len, (data.test if tested else data.train)[data.clients :])):
-            clients.append({**clients[0], "population": "held_out"})
-        asked: list[AskedFields] = [{"model": view, **some} for view in views for some in clients]
-        if self.method.adapt and "personal" in views:
-            asked += [{"model": "personal", "adapted": "adapt", **some} for some in clients]
-        if "global" in views and data.pooled_test is not None and len(data.pooled_test):
-            asked.append({"model": "global", "population": "pooled"})
-        return [self.evaluate(**one) for one in asked]
-
-    def test(self) -> list[Scores]:
-        """Test all there is and write it down in `history`, clients weighing the same."""
-        found = self.scores()
-        for s in found:
-            asked = (self.state.number, s.model, s.adapted, s.population)
-            lines = [(*asked, metric, s.mean(metric)) for metric in s.values]
-            self.history += [dict(zip(METRICS, line, strict=True)) for line in lines]
-        return found
-
-    @property
-    def metrics(self) -> DataFrame:
-        """Every score so far, averaged over clients: the table metrics.csv."""
-        from pandas import DataFrame
-
-        return DataFrame(self.history, columns=list(METRICS))
-
-    @property
-    def clients(self) -> DataFrame:
-        """Every score and statistic of every client, tested now: the table clients.csv."""
-        from pandas import DataFrame
-
-        return DataFrame(self.client_rows(), columns=list(CLIENTS))
-
-    @property
-    def rounds(self) -> DataFrame:
-        """What every round took, who did what, and the mean loss of every step over clients."""
-        from pandas import DataFrame
-
-        return DataFrame([record.told(self.data.names) for record in self.records])
-
-    def client_rows(
-        self, scores: list[Scores] | None = None, statistics: Tensors | None = None
-    ) -> Iterator[tuple[str, int, str, str, str, float]]:
-        """Yield the rows of `clients`; scores and statistics of the last round may be known."""
-        names, sizes = self.data.names, self.data.sizes.tolist()
-        for found in self.scores() if scores is None else scores:
-            for metric, values in found.values.items() if found.population != "pooled" else ():
-                for i, value in zip(found.ids.tolist(), values.tolist(), strict=True):
-                    yield names[i], sizes[i], found.model, found.adapted, metric, value
-        told = self.statistics() if statistics is None else statistics
-        about = self.work() | {name: v.tolist() for name, v in told.items() if v.dim() == 1}
-        for metric, of in about.items():  # all but scores is told of the main view, unadapted
-            for i in range(self.data.clients):
-                yield names[i], sizes[i], self.method.main_view, "none", metric, of[i]
-
-    def work(self) -> dict[str, Counter[int]]:
-        """Count rounds in which clients trained, reported or failed to, and gradient steps."""
-        steps: Counter[int] = Counter()
-        for record in self.records:
-            steps.update(dict(zip(record.trained, record.steps, strict=True)))
-        did: dict[str, Counter[int]] = {}
-        for what in ("trained", "reported", "silent"):
-            did[f"rounds_{what}"] = Counter(i for r in self.records for i in getattr(r, what))
-        return did | {"gradient_steps": steps}
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether it has converged, is moving or has diverged, by its records."""
-        return verdict(self.records)
-
-    def convergence(self) -> DataFrame:
-        """Return how far each site moved in each round that merged something; see `movement`.
-
-        Columns: round, site; mean and sd, the largest movement of any entry's mean and standard
-        deviation since the round before, in standard deviations; norm, that of a tensor which
-        states no distribution, as a share of its norm. `verdict` judges the last rounds of it.
-        """
-        return table(self.records)
-
-    @property
-    def _fitted(self) -> tuple[Method, Federation, Round]:
-        return self.method, self.data, self.state
-
-    def _asked(self, asked: AskedFields) -> AskedFields:
-        return {"seed": self.seed, "draws": self.draws, **asked}
-
-    @property
-    def title(self) -> str:
-        """How far it went."""
-        seconds = sum(record.seconds for record in self.records)
-        return f"Run of {self.state.number} rounds, seed {self.seed}, {seconds:.1f} s"
-
-    def summary(self) -> dict[str, str]:
-        """Tell what it is; of the scores, the first two metrics of clients that train."""
-        data, records, last = self.data, self.records, self.history[-1:]
-        scores: dict[str, list[str]] = {}
-        for r in self.history:
-            if (r["round"], r["population"]) == (last[0]["round"], "training"):
-                model = f"{r['model']}{'' if r['adapted'] == 'none' else ' adapted'}"
-                scores.setdefault(model, []).append(f"{r['metric']} {r['value']:.4g}")
-        shown = "; ".join(f"{model} {', '.join(some[:2])}" for model, some in scores.items())
-        bad = [reason for record in records for reason in record.rejected]
-        sent = f"{sum(r.down for r in records):,} down, {sum(r.up for r in records):,} up"
-        return {
-            "verdict": str(self.verdict),
-            "views": ", ".join(self.method.views),
-            "clients": f"{data.clients} that train, {data.held_out} held out",
-            "scores": f"round {last[0]['round']}: {shown}" if last else "not tested yet",
-            "bytes": f"{sent}; {len(bad)} rejected{f', the last {bad[-1]}' if bad else ''}",
-        }
+    pass
 
 
 @overload
@@ -252,6 +65,7 @@ def fit(
     metrics: Mapping[str, Metric] | None = None,
     progress: bool = True,
     after: Callable[[Run], None] | None = None,
+    log: Callable[[Run, RoundRecord], None] | None = None,
     **loop: Unpack[LoopOptions],
 ) -> Run | Chains[Run]:
     """Run all rounds, with a progress bar, and test on the way.
@@ -276,20 +90,24 @@ def fit(
         progress: show rounds, loss and the time left.
         after: called after every round, before its test, such as a `Keeper`: what stops a test
             loses no round. If the last round of a start's Run lacks its test, that is made first.
-        loop: participation, trains, chunk, stragglers, on_bad_message, state_memory, keep_messages
-            and check of `federate`.
+        log: called after every round and its test with the run and what the round left, such as
+            `loggers.tensorboard(DIR)`.
+        loop: participation, trains, chunk, stragglers, on_bad_message, state_memory, keep_messages,
+            check, privacy, engine and workers of `federate`; tests are made in this process.
 
     Raises:
-        ValueError: as `federate`, as is BadMessage; if a start's seed is another, or seeds are
+        ValueError: as `federate`, as are other errors; if a start's seed is another, or seeds are
             equal.
     """
     from tqdm import tqdm
 
     if seeds is not None or isinstance(start, Chains):
         same: dict[str, Any] = {"server": server, "every": every, "until": until, "draws": draws}
-        same |= {"metrics": metrics, "progress": progress, "after": after, **loop}
+        same |= {"metrics": metrics, "progress": progress, "after": after, "log": log, **loop}
         each = beginnings(seeds, seed, start)
         return Chains(tuple(fit(method, data, rounds, **one, **same) for one in each))
+    draw = loop.get("participation", everyone)
+    method = with_privacy(method, loop.pop("privacy", None), data.clients, draw)
     at = by_round(method)
     known, begun = (start, start.state) if isinstance(start, Run) else (None, start)
     seed = continued(seed, known.seed if known else None)
@@ -313,7 +131,8 @@ def fit(
         return last
 
     states = federate(method, data, rounds, seed=seed, start=state, **loop)
-    with tqdm(total=rounds, initial=state.number, disable=not progress, unit="round") as bar:
+    line = {"total": rounds, "initial": state.number, "disable": not progress, "unit": "round"}
+    with closing(states), tqdm(**line) as bar:
         if known and all(row["round"] != state.number for row in run.history):
             test_if_due()
         clock = perf_counter()
@@ -327,6 +146,8 @@ def fit(
             if after:
                 after(run)
             last = test_if_due()
+            if log:
+                log(run, run.records[-1])
             idle = () if len(state.who.ids) else ("nobody reports; server unchanged",)
             for told in (*state.rejected, *idle):
                 bar.write(f"round {state.number}: {told}", sys.stderr)

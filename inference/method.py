@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -11,11 +11,13 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, Whole, check_fields
 from pyrofl.data import Batch, Who
 from pyrofl.files.pickles import Pickled
+from pyrofl.inference.budget import Promise
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, SHARED, Fact, Facts, Rule, WireCost, marked, of_kind
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.programs import Loss, Program
 from pyrofl.inference.servers.pooled import Merge, Pooled
+from pyrofl.recipes import Recipe
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, dense, pick, spread_out
 
@@ -79,6 +81,16 @@ def return_received(received: Tensors, local: Tensors) -> Tensors:
     return {n: local[n] for n in received}
 
 
+def nothing_to_undo(server: Tensors, who: Who) -> Tensors:
+    """Keep what the server knows, where nothing in it has to fit what clients keep."""
+    return server
+
+
+def as_it_is(received: Tensors, message: Tensors, sources: Sequence[Generator]) -> Tensors:
+    """Send the message as it is."""
+    return message
+
+
 def no_statistics(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
     """Tell nothing."""
     return {}
@@ -134,6 +146,8 @@ class Method(Pickled, Summarised):
         join: client: (received, who, generator) -> private state of a client first seen now. All
             clients and `init` hold equal generators, so that a common start need not travel.
         upload: client: (received, local) -> message [C, ...], what goes up the wire.
+        rejoin: server: (server, who) -> the state once clients that it has heard have lost what
+            they keep and are to `join` anew; ValueError where nobody can tell it.
         adapt: client: what the paper runs before testing, such as fine-tuning.
         views: the models that can be tested, "personal", "global", "ensemble": a `View`, or its
             `read` alone.
@@ -143,7 +157,12 @@ class Method(Pickled, Summarised):
         facts: patterns of names -> what holds for them: rules that messages must obey, sites that
             all clients share, tables with a row for every client, costs on the wire; see `facts`.
         all_train: every client trains every round, and participation says who reports.
+        protect: client: (received, message [C, ...], a generator of each client's own) -> what
+            leaves the client instead, of the same names and shapes.
+        privacy: what a method promises whose server's states are private, see `privacy.private`.
         name: what results call it.
+        recipe: how the library's `build` was called, for `pyrofl.load`; what is replaced later is
+            not in it.
 
     While a client trains, local = private | received (received wins); afterwards its private state
     is the names that `join` made, cut from local. Names under "rows/" that phases make are what
@@ -160,6 +179,7 @@ class Method(Pickled, Summarised):
     download: Callable[[Tensors, Who], Tensors] = send_all
     join: Callable[[Tensors, Who, Generator], Tensors] = keep_nothing
     upload: Callable[[Tensors, Tensors], Tensors] = return_received
+    rejoin: Callable[[Tensors, Who], Tensors] = nothing_to_undo
     adapt: tuple[Phase, ...] = ()
     views: Mapping[str, Callable[[Tensors, Tensors], Tensors | list[Tensors]]] = field(
         default_factory=lambda: {"personal": as_trained}
@@ -167,7 +187,10 @@ class Method(Pickled, Summarised):
     statistics: Move = no_statistics
     facts: Facts = field(default_factory=dict)
     all_train: bool = False
+    protect: Callable[[Tensors, Tensors, Sequence[Generator]], Tensors] = as_it_is
+    privacy: Promise | None = None
     name: str = ""
+    recipe: Recipe | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse fields of another kind, and programs that a part, `built_for` others, ignores."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -17,6 +18,35 @@ Optim = Callable[[list[Tensor]], Optimizer]
 """Makes an optimiser from torch.optim that works element by element, for stacked clients."""
 
 
+class Light(Optimizer):
+    """An optimiser that does not load torch's compiler, which takes more than a second, once."""
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+
+
+def lightly(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Take what torch wraps around the step of an optimiser off, but for its use of gradients."""
+    plain = unwrap(step)
+
+    def go(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return plain(self, closure)
+
+    return go
+
+
+class LightSgd(Light, torch.optim.SGD):
+    """SGD of torch."""
+
+    step = lightly(torch.optim.SGD.step)
+
+
+class LightAdam(Light, torch.optim.Adam):
+    """Adam of torch."""
+
+    step = lightly(torch.optim.Adam.step)
+
+
 @dataclass(frozen=True)
 class Sgd:
     """Makes plain SGD; see `sgd`. A value, so that what trains may see how it steps."""
@@ -27,7 +57,7 @@ class Sgd:
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
         """Make the optimiser of some tensors."""
-        return torch.optim.SGD(params, **self.options, lr=self.lr, momentum=self.momentum)
+        return LightSgd(params, **self.options, lr=self.lr, momentum=self.momentum)
 
 
 @checked
@@ -50,7 +80,7 @@ def sgd(
 @checked
 def adam(lr: NotNegative, **options: Any) -> Optim:
     """Make Adam; `options` are further arguments of `torch.optim.Adam`."""
-    return lambda params: torch.optim.Adam(params, lr=lr, **options)
+    return lambda params: LightAdam(params, lr=lr, **options)
 
 
 @checked

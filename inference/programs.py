@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -66,7 +67,53 @@ def _improper(clients: int, shape: Size) -> TorchDistribution:
 def around(family: LocationScale, centre: Tensor, scale: Tensor) -> TorchDistribution:
     """Centre a family at parameters [C, 1, *p] with one scale per client, [C, 1]."""
     axes = centre.dim() - scale.dim()
-    return as_event(family(centre, scale.reshape(*scale.shape, *(1,) * axes)), axes)
+    fn = family(centre, scale.reshape(*scale.shape, *(1,) * axes))
+    return Spherical(fn, axes) if type(fn) is dist.Normal and axes else as_event(fn, axes)
+
+
+class Spherical(dist.Independent):
+    """Independent normals whose events have one scale each, of which one logarithm is enough."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of events."""
+        constant = self.scale.log() + 0.5 * math.log(2 * math.pi)
+        return self.below_peak(value) - self.event_shape.numel() * constant
+
+    def below_peak(self, value: Tensor) -> Tensor:
+        """Return the log density less that of the centre: half the squared distance in scales."""
+        apart: Tensor = HalfSquares.apply(value - self.base_dist.loc, self._axes)
+        return -apart / self.scale.square()
+
+    @property
+    def scale(self) -> Tensor:
+        """The scale of every event."""
+        scale: Tensor = self.base_dist.scale[(..., *(0,) * self._axes)]
+        return scale
+
+    @property
+    def _axes(self) -> int:
+        return int(self.reinterpreted_batch_ndims)
+
+
+class HalfSquares(torch.autograd.Function):
+    """Half the sum of squares over the last axes; its gradient takes one product.
+
+    Without a rule for `torch.func`, as torch looks for arguments of such functions at every call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, axes: int) -> Tensor:
+        """Return [*batch] of values [*batch, *event] with as many axes of the event."""
+        ctx.save_for_backward(values)
+        ctx.event = (..., *(None,) * axes)
+        length: Tensor = torch.linalg.vector_norm(values, dim=tuple(range(-axes, 0)))
+        return length.square() / 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradient by the values."""
+        (values,) = ctx.saved_tensors
+        return grads[0][ctx.event] * values, None
 
 
 def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,3 +65,9 @@ class RoundRecord:
             "rejected_reasons": list(self.rejected),
             **{f"loss {name}": float(value.nanmean()) for name, value in self.loss.items()},
         }
+
+
+def taken_part(records: Sequence[RoundRecord], rounds: int, clients: int) -> list[int]:
+    """Return in how many rounds each client may have been heard; in all that have no record."""
+    heard = Counter(i for record in records for i in (*record.reported, *record.silent))
+    return [heard[i] + rounds - len(records) for i in range(clients)]

@@ -37,9 +37,11 @@ from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step, seen_by, start_own
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, like, role
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -31,8 +31,10 @@ from pyrofl.models import fedavg
 from pyrofl.models.priors import LocationScale, proximal
 from pyrofl.models.shared.personal_copies import only_step, own, run_on, seen_by, start_own
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 
 
+@repeatable
 @checked
 def build(
     net: Network,

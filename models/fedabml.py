@@ -54,6 +54,7 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
 from pyrofl.models.shared.meta_gradients import descended
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, role, under
 
 MetaGradient = Literal["kl", "unrolled"]
@@ -63,6 +64,7 @@ Average = Literal["mnu", "std", "moments"]
 FLOOR = 1e-4  # smallest standard deviation of the prior
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -33,6 +33,7 @@ from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.schedules import decayed
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors
 
 
@@ -71,6 +72,7 @@ class CentredTraining(Descent, total=False):
     merge: str | Combine
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -25,8 +25,10 @@ from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.fedopt import stepped
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -28,10 +28,12 @@ from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.shared.base_and_head import head_and_base, keep, only
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 
 Tune = Literal["head", "base", "all"]
 
 
+@repeatable
 @checked
 def build(
     net: Network,

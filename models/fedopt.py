@@ -37,12 +37,14 @@ from pyrofl.inference.optim import Optim, sgd
 from pyrofl.inference.servers.pooled import descend, followed
 from pyrofl.models import fedavg
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors
 
 Adaptation = Literal["adam", "yogi", "adagrad"]
 Optimiser = Literal["adam", "yogi", "adagrad", "sgd"]
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -36,9 +36,11 @@ from pyrofl.models import fedavg
 from pyrofl.models.fedopt import stepped
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, role, under
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -48,11 +48,13 @@ from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, like, pick, role, under
 
 FLOOR = 1e-8  # smallest variance of the population, and of a client's draws
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -36,9 +36,11 @@ from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, role, under
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -25,8 +25,10 @@ from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.shared.base_and_head import head_and_base, keep
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 
 
+@repeatable
 def build(
     net: Network,
     *,

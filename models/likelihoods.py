@@ -18,6 +18,7 @@ from torch.distributions import Distribution
 
 from pyrofl.arguments import Count, Range, checked
 from pyrofl.inference.programs import Likelihood
+from pyrofl.recipes import repeatable
 
 Deviation = Annotated[float, Range(0, inf, open_low=True, open_high=True)]
 FEW = 16  # classes below which torch is slow along the last axis, by up to 9 times: measured
@@ -75,6 +76,7 @@ def measured(outputs: Tensor, x: Tensor) -> TorchDistribution:
     return dist.Normal(outputs.squeeze(-1), x[..., 0])
 
 
+@repeatable
 @checked
 def normal(scale: Deviation = 1.0) -> Likelihood:
     """Measure with noise of this standard deviation; one output, the mean."""
@@ -85,6 +87,7 @@ def normal(scale: Deviation = 1.0) -> Likelihood:
     return likelihood
 
 
+@repeatable
 @checked
 def binomial(trials: Count | None = None) -> Likelihood:
     """Count successes: one output, the logit.

@@ -20,8 +20,10 @@ from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.shared.base_and_head import keep
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 
 
+@repeatable
 def build(net: Network, **training: Unpack[fedavg.LocalTraining]) -> Method:
     """Build training without federation; every client trains in every round.
 

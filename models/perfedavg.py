@@ -34,8 +34,10 @@ from pyrofl.models import fedavg
 from pyrofl.models.shared.meta_gradients import Order, maml
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -45,9 +45,11 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
 from pyrofl.models.shared.personal_copies import own, seen_by, start_own, without_rows
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -45,6 +45,7 @@ from pyrofl.models import guides
 from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, dense, pick, role, under
 
 FAMILIES: Mapping[str, guides.Family] = {
@@ -54,6 +55,7 @@ FAMILIES: Mapping[str, guides.Family] = {
 }
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -41,8 +41,10 @@ from pyrofl.models.shared.personal_copies import (
     without_rows,
 )
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 
 
+@repeatable
 @checked
 def build(
     net: Network,

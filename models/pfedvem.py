@@ -37,6 +37,7 @@ from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
 from pyrofl.models import guides, likelihoods
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, role, under
 
 Confidence = Literal["full", "uncertainty", "deviation"]
@@ -56,6 +57,7 @@ def precision(variance: Tensor, deviation: Tensor, d: int, of: Confidence = "ful
     return (d / spread[of]).clamp(max=CEILING)
 
 
+@repeatable
 @arguments.checked
 def build(
     net: Network,

@@ -26,8 +26,10 @@ from pyrofl.arguments import NotNegative, ShareBelowOne, checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedavgm
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 
 
+@repeatable
 @checked
 def build(
     net: Network,

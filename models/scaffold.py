@@ -31,6 +31,7 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import NotNegative, checked
 from pyrofl.data import Batch, Who
+from pyrofl.inference.facts import PER_CLIENT
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.programs import Loss, Program, built_for
 from pyrofl.inference.servers.averages import blend
@@ -39,17 +40,21 @@ from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.models.shared.schedules import decayed
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, like, role, under
 
 Option = Literal["I", "II"]
+KNOWN = "server/own"  # every c_j, where the server remembers them
 
 
+@repeatable
 @checked
 def build(
     net: Network,
     *,
     option: Option = "II",
     server_lr: NotNegative = 1.0,
+    remember: bool = False,
     **training: Unpack[fedavg.Training],
 ) -> Method:
     """Build SCAFFOLD.
@@ -59,10 +64,14 @@ def build(
         option: how a client renews its control variate: "I" reads all its rows once more, "II" is
             free.
         server_lr: step of the server towards the plain mean of the clients' models.
+        remember: the server keeps every c_j, so that a client that has lost its own can come back,
+            see `Method.rejoin`: its c_j is taken out of c, and it starts with another of zero. It
+            costs the server a model for every client.
         training: of the clients, as of `fedavg.build`, but momentum is 0 unless given.
 
     Raises:
-        ValueError: if lr is 0, by which eq. 4 divides.
+        ValueError: if lr is 0, by which eq. 4 divides; or remember is to go with a merge that bears
+            bad messages, after which c is no mean of c_j.
     """
     settings: fedavg.Training = {"lr": 0.01, "momentum": 0.0, **training}
     base = fedavg.build(net, **settings)
@@ -70,6 +79,8 @@ def build(
     lr, momentum = decayed(settings["lr"], done), settings["momentum"]
     if not lr > 0:
         raise ValueError(f"lr is {lr}; expected a number above 0, by which eq. 4 divides")
+    if remember and (how := settings.get("merge", "mean")) != "mean":
+        raise ValueError(f"remember is True and merge is {how!r}; expected 'mean', or False")
     train, step = only_step(base)
     names = list(base.init(torch.Generator(), 1))
 
@@ -77,7 +88,9 @@ def build(
         """Start with all c at zero."""
         start = base.init(generator, clients)
         zero = {n: torch.zeros_like(v) for n, v in start.items()}
-        return start | under("control", zero) | {"server/clients": torch.tensor(clients)}
+        each = {n: torch.zeros(clients, *v.shape).to(v) for n, v in start.items() if remember}
+        known = {"server/clients": torch.tensor(clients), **under(KNOWN, each)}
+        return start | under("control", zero) | known
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start with c_j at zero."""
@@ -131,6 +144,20 @@ def build(
         moved = blend(server, {n: pooled[n] for n in names}, 1 - server_lr)
         return server | moved | under("control", control)
 
+    pooled = Pooled(
+        {"change/*": Total(evenly), "*": evenly},
+        then=update,
+        how=settings.get("merge", "mean"),
+    )
+
+    def remembered(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Merge, and write down every c_j."""
+        changed = {
+            f"{KNOWN}/{n}": v.index_add(0, who.ids, message[f"change/{n}"])
+            for n, v in role(KNOWN, server).items()
+        }
+        return pooled(server, message, who, generator) | changed
+
     if option == "I":
         renew = built_for(model=base.model, guide=base.guide)(renew)
     corrected = replace(step, loss=without_drift(step.loss, names))
@@ -141,11 +168,27 @@ def build(
         join=join,
         phases=(Phase((begin,)), replace(train, moves=(corrected, count)), Phase((renew,))),
         upload=upload,
-        merge=Pooled(
-            {"change/*": Total(evenly), "*": evenly},
-            then=update,
-            how=settings.get("merge", "mean"),
-        ),
+        rejoin=taken_out,
+        merge=remembered if remember else pooled,
+        facts={**base.facts, **({f"{KNOWN}/*": PER_CLIENT} if remember else {})},
+    )
+
+
+def taken_out(server: Tensors, who: Who) -> Tensors:
+    """Take the c_j of some clients out of c: they start with zero."""
+    known = role(KNOWN, server)
+    if len(who.ids) and not known:
+        raise ValueError(
+            "scaffold: what a client has lost, its c_j, is in c for good, as the server does not "
+            "know it; expected remember=True from the beginning (--set remember=true)"
+        )
+    clients = int(server["server/clients"])
+    control = {
+        f"control/{n}": server[f"control/{n}"] - v[who.ids].sum(0) / clients
+        for n, v in known.items()
+    }
+    return (
+        server | control | under(KNOWN, {n: v.index_fill(0, who.ids, 0) for n, v in known.items()})
     )
 
 

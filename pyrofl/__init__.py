@@ -11,12 +11,14 @@ from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 
-from pyrofl.data import Batch, Federation
+from pyrofl.data import Batch, Federation, Preparation
+from pyrofl.inference.budget import Privacy
 from pyrofl.inference.chains import Chains
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.fit import fit
 from pyrofl.inference.halves import Client, Server
+from pyrofl.inference.loading import load
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Phase, Step
@@ -24,6 +26,7 @@ from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.nets import Network
@@ -40,6 +43,8 @@ __all__ = [
     "Network",
     "Phase",
     "Pooled",
+    "Preparation",
+    "Privacy",
     "Round",
     "Run",
     "Seeds",
@@ -52,6 +57,7 @@ __all__ = [
     "evaluate",
     "federate",
     "fit",
+    "load",
     "posterior",
     "sgd",
     "to_arviz",
@@ -65,12 +71,14 @@ MODULES = {
     "figures": "pyrofl.figures",
     "guides": "pyrofl.models.guides",
     "likelihoods": "pyrofl.models.likelihoods",
+    "loggers": "pyrofl.inference.loggers",
     "meta_gradients": "pyrofl.models.shared.meta_gradients",
     "metrics": "pyrofl.metrics",
     "models": "pyrofl.models",
     "nets": "pyrofl.nets",
     "participation": "pyrofl.inference.loop.participation",
     "priors": "pyrofl.models.priors",
+    "privacy": "pyrofl.inference.privacy",
     "reference": "pyrofl.inference.reference",
     "servers": "pyrofl.inference.servers",
 }

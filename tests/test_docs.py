@@ -38,8 +38,16 @@ def title(text: str) -> str:
     return text.partition("\n")[0].removeprefix("## ")
 
 
-def test_what_leaves_a_client_is_what_the_page_says():
-    text = (DOCS / "what_leaves_a_client.md").read_text()
+@pytest.mark.parametrize("page", ["what_leaves_a_client", "own_tables"])
+def test_a_page_prints_what_it_says(page):
+    text = (DOCS / f"{page}.md").read_text()
+    assert printed(text, {}) == told(text)
+
+
+def test_noise_and_secure_sums_are_as_the_page_says():
+    pytest.importorskip("dp_accounting")
+    pytest.importorskip("cryptography")
+    text = (DOCS / "privacy.md").read_text()
     assert printed(text, {}) == told(text)
 
 

@@ -17,7 +17,7 @@ from pyrofl.files import lock
 MORE = ["--per-class", "6", "--clients", "4", "--net", "softmax", "--quiet", "--every", "1"]
 MORE += ["--participation", "bernoulli:0.7", "--fail", "0.2", "--partial", "0.4", "--seed", "5"]
 MORE += ["--checkpoint-every", "1"]
-RESULTS = ("metrics.csv", "clients.csv", "posterior.nc")
+RESULTS = ("metrics.csv", "clients.csv", "rows.csv", "posterior.nc")
 FACTS = ("bytes_up", "bytes_down", "trained", "reported", "rejected", "rounds")
 KILLED = [-9]
 

@@ -10,7 +10,8 @@ from fault_table import shown, written
 TEXT = (Path(__file__).parent.parent / "README.md").read_text()
 
 
-def test_the_code_runs():
+def test_the_code_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # what is saved goes there
     code = "\n".join(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL))
     code = (
         re.sub(r"rounds=\d+", "rounds=1", code)

@@ -1,5 +1,6 @@
 """Checks of what was learned: are posteriors calibrated, do models fit, do clients know?"""
 
+from pyrofl.inference.checks.by_class import by_class
 from pyrofl.inference.checks.leave_one_client_out import loco
 from pyrofl.inference.checks.leave_one_out import compare_loo, loo
 from pyrofl.inference.checks.newcomers import newcomer
@@ -16,6 +17,7 @@ from pyrofl.inference.evaluation.predict import predict, predict_batch
 __all__ = [
     "STATISTICS",
     "Ranks",
+    "by_class",
     "compare_loo",
     "loco",
     "loo",

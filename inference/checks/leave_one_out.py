@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyrofl.inference.checks.elpd import elpd_data
-from pyrofl.inference.fit import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import gathered, import_arviz, refuse_no_groups
+from pyrofl.inference.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -85,3 +85,9 @@ class Asked:
         if self.adapted == "adapt" and not method.adapt:
             raise ValueError("adapted is 'adapt'; this method runs nothing before its test")
         return {"none": (), "adapt": method.adapt, "phases": method.phases}[self.adapted]
+
+
+def usual(method: Method) -> tuple[str, Adapted]:
+    """Return the model that a method is about, and adapted how: a personal one if it can be."""
+    view = method.main_view
+    return view, "adapt" if view == "personal" and method.adapt else "none"

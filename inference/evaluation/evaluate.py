@@ -41,12 +41,15 @@ class Scores(Asked):
         ids, rows: [C], the clients that have such rows, and how many; others are left out.
         values: metric -> [C], means over a client's rows; one that is NaN for a client, as the
             rmse of a family without a mean is, is left out.
+        predicted: of every row, client by client, [sum of rows, ...]; None where it stays with the
+            clients, and in `smallest`.
     """
 
     model: str
     ids: Tensor
     rows: Tensor
     values: Tensors
+    predicted: Prediction | None = None
 
     def mean(self, metric: str, weighting: scoring.Weighting = "client") -> float:
         """Average a metric over clients; weighting "client" counts each once, "row" by rows."""
@@ -61,7 +64,9 @@ class Scores(Asked):
         order = sizes[self.ids].argsort(stable=True)
         keep = order[: max(1, round(share * len(order)))].sort().values
         values = {n: v[keep] for n, v in self.values.items()}
-        return replace(self, ids=self.ids[keep], rows=self.rows[keep], values=values)
+        return replace(
+            self, ids=self.ids[keep], rows=self.rows[keep], values=values, predicted=None
+        )
 
 
 @checked
@@ -90,10 +95,11 @@ def evaluate(
     """
     how = Asked.of(asked)
     how = replace(how, model=how.view(method))
-    found = [
-        (ids, mask.sum(1), score(prediction, y, mask, metrics or {}))
-        for ids, prediction, y, mask in predict(method, data, state, **vars(how))
-    ]
+    found, by_client = [], dict[int, Prediction]()
+    for some, prediction, y, mask in predict(method, data, state, **vars(how)):
+        found.append((some, mask.sum(1), score(prediction, y, mask, metrics or {})))
+        for i, seen, *both in zip(some.tolist(), mask, *prediction, strict=True):
+            by_client[i] = Prediction(*(value[seen].cpu() for value in both))
     ids, order = torch.cat([some for some, *_ in found]).sort()
     values = {n: v.cpu()[order] for n, v in join_up(v for *_, v in found).items()}
     return Scores(
@@ -101,6 +107,9 @@ def evaluate(
         ids=ids,
         rows=torch.cat([rows for _, rows, _ in found]).cpu()[order],
         values={n: v for n, v in values.items() if not bool(v.isnan().any())},
+        predicted=Prediction(
+            *map(torch.cat, zip(*(by_client[i] for i in ids.tolist()), strict=True))
+        ),
     )
 
 

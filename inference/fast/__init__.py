@@ -8,6 +8,7 @@ whose model is hidden in a plain function.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pyrofl.data import Federation
 from pyrofl.inference.fast.frozen_base import on_frozen_base
@@ -15,17 +16,30 @@ from pyrofl.inference.fast.row_space import with_few_rows
 from pyrofl.inference.method import Method, Phase
 from pyrofl.tensors import Tensors
 
-Rewrite = Callable[[Method, Phase, Tensors, Federation, int], tuple[Phase, ...] | None]
-"""(method, phase, local, data, rows of the longest client) -> phases that do the same, or None.
+Rewrite = Callable[[Method, Phase, Tensors, Federation], tuple[tuple[Phase, ...], float] | None]
+"""(method, phase, local, data) -> phases that do the same, and up to how many rows of a client
+they pay; or None.
 
-Of local the names count, of data the shape of a row."""
+Of local the names count, of data the shape of a row. Who else trains never counts: a client takes
+the same way alone and beside others."""
 
 REWRITES: tuple[Rewrite, ...] = (on_frozen_base, with_few_rows)
 
 
-def rewritten(
-    method: Method, phase: Phase, local: Tensors, data: Federation, longest: int
-) -> tuple[Phase, ...]:
-    """Return the phases that take the least time to do what a phase says; see `Rewrite`."""
-    found = (rewrite(method, phase, local, data, longest) for rewrite in REWRITES)
-    return next((phases for phases in found if phases is not None), (phase,))
+class Ways(NamedTuple):
+    """Two ways to do what a phase says."""
+
+    written: tuple[Phase, ...]
+    rewritten: tuple[Phase, ...]
+    most: float  # rows of a client for which the second takes less time
+
+    def of(self, rows: int) -> tuple[Phase, ...]:
+        """Return the phases that take the least time for a client with so many rows."""
+        return self.rewritten if rows <= self.most else self.written
+
+
+def ways(method: Method, phase: Phase, local: Tensors, data: Federation) -> Ways:
+    """Return the ways to do what a phase says; see `Rewrite`."""
+    found = (rewrite(method, phase, local, data) for rewrite in REWRITES)
+    phases, most = next((one for one in found if one is not None), ((phase,), 0))
+    return Ways((phase,), phases, most)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
+from math import inf
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Elbo, with_rows
+from pyrofl.inference.fast.short import ShortElbo, Way
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.programs import Program, Supervised
-from pyrofl.nets import Network
+from pyrofl.inference.programs import Supervised
+from pyrofl.nets import Forward, Network
 from pyrofl.tensors import Tensors, matches
 
 ROWS = 16  # of a client that go through a base at once, lest what lies between layers fill memory
@@ -21,8 +22,8 @@ FEATURES = "rows/features"  # local tensor with what the base makes of the clien
 
 
 def on_frozen_base(
-    method: Method, phase: Phase, local: Tensors, data: Federation, longest: int
-) -> tuple[Phase, ...] | None:
+    method: Method, phase: Phase, local: Tensors, data: Federation
+) -> tuple[tuple[Phase, ...], float] | None:
     """Rewrite a phase that moves the last layers of a network, the others being points."""
     model = method.model
     steps = [m for m in phase.moves if isinstance(m, Step) and isinstance(m.loss, Elbo)]
@@ -47,20 +48,21 @@ def on_frozen_base(
         """Drop the features."""
         return {FEATURES: local[FEATURES][:, :0].clone()}  # a view would hold on to all of them
 
-    def on_features(loss: Elbo) -> Elbo:
-        def wrapped(
-            model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
-        ) -> Tensor:
-            known = batch.of(local[FEATURES])
-            rest = {n: v for n, v in local.items() if n != FEATURES}
-            whole = cast("Supervised", model)
-            short = replace(whole, forward=lambda w, _: above(w, known))
-            return loss(short, guide, received, rest, batch)
+    way = cast("Way", FromFeatures(above))  # mypy takes no tuple for a function
+    moves = tuple(replace(step, loss=ShortElbo(cast("Elbo", step.loss), way)) for step in steps)
+    return (Phase((features,)), replace(phase, moves=moves), Phase((forget,))), inf
 
-        return cast("Elbo", wrapped)
 
-    moves = tuple(replace(step, loss=on_features(cast("Elbo", step.loss))) for step in steps)
-    return Phase((features,)), replace(phase, moves=moves), Phase((forget,))
+class FromFeatures(NamedTuple):
+    """What runs the layers above the base on the features of a batch."""
+
+    above: Network
+
+    def __call__(self, local: Tensors, batch: Batch) -> tuple[Forward, Tensors]:
+        """Return it, see `Way`."""
+        known = batch.of(local[FEATURES])
+        rest = {n: v for n, v in local.items() if n != FEATURES}
+        return lambda w, _: self.above(w, known), rest
 
 
 @lru_cache(maxsize=64)

@@ -13,6 +13,7 @@ once, when the client has trained.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
@@ -22,10 +23,11 @@ from torch import Size, Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Elbo
+from pyrofl.inference.fast.short import ShortElbo, Way
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import Optim, Sgd
-from pyrofl.inference.programs import Loss, Program, Supervised, flat
-from pyrofl.nets import Network, stacked
+from pyrofl.inference.programs import Supervised, flat
+from pyrofl.nets import Forward, Network, stacked
 from pyrofl.tensors import Tensors, matches
 
 # Local tensors: X X' [C, n, n], X W_0' [C, n, out], W_0 [C, out, in].
@@ -34,8 +36,8 @@ TRAFFIC = 30  # rows whose two products take as long as a step's reading and wri
 
 
 def with_few_rows(
-    method: Method, phase: Phase, local: Tensors, data: Federation, longest: int
-) -> tuple[Phase, ...] | None:
+    method: Method, phase: Phase, local: Tensors, data: Federation
+) -> tuple[tuple[Phase, ...], float] | None:
     """Rewrite a phase that trains the first layer, for clients with few rows.
 
     It has one step on minibatches, by SGD without weight decay, on an ELBO that depends on the
@@ -53,11 +55,12 @@ def with_few_rows(
         return None
     if model.prior is not flat and not (model.points and weight.startswith(f"{model.points}/")):
         return None  # the prior depends on the weight itself
-    if not layer.takes(data.x) or not pays(phase, model.net.shapes[layer.name], longest):
+    most = most_rows(phase, model.net.shapes[layer.name])
+    if not most or not layer.takes(data.x):
         return None
     rows = InRows(layer, weight)
-    moves = (replace(step, loss=rows.loss(step.loss)),)
-    return Phase((rows.begin,)), replace(phase, moves=moves), Phase((rows.end,))
+    moves = (replace(step, loss=ShortElbo(step.loss, cast("Way", rows))),)
+    return (Phase((rows.begin,)), replace(phase, moves=moves), Phase((rows.end,))), most
 
 
 def plain(optim: Optim) -> bool:
@@ -67,8 +70,13 @@ def plain(optim: Optim) -> bool:
     )
 
 
+def most_rows(phase: Phase, shape: Size) -> int:
+    """Return the most rows of a client for which a phase takes less time in their space."""
+    return bisect_left(range(1, shape.numel()), True, key=lambda rows: not pays(phase, shape, rows))
+
+
 def pays(phase: Phase, shape: Size, rows: int) -> bool:
-    """Say whether a phase takes less time in the space of at most so many rows of a client.
+    """Say whether a phase takes less time in the space of so many rows of a client.
 
     Counted in products of one row with the layer [out, in]: two in every epoch, and what a step
     reads and writes; against those before and after, X W_0' and C' X, and X X', which may not be
@@ -139,30 +147,22 @@ class InRows(NamedTuple):
         forgotten = {n: rows.new_zeros(len(rows), 0) for n in (GRAM, OUTPUTS, START)}
         return forgotten | {self.weight: torch.baddbmm(local[START], moved.mT, rows)}
 
-    def loss(self, loss: Loss) -> Loss:
-        """Return a loss by the coefficients."""
-        layer = self.layer
+    def __call__(self, local: Tensors, batch: Batch) -> tuple[Forward, Tensors]:
+        """Return what runs the network by the coefficients, see `Way`."""
+        layer, at = self.layer, cast("Tensor", batch.at)  # which is there in a minibatch
+        first = torch.arange(len(at), device=at.device)[:, None] * local[GRAM].shape[1]
+        rows = (at + first).flatten()
+        gram, outputs = (
+            local[n].flatten(0, 1).index_select(0, rows).view(*at.shape, -1)
+            for n in (GRAM, OUTPUTS)
+        )
 
-        def by_coefficients(
-            model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
-        ) -> Tensor:
-            at = cast("Tensor", batch.at)  # as it is a minibatch
-            first = torch.arange(len(at), device=at.device)[:, None] * local[GRAM].shape[1]
-            rows = (at + first).flatten()
-            gram, outputs = (
-                local[n].flatten(0, 1).index_select(0, rows).view(*at.shape, -1)
-                for n in (GRAM, OUTPUTS)
-            )
+        def run(w: Tensors, _: Tensor) -> Tensor:
+            y = outputs if layer.bias is None else outputs + w[layer.bias]
+            y = RowProducts.apply(y, gram, w[layer.name].squeeze(1), rows)
+            return layer.above(w, stacked.run(layer.after, {}, y))
 
-            def run(w: Tensors, _: Tensor) -> Tensor:
-                y = outputs if layer.bias is None else outputs + w[layer.bias]
-                y = RowProducts.apply(y, gram, w[layer.name].squeeze(1), rows)
-                return layer.above(w, stacked.run(layer.after, {}, y))
-
-            short = replace(cast("Supervised", model), forward=run)
-            return loss(short, guide, received, local, batch)
-
-        return by_coefficients
+        return run, local
 
 
 class RowProducts(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +13,24 @@ from torch import Tensor
 
 from pyrofl.arguments import checked, known
 from pyrofl.data import Federation, Who
+from pyrofl.data.shard import Shard
 from pyrofl.files import hashed
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import prepare, versions
 from pyrofl.inference.description import described
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
-from pyrofl.inference.halves.wire import ASKED, Flat, column, named, number, sealed, tensors
+from pyrofl.inference.halves.wire import (
+    ASKED,
+    Flat,
+    Lost,
+    Unfit,
+    column,
+    named,
+    number,
+    refuse_others,
+    sealed,
+    tensors,
+)
 from pyrofl.inference.loop.client_half import work
 from pyrofl.inference.loop.rounds import by_round, refuse_inference_mode
 from pyrofl.inference.loop.state import Round, at_hand
@@ -58,11 +70,9 @@ class Here(Round):
         return {n: torch.stack([one[n] for one in each]) for n in each[0]}
 
 
-class Shard(Federation):
-    """Some clients at their places in the whole federation; the others have no rows here."""
-
-    def __post_init__(self) -> None:
-        """Check nothing: the clients that are here have been."""
+def _losses(told: Tensors) -> Tensors:
+    """Return the losses that clients tell; of rows they say something, so private ones do not."""
+    return {n: v for n, v in told.items() if n.startswith(("loss/", "begun/"))}
 
 
 def _here(shard: Shard, rounds: int, received: Tensors, own: Mapping[str, Own]) -> Here:
@@ -117,7 +127,9 @@ class Client:
         rounds, names = number(order, "round") - 1, named(order)
         reports = column(order, "reports", len(names), torch.bool)
         method = self.at(rounds)
+        refuse_others(order, method)
         with self._held():
+            self._refuse_late(names, rounds + 1)
             own = self._settled(order)
             state = _here(shard, rounds, received, own)
             private = at_hand(method, shard, state, received, who, self.seed)
@@ -139,7 +151,7 @@ class Client:
             "sends": torch.isin(who.ids.cpu(), reply.sender.ids.cpu()),
             "odd": tuple(reply.reasons),
             "steps": reply.told["steps"],
-            **sealed({n: v for n, v in reply.told.items() if n.startswith(("loss/", "begun/"))}),
+            **({} if method.privacy else sealed(_losses(reply.told))),
             **under("up", sealed(reply.message)),
         }
 
@@ -158,6 +170,7 @@ class Client:
         own = self._settled(question)
         state = _here(shard, rounds, received, own)
         method = self.at(max(rounds - 1, 0))
+        refuse_others(question, method)
 
         def download(server: Tensors, some: Who) -> Tensors:
             """Return what came down to some of the clients."""
@@ -177,6 +190,28 @@ class Client:
         names = tuple(shard.names[i] for i in found.ids.tolist())
         return {**about, "names": names, "rows": found.rows, **under("score", sealed(scores))}
 
+    @in_turn
+    def forget(self, names: Sequence[str]) -> None:
+        """Make newcomers of some clients; `Server.rejoin` has to know of it before its next order.
+
+        Raises:
+            ValueError: if a name is none of these clients.
+        """
+        with self._held():
+            for name in names:
+                known(name, self.names, "client")
+                self._own[name] = Own()
+            self._write()
+
+    def _refuse_late(self, names: Sequence[str], rounds: int) -> None:
+        """Refuse an order that has been overtaken: the message of the later one may be merged."""
+        for name in names:
+            if (last := self._own[name].round) > rounds:
+                raise Unfit(
+                    f"{name}: an order of round {rounds} came after that of round {last}; "
+                    "expected none that is older"
+                )
+
     def _placed(self, order: Mapping[str, Any]) -> tuple[Who, Shard, Tensors]:
         """Return the clients of an order, their rows at their places, and what came down."""
         names = named(order)
@@ -184,28 +219,29 @@ class Client:
         clients, data = number(order, "clients"), self.data
         for what, mine in vars(self.seed).items():
             if (found := number(order, f"seed/{what}")) != mine:
-                raise ValueError(
+                raise Unfit(
                     f"seed of {what} is {mine}, and {found} at the server; expected the same"
                 )
         none = data.train[0][:0]
         train, test, labels = [none] * clients, [none] * clients, [""] * clients
         for name, i, size in zip(names, ids.tolist(), sizes.tolist(), strict=True):
-            known(name, self.names, "client")
+            if name not in self.names:
+                here = ", ".join(self.names)
+                raise Unfit(f"an order is for {name!r}; expected clients that are here: {here}")
             if not 0 <= i < clients:
-                raise ValueError(f"{name} has id {i}; expected 0 to {clients - 1}")
+                raise Unfit(f"{name} has id {i}; expected 0 to {clients - 1}")
             j = data.names.index(name)
             if len(data.train[j]) != size:
-                raise ValueError(
+                raise Unfit(
                     f"{name} has {len(data.train[j])} training rows, and {size} at the server; "
                     "expected as many"
                 )
             train[i], test[i], labels[i] = data.train[j], data.test[j], name
         shard = Shard(data.x, data.y, tuple(train), tuple(test), tuple(labels), data.classes)
-        vars(shard)["longest"] = number(order, "longest")  # as cached_property would
         received = {n: v.to(data.device) for n, v in tensors("down", order).items()}
         for n, v in received.items():
             if v.is_floating_point() and v.dtype != data.dtype:
-                raise ValueError(
+                raise Unfit(
                     f"{n} is {v.dtype} in the order, and the data are {data.dtype}; expected the "
                     "same type at server and clients"
                 )
@@ -223,14 +259,18 @@ class Client:
     ) -> dict[str, Own]:
         """Refuse clients that do not have the state which belongs to their last merged message."""
         found = {}
+        odd = {}
         for name, last in zip(own, order["accepted"].tolist(), strict=True):
             if own[name].merged != last and keeps:
-                raise ValueError(
+                odd[name] = (
                     f"{name}: the server has merged its message of round {last}, and what it keeps "
-                    f"is of round {own[name].merged}; expected the state that belongs to that "
-                    "message, in the folder that was used then"
+                    f"is of round {own[name].merged}"
                 )
             found[name] = replace(own[name], merged=last)
+        if odd:
+            cure = "in the folder that was used then, or these clients as newcomers: forget"
+            told = f"{'; '.join(odd.values())}; expected the state that belongs to that message"
+            raise Lost(f"{told}, {cure}", list(odd))
         return found
 
     @contextmanager

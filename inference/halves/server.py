@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -14,19 +15,20 @@ from pyrofl.arguments import checked, known
 from pyrofl.data import Roster
 from pyrofl.data.roster import names_of
 from pyrofl.files import hashed
+from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import prepare, versions
 from pyrofl.inference.description import described
 from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.halves.replies import Desk, nothing
-from pyrofl.inference.halves.wire import ASKED, Flat, column, named, sealed, tensors
+from pyrofl.inference.halves.wire import ASKED, Flat, agreed, column, named, sealed, tensors
 from pyrofl.inference.loop.participation import Draw, everyone
 from pyrofl.inference.loop.rounds import by_round
 from pyrofl.inference.loop.server_half import Gathering, called, first
-from pyrofl.inference.loop.state import Round, sent_down
+from pyrofl.inference.loop.state import Round, sent_down, to_data
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, separate
-from pyrofl.tensors import Tensors, cut, role, under
+from pyrofl.tensors import Tensors, as_tensors, cut, role, under
 from pyrofl.turns import in_turn
 
 FILE = "server.pt"
@@ -102,8 +104,15 @@ class Server:
         order reaches them.
 
         Raises:
-            ValueError: as of `federate`, if merge gives what is no state.
+            ValueError: as of `federate`, if merge gives what is no state; or another server uses
+                the folder.
         """
+        with self._held():
+            self._merge(replies)
+        return self.state
+
+    def _merge(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
+        """Make the next state of replies."""
         method, state = self.at(self.state.number), self.state
         asked, ids = self._called(method)
         down = self._bytes_down(method, ids)
@@ -126,10 +135,26 @@ class Server:
             rejected=(*refused, *after.rejected),
             seen=seen,
         )
-        if self.file is not None:
-            content = self.checkpoint | {"method": described(self.at(0))}
-            hashed.write(self.file, self._about, content)
-        return self.state
+
+    @in_turn
+    def rejoin(self, names: Sequence[str]) -> None:
+        """Take some clients for newcomers, who have lost what they keep: see `Method.rejoin`.
+
+        The next orders are to bring what comes of it; replies to former ones are not to be merged.
+
+        Raises:
+            ValueError: if a name is unknown, or the method has no rule for it.
+        """
+        for name in names:
+            known(name, self.roster.names, "client")
+        ids = torch.tensor([self.roster.names.index(name) for name in names], dtype=torch.long)
+        ids = ids[self.accepted[ids] > 0].sort().values
+        method = self.at(max(self.state.number - 1, 0))
+        with self._held():
+            server = method.rejoin(dict(self.state.server), self.roster.who(ids))
+            server = to_data(as_tensors("what rejoin returns", server), self.roster)
+            self.accepted = self.accepted.index_fill(0, ids, 0)
+            self.state = replace(self.state, server=server, seen=self.accepted > 0)
 
     @in_turn
     def questions(
@@ -208,6 +233,26 @@ class Server:
             **under("form", {n: v[:0] for n, v in self.state.message.items()}),
         }
 
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the folder alone while the state changes, which is written then."""
+        if self.file is None:
+            yield
+            return
+        with locked(self.file.parent):
+            if self.file.exists():
+                found = hashed.read(self.file, self._about)
+                if found["round"] != (mine := self.state.number) or not torch.equal(
+                    found["accepted"], self.accepted
+                ):
+                    raise ValueError(
+                        f"{self.file} holds round {found['round']} of another server, and this one "
+                        f"has made round {mine}; expected one server for a folder"
+                    )
+            yield
+            content = self.checkpoint | {"method": described(self.at(0))}
+            hashed.write(self.file, self._about, content)
+
     def _take_up(self, found: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
         hashed.same(f"checkpoint {self.file}", found["method"], described(self.at(0)))
@@ -227,6 +272,11 @@ class Server:
         clients = dict(zip(self.roster.names, self.roster.sizes.tolist(), strict=True))
         return {"clients": clients, "dtype": str(self.roster.dtype), **about, **seeds}
 
+    @staticmethod
+    def _round(about: Flat) -> int:
+        """Return the number, from 0, of the round that an order or a question is about."""
+        return max(int(about["round"]) - 1, 0)
+
     def _called(self, method: Method) -> tuple[Tensor, Tensor]:
         """Return who is to report in the next round, and who is to train."""
         draws = self.participation, self.trains
@@ -245,8 +295,8 @@ class Server:
         received = sent_down(method, self.state.server, self.roster.who(ids))
         table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}
         table |= {"accepted": self.accepted[ids]} | under("down", received)
-        about = about | {"clients": len(names), "longest": self.roster.longest}
-        about |= under("seed", vars(self.seed))
+        about = about | {"clients": len(names)}
+        about |= under("seed", vars(self.seed)) | agreed(self.at(self._round(about)))
         place = {names[i]: at for at, i in enumerate(ids.tolist())}
         sheets: dict[str, Flat] = {}
         given = {name: (name,) for name in names} if holders is None else holders

@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyrofl.files.run_folder import versions
+from pyrofl.inference.description import clients_part
+from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, role
 
 Flat = dict[str, Any]
 """Names -> tensors [C, ...], numbers, texts, or tuples of texts."""
 
 ASKED = ("model", "adapted", "part", "draws", "metrics")  # what a question asks, if it is there
+
+
+class Unfit(ValueError):
+    """An order that clients cannot follow; the line tells names and numbers, and no value of a row.
+
+    So it may be told to the server, as other errors at a site may not.
+    """
+
+
+class Lost(Unfit):
+    """Clients have not the state that belongs to their last merged message."""
+
+    def __init__(self, text: str, names: Sequence[str]) -> None:
+        """Take what happened in one line, and the names of these clients."""
+        super().__init__(text)
+        self.names = tuple(names)
+
+
+def release() -> dict[str, str]:
+    """Return the versions that server and clients have in common."""
+    known = {n: v for n, v in versions().items() if n not in ("arviz", "numpy")}
+    known = {n: v.partition("+")[0] for n, v in known.items()}  # torch's, without its build
+    return known | {"python": known["python"].rpartition(".")[0]}
+
+
+def agreed(method: Method) -> Flat:
+    """Return what has to be the same at server and clients: versions, and the clients' method."""
+    parts = clients_part(method)
+    both = {f"version/{n}": v for n, v in release().items()}
+    return {**both, **{f"method/{n}": v for n, v in parts.items()}}
+
+
+def refuse_others(order: Mapping[str, Any], method: Method) -> None:
+    """Refuse an order of a server whose versions or method are not those here, by name."""
+    told = {n: v for n, v in order.items() if n.startswith(("version/", "method/"))}
+    mine = agreed(method)
+    if odd := sorted(n for n in told | mine if told.get(n) != mine.get(n)):
+        each = (f"{n.replace('/', ' of ')} is {mine.get(n)}, and {told.get(n)}" for n in odd)
+        raise Unfit(f"{'; '.join(each)} at the server; expected the same at both")
 
 
 def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pyrofl.data import Federation, Who
-from pyrofl.inference.loop.local import train
+from pyrofl.inference.loop.local import Streams, train
 from pyrofl.inference.loop.messages import Form, form_of, inspect
 from pyrofl.inference.loop.state import sent_up
 from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seed
-from pyrofl.tensors import Tensors, cut, under
+from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.tensors import Tensors, as_tensors, cut, under
 
 
 @dataclass
@@ -63,7 +64,14 @@ def work(
     reasons = inspect(message, watched, who, data.names, method.rules)
     ids, good = who.ids.cpu(), torch.tensor([not r for r in reasons])
     heard = good & torch.isin(ids, asked)
-    letter = cut(message, heard.nonzero().flatten().to(data.device)) if bool(good.any()) else {}
+    letter: Tensors = {}
+    if bool(good.any()):
+        at = heard.nonzero().flatten()
+        own = partial(stream, seed, Stream.PRIVACY, number)
+        sources = Streams(own, [data.names[i] for i in ids[at].tolist()])
+        at = at.to(data.device)
+        protected = method.protect(cut(received, at), cut(message, at), sources)
+        letter = as_tensors("what protect returns", protected)
     up = torch.zeros(len(ids), dtype=torch.long)
     up[heard] = method.weigh(letter) if letter else 0
     down = method.weigh(received) if received else torch.zeros_like(up)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -13,8 +13,8 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.federation import share
-from pyrofl.inference.fast import rewritten
-from pyrofl.inference.loop.plans import Axes, Plan, buckets, joined, narrowed, plan
+from pyrofl.inference.fast import ways
+from pyrofl.inference.loop.plans import Axes, Plan, alike, buckets, joined, narrowed, plan, roomy
 from pyrofl.inference.loop.steps import Feed, PhaseRun
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.seeds import Seed, Stream, stream
@@ -40,80 +40,118 @@ def train(
     """
     known, sizes = local.keys(), data.sizes[who.ids.cpu()]
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # goes on from phase to phase
-    order = partial(stream, seed, Stream.ORDER, number)
-    losses: Tensors = {}
-    first: Tensors = {}
-    made, axes = torch.zeros(len(sizes), dtype=torch.long), Axes()
-    # Of all who train, and of these if they have joined later and hold more: clients that train
-    # take the same way whoever is beside them.
-    longest = max(data.longest, int(sizes.max()))
+    round_ = Training(method, data, noise, partial(stream, seed, Stream.ORDER, number))
     asked = method.phases if phases is None else phases
-    fastest = [fast for phase in asked for fast in rewritten(method, phase, local, data, longest)]
+    each = [ways(method, phase, local, data) for phase in asked]
+    groups = []
     with pyro.validation_enabled(False), torch.enable_grad():
-        for full, group in groupby(fastest, lambda phase: phase.batch is None):
+        for some in alike(sizes, [way.most for way in each]):
+            before, rows = cut(local, some), int(sizes[some[0]])
+            own = [phase for way in each for phase in way.of(rows)]
+            whose = Who(who.ids[some], who.size[some])
+            after = round_.run(own, cut(received, some), before, whose)
+            kept = {n: v for n, v in after.local.items() if n in known or n[:5] != "rows/"}
+            width = max(roomy(sizes[part]) for part in buckets(sizes[some]))
+            groups.append(Group(some, before, width, after._replace(local=kept)))
+        after, _ = as_one(groups)
+    return local | after.local, after.losses, after.made, after.first
+
+
+class Trained(NamedTuple):
+    """What has become of some clients."""
+
+    local: Tensors  # what has changed, [C, ...]
+    losses: Tensors  # [C]
+    made: Tensor  # gradient steps, [C] int64
+    first: Tensors  # [C]
+
+
+class Group(NamedTuple):
+    """Clients that were trained apart from others."""
+
+    places: Tensor  # [G], among all
+    before: Tensors  # [G, ...]
+    width: int  # rows of the longest
+    after: Trained
+
+
+def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
+    """Put what has become of groups together, and tell axes of rows; see `joined`."""
+    places, before, widths, after = zip(*groups, strict=True)
+    changed, losses, made, first = zip(*after, strict=True)
+    local, axes = joined(changed, before, widths)
+    back = torch.cat(places).argsort()
+    both = (cut(join_up(part), back) for part in (losses, first))
+    return Trained(cut(local, back), next(both), torch.cat(made)[back], next(both)), axes
+
+
+class Training(NamedTuple):
+    """How clients train in a round."""
+
+    method: Method
+    data: Federation
+    noise: Callable[[str], Generator]
+    order: Callable[[str], Generator]
+
+    def run(self, phases: Sequence[Phase], received: Tensors, local: Tensors, who: Who) -> Trained:
+        """Run phases for clients; full batches are padded to the longest of a group."""
+        sizes, begun, axes = self.data.sizes[who.ids.cpu()], local, Axes()
+        parts = [(some, roomy(sizes[some])) for some in buckets(sizes)]
+        longest = max(width for _, width in parts)
+        losses: Tensors = {}
+        first: Tensors = {}
+        made = torch.zeros(len(sizes), dtype=torch.long)
+        for full, group in groupby(phases, lambda phase: phase.batch is None):
             turn = [(phase, _epochs(phase, who)) for phase in group]
-            # Full batches are padded to the longest of a group; nothing depends on who is in it.
-            parts = buckets(sizes) if full else [torch.arange(len(sizes))]
-            widths = [int(sizes[some].max()) for some in parts]
-            each = zip(parts, widths, strict=True)
-            begin = [narrowed(cut(local, some), axes, width) for some, width in each]
-            done = [
-                _in_turn(
-                    method,
-                    [(phase, epochs[some]) for phase, epochs in turn],
-                    cut(received, some),
-                    mine,
-                    data,
-                    Who(who.ids[some], who.size[some]),
-                    noise,
-                    order,
-                )
-                for some, mine in zip(parts, begin, strict=True)
-            ]
-            back = torch.cat(parts).argsort()
-            changed, found = joined([part[0] for part in done], begin, widths)
-            axes = {n: at for n, at in axes.items() if n not in changed} | found
-            local = local | cut(changed, back)
-            losses |= cut(join_up(part[1] for part in done), back)
-            made += torch.cat([part[2] for part in done])[back]
-            first |= cut(join_up(part[3] for part in done), back) | first
-    kept = {n: v for n, v in local.items() if n in known or not n.startswith("rows/")}
-    return kept, losses, made, first
+            groups = []
+            for some, width in parts if full else [(torch.arange(len(sizes)), longest)]:
+                before = narrowed(cut(local, some), axes, width)
+                own = [(phase, epochs[some]) for phase, epochs in turn]
+                whose = Who(who.ids[some], who.size[some])
+                after = self._in_turn(own, cut(received, some), before, whose, width)
+                groups.append(Group(some, before, width, after))
+            after, found = as_one(groups)
+            axes = {n: at for n, at in axes.items() if n not in after.local} | found
+            local, made = local | after.local, made + after.made
+            losses, first = losses | after.losses, after.first | first
+        changed = {n: v for n, v in local.items() if v is not begun.get(n)}
+        return Trained(changed, losses, made, first)
 
-
-def _in_turn(
-    method: Method,
-    phases: Sequence[tuple[Phase, Tensor]],
-    received: Tensors,
-    local: Tensors,
-    data: Federation,
-    who: Who,
-    noise: Callable[[str], Generator],
-    order: Callable[[str], Generator],
-) -> tuple[Tensors, Tensors, Tensor, Tensors]:
-    """Run phases, all on full batches or none, epochs [C] times; of local return what changes."""
-    ids, old = who.ids.tolist(), local
-    rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
-    whole = data.batch(who.ids) if phases[0][0].batch is None else None
-    losses: Tensors = {}
-    first: Tensors = {}
-    made = torch.zeros(len(ids), dtype=torch.long)
-    for phase, steps in phases:
-        if phase.batch:
-            schedule = plan(rows, steps.tolist(), phase.batch, [order(name) for name in names])
-            steps = schedule.steps
-        # Clients that finish early must be the last: stepping then means a shorter prefix.
-        rank = steps.argsort(descending=True, stable=True)
-        back, ranked = rank.argsort(), Who(who.ids[rank], who.size[rank])
-        feed = _again(whole.some(rank)) if whole else _minibatches(data, ranked, schedule.of(rank))
-        own = Streams(noise, [names[c] for c in rank.tolist()])
-        run = PhaseRun(method, phase, cut(received, rank), cut(local, rank), ranked, own)
-        run.go(steps[rank], feed)
-        local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
-        losses |= cut(run.losses(steps[rank]), back)
-        first |= cut(run.first, back) | first
-        made += steps * sum(m.repeat for m in phase.moves if isinstance(m, Step))
-    return {n: v for n, v in local.items() if v is not old.get(n)}, losses, made, first
+    def _in_turn(
+        self,
+        phases: Sequence[tuple[Phase, Tensor]],
+        received: Tensors,
+        local: Tensors,
+        who: Who,
+        width: int,
+    ) -> Trained:
+        """Run phases, all on full batches of a width or none, epochs [C] times."""
+        method, data, noise, order = self
+        ids, begun = who.ids.tolist(), local
+        rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
+        whole = data.batch(who.ids, width=width) if phases[0][0].batch is None else None
+        losses: Tensors = {}
+        first: Tensors = {}
+        made = torch.zeros(len(ids), dtype=torch.long)
+        for phase, steps in phases:
+            if phase.batch:
+                schedule = plan(rows, steps.tolist(), phase.batch, [order(name) for name in names])
+                steps = schedule.steps
+            # Clients that finish early must be the last: stepping then means a shorter prefix.
+            rank = steps.argsort(descending=True, stable=True)
+            back, ranked = rank.argsort(), Who(who.ids[rank], who.size[rank])
+            feed = (
+                _again(whole.some(rank)) if whole else _minibatches(data, ranked, schedule.of(rank))
+            )
+            own = Streams(noise, [names[c] for c in rank.tolist()])
+            run = PhaseRun(method, phase, cut(received, rank), cut(local, rank), ranked, own)
+            run.go(steps[rank], feed)
+            local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
+            losses |= cut(run.losses(steps[rank]), back)
+            first |= cut(run.first, back) | first
+            made += steps * sum(m.repeat for m in phase.moves if isinstance(m, Step))
+        changed = {n: v for n, v in local.items() if v is not begun.get(n)}
+        return Trained(changed, losses, made, first)
 
 
 class Streams(Sequence[Generator]):

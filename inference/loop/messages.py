@@ -201,7 +201,7 @@ class FoldingInbox(Inbox):
         folded = self.folded[form]
         if isinstance(folded, Exception):
             raise folded
-        return self.merge.close(self.server, folded)
+        return self.merge.close(self.server, folded, source)
 
 
 def inbox(method: Method, server: Tensors, asked: Tensor, keep_messages: bool) -> Inbox:

@@ -21,6 +21,9 @@ from pyrofl.tensors import lent
 BLOCK = 64  # rows drawn at once
 AHEAD = 2048  # normal numbers that a client draws at once for the steps to come
 
+Asked = tuple[str, torch.Size, torch.dtype, torch.device]
+"""Normal noise: for which site, [C, *p], of which type, and where."""
+
 Message = Any  # a Pyro message: a mutable mapping that Pyro types only in part
 
 
@@ -36,6 +39,8 @@ class ClientNoise(Messenger):
         super().__init__()
         self.generators, self.ahead = generators, ahead
         self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
+        self.asked: list[Asked] = []  # of `normal`, since somebody cleared it
+        self.handed: list[tuple[Asked, Tensor]] = []  # given out before it was asked for
 
     def narrow(self, clients: int) -> None:
         """Go on with the first clients only."""
@@ -45,13 +50,33 @@ class ClientNoise(Messenger):
             for (name, shape), noise in self.waiting.items()
         }
 
-    def _normal(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def normal(
+        self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         """Return standard normal noise [C, *p] for a site."""
+        self.asked.append((name, shape, dtype, device))
+        if self.handed and self.handed[0][0] == self.asked[-1]:
+            return self.handed.pop(0)[1]
         waiting = self.waiting.setdefault((name, shape), [])
         if not waiting:
             count = max(1, self.ahead // max(shape[1:].numel(), 1))
-            waiting += _normals(self.generators, (count, *shape[1:]), dtype).unbind(1)[::-1]
+            block = _normals(self.generators, (count, *shape[1:]), dtype)
+            waiting += sent(block, device).unbind(1)[::-1]
         return waiting.pop()
+
+    def hand(self, asked: Sequence[Asked]) -> list[Tensor]:
+        """Return the noise that will be asked for next."""
+        self.handed = [(one, self.normal(*one)) for one in asked]
+        self.asked.clear()
+        return [noise for _, noise in self.handed]
+
+    def take_back(self) -> bool:
+        """Put back what was handed out and not asked for; say whether there was any."""
+        left = bool(self.handed)
+        while self.handed:
+            (name, shape, *_), noise = self.handed.pop()
+            self.waiting[name, shape].append(noise)
+        return left
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg):
@@ -63,7 +88,7 @@ class ClientNoise(Messenger):
                     "move it inside, or run with chunk=1"
                 )
             try:
-                msg["value"] = draw(fn, axis, self.generators, rows, partial(self._normal, name))
+                msg["value"] = draw(fn, axis, self.generators, rows, partial(self.normal, name))
             except TypeError as error:
                 raise ValueError(
                     f"site {name!r}: {type(fn).__name__} cannot be drawn for {clients} clients "
@@ -107,7 +132,7 @@ def draw(
     axis: int | None,
     generators: Sequence[Generator],
     rows: bool = False,
-    normals: Callable[[torch.Size, torch.dtype], Tensor] | None = None,
+    normals: Callable[[torch.Size, torch.dtype, torch.device], Tensor] | None = None,
 ) -> Tensor:
     """Draw once from a distribution of stacked clients; client c uses generators[c] alone.
 
@@ -126,14 +151,17 @@ def draw(
         return value
     if isinstance(fn, torchdist.Normal) and axis is not None:
         shape = list(fn.batch_shape)
-        own, dtype = torch.Size([shape.pop(axis), *shape]), fn.loc.dtype
+        own, dtype, device = torch.Size([shape.pop(axis), *shape]), fn.loc.dtype, fn.loc.device
         if rows:
-            noise = torch.stack([_of_rows(own[1:], axis, g, dtype) for g in generators])
+            each = torch.stack([_of_rows(own[1:], axis, g, dtype) for g in generators])
+            noise = sent(each, device)
         elif normals is None:
-            noise = _normals(generators, own[1:], dtype)
+            noise = sent(_normals(generators, own[1:], dtype), device)
         else:
-            noise = normals(own, dtype)
-        return torch.addcmul(fn.loc, fn.scale, noise.movedim(0, axis).to(fn.loc.device))
+            noise = normals(own, dtype, device)
+        return torch.addcmul(fn.loc, fn.scale, noise.movedim(0, axis))
+    if (home := _device(fn)).type != "cpu":  # where the generators of the clients are not
+        return draw(_rebuilt(fn, torch.Tensor.cpu), axis, generators, rows).to(home)
     if axis is None or (len(generators) == 1 and not rows):
         return _sample(fn, generators[0])
     singles = [
@@ -166,13 +194,26 @@ def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dt
     return torch.from_numpy(own.standard_normal(leading)).to(dtype).movedim(0, axis)
 
 
+def sent(noise: Tensor, device: torch.device) -> Tensor:
+    """Put what was drawn on the CPU on a device, which the CPU does not wait for."""
+    if device.type == "cuda":
+        return noise.pin_memory().to(device, non_blocking=True)
+    return noise.to(device)
+
+
 def _sample(fn: Any, generator: Generator) -> Tensor:
     with lent(generator):
         return cast("Tensor", fn.rsample() if fn.has_rsample else fn.sample())
 
 
+def _device(fn: Any) -> torch.device:
+    values = (getattr(fn, n) for n in fn.arg_constraints)
+    return next((v.device for v in values if isinstance(v, Tensor)), torch.device("cpu"))
+
+
 def _integer(generator: Generator) -> int:
-    return int(torch.randint(2**62, (), generator=generator))
+    # By NumPy, as a number that is on the CPU is not read from a device.
+    return int(torch.randint(2**62, (), generator=generator).numpy())
 
 
 def _rows(fn: Any, axis: int, generator: Generator) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, PositiveShare, Share, Whole, check_fields, checked
+from pyrofl.inference.budget import Sampling
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.seeds import Seed, Stream, stream
 
@@ -21,6 +22,35 @@ def everyone(_: Generator, clients: int) -> Tensor:
     return torch.arange(clients)
 
 
+@dataclass(frozen=True)
+class KnownDraw:
+    """A draw whose chances are known, as an accountant of privacy needs them.
+
+    Attributes:
+        draw: makes it.
+        sampling: clients -> the chances.
+    """
+
+    draw: Draw
+    sampling: Callable[[int], Sampling]
+
+    def __call__(self, generator: Generator, clients: int) -> Tensor:
+        """Draw."""
+        return self.draw(generator, clients)
+
+
+def sampling_of(draw: Draw, clients: int) -> Sampling:
+    """Return the chances of a draw; ValueError if it is one's own, of which nobody knows them."""
+    if draw is everyone:
+        return Sampling("all", clients)
+    if isinstance(draw, KnownDraw):
+        return draw.sampling(clients)
+    raise ValueError(
+        f"participation is {getattr(draw, '__name__', type(draw).__name__)}, whose chances are not "
+        "known; expected everyone, fixed, fraction or bernoulli, where there is privacy"
+    )
+
+
 @checked
 def fixed(count: Count) -> Draw:
     """Draw this many clients, uniformly without replacement; ValueError if there are fewer."""
@@ -30,13 +60,20 @@ def fixed(count: Count) -> Draw:
             raise ValueError(f"count of participants is {count}; expected at most {clients}")
         return torch.randperm(clients, generator=generator)[:count]
 
-    return draw
+    return KnownDraw(draw, lambda clients: Sampling("without replacement", count))
 
 
 @checked
 def fraction(share: PositiveShare) -> Draw:
     """Draw this share of the clients, rounded, at least one, uniformly without replacement."""
-    return lambda generator, clients: fixed(max(1, round(share * clients)))(generator, clients)
+
+    def many(clients: int) -> int:
+        return max(1, round(share * clients))
+
+    return KnownDraw(
+        lambda generator, clients: fixed(many(clients))(generator, clients),
+        lambda clients: Sampling("without replacement", many(clients)),
+    )
 
 
 @checked
@@ -58,7 +95,14 @@ def bernoulli(probability: PositiveShare, least: Whole = 2) -> Draw:
             f"gave fewer than {least} each; expected a larger one"
         )
 
-    return draw
+    def sampling(clients: int) -> Sampling:
+        from scipy.stats import binom
+
+        found = binom(clients, probability).sf(least - 1)
+        only = probability * binom(clients - 1, probability).pmf(least - 1) if least else 0.0
+        return Sampling("each by itself", probability * clients, float(only / found))
+
+    return KnownDraw(draw, sampling)
 
 
 def drawn(ids: Tensor, clients: int) -> Tensor:

@@ -16,6 +16,8 @@ from pyrofl.tensors import Tensors, join_up
 
 WORTH = 2000  # rows of padding in a step that cost more time than a step more: measured
 
+ROOM = 256  # rows of padding that a group may have so that shapes recur, which replay asks for
+
 Axes = dict[str, list[int]]
 """Name of a local tensor -> its axes of rows, padded to the longest client of all."""
 
@@ -65,10 +67,25 @@ def _picked(table: Tensor, index: Tensor) -> Tensor:
     return table.gather(1, index.flatten(1)).view(index.shape).transpose(0, 1)
 
 
+def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
+    """Group places of clients by which bounds their numbers of rows [C] are within."""
+    within = [tuple(size <= most for most in bounds) for size in sizes.tolist()]
+    kinds = dict.fromkeys(within)
+    return [torch.tensor([c for c, w in enumerate(within) if w == kind]) for kind in kinds]
+
+
 def buckets(sizes: Tensor) -> list[Tensor]:
     """Group places of clients by their numbers of rows [C], the largest first."""
     order = sizes.argsort(descending=True, stable=True)
     return list(order.split(_runs(sizes[order])))
+
+
+def roomy(sizes: Tensor) -> int:
+    """Return the rows to which full batches of clients with so many rows [C] are padded."""
+    longest = int(sizes.max())
+    most = min(longest // 4, ROOM // len(sizes))
+    step = 1 << max(0, most.bit_length() - 1)
+    return -(-longest // step) * step
 
 
 def _runs(sizes: Tensor) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from typing import TypedDict
@@ -11,15 +11,18 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked
-from pyrofl.data import Federation, Who
-from pyrofl.inference.loop.client_half import Reply, work
+from pyrofl.data import Federation
+from pyrofl.inference.budget import Privacy
+from pyrofl.inference.engines.start import Engine, starting
+from pyrofl.inference.loop.carrier import Carrier, Order, Turn
 from pyrofl.inference.loop.messages import BadMessage, OnBadMessage, inbox
 from pyrofl.inference.loop.origin import gone_on
 from pyrofl.inference.loop.participation import Draw, Stragglers, everyone
 from pyrofl.inference.loop.server_half import Gathering, called, first
-from pyrofl.inference.loop.state import ClientState, Round, at_hand, chunks, sent_down
+from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.mistakes import check as refuse_wrong
+from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.tensors import Tensors
 from pyrofl.turns import in_turn
@@ -40,6 +43,9 @@ class LoopOptions(TypedDict, total=False):
     state_memory: int | None
     keep_messages: bool
     check: bool
+    engine: Engine
+    workers: int | None
+    privacy: Privacy | None
 
 
 @checked
@@ -59,7 +65,10 @@ def federate(
     state_memory: Whole | None = None,
     keep_messages: bool = True,
     check: bool = True,
-) -> Iterator[Round]:
+    privacy: Privacy | None = None,
+    engine: Engine = "local",
+    workers: Count | None = None,
+) -> Generator[Round, None, None]:
     """Run federated rounds, yielding the state after each.
 
     Args:
@@ -80,15 +89,22 @@ def federate(
         keep_messages: False folds messages into one as they come, where the merge is `Pooled`: a
             chunk's are all that are in memory, and those of a Round are [0, ...].
         check: before round one, refuse a method that would give wrong numbers, see `check`.
+        privacy: clip what clients add to the server's sums and put noise on it; see
+            `privacy.private`.
+        engine: "local" trains in this process, "ray" in several; see `pyrofl.inference.engines`.
+            They end with the rounds, or once the iterator is closed.
+        workers: of Ray, each with some of the clients; default one for each core, or GPU.
 
     Raises:
-        ValueError: if `check` refuses, a draw does not fit the clients, start is of other clients
-            or rows, or messages are not to be kept and the method cannot fold them.
+        ValueError: if `check` refuses, privacy does not suit the method, a draw does not fit the
+            clients, start is of other clients or rows, messages are not to be kept and the method
+            cannot fold them, or the engine cannot start.
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
+        ChildProcessError: in a round, if a worker dies.
     """
     refuse_inference_mode()
     seed, slow = separate(seed), stragglers or Stragglers()
-    at = by_round(method)
+    at = by_round(with_privacy(method, privacy, data.clients, participation))
     if start is not None and server is not None:
         raise ValueError("start and server are both given; expected one of them to begin with")
     if start is not None:
@@ -98,21 +114,23 @@ def federate(
         if check and not begun:
             refuse_wrong(at(0), data, chunk=chunk, server=start.server if start else server)
 
+    begin = starting(engine, workers, data)
     step = partial(
         advance, seed=seed, chunk=chunk, memory=state_memory, keep_messages=keep_messages
     )
 
-    def go(state: Round) -> Iterator[Round]:
-        for number in range(state.number, rounds):
-            now = at(number)
-            asked, ids = called(now, data.clients, seed, number, participation, trains)
-            heard = slow.heard(asked, data.names, seed, number)
-            now = slow.working(now, data.names, seed, number)
-            state = step(now, data, state, ids, heard, asked[~torch.isin(asked, heard)])
-            if on_bad_message == "raise" and state.rejected:
-                more = [f"and {len(state.rejected) - TOLD} more"][: len(state.rejected) > TOLD]
-                raise BadMessage("; ".join([*state.rejected[:TOLD], *more]))
-            yield state
+    def go(state: Round) -> Generator[Round, None, None]:
+        with begin() as carrier:
+            for number in range(state.number, rounds):
+                now = at(number)
+                asked, ids = called(now, data.clients, seed, number, participation, trains)
+                heard = slow.heard(asked, data.names, seed, number)
+                now, silent = slow.working(now, data.names, seed, number), ~torch.isin(asked, heard)
+                state = step(now, data, state, ids, heard, asked[silent], carrier=carrier)
+                if on_bad_message == "raise" and state.rejected:
+                    more = [f"and {len(state.rejected) - TOLD} more"][: len(state.rejected) > TOLD]
+                    raise BadMessage("; ".join([*state.rejected[:TOLD], *more]))
+                yield state
 
     return go(start or first(at(0), data, seed, server))
 
@@ -155,6 +173,7 @@ def advance(
     chunk: int | None = None,
     memory: int | None = None,
     keep_messages: bool = True,
+    carrier: Carrier | None = None,
 ) -> Round:
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
 
@@ -162,7 +181,8 @@ def advance(
     among the `silent`, whose message, private state or loss is bad, see `inspect` and `agreed`, or
     whose server cannot merge. Others that do not report keep what they made, as no message of
     theirs is missed. If nobody reports, or the merge is not finite, the server keeps its state. The
-    merge may write into the server's state: what it is given is a copy.
+    merge may write into the server's state: what it is given is a copy. The `carrier` brings the
+    order to the clients; by default they are in this process.
 
     Raises:
         ValueError: if a function of the method writes into tensors that are not its own, or gives
@@ -171,32 +191,12 @@ def advance(
     refuse_inference_mode()
     reporters = reporters[torch.isin(reporters, ids)].sort().values
     gathering = Gathering(method, data, state, reporters, keep_messages)
-    with ClientState(state.private, data.clients, memory) as keeper:
-        for some in chunks(method, data, state, ids, chunk, seed):
-            gathering.take(
-                _train_chunk(method, data, state, data.who(some), reporters, seed, keeper)
-            )
+    order = Order(method, state, ids, reporters, seed, chunk, memory)
+    with (carrier or partial(Turn, data))(order) as turn:
+        for reply in turn.replies():
+            gathering.take(reply)
         after, kept = gathering.close(seed, reporters[:0] if silent is None else silent)
-        keeper.take_back(after.trained[~torch.isin(after.trained, kept)])
+        private = turn.close(after.trained[~torch.isin(after.trained, kept)])
         seen = state.seen.clone()
         seen[kept] = True
-        return replace(after, private=keeper.close(), seen=seen)
-
-
-def _train_chunk(
-    method: Method,
-    data: Federation,
-    state: Round,
-    who: Who,
-    reporters: Tensor,
-    seed: Seed,
-    keeper: ClientState,
-) -> Reply:
-    """Let clients train side by side, hand in their state and return their reply."""
-    received = sent_down(method, state.server, who)
-    private = at_hand(method, data, state, received, who, seed)
-    reply, good, mine = work(
-        method, data, who, received, private, reporters, seed=seed, number=state.number
-    )
-    keeper.write(good, mine)
-    return reply
+        return replace(after, private=private, seen=seen)

@@ -197,11 +197,7 @@ def _while_fresh(name: str) -> Any:
     """Return a method of dict that is refused once a later round has written into the tensors."""
 
     def method(self: OneCopy, *args: Any) -> Any:
-        if self.stale:
-            raise ValueError(
-                "the private state of this round has been overwritten by a later one, as all "
-                "clients' state is too large to keep twice; test a round before asking for the next"
-            )
+        self.ready()
         return getattr(dict, name)(self, *args)
 
     return method
@@ -211,10 +207,18 @@ class OneCopy(dict[str, Tensor]):
     """State that is too large for a copy in every round: the next round writes into it."""
 
     stale = False
-    __getitem__, __iter__, __or__, __ror__ = map(
-        _while_fresh, ("__getitem__", "__iter__", "__or__", "__ror__")
+    __getitem__, __iter__, __or__, __ror__, __len__, __contains__ = map(
+        _while_fresh, ("__getitem__", "__iter__", "__or__", "__ror__", "__len__", "__contains__")
     )
-    get, items, values, copy = map(_while_fresh, ("get", "items", "values", "copy"))
+    get, keys, items, values, copy = map(_while_fresh, ("get", "keys", "items", "values", "copy"))
+
+    def ready(self) -> None:
+        """Refuse to be read where a later round has written."""
+        if self.stale:
+            raise ValueError(
+                "the private state of this round has been overwritten by a later one, as all "
+                "clients' state is kept once; test a round before asking for the next"
+            )
 
 
 class ClientState:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
+from pyrofl.inference.fast.replay import Replay
 from pyrofl.inference.loop.noise import AHEAD, ClientNoise
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import narrow
-from pyrofl.tensors import Tensors, cut, pick
+from pyrofl.tensors import Tensors, cut, pick, under
 
 Feed = Callable[[int, int], Batch]
 """(step, clients that have it) -> its rows."""
@@ -59,6 +61,7 @@ class PhaseRun:
         self.total = {step.names: torch.zeros_like(who.size) for step in steps}
         self.first = {n: torch.full_like(v, torch.nan) for n, v in self.total.items()}
         self.waiting = {*self.first}  # for their first step
+        self.again = [Replay(method, step, self.noise) for step in steps]
 
     def go(self, steps: Tensor, feed: Feed) -> None:
         """Make the steps of every client, [C] with the most first."""
@@ -71,24 +74,45 @@ class PhaseRun:
                 self.now = cut(self.local, slice(active))
                 self.received = cut(self.received, slice(active))
                 self.noise.narrow(active)
-                for optimiser in self.optimisers:
+                for optimiser, again in zip(self.optimisers, self.again, strict=True):
                     narrow(optimiser, active)
+                    again.forget()
             with self.noise:
-                self._moves(feed(t, active))
+                self._moves(feed(t, active), begun=t > 0)
 
-    def _moves(self, batch: Batch) -> None:
-        gradient = iter(zip(self.params, self.optimisers, strict=True))
+    def _moves(self, batch: Batch, begun: bool) -> None:
+        gradient = iter(zip(self.params, self.optimisers, self.again, strict=True))
         for move in self.phase.moves:
             if isinstance(move, Step):
-                params, optimiser = next(gradient)
+                params, optimiser, again = next(gradient)
+                written = partial(self._step, move, params, optimiser, batch)
                 for _ in range(move.repeat):
-                    self._step(move, params, optimiser, batch)
+                    if begun and len(self.again) == len(self.phase.moves):
+                        touched = partial(self._touched, move, params, optimiser)
+                        again.make(written, touched, batch)
+                    else:
+                        written()
                 continue
             changed = move(self.received, self.now, batch)
             if not self.once:  # a move may return tensors that others of its writes overwrite
                 changed = {n: v.clone() for n, v in changed.items()}
             for name, value in changed.items():
                 self._write(name, value.detach())
+
+    def _touched(
+        self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer
+    ) -> tuple[Tensors, Tensors]:
+        """Return what a step writes into, and what else it reads but the batch."""
+        active = slice(len(next(iter(params.values()))))
+        states = {
+            f"{m} of {n}": v for n, p in params.items() for m, v in optimiser.state[p].items()
+        }
+        moving = {n: p.detach() for n, p in params.items()}
+        moving |= {n: v for n, v in states.items() if v is not None}
+        moving |= {"total": self.total[step.names][active]}
+        still = {n: v for n, v in self.now.items() if n not in params}
+        still |= under("received", self.received) | {"ones": self.ones[active]}
+        return moving, still
 
     def _step(
         self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch

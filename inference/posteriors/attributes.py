@@ -29,6 +29,8 @@ def facts(
         "seed": together([_seed(run.seed) for run in runs]),
         "verdict": "; ".join(map(str, verdicts)),
     }
+    if known := [run.privacy for run in runs if run.privacy]:
+        told |= {n: together([getattr(one, n) for one in known]) for n in ("epsilon", "delta")}
     told |= {"points": ", ".join(points)} if points else {}
     if os.environ.get(STOPPED):
         return told

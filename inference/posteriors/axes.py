@@ -109,12 +109,18 @@ class ClientAxes:
         return found
 
     def constants(self) -> dict[str, Variable]:
-        """Return x and the place in the federation's table of every row, and clients' sizes."""
+        """Return x and the place in the federation's table of every row, and clients' sizes.
+
+        Where x was made of a table's columns, also what was taken off each and divided by.
+        """
         rows = torch.cat([self.data.train[i] for i in self.ids.tolist()])
         x = self.data.x[rows.to(self.data.x.device)]
         named = "x" not in self.dims and list(x.shape[1:]) == [len(labels(self.data)["feature"])]
+        made = self.data.source.preparation if named and self.data.source else None
+        scales = {"feature_centre": made.centre, "feature_scale": made.scale} if made else {}
         return {
             "x": Variable(x, ("row", *(("feature",) if named else self.own("x", x, 1)))),
             "table_row": Variable(rows, ("row",)),
             "size": Variable(self.data.sizes[self.ids], ("client",)),
+            **{name: Variable(value, ("feature",)) for name, value in scales.items()},
         }

@@ -78,12 +78,14 @@ class Pooled:
         of: (server, message [C, ...]) -> what is pooled, named as the server's tensors where
             it stands for them. The server's own state goes through it too, for merges that need
             the value before.
+        noised: (pooled [*p], generator) -> what `then` goes on from, for noise on what was pooled.
     """
 
     weights: Mapping[str, Weight]
     then: Callable[[Tensors, Tensors], Tensors] = or_
     how: str | Combine = "mean"
     of: Callable[[Tensors, Tensors], Tensors] = lambda server, message: message
+    noised: Callable[[Tensors, Generator], Tensors] = lambda pooled, generator: pooled
 
     def __post_init__(self) -> None:
         """Refuse an unknown `how`, and weights that are no functions of patterns."""
@@ -103,12 +105,12 @@ class Pooled:
         self, server: Tensors, message: Tensors, who: Who, generator: Generator
     ) -> Tensors:
         """Return the next state, or raise CannotMerge if weights or messages do not permit it."""
-        return self.close(server, self.weigh(server, message, who))
+        return self.close(server, self.weigh(server, message, who), generator)
 
     def weigh(self, server: Tensors, message: Tensors, who: Who) -> Weighed:
         """Return what is pooled, [C, *p], and the clients' weights."""
         values = self.of(server, message)
-        used = {patterns for _, patterns in self._groups(values)}
+        used = {patterns for _, patterns in self.groups(values)}
         return Weighed(values, {p: self.weights[p](message, who) for p in used})
 
     def fold(self, *parts: Weighed) -> Weighed:
@@ -118,26 +120,26 @@ class Pooled:
         sums = {p: w.sum(0, keepdim=True) for p, w in weights.items()}
         return Weighed({n: v[None] for n, v in folded.items()}, sums)
 
-    def close(self, server: Tensors, weighed: Weighed) -> Tensors:
+    def close(self, server: Tensors, weighed: Weighed, generator: Generator) -> Tensors:
         """Return the next state, given what was weighed, or folded."""
         ahead = self.of(server, {n: v[None] for n, v in server.items()})
         old = server | {n: v[0] for n, v in ahead.items()}
         pooled = self._pooled(weighed, combining(self.how), old, UNUSED)
-        for names, patterns in self._groups(pooled):
+        for names, patterns in self.groups(pooled):
             if isinstance(self.weights[patterns], Total):
                 pooled |= {n: pooled[n] * weighed.weights[patterns].sum() for n in names}
-        return self.then(server, pooled)
+        return self.then(server, self.noised(pooled, generator))
 
     def _pooled(self, weighed: Weighed, combine: Combine, before: Tensors, least: float) -> Tensors:
         """Make one value [*p] of clients' values, or keep those before that are given no weight."""
         found: Tensors = {}
-        for names, patterns in self._groups(weighed.values):
+        for names, patterns in self.groups(weighed.values):
             mine = {n: weighed.values[n] for n in names}
             old = {n: before.get(n, torch.zeros_like(v[0])) for n, v in mine.items()}
             found |= _pool(combine, mine, weighed.weights[patterns], old, least)
         return found
 
-    def _groups(self, values: Tensors) -> list[tuple[list[str], str]]:
+    def groups(self, values: Tensors) -> list[tuple[list[str], str]]:
         """Return names that are pooled together, and the patterns that they match first."""
         found: dict[str, list[str]] = {}
         for name in values:

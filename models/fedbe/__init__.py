@@ -62,6 +62,7 @@ from pyrofl.models.fedbe.posteriors import (
 )
 from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, join_up, role, spread_out, under
 
 Base = Literal["fedavg", "fedprox", "fedavgm", "scaffold"]
@@ -97,6 +98,7 @@ class Settings(Teaching, fedavg.Training, total=False):
     """The server's settings and the clients'."""
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -60,6 +60,7 @@ from pyrofl.models.metavd.hypernetwork import Source, embed
 from pyrofl.models.metavd.programs import DropoutModel, Sampling, objective, warm_up
 from pyrofl.models.shared.meta_gradients import Order, maml
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
 __all__ = ["build", "embed", "layer_before_output"]
@@ -72,6 +73,7 @@ DECAY = 5e-4  # of the weights of all that the server learns about spreads
 LONGEST = 100.0  # norm of all the server's pseudo-gradients together
 
 
+@repeatable
 @checked
 def build(
     net: Network,

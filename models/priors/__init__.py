@@ -20,6 +20,7 @@ from pyrofl.arguments import NotNegative, Positive, checked
 from pyrofl.data import Batch
 from pyrofl.inference.programs import LocationScale, Prior, around, as_event, flat
 from pyrofl.models.priors.horseshoe import Horseshoe
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, matches
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 
+@repeatable
 @checked
 def fixed(family: LocationScale = dist.Normal, loc: float = 0.0, scale: Positive = 1.0) -> Prior:
     """Give every parameter the same prior, whatever the server says."""
@@ -50,6 +52,7 @@ def fixed(family: LocationScale = dist.Normal, loc: float = 0.0, scale: Positive
     return prior
 
 
+@repeatable
 @checked
 def proximal(strength: NotNegative, family: LocationScale = dist.Normal, loc: str = "w") -> Prior:
     """Centre the prior at what came down: scale (strength n_j)^-1/2 for a client of n_j rows.
@@ -78,6 +81,7 @@ def proximal(strength: NotNegative, family: LocationScale = dist.Normal, loc: st
     return prior
 
 
+@repeatable
 @checked
 def student_t(df: Positive) -> LocationScale:
     """Return Student's t with `df` degrees of freedom as a location-scale family."""
@@ -89,6 +93,7 @@ def student_t(df: Positive) -> LocationScale:
     return family
 
 
+@repeatable
 def mixture(
     weights: Sequence[float] = (0.5, 0.5), scales: Sequence[float] = (1.0, 0.1)
 ) -> LocationScale:
@@ -122,6 +127,7 @@ def mixture(
     return family
 
 
+@repeatable
 def by_name(priors: Mapping[str, Prior]) -> Prior:
     """Choose a prior by the parameter's name: that of the first patterns that match it.
 

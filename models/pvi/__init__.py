@@ -81,6 +81,7 @@ from pyrofl.models.pvi.partitioned import Covariance, Partitioned
 from pyrofl.models.pvi.summed import Summed
 from pyrofl.models.pvi.unconstrained import decentred, layouts, with_hidden_rows
 from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors
 
 __all__ = ["build", "hierarchical", "join", "leave"]
@@ -89,6 +90,7 @@ STANDARD = fixed()  # Normal(0, 1)
 USUAL = 128  # Monte Carlo draws of a client with few variables
 
 
+@repeatable
 @checked
 def build(
     net: Network,

@@ -125,13 +125,14 @@ class Normals:
         if self.full:
             whole = self.matrix(precision)
             log_det = torch.linalg.slogdet(whole).logabsdet
-            square = (u * times(whole, u)).sum(-1)
+            half = shift - 0.5 * times(whole, u)
             peak = (shift * torch.linalg.solve_ex(whole, shift[..., None]).result[..., 0]).sum(-1)
         else:
             log_det = precision.abs().log().sum(-1)
-            square, peak = (u.square() * precision).sum(-1), (shift.square() / precision).sum(-1)
+            half = torch.addcmul(shift, precision, u, value=-0.5)
+            peak = (shift.square() / precision).sum(-1)
         constant = log_det - self.size * math.log(2 * math.pi) - peak
-        value: Tensor = (u * shift).sum(-1) + 0.5 * (constant - square)
+        value: Tensor = (u * half).sum(-1) + 0.5 * constant
         return value
 
 

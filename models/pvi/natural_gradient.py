@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import PositiveShare, checked
-from pyrofl.inference.optim import Optim
+from pyrofl.inference.optim import Light, Optim
 from pyrofl.models.pvi.gaussians import inverse
 from pyrofl.tensors import Tensors, like, times
 
@@ -60,7 +60,7 @@ def natural(
     return lambda params: Natural(params, options)
 
 
-class Natural(torch.optim.Optimizer):
+class Natural(Light):
     """Natural-gradient steps on [mean, root], stacked [C, n] and [C, n, n] or [C, n]; or powers."""
 
     @torch.no_grad()

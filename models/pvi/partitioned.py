@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,9 +16,9 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import PER_CLIENT, SHARED, Factors, Moments, Rule
+from pyrofl.inference.facts import CHANGES, PER_CLIENT, SHARED, Factors, Moments, Rule
 from pyrofl.inference.method import Method, Phase, Step, View, send_all
-from pyrofl.inference.programs import Program, built_for
+from pyrofl.inference.programs import HalfSquares, Program, built_for
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked
@@ -84,7 +85,11 @@ class Partitioned:
             upload=self.upload,
             views={"personal" if self.mine.size else "global": View(self.together, self.result)},
             facts={
-                "precision": Rule("a precision of a normal distribution", self.normals.proper),
+                "shift": CHANGES,
+                "precision": (
+                    Rule("a precision of a normal distribution", self.normals.proper),
+                    CHANGES,
+                ),
                 f"{self.ours.names} _u {NOISE[0]}": SHARED,
                 "server/shift server/precision": (PER_CLIENT, factors),
                 f"shift precision{'' if self.exact else ' share'}": Moments(self.moments),
@@ -199,14 +204,16 @@ class Partitioned:
 
     def tilted(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """State the client's target: cavity, its share of the prior, its rows."""
-        share = received.get("share", torch.zeros(()).to(batch.size))
+        share = received.get("share")
         with pyro.plate("_clients", len(batch), dim=-2):
             u = pyro.sample(
                 "_u", dist.ImproperUniform(dist.constraints.real, (), (self.ours.size,))
             )
             others = self.normals.log_density(u, received)
-            prior = self.normals.log_density(u, {n: v.to(u) for n, v in self.prior.items()})
-            pyro.factor("_others", others - share * prior)
+            if share is not None:
+                prior = self.normals.log_density(u, {n: v.to(u) for n, v in self.prior.items()})
+                others = others - share * prior
+            pyro.factor("_others", others)
         with Scaled(self.ours.names, share):
             self.model(received, local, batch)
 
@@ -233,7 +240,8 @@ class Partitioned:
             # The density of g comes first, what is left of the joint one belongs to z given g.
             both = self.normals.log_det(root)
             first = self.normals.log_det(self.normals.leading(root))
-            known = 0.0 if counted else dist.Normal(0.0, 1.0).log_prob(e).sum(-1)
+            constant = 0.5 * e.shape[-1] * math.log(2 * math.pi)
+            known = 0.0 if counted else -HalfSquares.apply(e, 1) - constant
             values = self.ours.sample(ours, (known - first).expand(u.shape[:-1]), share)
             left = (first - both - grown).expand(u.shape[:-1])
             # Of rows that nobody has trained on there is nothing but the model.

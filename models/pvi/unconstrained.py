@@ -60,15 +60,17 @@ class _Improper(Messenger):
 
 
 class Scaled(Messenger):
-    """Let the log densities of some sites count in part."""
+    """Let the log densities of some sites count in part, or, for a share of None, not at all."""
 
-    def __init__(self, names: str, share: Tensor) -> None:
+    def __init__(self, names: str, share: Tensor | None) -> None:
         """Keep the sites' names, parted by spaces."""
         super().__init__()
         self.names, self.share = set(names.split()), share
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] in self.names:
+        if msg["name"] in self.names and self.share is None:
+            msg["mask"] = False  # which spares its computation, too
+        elif msg["name"] in self.names:
             msg["scale"] = msg["scale"] * self.share
 
 

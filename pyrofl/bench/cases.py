@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pyrofl import nets
-from pyrofl.bench import floor, one_by_one
+from pyrofl.bench import floor, good_loop, one_by_one
+from pyrofl.bench.children import child
 from pyrofl.data import Dataset, Federation
 from pyrofl.data.datasets import per_class
 from pyrofl.inference import fast
@@ -65,6 +66,36 @@ def equal(clients: int, rows: int, features: int = SIDE * SIDE) -> Federation:
     train = tuple(torch.randperm(ROWS, generator=g)[:rows] for _ in range(clients))
     none = (torch.zeros(0, dtype=torch.long),) * clients
     return Federation(x, y, train, none, classes=tuple(map(str, range(CLASSES))))
+
+
+def uneven(sizes: Sequence[int]) -> Federation:
+    """Give clients these many rows out of one table of 5,000, which clients share."""
+    many = equal(len(sizes), ROWS)
+    train = tuple(rows[:size] for rows, size in zip(many.train, sizes, strict=True))
+    return replace(many, train=train)
+
+
+def dirichlet() -> Federation:
+    """Deal rows made up to 100 clients, a Dirichlet(0.3) for every label."""
+    return split(made_up(), "dirichlet:0.3", clients=100, seed=0)
+
+
+def zipf(clients: int = 100) -> Federation:
+    """Give the k-th client 1 / k of what the first one has, 5,000 rows in all."""
+    first = ROWS / sum(1 / k for k in range(1, clients + 1))
+    return uneven([max(1, round(first / k)) for k in range(1, clients + 1)])
+
+
+def giant() -> Federation:
+    """Give 99 clients 50 rows each, and one 4,000."""
+    return uneven([4000, *(50,) * 99])
+
+
+def good(loaded: Dataset | None, make: Callable[[], Federation], heads: bool) -> Sides:
+    """Put FedAvg, or pFedVEM, of uneven clients beside a good loop, one client at a time."""
+    data = make()
+    build, loop = (pfedvem.build, good_loop.pfedvem) if heads else (fedavg.build, good_loop.fedavg)
+    return ours(build(network(data)), data), partial(next, loop(data, start(data), everyone))
 
 
 def ours(method: Method, data: Federation, **what: Any) -> Side:
@@ -155,7 +186,7 @@ def pyro_svi(_: Dataset | None) -> Sides:
 def importing(_: Dataset | None) -> Sides:
     """Put the import of this package beside that of Pyro alone."""
     words = [[sys.executable, "-c", f"import {name}"] for name in ("pyrofl", "pyro, pyro.infer")]
-    mine, other = (partial(subprocess.run, one, check=True) for one in words)
+    mine, other = (partial(child, one[-1], one) for one in words)
     return mine, other
 
 
@@ -175,6 +206,11 @@ CASES: Mapping[str, Case] = {
     "pfedvem-floor": Case(0.8, pfedvem_floor),
     "fedavg-floor": Case(0.8, fedavg_floor),
     "few-rows": Case(None, few_rows),
+    **{
+        f"{method}-good-{make.__name__}": Case(1.5, partial(good, make=make, heads=heads))
+        for make in (dirichlet, zipf, giant)
+        for method, heads in (("fedavg", False), ("pfedvem", True))
+    },
     "svi": Case(10.0, pyro_svi),
     "import": Case(1 / 1.5, importing),
 }

@@ -7,9 +7,10 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyrofl.bench import measuring
-from pyrofl.bench.cases import CASES
+from pyrofl.bench import cases, measuring
+from pyrofl.bench.image_cases import IMAGES
 from pyrofl.bench.measuring import Measured, Peak
+from pyrofl.bench.personal_cases import PERSONAL
 from pyrofl.cli.ends import ending, show
 from pyrofl.cli.setup import threads
 from pyrofl.data import Dataset, datasets
@@ -20,6 +21,7 @@ from pyrofl.files import run_folder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CASES = {**cases.CASES, **IMAGES, **PERSONAL}
 CURVES = ("clients", "rows", "memory")
 NAMES = (*CASES, *CURVES)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -15,6 +14,7 @@ import torch
 
 from pyrofl.arguments import Count, checked
 from pyrofl.bench.cases import Side, equal, many_clients, network, ours
+from pyrofl.bench.children import child
 from pyrofl.inference.loop.participation import fraction
 from pyrofl.models import pfedvem
 
@@ -90,7 +90,7 @@ def memory(clients: int, chunks: tuple[int, ...] = CHUNKS, limit: int = 2**30) -
     found = []
     for chunk in chunks:
         words = [sys.executable, "-m", __name__, *map(str, (clients, chunk, limit))]
-        told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        told = child(f"memory of {clients} clients, chunk {chunk}", words)
         found.append(Peak(clients, chunk, **json.loads(told.splitlines()[-1])))
     return found
 

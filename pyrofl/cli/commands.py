@@ -11,24 +11,39 @@ from textwrap import TextWrapper
 from typing import Any, get_args
 
 from pyrofl import figures
-from pyrofl.cli import report
+from pyrofl.cli import answer, report
 from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, show, tell
-from pyrofl.cli.methods import Epochs, Job, about, arguments, builds, foldable, methods, readable
+from pyrofl.cli.methods import (
+    Epochs,
+    Job,
+    about,
+    arguments,
+    builds,
+    foldable,
+    methods,
+    privacy,
+    readable,
+)
 from pyrofl.cli.rehearsal import UNASKED, rehearse
 from pyrofl.cli.resuming import keeping, opened, rescued, tested, unlearned
 from pyrofl.cli.setup import participation, resolve, split, task, threads
 from pyrofl.data.csv_files import LIKELIHOODS
 from pyrofl.data.datasets import DATASETS
 from pyrofl.files import run_folder
+from pyrofl.inference import loggers
 from pyrofl.inference.checkpoints import Keeper
+from pyrofl.inference.engines.start import starting
 from pyrofl.inference.evaluation.evaluate import Scores
-from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.fit import fit
 from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.loop.participation import Stragglers
+from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.run import Run
 from pyrofl.nets import NETWORKS
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts
 
 COMPARISON = ("compare.csv", "figures/curves.png", "figures/comparison.png")
+ABOUT = (answer.FILE, answer.FIGURE, report.PAGE)  # what other commands say of a comparison
 SUFFIXES = (".png", ".pdf", ".svg")
 
 
@@ -80,8 +95,8 @@ def run(args: Namespace) -> None:
     (job,) = rehearse(jobs(args, [args.method], [args.seed]))
     with opened([job]):
         say(args, report.about(job.task.data, job.task.likelihood, args))
-        done, scores, lacking = fit_and_save(job, keeping(job))
-    show(report.score_table(scores), f"{job.path} holds all results")
+        done, scores, lacking = fit_and_save(job, keeping(job, args.rounds))
+    show(report.score_table(scores, done.privacy), f"{job.path} holds all results")
     if problem := unlearned(done):
         raise Stopped(f"{job.path} holds what there is of a run: {problem}", UNLEARNED)
     report.figures_lack(job.path, lacking)
@@ -97,7 +112,11 @@ def compare(args: Namespace) -> None:
     args.out = args.out or "runs/compare"
     resolve(args)
     asked = rehearse(jobs(args, args.methods, range(args.seed, args.seed + args.seeds)))
-    left = rf"compare\.csv|figures|({'|'.join(builds())})-\d+" if args.resume else ""
+    left = (
+        rf"compare\.csv|answer\.csv|report\.html|figures|({'|'.join(builds())})-\d+"
+        if args.resume
+        else ""
+    )
     folder = run_folder.prepare(args.out, args.overwrite, left)
     run_folder.prepare(folder / "figures", overwrite=True)
     with opened(asked, folder):
@@ -109,7 +128,7 @@ def fit_all(args: Namespace, asked: Sequence[Job], folder: Path) -> None:
     # Each leaves a checkpoint, so that those which are done need not be done again.
     keepers = [keeping(job, args.rounds) for job in asked]
     run_folder.sweep(folder)
-    for name in COMPARISON:
+    for name in (*COMPARISON, *ABOUT):
         (folder / name).unlink(missing_ok=True)
     finals: list[report.CompareRow] = []
     history: list[dict[str, object]] = []
@@ -192,11 +211,16 @@ def jobs(args: Namespace, names: Sequence[str], seeds: Sequence[int]) -> list[Jo
             f"--seeds is {args.seeds}, and the seeds of split, init, participation and noise are "
             "all given, so that runs would be equal; expected --seeds 1, or one of them left out"
         )
+    starting(args.engine, args.workers, tasks[0].data)
     built = [methods(names, args.settings, found, args.rounds) for found in tasks]
-    for name in names if args.fold_messages else ():
-        foldable(name, built[0][name])
     who = [participation(args.participation, found.data.clients) for found in tasks]
-    of = list(zip(built, tasks, who, strict=True))
+    asked = privacy(args.privacy)
+    of = [
+        ({n: with_privacy(m, asked, at.data.clients, draw) for n, m in made.items()}, at, draw)
+        for made, at, draw in zip(built, tasks, who, strict=True)
+    ]
+    for name in names if args.fold_messages else ():
+        foldable(name, of[0][0][name])
     return [Job(args, name, made[name], at, draw) for name in names for made, at, draw in of]
 
 
@@ -224,7 +248,10 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
             stragglers=Stragglers(args.fail, args.partial),
             on_bad_message=args.on_bad_message,
             keep_messages=not args.fold_messages,
+            engine=args.engine,
+            workers=args.workers,
             after=keeper,
+            log=logger(job),
         )
         if keeper.every:  # it may have stopped before the last of all rounds
             keeper.rescue()
@@ -235,6 +262,13 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
     for (client, kind), times in bad.items():
         say(args, f"{client}: rejected in {times} of {done.state.number} rounds; expected {kind}")
     return done, scores, lacking
+
+
+def logger(job: Job) -> loggers.Log | None:
+    """Return what every round is told to beside the tables, if that is asked for."""
+    if job.args.log == "tensorboard":
+        return loggers.tensorboard(job.path / "tensorboard")
+    return loggers.mlflow(str(job.path)) if job.args.log else None
 
 
 def drawn_of(job: Job) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor
 import pyrofl.models
 from pyrofl.arguments import known
 from pyrofl.cli.setup import Task
+from pyrofl.inference.budget import Privacy
 from pyrofl.inference.loop.messages import inbox
 from pyrofl.inference.loop.participation import Draw
 from pyrofl.inference.loop.rounds import by_round, first
@@ -125,6 +126,25 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
             if argument in own:
                 chosen[m][argument] = parse(text, own[argument], f"setting {argument} of {m}")
     return chosen
+
+
+def privacy(text: str | None) -> Privacy | None:
+    """Read "clip=1.0,noise=1.1", and of what else `Privacy` holds all but the seed."""
+    if text is None:
+        return None
+    kinds = {n: kind for n, kind in get_type_hints(Privacy).items() if n != "seed"}
+    words = [word.partition("=") for word in text.split(",")]
+    names = [name for name, *_ in words]
+    if not {"clip", "noise"} <= set(names) <= kinds.keys() or len(set(names)) < len(names):
+        raise ValueError(
+            f"privacy is {text!r}; expected clip=NORM,noise=TIMES, perhaps with delta=, where= or "
+            "most= behind"
+        )
+    try:
+        found: dict[str, Any] = {name: parse(value, kinds[name], name) for name, _, value in words}
+        return Privacy(**found)
+    except ValueError as error:
+        raise ValueError(f"privacy {text!r}: {error}") from error
 
 
 def reaching(words: Sequence[str], method: str) -> list[str]:

@@ -8,16 +8,23 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from math import inf
 from typing import Any, NoReturn, get_args
 
-from pyrofl.arguments import Count, PositiveShare, Share, Whole
-from pyrofl.cli import commands
+from pyrofl.arguments import Count, Positive, PositiveShare, Share, ShareBelowOne, Whole
+from pyrofl.cli import commands, predicting
+from pyrofl.cli.answer import answer
 from pyrofl.cli.ends import complaint, ended, show
+from pyrofl.cli.page import report
+from pyrofl.cli.pairs import By
 from pyrofl.cli.rehearsal import UNASKED
-from pyrofl.cli.resuming import CHECKPOINT
 from pyrofl.data.columns import Missing
+from pyrofl.data.preparation import Prepare
+from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.chains import Until
+from pyrofl.inference.engines.start import Engine
+from pyrofl.inference.loggers import Logger
 from pyrofl.inference.loop.messages import OnBadMessage
 from pyrofl.inference.posteriors.axes import GROUPS
 
@@ -49,8 +56,9 @@ def some_text(text: str) -> str:
 
 
 def at_home(text: str) -> str:
-    """Write out ~ where a path begins: in front, and behind csv: and npz:."""
-    return re.sub(r"(^|\bcsv:|\bnpz:)(~[^/+:]*)", _written_out, some_text(text))
+    """Write out ~ where a path begins: in front, behind csv: and npz:, behind commas of csv:."""
+    comma = "|," if text.startswith("csv:") else ""
+    return re.sub(rf"(^|\bcsv:|\bnpz:{comma})(~[^/+:,]*)", _written_out, some_text(text))
 
 
 def _written_out(found: re.Match[str]) -> str:
@@ -72,11 +80,14 @@ SOME_GROUPS: dict[str, Any] = {"type": some_groups}
 PATH: dict[str, Any] = {"type": at_home}
 SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, PATH | {"required": True}
 COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare))
+PORT, POSITIVE_NUMBER = number(Count, 65535), number(Positive, 1e9)
+BELOW_ONE = number(ShareBelowOne)
 SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
-WORDS = (OnBadMessage, Missing, Until)
-ON_BAD, MISSING, UNTIL = ({"choices": get_args(words)} for words in WORDS)
+WORDS = (OnBadMessage, Missing, Until, Prepare, By, Logger, Engine)
+KINDS = ({"choices": get_args(words)} for words in WORDS)
+ON_BAD, MISSING, UNTIL, PREPARE, BY, LOG, ENGINE = KINDS
 
 Row = tuple[str, dict[str, Any], Any, str]
 """A flag and a name for its value, its kind, its default, what it means."""
@@ -86,16 +97,21 @@ DATA: tuple[Row, ...] = (  # who holds which rows
     ("--data-dir DIR", PATH, None, "where downloads are kept; default ~/.cache/pyrofl"),
     ("--target COLUMN", TEXT, None, "of csv: and npz: data, what is predicted"),
     ("--group COLUMN", TEXT, None, "of csv: and npz: data, whose a row is"),
-    ("--features COLUMN,...", TEXT, None, "of csv: data; default all other numbers"),
+    ("--features COLUMN,...", TEXT, None, "of csv: data; default all others"),
+    ("--categories COLUMN,...", TEXT, None, "of csv: data, features that are no numbers"),
     ("--likelihood NAME", TEXT, None, "of csv: data; default by the target's type"),
     (
         "--missing HOW",
         MISSING,
         None,
-        "csv: rows that lack a value, refuse (default) or drop",
+        "csv: rows that lack a value: refuse (default), drop, or fill in means and mark them",
     ),
+    ("--prepare HOW", PREPARE, None, "csv: standardise numbers (default), or none"),
+    ("--test-share SHARE", BELOW_ONE, None, "csv: of each group's rows; default 0.2"),
+    ("--test-column COLUMN", TEXT, None, "csv: says which rows are for testing"),
+    ("--test-last COLUMN", TEXT, None, "csv: time, by which the last rows are for testing"),
     ("--per-class M", COUNT, None, "keep M training rows of each class"),
-    ("--partition P", TEXT, None, "see pyrofl list; default groups of the data or slices:5"),
+    ("--partition P", PATH, None, "see pyrofl list, or FILE.py:NAME; default groups or slices:5"),
     ("--clients J", COUNT, None, "that train; default 20 or the groups"),
     ("--held-out H", WHOLE, 0, "clients that never train"),
     ("--server-data U", PATH, None, "the server's unlabelled rows: a count, share or data set"),
@@ -115,6 +131,12 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
     ("--set NAME=VALUE", SETTINGS, [], "settings of methods; METHOD.NAME=VALUE for one of several"),
     ("--fail P", SHARE, 0.0, "probability that a client that trained is not heard; default 0"),
     ("--partial SHARE", POSITIVE, 1.0, "clients do a random share of their epochs, at least this"),
+    (
+        "--privacy clip=C,noise=Z",
+        TEXT,
+        None,
+        "clip what clients add to sums, and add noise; also delta=, most=, where=server or client",
+    ),
     ("--on-bad-message", ON_BAD, "reject", "leave the client out of the round, or stop the run"),
     ("--every N", COUNT, None, "test every N rounds; default 20 times"),
     ("--draws S", COUNT, None, "average so many predictions; default: mean"),
@@ -126,13 +148,17 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
         "in posterior.nc, or all; default all, but posterior,sample_stats alone where the others "
         f"have more than {UNASKED:,} numbers",
     ),
+    ("--rows", FLAG, False, "write rows.csv, what is predicted for each test row, however many"),
     ("--chunk C", COUNT, None, "clients side by side; default by memory"),
     ("--state-memory GIB", WHOLE, 4, "private state beyond it goes to a temporary file"),
     ("--fold-messages", FLAG, False, "merge messages as they come, where the merge is a mean"),
+    ("--engine", ENGINE, "local", "where clients train: in this process, or in several by Ray"),
+    ("--workers W", FEW, None, "of Ray, that share the clients; default one per core, or GPU"),
     ("--threads T", THREADS, 1, "of the CPU"),
     ("--device DEVICE", TEXT, "cpu", "of torch"),
     ("--out DIR", PATH, None, "where results go; default runs/METHOD-SEED or runs/compare"),
     ("--checkpoint-every N", COUNT, None, f"write {CHECKPOINT} every N rounds and after the last"),
+    ("--log WHERE", LOG, None, "every round to tensorboard (in the run's folder), or mlflow"),
     ("--resume", FLAG, False, "go on from the checkpoint, if there is one"),
     ("--quiet", FLAG, False, "print nothing but the table"),
 )
@@ -145,6 +171,21 @@ BENCH: tuple[Row, ...] = (
     ("--threads THREADS", THREADS, 2, "of the CPU"),
     ("--out DIR", PATH, "runs/bench", "where results go"),
     ("--overwrite", FLAG, False, "replace files that are there"),
+)
+RUNS: Row = ("folder DIR", PATH, None, "of pyrofl run or pyrofl compare")
+SCORE: Row = ("--by", BY, None, "score of rows; default accuracy, or error where y is a number")
+PREDICT: tuple[Row, ...] = (
+    ("folder DIR", PATH, None, "of pyrofl run, or of Run.save"),
+    ("--data FILE.csv", REQUIRED, None, "the rows, with the columns of training by name"),
+    ("--out FILE.csv", REQUIRED, None, "where predictions go, a line for each row"),
+    ("--client NAME", TEXT, None, "whose rows they are"),
+    ("--group COLUMN", TEXT, None, "that says whose each row is"),
+    ("--new-client", FLAG, False, "they are of a client that was never seen"),
+    ("--own-rows FILE.csv", PATH, None, "labelled rows that a new client adapts to"),
+    ("--model VIEW", TEXT, None, "personal, global or ensemble; default what the method is about"),
+    ("--unadapted", FLAG, False, "do not adapt to training rows, which need not be there then"),
+    ("--draws S", COUNT, None, "average so many predictions; default as the run did"),
+    ("--overwrite", FLAG, False, "replace a file that is there"),
 )
 METHOD: Row = ("method METHOD", TEXT, None, "see pyrofl list")
 METHODS: Row = ("methods METHOD", SOME, None, "see pyrofl list")
@@ -160,8 +201,69 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
         (METHODS, *DATA, *FIT, SEEDS),
     ),
     "partition": ("draw who holds which classes", commands.partition, (*DATA, FIGURE)),
+    "predict": ("predict new rows by a run's folder", predicting.predict, PREDICT),
+    "answer": ("say what federation buys each site", answer, (RUNS, SCORE)),
+    "report": ("write one page of HTML about a run or a comparison", report, (RUNS,)),
     "bench": ("measure the speed beside other loops", commands.bench, BENCH),
 }
+
+WAITING: tuple[Row, ...] = (  # for sites
+    ("--min-sites N", COUNT, None, "make no round with fewer; default all"),
+    ("--timeout S", POSITIVE_NUMBER, 600.0, "seconds to wait for sites, and for their replies"),
+    (
+        "--out DIR",
+        PATH,
+        None,
+        "states and results, gone on from if there are some; default DIR/run",
+    ),
+    ("--quiet", FLAG, False, "print nothing but the tables"),
+)
+FOLDER: Row = ("folder DIR", PATH, None, "project folder")
+FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
+    "new": ("write a project folder, and rows to try it with", (FOLDER,)),
+    "up": (
+        "run a project on this machine alone, with a node for each file of DIR/sites",
+        (FOLDER, ("--sites N", COUNT, 3, "how many of them"), *WAITING),
+    ),
+    "serve": (
+        "run a project's server for sites elsewhere",
+        (
+            FOLDER,
+            ("--sites N", COUNT, 3, "begin when so many are there"),
+            ("--host ADDRESS", TEXT, "127.0.0.1", "to listen on"),
+            ("--port PORT", PORT, 8443, "to listen on"),
+            ("--cert FILE", PATH, None, "the server's certificate"),
+            ("--cert-key FILE", PATH, None, "its private key"),
+            ("--ca FILE", PATH, None, "certificate of who signed it"),
+            ("--nodes DIR", PATH, None, "public keys of the sites' nodes, NAME.pub"),
+            *WAITING,
+        ),
+    ),
+    "join": (
+        "take part with the rows of a site",
+        (
+            ("server HOST:PORT", TEXT, None, "where the server is"),
+            ("--data FILE.csv", REQUIRED, None, "the site's rows"),
+            ("--name NAME", TEXT | {"required": True}, None, "of the site; no other has it"),
+            ("--state DIR", REQUIRED, None, "what its clients keep, and its log"),
+            ("--project DIR", PATH, ".", "the site's copy of the project folder"),
+            ("--key FILE", PATH, None, "private key of the site's node"),
+            ("--ca FILE", PATH, None, "certificate of who signed the server's"),
+            ("--rejoin", FLAG, False, "come back as a newcomer if the state is lost"),
+            ("--show", FLAG, False, "say what will leave, and no more"),
+        ),
+    ),
+}
+
+
+def flower(name: str) -> Callable[[Namespace], None]:
+    """Return a command of `pyrofl flower`, which is loaded when it is called."""
+
+    def do(args: Namespace) -> None:
+        command: Callable[[Namespace], None] = getattr(import_module("pyrofl.flower.command"), name)
+        command(args)
+
+    return do
 
 
 class Parser(ArgumentParser):
@@ -201,11 +303,19 @@ def parser() -> ArgumentParser:
     top = Parser(prog="pyrofl", description="Bayesian and personalised federated learning")
     add = top.add_subparsers(required=True, metavar="COMMAND").add_parser
     for name, (about, do, rows) in COMMANDS.items():
-        command = add(name, help=about)
-        for words, kind, default, text in rows:
-            flag, _, metavar = words.partition(" ")
-            told = f"{text} (%(default)s)" if default else text
-            more = kind | ({"metavar": metavar} if metavar else {})
-            command.add_argument(flag, default=default, help=told, **more)
-        command.set_defaults(do=do)
+        describe(add(name, help=about), do, rows)
+    sites = add("flower", help="a server and sites on their own machines, by Flower")
+    add = sites.add_subparsers(required=True, metavar="COMMAND").add_parser
+    for name, (about, rows) in FLOWER.items():
+        describe(add(name, help=about), flower(name), rows)
     return top
+
+
+def describe(command: ArgumentParser, do: Callable[[Namespace], None], rows: Sequence[Row]) -> None:
+    """Add the arguments of a command."""
+    for words, kind, default, text in rows:
+        flag, _, metavar = words.partition(" ")
+        told = f"{text} (%(default)s)" if default else text
+        more = kind | ({"metavar": metavar} if metavar else {})
+        command.add_argument(flag, default=default, help=told, **more)
+    command.set_defaults(do=do)

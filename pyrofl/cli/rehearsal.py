@@ -13,12 +13,13 @@ from pyrofl import figures
 from pyrofl.cli.methods import Job
 from pyrofl.cli.report import posterior_view
 from pyrofl.cli.setup import Task
-from pyrofl.inference.fit import Run
+from pyrofl.inference import loggers
 from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.arviz import CHEAP
 from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.run import Run
 from pyrofl.nets import NETWORKS
 
 UNASKED = 5_000_000  # numbers that groups beside the usual ones may add to posterior.nc unasked
@@ -30,22 +31,31 @@ def rehearse(jobs: Sequence[Job]) -> list[Job]:
     Returns the jobs, which differ in method and seed, with the groups that they are to write.
 
     Raises:
-        ValueError: if there is no memory for so many draws, or a group cannot be made.
+        ValueError: if what --log needs is not installed, there is no memory for so many draws, or
+            a group cannot be made.
         OSError: if a library finds no place for its files.
     """
     figures.try_out()
     if jobs[0].args.posterior_draws:
         export.import_arviz()
         import_module("h5netcdf")
-    settled = {}
+    if jobs[0].args.log:
+        loggers.library(jobs[0].args.log)
+    settled: dict[str, Any] = {}
     for job in {job.name: job for job in jobs}.values():
         _find_room(job)
-        settled[job.name] = _groups(job) if job.args.posterior_draws else {}
-    return [replace(job, **settled[job.name]) for job in jobs]
+        settled[job.name] = _groups(job) if job.args.posterior_draws else ("all", set())
+    return [_labelled(job, *settled[job.name]) for job in jobs]
 
 
-def _groups(job: Job) -> dict[str, Any]:
-    """Return the groups that a job is to write, by those of one draw of one client, and labels."""
+def _labelled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:
+    """Return a job with its groups, and labels of those axes: a table's columns go by the seed."""
+    labels = labels_of(job.args.net, job.task).items()
+    return replace(job, groups=groups, coords={n: words for n, words in labels if n in axes})
+
+
+def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
+    """Return the groups that a job is to write, by those of one draw of one client, and axes."""
     args, task = job.args, job.task
     method = by_round(job.method)(0)
     run = Run(method, task.data, first(method, task.data, task.seeds), task.seeds)
@@ -64,9 +74,8 @@ def _groups(job: Job) -> dict[str, Any]:
                 more += value.size * (
                     float(rows.sum() / rows[0]) if "row" in value.dims else clients
                 )
-    known = {axis: words for axis, words in labels_of(args.net, task).items() if axis in axes}
     chosen = "all" if more * args.posterior_draws <= UNASKED else CHEAP
-    return {"groups": args.groups or chosen, "coords": known}
+    return args.groups or chosen, axes
 
 
 def labels_of(spec: str, task: Task) -> dict[str, tuple[str, ...]]:

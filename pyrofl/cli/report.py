@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pyrofl import figures
+from pyrofl.cli import rows
 from pyrofl.cli.ends import FAILED, Stopped, tell, trace, what
 from pyrofl.cli.methods import Job
 from pyrofl.data import Federation
-from pyrofl.data.source import listed
+from pyrofl.data.wording import listed
 from pyrofl.files import run_folder
-from pyrofl.inference.evaluation.asked import Adapted
+from pyrofl.inference.budget import Spent
+from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
-from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.posteriors import export
+from pyrofl.inference.run import Run
 from pyrofl.metrics import Bins
 from pyrofl.partitions.federations import class_counts
 from pyrofl.tensors import Tensors
@@ -32,12 +34,14 @@ if TYPE_CHECKING:
 
 FIGURES = ("partition", "curves", "convergence", "clients", "reliability", "confidence")
 LAST = "run.json"  # where it is all tables are too
-TABLES = ("metrics.csv", "clients.csv", "posterior.nc")
-RESULTS = (LAST, *TABLES, *(f"figures/{name}.png" for name in FIGURES))
+TABLES = ("metrics.csv", "clients.csv", rows.NAME, "posterior.nc")
+PAGE = "report.html"  # by the command report
+RESULTS = (LAST, *TABLES, PAGE, *(f"figures/{name}.png" for name in FIGURES))
 
 CompareRow = tuple[str, int, str, str, str, float]
 """method, seed, model, adapted, metric, value: one line of compare.csv."""
 
+PRIVACY = ("epsilon", "delta")  # of `Run.privacy`
 SMALLEST = 0.1  # share of the clients that counts as small
 SHOWN = {
     "accuracy": "accuracy",
@@ -50,6 +54,7 @@ SHOWN = {
     "pooled_rmse": "all test rows",
     "nll": "NLL",
     "ece": "ECE",
+    "epsilon": "epsilon",
 }
 
 
@@ -71,7 +76,7 @@ def about(data: Federation, likelihood: str, args: Namespace) -> str:
 def columns(data: Federation, likelihood: str) -> dict[str, Any]:
     """Return what run.json says of the data."""
     kind: dict[str, Any] = {"rows": len(data.y), "likelihood": likelihood, "classes": data.classes}
-    return kind | (asdict(data.source) if data.source else {})
+    return kind | (data.source.to_json() if data.source else {})
 
 
 def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
@@ -90,6 +95,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
     run_folder.write_csv(
         folder / "clients.csv", run_folder.CLIENTS, run.client_rows(scores, statistics)
     )
+    rows.save(job.args, folder, run.data, scores)
     if draws and run.verdict.kind != "diverged":
         view, adapted = posterior_view(run)
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
@@ -130,6 +136,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
         "seeds": {"split": task.split, **vars(task.seeds)},
         "data": columns(run.data, task.likelihood),
         "rounds": run.state.number,
+        "privacy": run.privacy and run.privacy._asdict(),
         "verdict": {"text": str(run.verdict), **asdict(run.verdict)},
         "clients": run.data.clients,
         "message_scalars": sum(math.prod(v.shape[1:]) for v in run.state.message.values()),
@@ -148,19 +155,14 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
             "policy": job.args.test,
             "draws": run.draws,
             "weighting": "client",
+            "main": usual(run.method)[0],
         },
     }
 
 
-def main_view(run: Run) -> tuple[str, Adapted]:
-    """Return the model that a method is about, and adapted how: a personal one if it can be."""
-    view = run.method.main_view
-    return view, "adapt" if view == "personal" and run.method.adapt else "none"
-
-
 def posterior_view(run: Run) -> tuple[str, Adapted]:
-    """Return the model that draws are of, adapted as `main_view` says."""
-    view, main = run.method.posterior_view, main_view(run)
+    """Return the model that draws are of, adapted as `usual` says."""
+    view, main = run.method.posterior_view, usual(run.method)
     return main if view == main[0] else (view, "none")
 
 
@@ -168,12 +170,12 @@ def draw(
     job: Job, run: Run, scores: list[Scores], statistics: Tensors
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Yield the figures that a run has something to show in, by name."""
-    data, sizes, metric, main = run.data, run.data.sizes, main_metric(scores), main_view(run)
+    data, sizes, metric, main = run.data, run.data.sizes, main_metric(scores), usual(run.method)
     shown = next(s for s in scores if (s.model, s.adapted) == main)
     if data.classes:
         yield "partition", lambda: figures.partition(class_counts(data), data.names, data.classes)
-    rows = run.metrics.assign(method=job.name, seed=job.task.seed)
-    yield "curves", lambda: figures.curves(rows, metric)
+    history = run.metrics.assign(method=job.name, seed=job.task.seed)
+    yield "curves", lambda: figures.curves(history, metric)
     if not run.convergence().empty:
         yield "convergence", lambda: figures.convergence(run)
     yield "clients", lambda: figures.clients(sizes[shown.ids], shown.values[metric], metric)
@@ -186,7 +188,7 @@ def draw(
 
 def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
     """Gather the predictions of every model by confidence."""
-    main, bins = main_view(run), {}
+    main, bins = usual(run.method), {}
     for model in run.method.views:
         adapted = main[1] if model == main[0] else "none"
         title = f"{model} model{', adapted' if adapted == 'adapt' else ''}"
@@ -199,11 +201,12 @@ def main_metric(scores: list[Scores]) -> str:
     return next(iter(scores[0].values))
 
 
-def score_table(scores: list[Scores]) -> str:
-    """Lay out the scores of one run: a line for each model and population."""
-    metrics = list(scores[0].values)
-    lines = ((s.model, s.adapted, s.population, *map(s.mean, metrics)) for s in scores)
-    return run_folder.table(("model", "adapted", "population", *metrics), lines)
+def score_table(scores: list[Scores], spent: Spent | None = None) -> str:
+    """Lay out the scores of one run: a line for each model and population, and what was spent."""
+    metrics, more = list(scores[0].values), PRIVACY if spent else ()
+    told = [f"{getattr(spent, name):.4g}" for name in more]
+    lines = ((s.model, s.adapted, s.population, *map(s.mean, metrics), *told) for s in scores)
+    return run_folder.table(("model", "adapted", "population", *metrics, *more), lines)
 
 
 def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRow]:
@@ -212,6 +215,7 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
     A metric's name alone is about clients that train; "held_out_..." is about new ones,
     "pooled_..." about all test rows, "smallest_..." about the tenth with the fewest rows.
     """
+    spent = run.privacy
     for s in scores:
         parts = {f"{s.population}_": s}
         if s.population == "training":
@@ -220,10 +224,17 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
             for metric in s.values:
                 name, value = f"{prefix}{metric}", part.mean(metric)
                 yield job.name, job.task.seed, s.model, s.adapted, name, value
+        for name in PRIVACY if spent and s.population == "training" else ():
+            yield job.name, job.task.seed, s.model, s.adapted, name, getattr(spent, name)
 
 
 def compare_table(rows: Iterable[CompareRow]) -> str:
     """Lay out mean ± standard error over seeds, a line for each method and model."""
+    return run_folder.table(*compare_lines(rows))
+
+
+def compare_lines(rows: Iterable[CompareRow]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the head and the lines of that table."""
     from pandas import DataFrame
 
     found = DataFrame(rows, columns=list(run_folder.COMPARE))
@@ -233,7 +244,7 @@ def compare_table(rows: Iterable[CompareRow]) -> str:
     for key, part in found.groupby(of, sort=False):
         cells = part.groupby("metric")["value"].agg(spread)
         lines.append((*key, *(cells.get(metric, "-") for metric in shown)))
-    return run_folder.table((*of, *(SHOWN[metric] for metric in shown)), lines)
+    return (*of, *(SHOWN[metric] for metric in shown)), lines
 
 
 def spread(values: Series) -> str:

@@ -17,18 +17,18 @@ from pyrofl.cli.report import LAST, RESULTS
 from pyrofl.cli.setup import Task
 from pyrofl.files import hashed, run_folder
 from pyrofl.files.lock import locked
+from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.checkpoints import Keeper, load
-from pyrofl.inference.fit import Run
 from pyrofl.inference.method import Method
+from pyrofl.inference.run import Run
 from pyrofl.inference.verdict import Judge
 
-CHECKPOINT = "checkpoint.pt"
 POINTS = 20  # of a learning curve, unless asked for otherwise
 FREE = (  # arguments that may differ when a run goes on
     *("do", "methods", "method", "settings", "seeds", "rounds", "until", "every"),
     *("out", "overwrite", "seed", "split_seed", "init_seed", "participation_seed", "noise_seed"),
-    *("checkpoint_every", "posterior_draws", "groups", "on_bad_message", "data_dir"),
-    *("state_memory", "resume", "quiet"),
+    *("checkpoint_every", "posterior_draws", "groups", "rows", "on_bad_message", "data_dir"),
+    *("state_memory", "engine", "workers", "resume", "quiet", "log"),
 )
 
 

@@ -26,6 +26,10 @@ PARTITION = "slices:5"
 DOMAINS = "domains:dirichlet:0.5"  # of data sets that are joined
 NET = "mlp:50"
 NETS = {"csv": "softmax", "eight_schools": "mean", "gaussian": "linear", "linear": "linear"}
+OF_TABLES = (
+    *("target", "group", "likelihood", "missing", "prepare"),
+    *("test_share", "test_column", "test_last"),
+)
 SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
 
 
@@ -44,6 +48,8 @@ class Task:
 def resolve(args: Namespace) -> None:
     """Fill in what was left open: partition, clients and network, as suits the data."""
     _load.cache_clear()  # within one command data are read once
+    if args.data.startswith("csv:"):
+        args.prepare = args.prepare or "standardise"
     dataset = load(args, args.seed)
     natural = DOMAINS if "domain" in dataset.groups else "groups"
     drawn = PARTITION if dataset.classes else "iid"
@@ -59,11 +65,9 @@ def load(args: Namespace, seed: int) -> Dataset:
     dataset = _load(
         args.data,
         data_dir=args.data_dir,
-        target=args.target,
-        group=args.group,
         features=tuple(args.features.split(",")) if args.features else None,
-        likelihood=args.likelihood,
-        missing=args.missing,
+        categories=tuple(args.categories.split(",")) if args.categories else None,
+        **{name: getattr(args, name) for name in OF_TABLES},
         seed=seed if args.data.partition(":")[0] in SEEDED else 0,
     )
     return dataset if args.per_class is None else datasets.per_class(dataset, args.per_class)
@@ -78,7 +82,7 @@ def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
     dataset = load(args, seed)
     federation = federations.split(
         dataset,
-        args.partition,
+        partition(args.partition),
         args.clients,
         seed=seed,
         test=args.test,
@@ -110,8 +114,8 @@ def task(args: Namespace, seed: int) -> Task:
     """Split the data over clients and build a network for it."""
     dataset, federation = split(args, seed)
     outputs = len(dataset.classes) if dataset.likelihood == "categorical" else 1
-    net = network(args.net, tuple(dataset.x.shape[1:]), outputs)
-    net.check(dataset.x[:1][None], outputs)
+    net = network(args.net, tuple(federation.x.shape[1:]), outputs)
+    net.check(federation.x[:1][None], outputs)
     own = (args.init_seed, args.participation_seed, args.noise_seed)
     seeds = Seeds(*(given(one, seed) for one in own))
     split_seed, data = given(args.split_seed, seed), federation.to(device(args.device))
@@ -123,15 +127,33 @@ def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py"):
         return nets.build(spec, shape, outputs)
-    try:
-        made = runpy.run_path(path).get(name)
-        if callable(made) and not isinstance(made, nn.Module):
-            made = made()
-    except (Exception, SystemExit) as error:  # whatever the user's file does wrong
-        raise ValueError(f"network {spec} cannot be made: {error}") from error
+    made = from_file(
+        spec, "network", lambda it: it() if callable(it) and not isinstance(it, nn.Module) else it
+    )
     if not isinstance(made, nn.Module):
         raise ValueError(f"{name} in {path} is {made!r}; expected a torch module")
     return Network(made)
+
+
+def partition(spec: str) -> str | federations.Own:
+    """Return a partition by name, or a function from "FILE.py:NAME"."""
+    path, _, name = spec.rpartition(":")
+    if not path.endswith(".py"):
+        return spec
+    made = from_file(spec, "partition")
+    if not callable(made):
+        raise ValueError(f"{name} in {path} is {made!r}; expected a function: a partition")
+    found: federations.Own = made
+    return found
+
+
+def from_file(spec: str, what: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
+    """Return what a user's file calls so, given "FILE.py:NAME", and what is made of it `then`."""
+    path, _, name = spec.rpartition(":")
+    try:
+        return then(runpy.run_path(path).get(name))
+    except (Exception, SystemExit) as error:  # whatever the user's file does wrong
+        raise ValueError(f"{what} {spec} cannot be made: {error}") from error
 
 
 def device(name: str) -> torch.device:

@@ -1,18 +1,23 @@
 """Clients and their rows: data sets by name or file, batches, and federations."""
 
 from pyrofl.data.blank import outline
-from pyrofl.data.federation import Batch, Dataset, Federation, check_table, stack
+from pyrofl.data.federation import Batch, Dataset, Federation, stack
+from pyrofl.data.preparation import Preparation
 from pyrofl.data.roster import Roster, Who
+from pyrofl.data.rows import check_table
 from pyrofl.data.source import Source
+from pyrofl.data.telling import tell
 
 __all__ = [
     "Batch",
     "Dataset",
     "Federation",
+    "Preparation",
     "Roster",
     "Source",
     "Who",
     "check_table",
     "outline",
     "stack",
+    "tell",
 ]

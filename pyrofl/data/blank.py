@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyrofl.data.federation import Federation
+from pyrofl.data.federation import Batch, Federation
 from pyrofl.data.roster import Roster
+from pyrofl.data.source import Source
 
 
 def outline(
@@ -43,4 +45,48 @@ def outline(
     zeros = torch.zeros((), dtype=dtype)
     return Federation(
         zeros.expand(rows, *x), labels.expand(rows, *y), train, none, roster.names, tuple(classes)
+    )
+
+
+class Hidden(Federation):
+    """A federation of which all is known but the rows; who asks for these is refused."""
+
+    def gather(self, *args: Any, **kwargs: Any) -> Batch:
+        """Refuse to make up rows."""
+        raise ValueError(
+            "the rows of this run's clients are not here, as it was loaded without them; expected "
+            "pyrofl.load(DIR, data=...), the federation that it was fitted to"
+        )
+
+
+def facts(data: Federation) -> dict[str, Any]:
+    """Tell all of a federation but its rows, in numbers, texts, lists and dicts."""
+    return {
+        "names": list(data.names),
+        "sizes": data.sizes.tolist(),
+        "held_out": data.held_out,
+        "classes": list(data.classes),
+        "x": list(data.x.shape[1:]),
+        "y": list(data.y.shape[1:]),
+        "types": [str(v.dtype).removeprefix("torch.") for v in (data.x, data.y)],
+        "source": data.source.to_json() if data.source else None,
+    }
+
+
+def hidden(facts: Mapping[str, Any]) -> Federation:
+    """Return the federation that `facts` are told of, without its rows."""
+    sizes, nobody = facts["sizes"], torch.zeros(0, dtype=torch.long)
+    x, y = (
+        torch.zeros((), dtype=getattr(torch, kind)).expand(sum(sizes), *facts[name])
+        for name, kind in zip("xy", facts["types"], strict=True)
+    )
+    return Hidden(
+        x,
+        y,
+        torch.arange(sum(sizes)).split(sizes),
+        (nobody,) * len(sizes),
+        tuple(facts["names"]),
+        tuple(facts["classes"]),
+        facts["held_out"],
+        source=Source.from_json(facts["source"]) if facts["source"] else None,
     )

@@ -1,11 +1,11 @@
-"""Columns of a CSV file: their cells, the numbers among them, and the line of each."""
+"""Columns of a table: their cells, the numbers among them, and the place of each in a file."""
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import nan
 from typing import Literal
@@ -13,10 +13,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pyrofl.data.source import listed, refuse_no_file
+from pyrofl.data.wording import listed, refuse_no_file
 
-Missing = Literal["refuse", "drop"]
-"""What becomes of rows that lack a value: none may, or they are left out."""
+Missing = Literal["refuse", "drop", "fill"]
+"""What becomes of rows that lack a value: none may, they are left out, or gaps of features are
+filled with the mean of the training rows and told by a feature of their own."""
 
 NO_VALUE = frozenset(
     ("", ".", "na", "n/a", "#n/a", "nan", "-nan", "null")
@@ -30,12 +31,16 @@ Rows = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a file: its words [N], without the blanks around them, and their lines [N]."""
+    """One column of a table: its words [N], without the blanks around them.
+
+    Places [N] tell where each is: "line 4", or "line 4 of b.csv" where there are several files.
+    """
 
     file: str
     name: str
     words: NDArray[np.object_]
-    lines: NDArray[np.int64]
+    places: NDArray[np.object_]
+    clash: str = ""  # where files differ in what the column holds, how
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
@@ -68,15 +73,22 @@ class Column:
 
     def at(self, rows: Rows) -> Column:
         """Return some rows of the column."""
-        return Column(self.file, self.name, self.words[rows], self.lines[rows])
+        part = replace(self, words=self.words[rows], places=self.places[rows])
+        vars(part)["numbers"] = self.numbers[rows]  # as cached_property would; reading is slow
+        return part
+
+    def refuse_clash(self, cure: str) -> None:
+        """Refuse a column that holds numbers in one file and text in another."""
+        if self.clash:
+            raise ValueError(f"{self.clash}; expected one kind in all files: correct it, or {cure}")
 
     def refuse_odd(self, cure: str) -> None:
         """Refuse a column of numbers that has other cells, naming them and a cure."""
         if not self.odd.any():
             return
         cells = [
-            f"{w!r} in line {n}"
-            for w, n in zip(self.words[self.odd], self.lines[self.odd], strict=True)
+            f"{w!r} in {place}"
+            for w, place in zip(self.words[self.odd], self.places[self.odd], strict=True)
         ]
         count = len(self.words) - np.count_nonzero(self.gaps) - len(cells)
         raise ValueError(
@@ -99,10 +111,10 @@ class Column:
     def refuse_spellings(self) -> None:
         """Refuse numbers that stand for classes or groups and are written in two ways."""
         ways: dict[float, str] = {}
-        for word, value, line in zip(self.words, self.numbers, self.lines, strict=True):
+        for word, value, place in zip(self.words, self.numbers, self.places, strict=True):
             if ways.setdefault(value, word) != word:
                 raise ValueError(
-                    f"{self.file}: column {self.name} holds {ways[value]!r} and, in line {line}, "
+                    f"{self.file}: column {self.name} holds {ways[value]!r} and, in {place}, "
                     f"{word!r}; expected one way to write a number that is a name"
                 )
 
@@ -159,7 +171,7 @@ def read(path: str) -> dict[str, Column]:
                 f"{path}: line {line} has {len(cells)} cells; expected {len(names)}, as in the "
                 "header; a cell that holds a comma needs quotes"
             )
-    at = np.array(lines[1:])
+    at = np.array([f"line {line}" for line in lines[1:]], dtype=object)
     cells_of = zip(*rows[1:], strict=True)
     return {
         name: Column(path, name, np.array(cells, dtype=object), at)
@@ -183,7 +195,10 @@ def _names(path: str, header: list[str]) -> list[str]:
         raise ValueError(f"{path}: expected no two columns alike, found {listed(twice)} twice")
     for sign in (";", "\t") if len(names) == 1 else ():
         if sign in names[0]:
-            raise ValueError(f"{path}: the header has {sign!r} and no comma; expected commas")
+            raise ValueError(
+                f"{path}: the header has {sign!r} and no comma; expected commas (and full stops in "
+                "numbers), as pandas writes them"
+            )
     return names
 
 
@@ -201,9 +216,9 @@ def complete(used: Collection[Column], missing: Missing) -> Rows:
     also = listed([f"{other.name} lacks {other.gaps.sum()}" for other in others], 3)
     told = "missing is 'drop', and no row is left"
     if missing == "refuse":
-        told = "expected a value in every row: fill them, use other columns, or drop such rows"
-        told += " (missing='drop', --missing drop)"
+        told = "expected a value in every row: use other columns, drop such rows, or fill features "
+        told += "(missing='drop' or 'fill', --missing drop)"
     raise ValueError(
         f"{column.file}: column {column.name} lacks {column.gaps.sum()} of {len(whole)} values, "
-        f"first in line {column.lines[at]} ({column.words[at]!r}){also and f', {also}'}; {told}"
+        f"first in {column.places[at]} ({column.words[at]!r}){also and f', {also}'}; {told}"
     )

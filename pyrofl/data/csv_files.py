@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from warnings import warn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyrofl.arguments import ShareBelowOne, checked, known
-from pyrofl.data.columns import UNNAMED, Column, Missing, complete, number, read
+from pyrofl.data.choosing import choose, far_apart
+from pyrofl.data.columns import Column, Missing, Rows, complete, number
 from pyrofl.data.federation import Dataset
+from pyrofl.data.preparation import Preparation, Prepare, Prepared
+from pyrofl.data.recipe import Recipe
 from pyrofl.data.source import Source
+from pyrofl.data.tables import SITE, Columns, Table, load_table
+from pyrofl.data.telling import coded
+from pyrofl.data.tested_rows import draw_test_rows, last_rows, told_rows
 from pyrofl.partitions.allocation import Ints
 
 LIKELIHOODS: dict[str, str] = {
@@ -24,6 +31,8 @@ LIKELIHOODS: dict[str, str] = {
     "poisson": "a count",
 }
 
+OF_FIRST = ("measured", "binomial")  # likelihoods that read the first feature in its own units
+
 
 @checked
 def load_csv(
@@ -32,69 +41,134 @@ def load_csv(
     target: str | None = None,
     group: str | None = None,
     features: Sequence[str] | None = None,
+    categories: Sequence[str] = (),
     likelihood: str | None = None,
     missing: Missing = "refuse",
+    prepare: Prepare | None = None,
     test_share: ShareBelowOne = 0.2,
+    test_column: str | None = None,
+    test_last: str | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Read a CSV file with a header row; see `load`.
+    """Read tables with a header row, CSV or Parquet; see `load`.
 
     A cell that is empty, ".", NA, n/a, NaN or null has no value. A column holds numbers if at least
     half of its cells that have a value are numbers, and text otherwise; a column of numbers with
     other cells, such as 5% or 1e999, is refused where it is used.
     """
-    table = read(path)
+    asked = (target, group, test_column, test_last, *(features or ()))
+    table = load_table(path, [name for name in asked if name] if features else None)
+    columns, group = _with_sites(path, table, group)
     if target is None:
-        raise ValueError(f"{path}: target is missing; expected one of {', '.join(table)}")
+        raise ValueError(f"{path}: target is missing; expected one of {', '.join(columns)}")
+    roles = {"target": target, "group": group, "test column": test_column}
+    owners = [name for name in roles.values() if name]
+    time = [test_last] if test_last else []
+    _refuse_names(path, columns, roles, features, (*categories, *time))
+    if test_column and test_last:
+        told = f"test_column is {test_column!r} and test_last {test_last!r}"
+        raise ValueError(f"{told}; expected one of them")
     if likelihood is not None:
         known(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
-    owners = [target, *([group] if group else [])]
-    _refuse_names(path, table, owners, features)
-    names, left_out = _features(table, owners, features)
-    if likelihood != "categorical" and table[target].is_numeric:
-        table[target].refuse_odd("take all for classes (--likelihood categorical)")
-    used = {name: table[name] for name in (*names, *owners)}
-    whole = complete(used.values(), missing)
+    chosen = choose(columns, owners, features, categories, prepare == "standardise")
+    if likelihood in OF_FIRST:
+        chosen = chosen.numbers_first(likelihood)
+    if likelihood != "categorical" and columns[target].is_numeric:
+        columns[target].refuse_odd("take all for classes (--likelihood categorical)")
+    plain = chosen.names[:1] if likelihood in OF_FIRST else ()
+    used = {name: columns[name] for name in (*chosen.names, *owners, *time)}
+    whole, lacking = _whole(used, (*owners, *time, *plain), missing)
     kept = {name: column.at(whole) for name, column in used.items()}
-    x = torch.from_numpy(np.stack([kept[name].single() for name in names], axis=1))
     y, classes = _response(kept[target], likelihood)
+    codes, groups = _groups(kept[group], table.sites) if group else (np.zeros(len(y), int), ())
+    lost = set(columns[group].words[~columns[group].gaps]) - set(groups) if group else ()
+    if test_column:
+        is_test = told_rows(kept[test_column])
+    elif test_last:
+        is_test = last_rows(codes, kept[test_last], test_share)
+    else:
+        is_test = draw_test_rows(codes, np.random.default_rng([seed, 3]), test_share)
+    levels = {name: _levels(kept[name]) for name in chosen.names if name in chosen.categories}
+    active = bool(levels) or prepare == "standardise" or missing == "fill"
+    x = _values(kept, chosen.names, levels, active)
     if likelihood is not None and not classes:
-        _refuse_range(path, likelihood, y, x[:, 0])
-    codes, groups = _groups(kept[group]) if group else (np.zeros(len(y), dtype=np.int64), ())
-    lost = set(table[group].words[~table[group].gaps]) - set(groups) if group else ()
+        refuse_range(path, likelihood, y, x[:, 0])
+    raw = [name for name in chosen.names if name not in levels and prepare != "standardise"]
+    apart = far_apart(raw, x[~is_test][:, [chosen.names.index(name) for name in raw]])
+    if apart and prepare is None:
+        warn(f"{path}: {apart}", UserWarning, stacklevel=5)
+    fill = missing == "fill"
+    recipe = Recipe(chosen.names, levels, prepare or "none", fill, plain) if active else None
     return Dataset(
         name=Path(path).stem,
         x=x,
         y=y,
-        is_test=draw_test_rows(codes, np.random.default_rng([seed, 3]), test_share),
+        is_test=is_test,
         classes=classes,
         groups={group: torch.from_numpy(codes)} if group else {},
         group_names={group: groups} if group else {},
         likelihood=likelihood or ("categorical" if classes else "normal"),
         source=Source(
             target=target,
-            features=names,
-            left_out=left_out,
+            features=chosen.names,
+            left_out=chosen.left_out,
             dropped=len(whole) - len(y),
-            lacking={name: int(c.gaps.sum()) for name, c in used.items() if c.gaps.any()},
+            lacking=lacking,
             lost=tuple(sorted(lost)),
+            reordered=table.reordered,
+            scales=apart,
+            preparation=None if active else Preparation(tuple(map(Prepared, chosen.names))),
         ),
+        recipe=recipe,
     )
 
 
-def _groups(column: Column) -> tuple[Ints, tuple[str, ...]]:
+def _with_sites(path: str, table: Table, group: str | None) -> tuple[Columns, str | None]:
+    """Add the column that says of which file a row is, where there are several and no group."""
+    if table.site is None or group not in (None, SITE) or (group and SITE in table.columns):
+        return table.columns, group
+    if SITE in table.columns:
+        raise ValueError(
+            f"{path}: the files have a column {SITE}, as the one is called that says of which file "
+            f"a row is; expected --group {SITE} to take theirs, or another name"
+        )
+    return {**table.columns, SITE: table.site}, SITE
+
+
+def _whole(used: Columns, unfilled: Sequence[str], missing: Missing) -> tuple[Rows, dict[str, int]]:
+    """Return which rows are kept [N], and how many of the others lack a value of which column."""
+    if missing != "fill":
+        lacking = {name: int(c.gaps.sum()) for name, c in used.items() if c.gaps.any()}
+        return complete(used.values(), missing), lacking
+    return complete([used[name] for name in unfilled], "refuse"), {}
+
+
+def _levels(column: Column) -> tuple[str, ...]:
+    """Return the different words of a column of categories, numbers in numerical order."""
+    there = column.at(~column.gaps)
+    if not np.isnan(there.numbers).any():
+        there.refuse_spellings()
+    return codes_of(there.words.tolist())[1]
+
+
+def _values(
+    kept: Columns, names: Sequence[str], levels: Mapping[str, Sequence[str]], active: bool
+) -> Tensor:
+    """Return x [N, C]: float32, or numbers, codes and NaN in float64 that are to be prepared."""
+    if not active:
+        return torch.from_numpy(np.stack([kept[name].single() for name in names], 1))
+    parts = [coded(kept[n], levels[n]) if n in levels else kept[n].numbers for n in names]
+    return torch.from_numpy(np.stack(parts, 1))
+
+
+def _groups(column: Column, sites: Sequence[str] = ()) -> tuple[Ints, tuple[str, ...]]:
+    """Number the groups, sites in the order of their files."""
+    if sites and column.name == SITE and set(column.words) <= set(sites):
+        words = tuple(site for site in sites if site in set(column.words))
+        return coded(column, words).astype(np.int64), words
     if not np.isnan(column.numbers).any():
         column.refuse_spellings()
     return codes_of(column.words.tolist())
-
-
-def draw_test_rows(codes: Ints, rng: np.random.Generator, share: float = 0.2) -> Tensor:
-    """Mark a share of the rows of each group [N] (rounded, never all) for testing: bool [N]."""
-    is_test = np.zeros(len(codes), dtype=np.bool_)
-    for code in np.unique(codes):
-        rows = rng.permutation(np.flatnonzero(codes == code))
-        is_test[rows[: min(round(share * len(rows)), len(rows) - 1)]] = True
-    return torch.from_numpy(is_test)
 
 
 def codes_of(words: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
@@ -111,43 +185,25 @@ def codes_of(words: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
 
 
 def _refuse_names(
-    path: str, table: Mapping[str, Column], owners: Sequence[str], wanted: Sequence[str] | None
+    path: str,
+    table: Mapping[str, Column],
+    roles: Mapping[str, str | None],
+    wanted: Sequence[str] | None,
+    others: Sequence[str],
 ) -> None:
-    """Refuse columns that are not there, or that are asked for twice; owners: target and group."""
-    for column in [*owners, *(wanted or ())]:
+    """Refuse columns that are not there, or that are asked for twice."""
+    owners = [name for name in roles.values() if name]
+    for column in [*owners, *(wanted or ()), *others]:
         known(column, list(table), f"column in {path}:")
     if len(set(owners)) < len(owners):
-        raise ValueError(f"{path}: target and group are {owners[0]}; expected two columns")
+        twice = next(name for name in owners if owners.count(name) > 1)
+        told = " and ".join(role for role, name in roles.items() if name == twice)
+        raise ValueError(f"{path}: {told} are {twice}; expected two columns")
     if wanted is not None and (set(owners) & set(wanted) or not wanted):
         told = f"{path}: features are {', '.join(wanted)}"
         raise ValueError(f"{told}; expected no target or group, one at least")
     if wanted is not None and len(set(wanted)) < len(wanted):
         raise ValueError(f"{path}: features are {', '.join(wanted)}; expected no two alike")
-
-
-def _features(
-    table: Mapping[str, Column], owners: Sequence[str], wanted: Sequence[str] | None
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the columns of x, those wanted or all of numbers, and why others are left out."""
-    file, left_out = table[owners[0]].file, {}
-    for place, (name, column) in enumerate(table.items(), 1):
-        if wanted is not None:
-            why = "" if name in wanted else "not asked for"
-        elif name == UNNAMED.format(place):
-            why = "it has no name"
-        else:
-            why = "" if column.is_numeric else column.nature
-        if why and name not in owners:
-            left_out[name] = why
-    names = tuple(wanted or (name for name in table if name not in (*owners, *left_out)))
-    if not names:
-        raise ValueError(f"{file}: no column of numbers besides {owners[0]}; expected features")
-    for name in names:
-        if not table[name].is_numeric:
-            found = table[name].nature
-            raise ValueError(f"{file}: column {name} holds {found}; expected numbers as features")
-        table[name].refuse_odd("name the features that are wanted, without it (--features)")
-    return names, left_out
 
 
 def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str, ...]]:
@@ -174,7 +230,7 @@ def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str
     return torch.from_numpy(codes), classes
 
 
-def _refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
+def refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
     """Refuse responses that a likelihood cannot have; `first` is the first feature."""
     name, colon, count = likelihood.partition(":")
     if name == "binomial" and colon and not count.isdecimal():

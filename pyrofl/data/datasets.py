@@ -20,6 +20,7 @@ from pyrofl.data.csv_files import load_csv
 from pyrofl.data.federation import Dataset
 from pyrofl.data.images import IMAGES, load_images
 from pyrofl.data.npz_files import load_npz
+from pyrofl.data.preparation import Prepare
 from pyrofl.data.small import MAKERS
 
 __all__ = [
@@ -43,7 +44,7 @@ DATASETS: dict[str, str] = {
     "linear": "synthetic: a linear regression per client around a common one",
     **{name: f"{about}; downloaded" for name, about in IMAGES.items()},
     "npz:PATH": "images in a file with arrays images (or jpeg, offsets), labels, is_test, classes",
-    "csv:PATH": "a table with a target, feature columns and perhaps a group column",
+    "csv:PATH": "a table (CSV, Parquet) with or without a group column; A,B or a folder: sites",
     "NAME+NAME": "several of these (no csv) as domains of one: all rows, all classes",
 }
 
@@ -59,25 +60,46 @@ def load(
     target: str | None = None,
     group: str | None = None,
     features: Sequence[str] | None = None,
+    categories: Sequence[str] | None = None,
     likelihood: str | None = None,
     missing: Missing | None = None,
+    prepare: Prepare | None = None,
     test_share: float | None = None,
+    test_column: str | None = None,
+    test_last: str | None = None,
     seed: Whole = 0,
 ) -> Dataset:
     """Load a data set: x float32 [N, *x], y int64 or float32 [N].
 
+    Where columns are to be prepared, x is float64 [N, C], as they are in the file: numbers, codes
+    of categories, NaN for gaps. `federations.split` makes features of them by the training rows of
+    the clients that train, and stores how as `source.preparation`.
+
     Args:
-        name: one of `DATASETS`, with a path for npz: and csv:.
+        name: one of `DATASETS`, with a path for npz: and csv:, which may be a .parquet file too, a
+            folder of such files, or several with commas between, one for each site.
         data_dir: where torchvision's files are kept; None: ~/.cache/pyrofl.
         target: csv: column of y. Text gives classes, numbers a response; integers give classes too
             if the likelihood is "categorical". npz: T predicts the array `T_labels`.
-        group: column or array that says whose a row is; None: no natural groups.
-        features: csv: columns of x, in this order, unscaled; None: all other columns of numbers.
+        group: column or array that says whose a row is; None: sites where each has a file,
+            otherwise no natural groups.
+        features: csv: columns of x, in this order; None: all other columns of numbers, and, where
+            they are standardised, those of text of few words, as categories.
+        categories: csv: columns of x that are categories even if they hold numbers: a 0/1 feature
+            for each level.
         likelihood: csv: one of `csv_files.LIKELIHOODS`; None: "categorical" for text, "normal" for
             numbers.
-        missing: csv: "refuse" rows that lack a value in a column that is used, or "drop" them;
-            None: "refuse". What was dropped, and what left out, is in `Dataset.source`.
-        test_share: csv: of each group's rows, drawn for testing, never all; None: 0.2.
+        missing: csv: "refuse" rows that lack a value in a column that is used, or "drop" them, or
+            "fill" gaps of features with the mean of the training rows and mark them by a 0/1
+            feature; None: "refuse". What was dropped, and what left out, is in `Dataset.source`.
+        prepare: csv: "standardise" columns of numbers to mean 0 and standard deviation 1 over
+            training rows, which no client has to show; "none" leaves them, as does None, which
+            warns of scales that are far apart. The first feature of likelihoods "measured" and
+            "binomial" is left as it is.
+        test_share: csv: of each group's rows, for testing, never all; None: 0.2.
+        test_column: csv: column that says which rows are for testing, by 1 and 0 or test and
+            train; None: a share of each group, drawn at random.
+        test_last: csv: column of time, numbers or dates; the last share of each group is tested.
         seed: of synthetic data and of the test rows of a table.
 
     Raises:
@@ -88,9 +110,13 @@ def load(
         target=target,
         group=group,
         features=features,
+        categories=categories,
         likelihood=likelihood,
         missing=missing,
+        prepare=prepare,
         test_share=test_share,
+        test_column=test_column,
+        test_last=test_last,
     )
     given = {argument: value for argument, value in given.items() if value is not None}
     kind, _, path = name.partition(":")

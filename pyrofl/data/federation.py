@@ -10,13 +10,15 @@ from numbers import Integral
 from statistics import median
 from typing import Any, cast
 
-import numpy as np
 import pyro
 import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyrofl.data.recipe import Recipe
 from pyrofl.data.roster import Who, names_of
+from pyrofl.data.rows import check_alike, check_table, row_numbers
+from pyrofl.data.sites import table_of
 from pyrofl.data.source import Source
 from pyrofl.plates import plate
 from pyrofl.summaries import Summarised
@@ -116,6 +118,7 @@ class Dataset:
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     likelihood: str = "categorical"  # the one that suits y
     source: Source | None = None  # which columns of a user's file x and y are; None: no such file
+    recipe: Recipe | None = None  # how `split` makes features of x [N, C] float64; None: x is so
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,7 +152,7 @@ class Federation(Summarised):
             names_of(part, fields[part])
         check_table(self.x, self.y, self.classes)
         if self.unlabelled is not None:
-            _check_alike(self.unlabelled, self.x)
+            check_alike(self.unlabelled, self.x)
         if not len(self.train) == len(self.test) == len(self.names):
             raise ValueError(
                 f"train, test and names differ in length: {len(self.train)}, {len(self.test)}, "
@@ -165,14 +168,42 @@ class Federation(Summarised):
         total = len(self.y)
         for part in ("train", "test"):
             rows = zip(self.names, fields[part], strict=True)
-            fields[part] = tuple(_row_numbers(f"{name}: {part}", v, total) for name, v in rows)
+            fields[part] = tuple(row_numbers(f"{name}: {part}", v, total) for name, v in rows)
         if self.pooled_test is not None:
-            fields["pooled_test"] = _row_numbers("pooled_test", self.pooled_test, total)
+            fields["pooled_test"] = row_numbers("pooled_test", self.pooled_test, total)
         for name, mine in zip(self.names, self.train, strict=True):
             if len(mine.unique()) < len(mine):
                 raise ValueError(f"{name} holds a training row twice; expected distinct rows")
             if not len(mine):
                 raise ValueError(f"{name} has no training row; expected at least one")
+
+    @classmethod
+    def of(
+        cls,
+        sites: Mapping[str, Sequence[Any]],
+        *,
+        classes: Sequence[str] | int | None = None,
+        features: Sequence[str] | None = None,
+        held_out: Sequence[str] = (),
+    ) -> Federation:
+        """Make a federation of the arrays, tensors or data frames of one's own sites.
+
+        Numbers are cast to torch's default floating-point type, labels to int64.
+
+        Args:
+            sites: name -> (x, y) or (x, y, x_test, y_test): x [N, *x] or a data frame with a column
+                for each feature, y [N] of labels or numbers.
+            classes: names of the classes, or how many; labels are names, or places among them where
+                not all names are numbers. None: those of all texts in y, or else y is a number.
+            features: names of the columns of x; of data frames those to take, in this order. None:
+                all columns, by the data frames' own names.
+            held_out: names of the sites that never train; they come last.
+
+        Raises:
+            ValueError: naming site and column, if something is missing, no finite number, no label,
+                of another length, or not the same in all sites; or if x is uint8.
+        """
+        return cls(**table_of(sites, classes, features, held_out)._asdict())
 
     def summary(self) -> dict[str, str]:
         """Tell what the federation is."""
@@ -195,11 +226,6 @@ class Federation(Summarised):
     def sizes(self) -> Tensor:
         """Training rows of every client, held-out ones included: [J + held_out]."""
         return torch.tensor([len(rows) for rows in self.train])
-
-    @cached_property
-    def longest(self) -> int:
-        """Training rows of the client that trains and has the most."""
-        return int(self.sizes[: self.clients].max())
 
     @property
     def device(self) -> torch.device:
@@ -231,10 +257,10 @@ class Federation(Summarised):
             vars(batch)["_share"] = share  # as cached_property would
         return batch
 
-    def batch(self, ids: Tensor, part: str = "train") -> Batch:
-        """Return all "train" or "test" rows of some clients, padded to the longest."""
+    def batch(self, ids: Tensor, part: str = "train", width: int = 1) -> Batch:
+        """Return all "train" or "test" rows of some clients, padded to the longest or a width."""
         table = self.train if part == "train" else self.test
-        return stack(self, [table[i] for i in ids.tolist()], self.who(ids))
+        return stack(self, [table[i] for i in ids.tolist()], self.who(ids), width)
 
     def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> Federation:
         """Return the same federation on a device and, if given, in a floating-point type."""
@@ -263,77 +289,9 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
-    """Refuse data that cannot be trained on, naming the first row at fault.
-
-    Raises:
-        ValueError: if x or y is no tensor, their lengths differ, a value is not finite, or a label
-            is not 0 to K - 1.
-    """
-    _check_tensor("x", x)
-    _check_tensor("y", y)
-    if len(x) != len(y):
-        raise ValueError(f"x has {len(x)} rows and y has {len(y)}; expected as many")
-    _check_finite("x", x)
-    _check_finite("y", y)
-    if classes and len(y):
-        if y.is_floating_point() or y.dtype == torch.bool or y.dim() != 1:
-            told = f"y is {y.dtype}{'' if y.dim() == 1 else f' of shape {list(y.shape)}'}"
-            raise ValueError(f"{told}; expected integer labels for {len(classes)} classes")
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= len(classes):
-            raise ValueError(f"labels run from {low} to {high}; expected 0 to {len(classes) - 1}")
-
-
-def _check_tensor(name: str, value: object) -> None:
-    if not torch.is_tensor(value):
-        numpy = isinstance(value, np.ndarray)
-        kind, make = ("numpy.ndarray", "from_numpy") if numpy else (type(value).__name__, "tensor")
-        last = name.split()[-1]
-        raise ValueError(f"{name} is a {kind}; expected a torch tensor: torch.{make}({last})")
-    if value.is_complex() or value.layout != torch.strided or value.is_meta or not value.dim():
-        told = f"{name} is {value.dtype} {list(value.shape)}, {value.layout} on {value.device}"
-        raise ValueError(f"{told}; expected real numbers in memory, along one axis or more")
-
-
-def _row_numbers(name: str, rows: Tensor, total: int) -> Tensor:
-    """Return row numbers as int64 once they are checked; where there is none, any type will do."""
-    _check_tensor(name, rows)
-    if rows.dim() != 1:
-        raise ValueError(f"{name} has shape {list(rows.shape)}; expected row numbers on one axis")
-    mask = rows.dtype == torch.bool
-    if len(rows) and (mask or rows.is_floating_point() or rows.is_complex()):
-        cure = ".nonzero().flatten()" if mask else ".long(), if they are whole"
-        last = name.split()[-1]
-        raise ValueError(f"{name} is {rows.dtype}; expected int64 row numbers: {last}{cure}")
-    rows = rows.long()
-    bad = rows[(rows < 0) | (rows >= total)]
-    if len(bad):
-        raise ValueError(f"{name} names row {int(bad[0])}; expected 0 to {total - 1}")
-    return rows
-
-
-def _check_finite(name: str, value: Tensor) -> None:
-    if value.is_floating_point() and not bool(value.isfinite().all()):
-        bad = (~value.isfinite().reshape(len(value), -1).all(1)).nonzero()
-        where = f"{len(bad)} rows, first in row {int(bad[0])}"
-        raise ValueError(f"{name} is NaN or infinite in {where}; expected finite numbers")
-
-
-def _check_alike(unlabelled: Tensor, x: Tensor) -> None:
-    _check_tensor("unlabelled", unlabelled)
-    shape, expected = list(unlabelled.shape), list(x.shape[1:])
-    if not len(unlabelled) or shape[1:] != expected or unlabelled.dtype != x.dtype:
-        raise ValueError(
-            f"unlabelled is {unlabelled.dtype} {shape}; expected {x.dtype} rows of shape "
-            f"{expected}, at least one"
-        )
-    _check_finite("unlabelled", unlabelled)
-
-
-def stack(data: Federation, rows: list[Tensor], who: Who) -> Batch:
+def stack(data: Federation, rows: list[Tensor], who: Who, width: int = 1) -> Batch:
     """Pad lists of rows, one per client, to a batch; a client's own first row fills its gaps."""
-    width = max([1, *(len(r) for r in rows)])
+    width = max([width, *(len(r) for r in rows)])
     index = torch.empty(len(rows), width, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)
     for c, (i, r) in enumerate(zip(who.ids.tolist(), rows, strict=True)):

@@ -22,7 +22,7 @@ from pyrofl.data.columns import is_missing
 from pyrofl.data.csv_files import codes_of
 from pyrofl.data.federation import Dataset
 from pyrofl.data.images import Bytes, Shape, of_pixels
-from pyrofl.data.source import refuse_no_file
+from pyrofl.data.wording import refuse_no_file
 
 MOST_CLASSES = 2**16  # where they have no names
 COPIES = 6  # bytes that a pixel takes while it becomes a float

@@ -53,11 +53,6 @@ class Roster:
         """Number of clients."""
         return len(self.names)
 
-    @property
-    def longest(self) -> int:
-        """Training rows of the client that has the most."""
-        return int(self.sizes.max())
-
     def who(self, ids: Tensor) -> Who:
         """Return ids and sizes of some clients."""
         return Who(ids.cpu(), self.sizes[ids.cpu()].to(self.dtype))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-MOST = 8  # names that are listed before the rest is counted
+from pyrofl.data.preparation import Preparation
+from pyrofl.data.wording import listed
 
 
 @dataclass(frozen=True, eq=False)  # a federation has to be hashable
@@ -19,6 +21,16 @@ class Source:
     dropped: int = 0  # rows that were left out, as they lack a value
     lacking: Mapping[str, int] = field(default_factory=dict)  # column -> how many of them lack it
     lost: tuple[str, ...] = ()  # groups that have no other rows than those
+    reordered: tuple[str, ...] = ()  # files whose columns come in another order
+    unseen: Mapping[str, str] = field(default_factory=dict)  # column -> categories nobody trains on
+    scales: str = ""  # what to say where features are on very different ones
+    preparation: Preparation | None = None  # how columns became features; None: it is to come
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that features are made of."""
+        made = self.preparation
+        return self.features if made is None else tuple(column.name for column in made.columns)
 
     def summary(self) -> dict[str, str]:
         """Tell what y and x are, and what was left out."""
@@ -33,26 +45,33 @@ class Source:
             lacking = listed([f"{name} lacks {count}" for name, count in self.lacking.items()])
             gone = f"; no row is left of {listed(self.lost)}" if self.lost else ""
             told["rows dropped"] = f"{self.dropped} ({lacking}{gone})"
+        if self.reordered:
+            told["columns in another order"] = listed(self.reordered)
+        if self.preparation and (became := self.preparation.summary()):
+            told["prepared"] = became
+        if self.unseen:
+            unseen = listed([f"{name} {what}" for name, what in self.unseen.items()])
+            told["categories that nobody trains on, taken for none"] = unseen
+        if self.scales:
+            told["scales"] = self.scales
         return told
 
+    def to_json(self) -> dict[str, Any]:
+        """Tell all fields, as JSON has them."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        found |= {n: list(v) for n, v in found.items() if isinstance(v, tuple)}
+        found |= {n: dict(v) for n, v in found.items() if isinstance(v, Mapping)}
+        made = self.preparation
+        return found | {"preparation": None if made is None else json.loads(made.to_json())}
 
-def listed(words: Sequence[str], most: int = MOST) -> str:
-    """List some words, and say how many more there are.
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Source:
+        """Read what `to_json` told.
 
-    >>> listed("abcd", 3), listed("abc", 3)
-    ('a, b, c and 1 more', 'a, b, c')
-    """
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more
-
-
-def refuse_no_file(path: str) -> None:
-    """Refuse what would be waited for or read without end: a pipe, a device.
-
-    Raises:
-        ValueError: if there is something that is neither a file nor a directory.
-    """
-    if "\0" in path:
-        raise ValueError(f"{path!r} has a NUL in it; expected the path of a file")
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        raise ValueError(f"{path} is a pipe or a device; expected a file, which can be read twice")
+        Raises:
+            ValueError: if its preparation is none.
+        """
+        found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
+        if (made := found.get("preparation")) is not None:
+            found["preparation"] = Preparation.from_json(json.dumps(made))
+        return cls(**found)

@@ -26,6 +26,7 @@ __all__ = [
     "confidence",
     "convergence",
     "curves",
+    "differences",
     "partition",
     "reliability",
     "save",
@@ -252,6 +253,43 @@ def clients(size: Any, value: Any, metric: str) -> Figure:
     style.mark_sizes(axes.xaxis, size)
     axes.set_ylabel(style.axis_label(metric))
     return with_legend(figure, [axes])
+
+
+def differences(
+    sites: Mapping[str, Mapping[str, Sequence[float]]], unit: str, most: int = 60
+) -> Figure:
+    """Draw how much better each site is with other models than with its own.
+
+    Args:
+        sites: model -> site -> difference, and the ends of its interval; blue is better, orange is
+            worse, grey cannot tell. Every model gets a panel, sites are from top to bottom.
+        unit: of the differences.
+        most: sites that there is room for, the first ones.
+    """
+    names = list(next(iter(sites.values())))
+    shown = names[:most]
+    tall = 1.5 + 0.24 * len(shown)
+    figure, grid = panels(len(sites), 3, 3.6, tall, (1.5, 0.6), "x", sharex=True, sharey=True)
+    figure.supxlabel(f"difference from the site's own model ({unit})", fontsize=10)
+    looks: dict[str, dict[str, Any]] = {
+        "better than its own": {"color": COLOURS[0], "marker": "o"},
+        "worse": {"color": COLOURS[1], "marker": "s"},
+        "the rows cannot tell": {"color": GREY, "marker": "D"},
+    }
+    for axes, (title, of) in zip(grid, sites.items(), strict=True):
+        style.name_rows(axes, shown)
+        axes.set_title(style.plain(title), fontsize=10)
+        axes.axvline(0, color="black", linewidth=0.8)
+        for label in looks:  # so that every panel explains all three
+            axes.plot([], [], label=label, linestyle="none", **looks[label])
+        for place, name in enumerate(shown):
+            middle, low, high = of[name]
+            kind = 0 if low > 0 else 1 if high < 0 else 2
+            look = list(looks.values())[kind]
+            axes.plot([low, high], [place, place], color=look["color"], linewidth=1.6)
+            axes.plot(middle, place, markersize=5, **look)
+    more = f"the {most} smallest of {len(names)} sites; " if len(names) > most else ""
+    return with_legend(figure, grid, looks, f"{more}smallest site first; bars: 95% intervals")
 
 
 def save(figure: Figure, path: str | Path) -> None:

@@ -68,6 +68,21 @@ def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
     Its tensors lie in the file until used. It may be replaced meanwhile, and writing to a tensor
     does not change it.
     """
+    written, content = opened(path)
+    same(f"checkpoint {path}", written, json.loads(json.dumps(about)))
+    return content
+
+
+def opened(path: str | Path, device: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a checkpoint is said to be, and its content as `read` does, of any run.
+
+    Args:
+        path: of the file.
+        device: that tensors are put on; None leaves them where they were.
+
+    Raises:
+        ValueError: if the file is damaged, cut off or of another kind.
+    """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
             raise ValueError(f"checkpoint {path} is a pipe or a device; expected a file")
@@ -84,13 +99,15 @@ def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
         told = (part[:12].decode("ascii", "backslashreplace") for part in (found, claimed))
         raise ValueError(f"checkpoint {path} is damaged: its hash is {'; expected '.join(told)}")
     try:
-        whole = torch.load(path, weights_only=True, mmap=os.name == "posix")
-        content: dict[str, Any] = {**whole["content"]}
-        written: dict[str, Any] = {**json.loads(whole["about"])}
+        whole = torch.load(path, device, weights_only=True, mmap=os.name == "posix")
+        return {**json.loads(whole["about"])}, {**whole["content"]}
     except Exception as error:  # a file with a right hash that torch does not take
         raise ValueError(f"checkpoint {path} cannot be read: {str(error)[:200]}") from error
-    same(f"checkpoint {path}", written, json.loads(json.dumps(about)))
-    return content
+
+
+def remember(data: Federation, fingerprint: str) -> None:
+    """Take a hash for that of a federation whose rows are not here."""
+    _fingerprints[data] = fingerprint
 
 
 def fingerprint(data: Federation) -> str:

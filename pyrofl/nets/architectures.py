@@ -197,11 +197,23 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
         self.norm2 = norm(after)
 
+    @property
+    def inner(self) -> Chain:
+        """Return what runs beside the shortcut, its layers named as here."""
+        names = ("conv1", "norm1", "relu", "conv2", "norm2")
+        return Chain({n: getattr(self, n, nn.ReLU()) for n in names})
+
+    def shortcut(self, x: Tensor) -> Tensor:
+        """Return [..., after, height / stride, width / stride] of [..., before, height, width]."""
+        if not self.missing:
+            return x[..., :: self.stride, :: self.stride]
+        near, left = x[..., :: self.stride, :: self.stride], self.missing // 2
+        # Channels are padded as the last axis, which is how they may lie in memory.
+        return pad(near.movedim(-3, -1), (left, self.missing - left)).movedim(-1, -3)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, after, height / stride, width / stride]."""
-        inner = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
-        left, near = self.missing // 2, x[:, :, :: self.stride, :: self.stride]
-        result: Tensor = (inner + pad(near, (0, 0, 0, 0, left, self.missing - left))).relu()
+        result: Tensor = (self.inner(x) + self.shortcut(x)).relu()
         return result
 
 

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from pyrofl.arguments import Count, checked, known
 from pyrofl.nets import stacked
 from pyrofl.nets.architectures import module
+from pyrofl.recipes import repeatable
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, matches, seeded
 
@@ -164,6 +165,7 @@ class Network(Summarised):
         part = copy.copy(self)
         part.module = nn.Sequential(OrderedDict(layers))
         part.shapes, part.parts = _trained(part.module), stacked.parts(part.module)
+        vars(part).pop("recipe", None)
         return part
 
     def _without_rows(self, weights: Mapping[str, Tensor], clients: int) -> Tensors:
@@ -215,6 +217,7 @@ class Network(Summarised):
             raise ValueError(f"{told}; expected {(1, outputs)}")
 
 
+@repeatable
 @checked
 def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
     """Build a network by name for rows of one shape.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +21,9 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pyrofl.nets.architectures import Block, Shape
 from pyrofl.tensors import Tensors
 
-NARROW = 8  # channels below which convolutions of one client after the other are faster: measured
 LARGE = 2**14  # entries of a client's weight from which `Products` pays: measured
 
 Rule = Callable[[Any, Tensors, Tensor, int], Tensor]
@@ -44,7 +45,17 @@ def parts(module: nn.Module) -> list[Part]:
     for layer in _layers(module):
         own = {known[id(p)]: (n, p.dim()) for n, p in layer.named_parameters() if p.requires_grad}
         found.append(Part(layer, own, _rule(layer)))
-    return found
+    return _smaller_first(found)
+
+
+def _smaller_first(chain: list[Part]) -> list[Part]:
+    """Let a ReLU follow the max-pooling that follows it: the same numbers, made of fewer."""
+    chain = chain[:]
+    for i, (one, two) in enumerate(pairwise(chain)):
+        kinds = type(one.layer), type(two.layer)
+        if kinds == (nn.ReLU, nn.MaxPool2d) and anything not in (one.rule, two.rule):
+            chain[i : i + 2] = two, one
+    return chain
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
@@ -60,9 +71,8 @@ def hooked(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int = 1) -> Tensor:
     """Run parts on x [C, B, *x], weights [*p], [C, *p] or [K, C, *p]: [C or K, C, B, outputs]."""
-    axes = 1
     for layer, names, rule in chain:
         own = {n: weights[m] for m, (n, _) in names.items()}
         x = rule(layer, own, x, axes)
@@ -84,6 +94,8 @@ def _rule(layer: nn.Module) -> Rule:
         or not getattr(layer, "affine", True)
         or (known is flatten and not (layer.start_dim == 1 and layer.end_dim == -1))
     )
+    if type(layer) is Block and not unusual:
+        return partial(residual, parts(layer.inner))
     return anything if unusual else known
 
 
@@ -109,41 +121,58 @@ def linear(layer: nn.Linear, own: Tensors, x: Tensor, axes: int) -> Tensor:
 
 
 def convolution(layer: Any, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Convolve: all clients as groups of one convolution, or one by one where that is faster."""
+    """Convolve, all clients as groups of one convolution."""
     apply = CONVOLUTIONS[type(layer)]
     how = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
     if all(v.dim() == getattr(layer, n).dim() for n, v in own.items()):
         y = apply(x.flatten(0, axes), own["weight"], own.get("bias"), **how)
         return torch.unflatten(y, 0, x.shape[: axes + 1])
     front, own, x = aligned(layer, own, x, axes)
-    weight, bias = own["weight"], own.get("bias")
-    if layer.in_channels < NARROW:
-        biases = [None] * len(x) if bias is None else bias.unbind()
-        each = zip(x.unbind(), weight.unbind(), biases, strict=True)
-        y = torch.stack([apply(a, w, b, **how) for a, w, b in each])
-    else:
-        bias = None if bias is None else bias.flatten()
-        side = x.transpose(0, 1).flatten(1, 2)
-        y = apply(side, weight.flatten(0, 1), bias, groups=len(x), **how)
-        y = y.unflatten(1, (len(x), -1)).transpose(0, 1)
-    return torch.unflatten(y, 0, front)
+    flat = {n: v.flatten(0, 1) for n, v in own.items()}
+    weight = quick(flat["weight"])
+    y = apply(beside(x, 1), weight, flat.get("bias"), groups=len(x), **how)
+    return apart(y, front)
 
 
 def group_norm(layer: nn.GroupNorm, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Normalise groups of channels, then scale and shift them for every client."""
-    shape = x.shape
-    x = functional.group_norm(x.flatten(0, axes), layer.num_groups, eps=layer.eps).view(shape)
-    scale, shift = (
-        own[n].reshape(*own[n].shape[:-1], 1, -1, *(1 for _ in shape[axes + 2 :]))
-        for n in ("weight", "bias")
-    )
-    return x * scale + shift
+    """Normalise groups of channels, then scale and shift them: all clients as one more group."""
+    front, own, x = aligned(layer, own, x, axes)
+    flat = {n: v.flatten() for n, v in own.items()}
+    y = functional.group_norm(beside(x, 1), len(x) * layer.num_groups, **flat, eps=layer.eps)
+    return apart(y, front)
 
 
 def pooling(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run a layer without parameters on all rows as one batch."""
-    y: Tensor = layer(x.flatten(0, axes))
-    return torch.unflatten(y, 0, x.shape[: axes + 1])
+    """Run a layer without parameters that works on every channel by itself."""
+    if x.dim() < axes + 4:  # rows without an axis of channels
+        return torch.unflatten(layer(x.flatten(0, axes)), 0, x.shape[: axes + 1])
+    return apart(layer(beside(x, axes)), x.shape[:axes])
+
+
+def beside(x: Tensor, axes: int) -> Tensor:
+    """Put images of all clients beside each other: [*lead, B, channels, ...] -> [B, all, ...].
+
+    What layers make of them lies in memory as their kernels want it, so that this and `apart` copy
+    nothing between layers.
+    """
+    return quick(x.movedim(axes, 0).flatten(1, axes + 1))
+
+
+def apart(y: Tensor, lead: Shape) -> Tensor:
+    """Undo `beside`: [B, all, ...] -> [*lead, B, channels, ...]."""
+    return torch.unflatten(y, 1, (*lead, -1)).movedim(0, len(lead))
+
+
+def quick(x: Tensor) -> Tensor:
+    """Let images lie channels last on a CPU: pooling is 10 times faster so, convolutions 1.3."""
+    last = x.dim() == 4 and x.device.type == "cpu"  # measured there alone
+    return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+def residual(chain: list[Part], layer: Block, own: Tensors, x: Tensor, axes: int) -> Tensor:
+    """Add to what a chain makes of images the images themselves, smaller and with more channels."""
+    inner = run(chain, own, x, axes)
+    return torch.relu(inner + layer.shortcut(x))
 
 
 def flatten(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from numpy.random import Generator, default_rng
 from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked, known
-from pyrofl.data import Dataset, Federation
+from pyrofl.data import Dataset, Federation, Source
 from pyrofl.partitions import allocation, by_label
 from pyrofl.partitions.allocation import Ints, Parts
 
@@ -56,6 +57,9 @@ RECIPES = {
     "shares": Recipe(by_label.shares, PER_CLIENT),
 }
 
+Own = Callable[[Ints, int, Generator], Sequence[Any]]
+"""(classes of rows [N], clients, NumPy generator) -> numbers of these rows, 0 to N - 1, of each."""
+
 TEST_POLICIES: dict[str, str] = {
     "same_shares": "test rows of each class in proportion to the client's training rows of it",
     "labels_global": "all test rows of the classes that the client trains on",
@@ -67,7 +71,7 @@ TEST_POLICIES: dict[str, str] = {
 @checked
 def split(
     dataset: Dataset,
-    partition: str,
+    partition: str | Own,
     clients: Count | None = None,
     *,
     seed: Whole = 0,
@@ -79,7 +83,9 @@ def split(
 
     Args:
         dataset: its training rows are partitioned by `types`, or by class if it has none.
-        partition: one of `PARTITIONS` with its numbers, such as "dirichlet:0.3,min=10".
+        partition: one of `PARTITIONS` with its numbers, such as "dirichlet:0.3,min=10"; or a
+            function of one's own, (classes of the training rows [N], clients, NumPy generator) ->
+            for each client some of the numbers 0 to N - 1. Rows that nobody has are left out.
         clients: how many train; None where the data set's groups decide.
         seed: of the partition; the training rows do not depend on the test policy.
         test: one of `TEST_POLICIES`. With natural groups "same_shares" means that test rows stay
@@ -95,13 +101,12 @@ def split(
             asked for, the partition cannot be made, or the server's rows do not suit.
     """
     known(test, TEST_POLICIES, "test policy")
-    name, options = read(partition)
+    name, options = read(partition) if isinstance(partition, str) else ("", {})
     is_test = dataset.is_test.numpy()
     train_rows, test_rows = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    unlabelled = server.x[~server.is_test] if isinstance(server, Dataset) else server
-    if isinstance(unlabelled, int | float):
-        train_rows, withheld = _withhold(dataset, train_rows, unlabelled, seed)
-        unlabelled = dataset.x[torch.from_numpy(withheld)]
+    withheld = None
+    if isinstance(server, int | float):
+        train_rows, withheld = _withhold(dataset, train_rows, server, seed)
     groups = name == "groups"
     names: tuple[str, ...] = ()
     if groups:
@@ -127,8 +132,11 @@ def split(
             raise ValueError(f"test policy independent cannot be met: {error}") from error
     else:
         tests = _test(dataset, train, test_rows, test, rng)
+    x, source = _prepared(dataset, train[: len(train) - held_out])
+    if withheld is not None:
+        server = x[torch.from_numpy(withheld)]
     return Federation(
-        x=dataset.x,
+        x=x,
         y=dataset.y,
         train=tuple(torch.from_numpy(part) for part in train),
         test=tuple(torch.from_numpy(part) for part in tests),
@@ -136,9 +144,18 @@ def split(
         classes=dataset.classes,
         held_out=held_out,
         pooled_test=torch.from_numpy(test_rows) if len(test_rows) else None,
-        unlabelled=unlabelled,
-        source=dataset.source,
+        unlabelled=server.x[~server.is_test] if isinstance(server, Dataset) else server,  # type: ignore[arg-type]
+        source=source,
     )
+
+
+def _prepared(dataset: Dataset, train: Parts) -> tuple[Tensor, Source | None]:
+    """Make features of columns by what the clients that train tell of theirs."""
+    if dataset.recipe is None:
+        return dataset.x, dataset.source
+    x, made, unseen = dataset.recipe.follow(dataset.x, train)
+    told: dict[str, Any] = {"features": made.features, "preparation": made, "unseen": unseen}
+    return x, replace(dataset.source, **told) if dataset.source else None
 
 
 def class_counts(federation: Federation, part: str = "train") -> Tensor:
@@ -201,8 +218,13 @@ def _column(dataset: Dataset, column: str) -> str:
     return next(iter(dataset.groups))
 
 
-def _draw(dataset: Dataset, rows: Ints, partition: str, clients: int, rng: Generator) -> Parts:
-    """Partition some rows of the data set by a recipe."""
+def _draw(
+    dataset: Dataset, rows: Ints, partition: str | Own, clients: int, rng: Generator
+) -> Parts:
+    """Partition some rows of the data set by a recipe, or a function of one's own."""
+    if not isinstance(partition, str):
+        parts = partition(_types(dataset)[rows].copy(), clients, rng)
+        return [rows[part] for part in _checked_parts(partition, parts, clients, len(rows))]
     name, options = read(partition)
     if name == "domains":
         return _by_domain(dataset, rows, options["within"], clients, rng)
@@ -218,6 +240,32 @@ def _draw(dataset: Dataset, rows: Ints, partition: str, clients: int, rng: Gener
         columns.append(dataset.y.numpy()[rows])
     parts = RECIPES[name].draw(*columns, clients=clients, rng=rng, **options)
     return [rows[part] for part in parts]
+
+
+def _checked_parts(partition: Own, parts: Any, clients: int, rows: int) -> Parts:
+    """Return what a function of one's own has dealt, once it is seen to be row numbers."""
+    told = f"partition {getattr(partition, '__name__', type(partition).__name__)}"
+    if isinstance(parts, str | Mapping) or not hasattr(parts, "__len__") or len(parts) != clients:
+        what = f"a {type(parts).__name__}"
+        what += f" of {len(parts)}" if hasattr(parts, "__len__") else ""
+        raise ValueError(f"{told} gives {what}; expected row numbers of each of {clients} clients")
+    made, owner = [], np.full(rows, -1)
+    for client, part in enumerate(parts):
+        where = f"{told}: client {client}"
+        found = np.asarray(part)
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+            kind = f"{found.dtype} of shape {list(found.shape)}"
+            raise ValueError(f"{where} gets {kind}; expected whole numbers, those of rows")
+        if not len(found):
+            raise ValueError(f"{where} gets no row; expected at least one")
+        if (bad := found[(found < 0) | (found >= rows)]).size:
+            raise ValueError(f"{where} gets row {bad[0]}; expected 0 to {rows - 1}")
+        if (had := found[owner[found] >= 0]).size or len(np.unique(found)) < len(found):
+            again = f"row {had[0]}, as client {owner[had[0]]}" if had.size else "a row twice"
+            raise ValueError(f"{where} gets {again}; expected every row once at most")
+        owner[found] = client
+        made.append(found.astype(np.int64))
+    return made
 
 
 def _by_domain(dataset: Dataset, rows: Ints, within: str, clients: int, rng: Generator) -> Parts:

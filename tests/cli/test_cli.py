@@ -28,6 +28,7 @@ from pyrofl.cli.methods import (
 from pyrofl.cli.parser import main
 from pyrofl.cli.report import compare_table
 from pyrofl.cli.setup import Task, participation
+from pyrofl.data.preparation import Preparation, Prepared
 from pyrofl.files.run_folder import CLIENTS, COMPARE, METRICS, read_csv
 from pyrofl.inference.fit import fit
 from pyrofl.inference.method import Method
@@ -47,6 +48,8 @@ class Mixing(nn.Sequential):
 good = lambda: nn.Sequential(nn.Linear(64, 10))
 narrow = nn.Linear(64, 3)
 broken = lambda: 1 / 0
+def halves(types, clients, rng): return [range(j, len(types), clients) for j in range(clients)]
+def overlapping(types, clients, rng): return [[0]] * clients
 """
 
 
@@ -89,10 +92,12 @@ def test_methods_are_found_by_their_build():
 
 def test_run_writes_its_files(finished):
     assert sorted(p.name for p in finished.iterdir()) == [
+        "checkpoint.pt",
         "clients.csv",
         "figures",
         "metrics.csv",
         "posterior.nc",
+        "rows.csv",
         "run.json",
     ]
     names = {p.stem for p in (finished / "figures").iterdir()}
@@ -242,6 +247,7 @@ def test_overwrite_replaces_and_removes_what_is_stale(finished, tmp_path, capsys
         "figures",
         "metrics.csv",
         "notes.txt",
+        "rows.csv",
         "run.json",
     }
     assert not (out / "figures" / "confidence.png").exists()
@@ -321,6 +327,7 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
     table.write_text("\n".join(["who,won,x,z,kind", *rows, "a,1,NA,3.5,u", "b,,2,2.5,v"]))
     words = ["run", "local", "--data", f"csv:{table}", "--target", "won", "--group", "who"]
     words += ["--rounds", "1", "--missing", "drop", "--posterior-draws", "0"]
+    words += ["--prepare", "none"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     first = capsys.readouterr().err.splitlines()[0]
     assert first == (
@@ -340,6 +347,10 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
         "dropped": 2,
         "lacking": {"x": 1, "won": 1},
         "lost": [],
+        "reordered": [],
+        "unseen": {},
+        "scales": "",
+        "preparation": json.loads(Preparation((Prepared("x"), Prepared("z"))).to_json()),
     }
     words = ["compare", "local", *words[2:], "--seeds", "1", "--likelihood", "categorical"]
     assert main([*words, "--out", str(tmp_path / "all")]) == 0
@@ -348,7 +359,44 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
     assert main(["partition", "--target", "kind", "--data", words[3], *figure]) == 2
     assert "column won lacks 1 of 32 values" in capsys.readouterr().err
     assert main(["partition", "--missing", "drop", "--target", "kind", *words[2:4], *figure]) == 0
-    assert "target kind: 2 classes (u, v); features: 3" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "target kind: 2 classes (u, v); features: 6 (who=a, who=b, who=c, won, x, z); " in told
+    assert "prepared: standardised by sums over clients: won, x, z; categories: who (3)" in told
+
+
+def test_files_of_sites_are_prepared_and_how_is_kept(tmp_path, capsys):
+    """The last site never trains and tells nothing; the last rows of each are tested."""
+    (tmp_path / "in").mkdir()
+    for j, site in enumerate("abc"):
+        cells = [(i, "" if j and i % 3 else 100 * i + j, "uv"[i % 2]) for i in range(10)]
+        lines = [f"{day},{dose},{kind},{'ny'[day % 2]}" for day, dose, kind in cells]
+        text = "\n".join(["day,dose,kind,won", *lines])
+        (tmp_path / f"in/{site}.csv").write_text(text)
+    words = [
+        "run",
+        "fedavg",
+        "--data",
+        f"csv:{tmp_path}/in",
+        "--target",
+        "won",
+        "--missing",
+        "fill",
+    ]
+    words += ["--test-last", "day", "--test-share", "0.3", "--held-out", "1", "--rounds", "1"]
+    words += ["--categories", "kind", "--posterior-draws", "2", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    told = capsys.readouterr().err.splitlines()[0]
+    assert "features: 5 (day, dose, dose is missing, kind=u, kind=v); prepared: standard" in told
+    facts = json.loads((tmp_path / "out/run.json").read_text())
+    assert facts["arguments"]["prepare"] == "standardise"
+    made = Preparation.from_json(json.dumps(facts["data"]["preparation"]))
+    assert made.columns[0].centre == 3  # days 0 to 6 of a and of b
+    assert made.columns[1].centre == pytest.approx((7 * 300 + 3 * 300 + 3) / 10)
+    assert {r["client"] for r in read_csv(tmp_path / "out/clients.csv")} == {"a", "b", "c"}
+    with xarray.open_datatree(tmp_path / "out/posterior.nc", engine="h5netcdf") as tree:
+        scale = tree["constant_data"]["feature_scale"]
+        assert scale.sel(feature="day").item() == made.columns[0].scale == 2
+        assert tree["posterior"]["head_in"].values.tolist() == list(made.features)
 
 
 def test_a_network_from_a_file(tmp_path):
@@ -357,6 +405,13 @@ def test_a_network_from_a_file(tmp_path):
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     with xarray.open_dataset(tmp_path / "out" / "posterior.nc", group="posterior") as posterior:
         assert set(posterior) == {"0.weight", "0.bias"}
+
+
+def test_a_partition_from_a_file(tmp_path, capsys):
+    (tmp_path / "deal.py").write_text(NETWORKS)
+    words = ["--partition", f"{tmp_path / 'deal.py'}:halves", "--clients", "2"]
+    assert main(["partition", *words, "--out", str(tmp_path / "f.png")]) == 0
+    assert "2 clients of 673 to 674 training rows" in capsys.readouterr().out
 
 
 def test_partition_draws_a_figure(tmp_path, capsys):
@@ -387,7 +442,7 @@ BAD = {
     "run local --partition groups": "no natural groups",
     "run local --data npz:bad.npz --partition iid --clients 2": "labels run from 0 to 7",
     "run local --data csv:nan.csv --target y": "column x lacks 1 of 3 values, first in line 3 ('')",
-    "run local --data csv:nan.csv --target y --missing fill": "invalid choice: 'fill'",
+    "run local --data csv:nan.csv --target y --missing mode": "invalid choice: 'mode'",
     "run local --missing drop": "missing is 'drop'; expected none, as digits has no choice of it",
     "run local --data csv:nan.csv": "target is missing",
     "run local --target y": "digits has no choice of it",
@@ -395,6 +450,8 @@ BAD = {
     "run local --net nets.py:Mixing": "layer '1' is BatchNorm1d: use GroupNorm",
     "run local --net nets.py:broken": "cannot be made: division by zero",
     "run local --net nets.py:absent": "expected a torch module",
+    "run local --partition nets.py:absent": "expected a function: a partition",
+    "run local --partition nets.py:overlapping": "client 1 gets row 0, as client 0",
     "run local --net cnn-fedbe": "expected (channels, height, width)",
     "run local --device quantum": "device 'quantum' cannot be used",
     "run local --rounds 0": "--rounds: found '0'; expected a whole number of at least 1",

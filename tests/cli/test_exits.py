@@ -153,6 +153,8 @@ def test_home_is_written_out_where_a_path_begins(monkeypatch):
         "~/x": "/home/ada/x",
         "~": "/home/ada",
         "csv:~/a.csv": "csv:/home/ada/a.csv",
+        "csv:~/a.csv,~/b.csv": "csv:/home/ada/a.csv,/home/ada/b.csv",
+        "runs,~x": "runs,~x",
         "npz:~/a.npz+npz:~/b.npz": "npz:/home/ada/a.npz+npz:/home/ada/b.npz",
         "~/nets.py:NAME": "/home/ada/nets.py:NAME",
         "a~/b": "a~/b",
@@ -205,7 +207,8 @@ def test_a_figure_that_fails_loses_no_result(tmp_path, monkeypatch, capsys):
     assert printed.err.strip() == (
         f"pyrofl: error: {out} holds all results, but no {out}/figures/curves.png: no such colour"
     )
-    whole = {"clients.csv", "figures", "metrics.csv", "posterior.nc", "run.json"}
+    whole = {"checkpoint.pt", "clients.csv", "figures", "metrics.csv", "posterior.nc"}
+    whole |= {"rows.csv", "run.json"}
     assert {p.name for p in out.iterdir()} == whole
     assert (out / "figures/reliability.png").exists()
 

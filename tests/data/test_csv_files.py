@@ -90,7 +90,10 @@ def test_spaces_blank_lines_and_a_byte_order_mark_do_no_harm(table):
         ({"target": "mass", "features": ["rank", "rank"]}, "features are rank, rank; expected no"),
         ({"target": "mass", "features": []}, "features are ; expected no target or group, one"),
         ({"target": "site", "group": "site"}, "target and group are site; expected two columns"),
-        ({"target": "mass", "missing": "fill"}, "missing is 'fill'; expected one of refuse, drop"),
+        (
+            {"target": "mass", "missing": "mode"},
+            "missing is 'mode'; expected one of refuse, drop, f",
+        ),
         ({"target": "mass", "group": "note"}, "column note lacks 4 of 6 values"),
         (
             {"target": "mass", "likelihood": "categorical"},

@@ -36,6 +36,7 @@ WHOLE: dict[str, tuple[int, tuple[str, ...]]] = {
     "--chunk": (1, EITHER),
     "--state-memory": (0, EITHER),
     "--threads": (1, (REFUSED,)),
+    "--workers": (1, (REFUSED,)),
     "--checkpoint-every": (1, EITHER),
 }
 SHARES = {"--fail": 0.0, "--partial": 1e-30}  # from here to 1
@@ -46,7 +47,7 @@ ODD_ONES = ("+1", " 1", "1 ", "\uff11", "\u0661", "01", "1_0")  # as Python read
 NO_SHARES = ("nan", "inf", "-inf", "-0.1", "1.1", "1e308", "1e999", "ten", "", " ", "50%", "0,5")
 NO_SHARES += ("1/2", "0x1p-1", "½", "None", "--", "-1e-300", "1.0000001", LONG)
 OTHERS = ("--seeds", "--turns", "--out", "--data-dir", "--quick")
-TOGGLES = ("--overwrite", "--resume", "--fold-messages", "--quiet")
+TOGGLES = ("--overwrite", "--resume", "--fold-messages", "--rows", "--quiet")
 
 
 def given(flag: str, value: str) -> tuple[str, ...]:
@@ -127,6 +128,9 @@ def places(folder: Path) -> None:
 # Texts that name nothing: no data set, column, policy or method is called so.
 ODD = ("", " ", ".", "..", "/", "~", "-", "--", "*", "?", "%s", "{0}", "$(touch x)", "; ls", "a\0b")
 ODD += ("a\nb", "é", "名", "\x1b[2J", "\udcff", "None", "nan", "0", "-1", "fifo", "/dev/zero", LONG)
+BOUNDS = ("clip=1", "noise=1", "clip=1,noise=1,", "clip=1,clip=1,noise=1", "clip=1, noise=1")
+BOUNDS += tuple(f"clip={v},noise=1" for v in ("0", "-1", "nan", "inf", "1e999", "ten", "", "1e308"))
+BOUNDS += tuple(f"clip=1,noise=1,{word}" for word in ("delta=0", "delta=1", "where=home", "seed=1"))
 # A flag of text, what goes before it, and of which texts it knows nothing.
 TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--data": ((*RUN, *SCHOOLS), ODD),
@@ -135,6 +139,11 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--features": ((*RUN, *SCHOOLS), ODD),
     "--likelihood": ((*RUN, *SCHOOLS), ODD),
     "--missing": ((*RUN, *SCHOOLS), ODD),
+    "--categories": ((*RUN, *SCHOOLS), ODD),
+    "--prepare": ((*RUN, *SCHOOLS), ODD),
+    "--test-share": ((*RUN, *SCHOOLS), (*NO_SHARES, "0", "0.5", "1")),  # of tables alone
+    "--test-column": ((*RUN, *SCHOOLS), ODD),
+    "--test-last": ((*RUN, *SCHOOLS), ODD),
     "--partition": ((*RUN, *DIGITS), ODD),
     "--test": ((*RUN, *DIGITS), ODD),
     "--net": ((*RUN, *DIGITS), ODD),
@@ -142,10 +151,14 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--server-data": ((*RUN, *SCHOOLS), ODD),
     "--on-bad-message": ((*RUN, *SCHOOLS), ODD),
     "--until": ((*RUN, *SCHOOLS), ODD),
+    "--engine": ((*RUN, *SCHOOLS), ODD),
+    "--log": ((*RUN, *SCHOOLS), ODD),
     "--device": ((*RUN, *SCHOOLS), tuple(set(ODD) - {""})),
     "--groups": ((*RUN, *SCHOOLS), (*ODD, "posterior,", "posterior, prior", "ALL", "all,prior")),
+    "--privacy": ((*RUN, *SCHOOLS), (*ODD, *BOUNDS)),
     "--set": ((*RUN, *SCHOOLS), ODD),
     "--case": (("bench",), ODD),
+    "--by": (("answer", "."), ODD),
 }
 
 
@@ -153,7 +166,9 @@ def of_texts() -> Iterator[Case]:
     """Yield odd texts for every flag that is a text."""
     for flag, (base, odd) in TEXT.items():
         for value in sorted(odd):
-            told = () if flag in ("--set", "--server-data") else shown(value) or (flag[2:],)
+            told = (
+                () if flag in ("--set", "--server-data") else shown(value) or (flag.split("-")[-1],)
+            )
             words = (*base, "--out", OUT, *given(flag, value))
             yield Case(f"{base[0]} {flag}={named(value)}", "flag", words, told=told, make=places)
     for value in ODD:
@@ -191,6 +206,11 @@ def of_places() -> Iterator[Case]:
         for value in taken:
             about = f"{command} into {named(value)}"
             yield Case(about, "flag", (*base, *given("--out", value)), make=places)
+    for command in ("answer", "report"):
+        for value in (*taken, *free):
+            words = (command, *(("--", value) if value.startswith("-") else (value,)))
+            about = f"{command} of {named(value)}"
+            yield Case(about, "flag", words, make=places, writes=False)
     for value in free:
         words = (*RUN, *SCHOOLS, *LITTLE, *given("--out", value))
         yield Case(f"run into {named(value)}", "flag", words, (DONE,), make=places, writes=False)
@@ -215,6 +235,8 @@ def of_places() -> Iterator[Case]:
     for value in ("missing.py:x", "full.py:x", "fifo.py", "file.py:", ":x", ".py:x", "~/no.py:x"):
         words = (*RUN, *DIGITS, "--net", value, "--out", OUT)
         yield Case(f"run --net={named(value)}", "flag", words, make=places)
+        words = (*RUN, *DIGITS, "--partition", value, "--out", OUT)
+        yield Case(f"run --partition={named(value)}", "flag", words, make=places)
 
 
 def cases() -> Iterator[Case]:

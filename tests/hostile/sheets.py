@@ -224,7 +224,40 @@ def of_files() -> Iterator[Case]:
         yield Case(f"csv file {about}", "csv", words, wanted, make=make, like=like)
 
 
+# What one of two sites may send; the other one has the table.
+SITES: dict[str, str] = {
+    "nothing": "",
+    "a header only": LINES[0],
+    "a column less": "\n".join(line.rpartition(",")[0] for line in LINES),
+    "a column more": "\n".join(f"{line},7" for line in LINES),
+    "a column under another name": BASE.replace(LINES[0], "y,c,a,beta,g"),
+    "names in capitals": BASE.replace(LINES[0], LINES[0].upper()),
+    "no header": "\n".join(LINES[1:]),
+    "semicolons": BASE.replace(",", ";"),
+    "text in a column of numbers": text({2: "3 kg"}),
+    "a column of another kind": "\n".join(
+        [LINES[0], *(line.replace(".5,", ".5 mg,") for line in LINES[1:])]
+    ),
+    "a gap": text({2: ""}),
+    "a column twice": BASE.replace(LINES[0], "y,c,a,a,g"),
+}
+
+
+def of_sites() -> Iterator[Case]:
+    """Yield a file of one site beside that of another."""
+    how = ("--target", "y", "--group", "site", *SMALL[2:], *LITTLE)
+    for about, content in SITES.items():
+
+        def make(folder: Path, content: str = content) -> None:
+            (folder / "sites").mkdir()
+            (folder / "sites/a.csv").write_text(BASE)
+            (folder / "sites/b.csv").write_text(content)
+
+        yield Case(f"csv site with {about}", "csv", asked(how, "sites"), told=("b.csv",), make=make)
+
+
 def cases() -> Iterator[Case]:
     """Yield all that is about tables."""
+    yield from of_sites()
     yield from of_cells()
     yield from of_files()

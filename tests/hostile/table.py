@@ -13,12 +13,22 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from dying import Nursery
-from hostile import flags, images, lines, python, questions, settings, sheets, specs
+from hostile import (
+    flags,
+    images,
+    lines,
+    predictions,
+    python,
+    questions,
+    settings,
+    sheets,
+    specs,
+)
 from hostile.case import Case, contents, end_of, problems
 
 COUNTS = Path(__file__).with_name("table.json")
 LIMITS = (60, 4 * 2**30)  # seconds, and bytes beside what an idle process has
-PARTS = (flags, specs, lines, settings, sheets, questions, images, python)
+PARTS = (flags, specs, lines, settings, sheets, questions, images, python, predictions)
 TABLE: tuple[Case, ...] = tuple(case for part in PARTS for case in part.cases())
 # What does not yet end as it must, and why.
 WAITING: dict[str, str] = {}

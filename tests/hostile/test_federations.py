@@ -25,10 +25,10 @@ from torch import Tensor
 
 from pyrofl.cli.methods import accepted
 from pyrofl.data import Federation
-from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
+from pyrofl.inference.run import Run
 from pyrofl.models.likelihoods import normal
 from pyrofl.nets import build
 from pyrofl.tensors import generator

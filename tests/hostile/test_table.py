@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dying import Nursery
-from hostile import flags, settings
+from hostile import flags, predictions, settings
 from hostile.case import BEGIN, Case, contents, problems
 from hostile.table import TABLE, WAITING, counted, met
 
@@ -52,6 +52,7 @@ def test_every_flag_and_setting_has_its_rule() -> None:
     rows = [row for _, _, some in COMMANDS.values() for row in some]
     words = {row[0].partition(" ")[0] for row in rows if row[0].startswith("--")}
     known = {*flags.WHOLE, *flags.SHARES, *flags.TEXT, *flags.TOGGLES, *flags.OTHERS}
+    known |= set(predictions.FLAGS)
     assert words <= known
     lacking = [n for m, n in settings.known() if (m, n) not in settings.OTHERS]
     assert set(lacking) <= settings.KINDS.keys()

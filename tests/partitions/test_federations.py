@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pyrofl.data import Dataset
 from pyrofl.data.datasets import join, load
 from pyrofl.files.hashed import fingerprint
+from pyrofl.partitions import by_label
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts, read, split
 
 
@@ -426,3 +428,57 @@ def test_the_callers_random_state_is_left_alone():
     split(load("digits"), "dirichlet:0.1", 20)
     assert np.array_equal(states[0], np.random.get_state()[1])  # noqa: NPY002
     assert torch.equal(states[1], torch.get_rng_state())
+
+
+# Partitions of one's own.
+
+
+def by_halves(types, clients, rng):
+    """Give every client a run of the rows, by their class."""
+    return np.array_split(np.argsort(types, kind="stable"), clients)
+
+
+def test_a_function_is_as_good_as_a_name():
+    data = toy(tests=60)
+    named = split(data, "dirichlet:0.3", 4, seed=3, test="independent", held_out=1)
+    own = split(
+        data,
+        lambda types, clients, rng: by_label.dirichlet(types, clients, 0.3, rng),
+        4,
+        seed=3,
+        test="independent",
+        held_out=1,
+    )
+    assert fingerprint(own) == fingerprint(named)
+    federation = split(data, by_halves, 5, test="labels_global", server=100)
+    assert federation.sizes.tolist() == [100] * 5
+    assert all(len(data.y[rows].unique()) == 2 for rows in federation.train)
+    lists = split(data, lambda types, clients, rng: [[0], [2, 1]], 2)
+    assert [rows.tolist() for rows in lists.train] == [[0], [2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ([[0]], "gives a list of 1; expected row numbers of each of 2 clients"),
+        (None, "gives a NoneType; expected row numbers"),
+        ("ab", "gives a str of 2; expected row numbers"),
+        ([[0], []], "client 1 gets no row; expected at least one"),
+        ([[0], [600]], "client 1 gets row 600; expected 0 to 599"),
+        ([[-1], [0]], "client 0 gets row -1; expected 0 to 599"),
+        ([[0.0], [1.0]], "client 0 gets float64 of shape [1]; expected whole numbers"),
+        ([[[0]], [1]], "client 0 gets int64 of shape [1, 1]; expected whole numbers"),
+        ([[True], [False]], "client 0 gets bool of shape [1]; expected whole numbers"),
+        ([[3, 4], [1, 4]], "client 1 gets row 4, as client 0; expected every row once"),
+        ([[3, 3], [1]], "client 0 gets a row twice; expected every row once at most"),
+    ],
+)
+def test_wrong_row_numbers_of_a_function_are_refused(parts, told):
+    def mine(types, clients, rng):
+        return parts
+
+    with pytest.raises(
+        ValueError, match=re.escape(f"partition mine{':' * ('client' in told[:7])} ")
+    ) as caught:
+        split(toy(), mine, 2)
+    assert told in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def taken(method: Method, data: Federation, which: str = "phases") -> list[bool]
     who = data.who(torch.arange(data.clients))
     received, private = meet(method, data, first(method, data, 0), who, 0)
     return [
-        on_frozen_base(method, phase, private | received, data, 1) is not None
+        on_frozen_base(method, phase, private | received, data) is not None
         for phase in getattr(method, which)
     ]
 
@@ -97,7 +98,8 @@ def test_features_are_dropped_from_memory(tiny):
     who = tiny.who(torch.arange(3))
     received, private = meet(method, tiny, first(method, tiny, 0), who, 0)
     local = private | received
-    begin, _, end = on_frozen_base(method, method.phases[0], local, tiny, 5) or ()
+    (begin, _, end), most = on_frozen_base(method, method.phases[0], local, tiny) or ()
+    assert most == inf
     (features,), (forget,) = begin.moves, end.moves
     assert callable(features)
     assert callable(forget)

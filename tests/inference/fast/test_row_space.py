@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Size, nn
 
-from pyrofl.data import Federation
-from pyrofl.inference import fast
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fast import row_space
@@ -28,18 +26,15 @@ from pyrofl.inference.optim import adam
 from pyrofl.models import fedavg, fedbabu, fedper, fedprox, guides, local, pfedvem
 from pyrofl.models.priors import fixed
 from pyrofl.nets import Network, build
-from pyrofl.tensors import Tensors
 
 TAKEN = {"fedavg": fedavg, "fedbabu": fedbabu, "fedper": fedper, "local": local, "pfedvem": pfedvem}
 
 
-def short(method: Method, rows: int = 1) -> bool:
+def short(method: Method) -> bool:
     """Say whether a phase of the method is cut short in the space of rows."""
     data = toys.blobs()
     received, private = meet(method, data, first(method, data, 0), data.who(torch.arange(12)), 0)
-    return any(
-        with_few_rows(method, phase, private | received, data, rows) for phase in method.phases
-    )
+    return any(with_few_rows(method, phase, private | received, data) for phase in method.phases)
 
 
 def without(method: Method) -> Method:
@@ -73,7 +68,7 @@ def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
     )
     for short, long in zip(one, other, strict=True):
         toys.assert_same_round(short, long, rtol=1e-8, atol=1e-10)
-    assert set(always) <= set(toys.SIZES)
+    assert max(always) == max(toys.SIZES)
     assert 40 in always, "the longest client must have been trained in the space of its rows"
 
 
@@ -264,25 +259,23 @@ def test_who_replaces_a_part_gets_what_is_asked_for(always):
     assert short(replace(method, phases=(replace(phase, epochs=1, batch=2),)))
 
 
-def test_a_client_that_joins_with_many_rows_is_counted(monkeypatch):
-    asked: list[int] = []
+@pytest.mark.parametrize("chunk", [1, 3, None])
+def test_every_client_takes_its_own_way_whoever_is_beside_it(chunk, always, monkeypatch):
+    monkeypatch.setattr(row_space, "most_rows", lambda *_: 10)
+    begun: list[list[int]] = []
+    begin = row_space.InRows.begin
 
-    def watched(
-        method: Method, phase: Phase, local: Tensors, data: Federation, longest: int
-    ) -> tuple[Phase, ...] | None:
-        asked.append(longest)
-        return None
+    def counted(self, received, local, batch):
+        begun.append(batch.mask.sum(1).tolist())
+        return begin(self, received, local, batch)
 
-    monkeypatch.setattr(fast, "REWRITES", (watched,))
-
-    data = toys.blobs(held_out=2)  # of 4 and 28 rows, and 3 to 40 in training
-    longer = toys.blobs((3, 5, 30), held_out=1)
-    for federation, expected in ((data, {40}), (longer, {5, 30})):
-        method = fedavg.build(toys.net(), fine_tune=1)
-        asked.clear()
-        run = list(federate(method, federation, 1, chunk=1, check=False))
-        evaluate(method, federation, run[-1], adapted="adapt", population="held_out")
-        assert set(asked) == expected
+    monkeypatch.setattr(row_space.InRows, "begin", counted)
+    method, data = fedavg.build(toys.net(), batch=4), toys.blobs()
+    one, other = (
+        next(federate(m, data, 1, chunk=chunk, check=False)) for m in (method, without(method))
+    )
+    toys.assert_same_round(one, other, rtol=1e-8, atol=1e-10)
+    assert sorted(n for some in begun for n in some) == sorted(n for n in toys.SIZES if n <= 10)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ LOST = ({"two"}, {"client 0"}, set[str]())  # replies that never arrive, by roun
 def apart(name: str, **options: object) -> tuple[Server, dict[str, Client]]:
     """Return a server without any row, and clients on three machines."""
     data, method = toys.blobs(SIZES), contract.built(name)
-    server = Server(method, data.names, data.sizes, data.dtype, 5, **options)
     slow = lambda number: LESS.working(method, data.names, 5, number)  # noqa: E731
+    server = Server(slow, data.names, data.sizes, data.dtype, 5, **options)
     return server, {h: Client(slow, some(data, names), 5) for h, names in HOLDERS.items()}
 
 

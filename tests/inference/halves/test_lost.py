@@ -18,8 +18,9 @@ from sites import CLOSE, SIZES, some
 
 import pyrofl
 from pyrofl.data import Federation
+from pyrofl.files.lock import locked
 from pyrofl.inference.halves import Client, Server
-from pyrofl.inference.loop import local as training
+from pyrofl.inference.halves.wire import Lost, Unfit
 from pyrofl.inference.loop.participation import fixed
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.models import fedavg, fedbe, pvi, scaffold
@@ -127,10 +128,15 @@ def test_state_that_does_not_belong_to_the_servers_is_refused():
             ask(order | {"model": "global"})
     server.take(a_round(server, clients))
     a_round(server, clients)
-    with pytest.raises(ValueError, match="of round 1, and what it keeps is of round 2; expected"):
-        clients["client 2"].train(order)  # as of a server that went back
+    for late in (order, order | {"round": 1}):  # as of a server that went back
+        with pytest.raises(ValueError, match=r"client 2: an order of round . came after that of"):
+            clients["client 2"].train(late)
+    clients["client 2"].forget(["client 2"])
+    with pytest.raises(ValueError, match="of round 1, and what it keeps is of round 0; expected"):
+        clients["client 2"].train(order)
     plain = fedavg.build(toys.net(), epochs=1)  # which keeps nothing that could be lost
-    assert sites(plain)["client 2"].train(order | {"accepted": torch.tensor([7])})["odd"] == ("",)
+    order = begun(plain).orders()["client 2"] | {"accepted": torch.tensor([7])}
+    assert sites(plain)["client 2"].train(order)["odd"] == ("",)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,7 @@ def test_state_that_does_not_belong_to_the_servers_is_refused():
             "client 0 has 4 training rows, and 3 at the server",
         ),
         ({"data": DATA.to("cpu", torch.float32)}, "float64 in the order, and the data are"),
-        ({"data": replace(DATA, names=tuple("abcdef"))}, "unknown client 'client 0'"),
+        ({"data": replace(DATA, names=tuple("abcdef"))}, "an order is for 'client 0'; expected"),
         ({"seed": 1}, "seed of init is 1, and 0 at the server; expected the same"),
         ({"order": {"ids": torch.tensor([6])}}, "client 0 has id 6; expected 0 to 5"),
         ({"order": {"round": None}}, "round is None; expected a whole number"),
@@ -158,6 +164,90 @@ def test_orders_that_do_not_fit_are_refused(change, told):
     order = begun(method).orders()["client 0"] | change.get("order", {})
     with pytest.raises(ValueError, match=told):
         Client(method, change.get("data", DATA), change.get("seed", 0)).train(order)
+
+
+def test_an_order_of_other_versions_or_another_method_is_refused_by_name():
+    for net, change, told in (
+        (toys.net(), {"epochs": 2}, "method of phases is [0-9a-f]{12}, and [0-9a-f]{12} at the"),
+        (toys.net(), {"lr": 0.3}, "method of phases is"),
+        (toys.net(), {}, "version of torch is .+, and 1.0 at the server; expected the same"),
+    ):
+        order = begun(fedavg.build(net, epochs=1)).orders()["client 0"]
+        order |= {} if change else {"version/torch": "1.0"}
+        other = sites(fedavg.build(net, **({"epochs": 1} | change)))["client 0"]
+        with pytest.raises(Unfit, match=told):
+            other.train(order)
+    question = begun(fedavg.build(toys.net(), lr=0.3)).questions()["client 0"]
+    with pytest.raises(Unfit, match="method of phases is"):
+        sites(fedavg.build(toys.net()))["client 0"].evaluate(question)
+
+
+def test_one_folder_has_one_server(tmp_path):
+    method = fedavg.build(toys.net(), epochs=1)
+    one, other = (begun(method, tmp_path / "s") for _ in range(2))
+    replies = a_round(one, sites(method))
+    with locked(tmp_path / "s"), pytest.raises(ValueError, match="is in use by process"):
+        one.take(replies)
+    one.take(replies)
+    with pytest.raises(ValueError, match=r"server\.pt holds round 1 of another server, and this"):
+        other.take(replies)
+    assert other.state.number == 0
+    one.take({})
+
+
+def test_who_has_lost_its_state_comes_back_as_a_newcomer(tmp_path):
+    # As PVI has it: the factor stays with the server, and what the client keeps begins anew.
+    method = contract.built("pfedvem")
+    server, clients = begun(method, tmp_path / "server"), sites(method)
+    server.take(a_round(server, clients))
+    clients["client 2"] = sites(method)["client 2"]
+    with pytest.raises(Lost, match="or these clients as newcomers: forget") as lost:
+        a_round(server, clients)
+    assert lost.value.names == ("client 2",)
+    clients["client 2"].forget(lost.value.names)
+    before = server.state.server
+    server.rejoin(lost.value.names)
+    toys.assert_same(server.state.server, before)
+    assert begun(method, tmp_path / "server").accepted.tolist() == [1, 1, 0, 1, 1, 1]
+    state = server.take(a_round(server, clients))
+    assert not state.rejected
+    assert server.accepted.tolist() == [2] * 6
+    server.rejoin(["client 2"])
+    with pytest.raises(ValueError, match="unknown client 'me'"):
+        server.rejoin(["me"])
+
+
+def test_a_server_that_lacks_what_a_client_has_lost_refuses_to_take_it_back():
+    method = scaffold.build(toys.net(), epochs=1)
+    server = begun(method)
+    server.rejoin(["client 2"])  # which is no loss before its first message
+    server.take(a_round(server, sites(method)))
+    with pytest.raises(ValueError, match=r"its c_j, is in c for good, .+ expected remember"):
+        server.rejoin(["client 2"])
+    assert server.accepted.tolist() == [1] * 6
+
+
+def test_scaffold_takes_what_a_client_has_lost_out_of_its_mean():
+    plain, method = (scaffold.build(toys.net(), epochs=1, remember=r) for r in (False, True))
+    server, clients, other = begun(method), sites(method), begun(plain)
+    for _ in range(2):
+        replies = a_round(server, clients)
+        other.take(replies)
+        server.take(replies)
+    toys.assert_same(role("control", server.state.server), role("control", other.state.server))
+    clients["client 2"] = sites(method)["client 2"]
+    server.rejoin(["client 2"])
+    for _ in range(2):  # c stays the mean of all c_j, a newcomer's zero among them
+        mine = {n: one for c in clients.values() for n, one in c._own.items()}
+        for n, v in role("control", server.state.server).items():
+            at = zip(DATA.names, server.accepted.tolist(), strict=True)
+            own = [mine[name].settled(last).mine for name, last in at]
+            mean = sum(one[f"own/{n}"] for one in own if one) / 6
+            torch.testing.assert_close(v, mean, **CLOSE)
+        assert not server.take(a_round(server, clients)).rejected
+    assert server.accepted.tolist() == [4] * 6
+    with pytest.raises(ValueError, match="remember is True and merge is 'median'; expected 'mean'"):
+        scaffold.build(toys.net(), remember=True, merge="median")
 
 
 NAN = torch.full((1, toys.CLASSES), torch.nan, dtype=torch.float64)
@@ -299,21 +389,6 @@ def test_a_server_needs_no_rows(name, monkeypatch):
     server = begun(method)
     assert server.orders().keys() == server.questions().keys() == set(DATA.names)
     assert server.take({}).number == 1
-
-
-def test_all_clients_know_how_many_rows_the_longest_has(monkeypatch):
-    # By which they choose how to train: alone as side by side.
-    found = []
-    real = training.rewritten
-
-    def recorded(*args: Any) -> Any:
-        found.append(args[-1])
-        return real(*args)
-
-    monkeypatch.setattr(training, "rewritten", recorded)
-    method = fedavg.build(toys.net(), epochs=1)
-    a_round(begun(method), sites(method))
-    assert found == [max(SIZES)] * 6
 
 
 def test_the_rows_without_labels_are_the_servers():

@@ -8,6 +8,7 @@ import pytest
 import test_contract as contract
 import torch
 import toys
+from torch import Generator
 
 import pyrofl
 from pyrofl.data import Batch, Federation
@@ -192,9 +193,9 @@ class Watched(Pooled):
         HELD.append(sum(len(v) for part in parts for v in list(part.values.values())[:1]))
         return super().fold(*parts)
 
-    def close(self, server: Tensors, weighed: Weighed) -> Tensors:
+    def close(self, server: Tensors, weighed: Weighed, generator: Generator) -> Tensors:
         HELD.extend(len(v) for v in (*weighed.values.values(), *weighed.weights.values()))
-        return super().close(server, weighed)
+        return super().close(server, weighed, generator)
 
 
 HELD: list[int] = []

@@ -68,7 +68,7 @@ def merged(merge: Pooled, message: Tensors, who: Who, ends: list[int] | None = N
     """Merge messages that are kept, or that are folded in groups."""
     if ends is None:
         return merge(SERVER, message, who, Generator())
-    return merge.close(SERVER, grouped(merge, message, who, ends))
+    return merge.close(SERVER, grouped(merge, message, who, ends), Generator())
 
 
 @pytest.mark.parametrize("name", DECLARED)
@@ -173,7 +173,7 @@ def test_a_branch_that_nobody_uses_stays_as_it_was(ends):
     if ends is None:
         found = merge(server, message, who, Generator())["a"]
     else:
-        found = merge.close(server, grouped(merge, message, who, ends))["a"]
+        found = merge.close(server, grouped(merge, message, who, ends), Generator())["a"]
     assert torch.equal(found[1], server["a"][1])
     torch.testing.assert_close(found[0], weighted_mean(message["a"], share(message, who)[:, 0]))
 

@@ -14,7 +14,7 @@ from checks import close
 
 import pyrofl
 from pyrofl.data import Batch, Federation, datasets
-from pyrofl.inference.fit import Run
+from pyrofl.inference.run import Run
 from pyrofl.models import fedavg, pvi
 from pyrofl.partitions import federations
 from pyrofl.tensors import Tensors, generator

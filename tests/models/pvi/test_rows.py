@@ -15,7 +15,8 @@ from torch import Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.evaluation.predict import predict
-from pyrofl.inference.fit import Run, fit
+from pyrofl.inference.fit import fit
+from pyrofl.inference.run import Run
 from pyrofl.models import pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.tensors import Tensors, generator

@@ -20,12 +20,12 @@ from pyrofl.data.conjugate import gaussian_means
 from pyrofl.inference.checks.leave_one_out import loo
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.fit import Run
 from pyrofl.inference.loop.participation import fixed as some
 from pyrofl.inference.loop.rounds import advance, federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.pointwise import pointwise
+from pyrofl.inference.run import Run
 from pyrofl.models import guides, pvi
 from pyrofl.models.pvi.summed import Summed
 from pyrofl.tensors import Tensors, default_type, generator

@@ -1,0 +1,78 @@
+"""Draw what a promise of privacy costs: accuracy, error and width of a posterior against epsilon.
+
+A thousand hospitals with ten patients each fit a logistic regression by PVI; each adds noise to the
+change of its factor before it sends it. The posterior does not know of the noise: its width hardly
+grows while its mean goes astray. Needs the extra `privacy`: pip install 'pyrofl[privacy]'.
+
+Run: python examples/privacy.py [--quick] [--out FOLDER]
+"""
+
+import argparse
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import torch
+
+import pyrofl
+from pyrofl import Federation, figures
+from pyrofl.figures.style import panels
+from pyrofl.models import pvi
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--quick", action="store_true", help="few hospitals, to see that it runs")
+parser.add_argument("--out", type=Path, default=Path("results/privacy"))
+args = parser.parse_args()
+
+# Twenty patients each, ten of whom are kept for tests; the answers follow two measurements.
+hospitals, rounds = (10, 1) if args.quick else (1000, 6)
+random = torch.Generator().manual_seed(0)
+truth = torch.tensor([1.0, -0.5], dtype=torch.float64)
+x = torch.randn(20 * hospitals, 2, generator=random, dtype=torch.float64)
+y = (torch.rand(len(x), generator=random) < torch.sigmoid(x @ truth)).double()
+rows = torch.arange(len(x)).split(10)
+data = Federation(x, y, rows[::2], rows[1::2])
+test = torch.cat(rows[1::2])
+
+
+def program(received, local, batch):
+    """State the logistic regression."""
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        with batch.rows():
+            pyro.sample("y", dist.Bernoulli(logits=(w * batch.x).sum(-1)), obs=batch.y)
+
+
+method = pvi.hierarchical(program, data, shared="w", damping=0.5, steps=4, draws=16)
+
+
+def fitted(privacy: pyrofl.Privacy | None) -> tuple[float, float, float, float]:
+    """Return epsilon, accuracy on test patients, the mean's error and the posterior's width."""
+    run = pyrofl.fit(method, data, rounds=rounds, privacy=privacy, progress=False)
+    drawn = run.posterior(400, ids=torch.tensor([0]))["w"][:, 0]
+    mean, sd = drawn.mean(0), drawn.std(0)
+    right = ((x[test] @ mean > 0) == (y[test] > 0.5)).double().mean()
+    epsilon = run.privacy.epsilon if run.privacy else torch.inf
+    return epsilon, float(right), float((mean - truth).norm()), float(sd.norm())
+
+
+asked = [pyrofl.Privacy(clip=4.0, noise=z, delta=1e-4, where="client") for z in (2, 4, 8, 16)]
+plain, *private = [fitted(privacy) for privacy in (None, *asked[: 2 if args.quick else None])]
+for epsilon, accuracy, error, width in (plain, *private):
+    told = f"accuracy {accuracy:.3f}, error of the mean {error:.3f}, posterior sd {width:.3f}"
+    print(f"epsilon {epsilon:.2f}: {told}")
+
+figure, (left, right) = panels(2, 2, 3.6, 3.0, across="epsilon of each hospital, delta 1e-4")
+for axes, shown in ((left, {1: "accuracy"}), (right, {2: "error of the mean", 3: "posterior sd"})):
+    for i, name in shown.items():
+        (line,) = axes.plot(
+            [one[0] for one in private], [one[i] for one in private], "o-", label=name
+        )
+        axes.axhline(plain[i], color=line.get_color(), linestyle="--", label=f"{name}, no privacy")
+    axes.set_xscale("log")
+    axes.set_xticks([one[0] for one in private], [f"{one[0]:.2g}" for one in private])
+    axes.minorticks_off()
+    axes.legend(fontsize=8)
+right.set_yscale("log")
+figures.save(figure, args.out / "privacy.png")
+print(f"figure: {args.out / 'privacy.png'}")

@@ -1,0 +1,146 @@
+"""Differential privacy: what is asked for, and what rounds have spent of it.
+
+Two federations are neighbours if they differ in one client: all its rows are there in one, and it
+adds zeros in the other. A client is what is protected, not a row. A run is (epsilon, delta)-private
+if for all neighbours and all sets of results P(result in set) <= e^epsilon P'(the same) + delta.
+
+The accountant is Google's dp-accounting, with Renyi orders; it is an extra: pip install
+'pyrofl[privacy]'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pyrofl.arguments import Range, Whole, check_fields
+
+Finite = Annotated[float, Range(0, open_low=True, open_high=True)]
+Chance = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """Bounds on what a client may change, and the noise that hides it.
+
+    Attributes:
+        clip: largest norm, over all tensors, of what a client adds to a sum.
+        noise: standard deviation of the noise of a sum, in units of `clip`.
+        delta: chance that the promise of epsilon fails; smaller than 1 over the clients.
+        where: "server" adds noise to the sum over clients: they trust the server, and nobody has to
+            trust who sees its state. With "client" each adds the same noise to its own message, and
+            trusts nobody.
+        most: where a method weighs clients by what they send, as pFedVEM by confidences: the weight
+            that counts as 1; larger ones count as that. Clients that count by their rows, which are
+            secret, count the same.
+        seed: of the noise. It must be secret: who knows it and the run's seed can take the noise
+            away. Use `secrets.randbits(62)`, at the server or of each client its own, where others
+            see results; the default is for lessons and tests.
+    """
+
+    clip: Finite
+    noise: Finite
+    delta: Chance = 1e-5
+    where: Literal["server", "client"] = "server"
+    most: Finite = 1.0
+    seed: Whole = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        check_fields(self)
+
+
+class Sampling(NamedTuple):
+    """How the clients of a round are drawn, in chances that an accountant knows."""
+
+    law: Literal["all", "without replacement", "each by itself"]
+    expected: float  # clients of a round
+    odd: float = 0.0  # chance that a client takes part only as the draw without it was refused
+
+
+class Spent(NamedTuple):
+    """What a run has spent: (epsilon, delta), and the epsilon of each client at this delta.
+
+    The run's holds for whoever sees the server's states, and not who took part; a client's also for
+    who knows that. `bound` says what it comes from.
+    """
+
+    epsilon: float
+    delta: float
+    clients: tuple[float, ...]
+    bound: str
+
+    def __str__(self) -> str:
+        """Tell it in one line."""
+        return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} per client ({self.bound})"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a private method promises to so many clients that are drawn so."""
+
+    privacy: Privacy
+    clients: int
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        """Refuse to promise what cannot be counted."""
+        if find_spec("dp_accounting") is None:
+            raise ValueError(
+                "privacy is asked for, and dp-accounting, which counts epsilon, is not installed; "
+                "expected pip install 'pyrofl[privacy]'"
+            )
+
+    def spent(self, rounds: int, times: Sequence[int]) -> Spent:
+        """Return what so many rounds have spent, given in how many each client took part, [J].
+
+        Raises:
+            ValueError: if they are of another number of clients than what was promised.
+        """
+        if len(times) != self.clients:
+            raise ValueError(
+                f"the method was made private for {self.clients} clients, and {len(times)} train; "
+                "expected as many"
+            )
+        noise, delta, law = self.privacy.noise, self.privacy.delta, self.sampling.law
+        known = {n: _epsilon("REPLACE_SPECIAL", ("Gaussian", noise), n, delta) for n in {*times}}
+        each = tuple(known[n] for n in times)
+        worst, told = max(each, default=0.0), "Gaussian noise in each round that it took part in"
+        if self.privacy.where == "client" or law == "all":
+            return Spent(worst, delta, each, told)
+        share = self.sampling.expected / self.clients
+        if law == "each by itself":
+            event: tuple[Any, ...] = ("PoissonSampled", share, ("Gaussian", noise))
+            bound, relation = f"Poisson sampling, share {share:g}", "REPLACE_SPECIAL"
+        else:  # to add zeros is a replacement, and the bound is for one of twice the clip
+            many = round(self.sampling.expected)
+            event = ("SampledWithoutReplacement", self.clients, many, ("Gaussian", noise / 2))
+            bound = f"sampling {many} of {self.clients} without replacement, replace-one"
+            relation = "REPLACE_ONE"
+        left = delta - rounds * self.sampling.odd
+        found = _epsilon(relation, event, rounds, left) if left > 0 else worst
+        return (
+            Spent(found, delta, each, bound) if found < worst else Spent(worst, delta, each, told)
+        )
+
+
+def _epsilon(relation: str, event: tuple[Any, ...], times: int, delta: float) -> float:
+    """Return epsilon of an event that happened so often."""
+    if not times:
+        return 0.0
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation[relation])
+    return float(accountant.compose(_event(event), times).get_epsilon(delta))
+
+
+def _event(words: tuple[Any, ...]) -> Any:
+    """Make ("Gaussian", 1.0) the library's GaussianDpEvent(1.0), and so on inside of it."""
+    import dp_accounting
+
+    name, *values = words
+    inner = [_event(v) if isinstance(v, tuple) else v for v in values]
+    return getattr(dp_accounting, f"{name}DpEvent")(*inner)

@@ -1,0 +1,60 @@
+"""How well each class is told from the others: what accuracy hides where classes are unequal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack
+
+import numpy as np
+import torch
+
+from pyrofl.inference.evaluation.asked import AskedFields
+from pyrofl.inference.evaluation.predict import predict
+from pyrofl.inference.run import Run
+from pyrofl.turns import in_turn
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+ALL = "all"
+
+
+@in_turn
+def by_class(run: Run, **asked: Unpack[AskedFields]) -> DataFrame:
+    """Score the rows of all clients together, by class, with scikit-learn.
+
+    Args:
+        run: of a classifier.
+        asked: fields of `evaluate`; seed and draws are the run's by default.
+
+    Returns:
+        A line for each class, and "all": `rows`; `recall`, of "all" the balanced accuracy, a mean
+        over classes that have rows; `precision`; `auroc` and `average_precision` of the class's
+        probability against all other rows; of "all" these are means over classes. NaN stands for
+        what is not defined, as of a class that no row has or is predicted for.
+
+    Raises:
+        ValueError: as `evaluate`; or if the method predicts numbers.
+    """
+    from pandas import DataFrame
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    how: AskedFields = {"seed": run.seed, "draws": run.draws, **asked}
+    found = list(predict(run.method, run.data, run.state, **how))
+    if found[0].prediction.mean.dim() < 3:
+        raise ValueError("the method predicts numbers; expected probabilities of classes")
+    probs = torch.cat([one.prediction.mean[one.mask] for one in found]).double().cpu().numpy()
+    y = torch.cat([one.y[one.mask] for one in found]).long().cpu().numpy()
+    top = probs.argmax(1)
+    lines = {}
+    for k, name in enumerate(run.data.classes or ("0", "1")):
+        own, said = y == k, top == k
+        told = 0 < own.sum() < len(y)
+        lines[name] = {
+            "rows": int(own.sum()),
+            "recall": said[own].mean() if own.any() else np.nan,
+            "precision": own[said].mean() if said.any() else np.nan,
+            "auroc": roc_auc_score(own, probs[:, k]) if told else np.nan,
+            "average_precision": average_precision_score(own, probs[:, k]) if told else np.nan,
+        }
+    means = DataFrame.from_dict(lines, orient="index").mean().to_dict()
+    return DataFrame.from_dict({**lines, ALL: {**means, "rows": len(y)}}, orient="index")

@@ -1,0 +1,190 @@
+"""Clients dealt to workers, each of which makes their half of the rounds and holds what they keep.
+
+How a worker is called is left to a `Post`, so that workers may be anywhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Federation, Who
+from pyrofl.data.shard import shard
+from pyrofl.inference.engines.worker import dealt
+from pyrofl.inference.halves.wire import sealed
+from pyrofl.inference.loop.carrier import Order, Running
+from pyrofl.inference.loop.client_half import Reply
+from pyrofl.inference.loop.state import OneCopy, Round
+from pyrofl.inference.method import Method
+from pyrofl.tensors import Tensors, cut
+
+AHEAD = 1  # chunks that a worker may train before the last one's reply is taken
+
+
+class Post(Protocol):
+    """Calls functions of workers, each worker's one after the other."""
+
+    workers: int
+
+    def hire(self, each: list[tuple[Federation, Tensor]]) -> None:
+        """Start a worker for the rows and ids of some clients, each."""
+        ...
+
+    def share(self, value: Any) -> Any:
+        """Return what stands for a value that is sent to several workers."""
+        ...
+
+    def send(self, worker: int, what: str, *given: Any) -> Any:
+        """Ask a worker to call one of its functions, and return a ticket."""
+        ...
+
+    def result(self, ticket: Any) -> Any:
+        """Return what came of a call, or raise what it raised; ChildProcessError: it has died."""
+        ...
+
+    def forget(self, tickets: list[Any]) -> None:
+        """Call off what has not begun."""
+        ...
+
+    def close(self) -> None:
+        """Let all workers end."""
+        ...
+
+
+class Away(OneCopy):
+    """What clients keep at workers, [J, ...]; it comes here when somebody asks for it."""
+
+    def __init__(self, fetch: Callable[[], Tensors]) -> None:
+        """Begin; `fetch` brings it."""
+        super().__init__()
+        self.fetch: Callable[[], Tensors] | None = fetch
+
+    def ready(self) -> None:
+        """Bring it here, unless that is done."""
+        super().ready()
+        if self.fetch is not None:
+            self.update(self.fetch())
+            self.fetch = None
+
+
+class Pool:
+    """A carrier to clients that are dealt to workers.
+
+    What clients keep stays with the workers; what a Round has of it is brought here if it is asked
+    for, and that of the last Round in the end.
+    """
+
+    def __init__(self, data: Federation, post: Post) -> None:
+        """Begin; workers start with the `with` block."""
+        self.data, self.post = data, post
+        self.mine = dealt(data.sizes[: data.clients], post.workers)
+        self.method: Method | None = None
+        self.last: Away | None = None
+
+    def __enter__(self) -> Pool:
+        """Start the workers."""
+        try:
+            self.post.hire([(shard(self.data, mine), mine) for mine in self.mine])
+        except BaseException:
+            self.post.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Bring here what the last Round's clients keep, and end the workers.
+
+        If a worker has died it is lost, and whoever asks for it is told.
+        """
+        try:
+            if self.last is not None:
+                with suppress(ChildProcessError):
+                    self.last.ready()
+        finally:
+            self.post.close()
+
+    def __call__(self, order: Order) -> Running:
+        """Begin a round."""
+        if (private := order.state.private) is not self.last:
+            for worker, mine in enumerate(self.mine):
+                self.post.send(worker, "load", sealed(cut(private, mine)))
+        if order.method is not self.method:
+            for worker in range(len(self.mine)):
+                self.post.send(worker, "learn", order.method)
+            self.method = order.method
+        return PoolTurn(self, order)
+
+    def kept(self) -> Tensors:
+        """Bring here what all clients keep, [J, ...]; zeros of newcomers."""
+        tickets = [self.post.send(worker, "kept") for worker in range(len(self.mine))]
+        whole: Tensors = {}
+        for mine, ticket in zip(self.mine, tickets, strict=True):
+            for name, value in self.post.result(ticket).items():
+                if name not in whole:
+                    shape = (self.data.clients, *value.shape[1:])
+                    whole[name] = value.new_zeros(shape, device=self.data.device)
+                whole[name][mine] = value.to(self.data.device)
+        return whole
+
+
+@dataclass
+class PoolTurn(Running):
+    """A round on its way at the workers."""
+
+    pool: Pool
+    order: Order
+
+    def __post_init__(self) -> None:
+        """Find out who has work."""
+        ids = self.order.ids
+        self.busy = [
+            w for w, mine in enumerate(self.pool.mine) if bool(torch.isin(mine, ids).any())
+        ]
+        self.waiting: deque[tuple[int, Any]] = deque()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Let workers take everything back if the round fails on its way."""
+        if kind is None:
+            return
+        self.pool.post.forget([ticket for _, ticket in self.waiting])
+        with suppress(ChildProcessError):
+            for worker in self.busy:
+                self.pool.post.send(worker, "undo")
+
+    def replies(self) -> Iterator[Reply]:
+        """Let the clients train, and yield the workers' replies, in turn."""
+        post, order = self.pool.post, self.order
+        last = order.state
+        state = Round(last.number, sealed(last.server), {}, last.seen)
+        sheet = post.share((state, order.ids, order.asked, order.seed, order.chunk, order.memory))
+        self.waiting.extend((w, post.send(w, "begin", sheet)) for w in self.busy)
+        while self.waiting:
+            worker, ticket = self.waiting[0]
+            reply, left = post.result(ticket)
+            self.waiting.popleft()
+            asked = [w for w, _ in self.waiting].count(worker)
+            for _ in range(asked, min(left, 1 + AHEAD)):
+                self.waiting.append((worker, post.send(worker, "more")))
+            yield arrived(reply, self.pool.data.device)
+
+    def close(self, back: Tensor) -> Tensors:
+        """Let some go back to what they kept before; all of it stays with the workers."""
+        for worker in self.busy:
+            self.pool.post.send(worker, "close", back)
+        if (old := self.pool.last) is not None and old.fetch is not None:
+            old.stale = True
+        self.pool.last = Away(self.pool.kept)
+        return self.pool.last
+
+
+def arrived(reply: Reply, device: torch.device) -> Reply:
+    """Return a reply on a device."""
+    sender = Who(*(v.to(device) for v in reply.sender))
+    return replace(
+        reply, sender=sender, message={n: v.to(device) for n, v in reply.message.items()}
+    )

@@ -1,0 +1,262 @@
+"""What a model says of new rows: probabilities, or numbers with intervals, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.arguments import known
+from pyrofl.data import Batch, Federation
+from pyrofl.data.sites import inputs, responses_of
+from pyrofl.inference.evaluation.asked import Asked, ModelAsked, usual
+from pyrofl.inference.evaluation.predict import (
+    CLASSES,
+    ROWS,
+    asked_about,
+    probabilities,
+    responses,
+)
+from pyrofl.inference.evaluation.prepare import ready
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Stream, stream
+from pyrofl.metrics import entropies
+from pyrofl.summaries import Summarised
+from pyrofl.tensors import Tensors, lent
+from pyrofl.turns import in_turn
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+NEW = "new client"
+QUANTILES = (0.05, 0.5, 0.95)
+SAMPLES = 4000  # of a response, for its quantiles
+
+
+class PredictionAsked(ModelAsked, total=False):
+    """Fields of `Asked` that predictions of new rows have."""
+
+    draws: int | None
+
+
+@dataclass(frozen=True, repr=False)
+class Predictions(Summarised):
+    """Predictive distributions of N rows.
+
+    Attributes:
+        about: which model was asked, and how it came to know its client.
+        classes: their names, or () where the response is a number.
+        mean: probabilities of the classes [N, K], or expected responses [N].
+        values: by name, [N] each. Of classes "entropy" in nats, and of several draws, or of an
+            ensemble, "epistemic", the part of it that more rows would take away (the mutual
+            information of class and draw). Of numbers "sd" and the quantiles "5%", "50%", "95%" of
+            the response, noise included, by 4,000 samples or more: off by 0.03 sd or so.
+    """
+
+    about: str
+    classes: tuple[str, ...]
+    mean: Tensor
+    values: Tensors
+
+    @property
+    def labels(self) -> list[str]:
+        """The most probable class of every row.
+
+        Raises:
+            ValueError: if the response is a number.
+        """
+        if not self.classes:
+            raise ValueError("the method predicts numbers; expected classes")
+        return [self.classes[k] for k in self.mean.argmax(-1).tolist()]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the columns of a table of them."""
+        more = {n: v.tolist() for n, v in self.values.items()}
+        if not self.classes:
+            return {"mean": self.mean.tolist(), **more}
+        each = zip(self.classes, self.mean.unbind(-1), strict=True)
+        return {"class": self.labels, **{f"p({n})": p.tolist() for n, p in each}, **more}
+
+    def frame(self) -> DataFrame:
+        """Return them as a data frame, a row each."""
+        from pandas import DataFrame
+
+        return DataFrame(self.columns())
+
+    def summary(self) -> dict[str, str]:
+        """Tell what they are."""
+        kind = f"{len(self.classes)} classes" if self.classes else "numbers"
+        return {
+            "model": self.about,
+            "rows": str(len(self.mean)),
+            "of": f"{kind}, with {', '.join(self.values)}",
+        }
+
+
+@in_turn
+def predictions(
+    method: Method,
+    data: Federation,
+    state: Round,
+    x: Any,
+    client: str | None,
+    own: Sequence[Any] | None = None,
+    **asked: Unpack[PredictionAsked],
+) -> Predictions:
+    """Predict rows for one client; see `Run.predict`."""
+    rows = _rows(data, x)
+    data, i = _with_newcomer(data, own) if client is None else _known(data, client, own)
+    how = _asked(method, asked, client is None, own is not None)
+    who = torch.tensor([i])
+    (_, received, local, noise), *_ = ready(method, data, state, who, how)
+    name = data.names[i]
+    source = stream(how.seed, Stream.ROWS, state.number, name)
+    parts = []
+    for some in rows.split(ROWS):
+        answers = data.y.new_zeros(1, len(some), *data.y.shape[1:])
+        mask = torch.ones(1, len(some), dtype=torch.bool, device=data.device)
+        of = data.who(who)
+        batch = asked_about(Batch(some[None], answers, mask, of.size, of.ids))
+        members = responses(method, received, local, batch, how.draws, noise)
+        parts.append(_read(members, len(some), how.draws, source))
+    mean, values = (
+        torch.cat([part for part, _ in parts]),
+        {n: torch.cat([v[n] for _, v in parts]) for n in parts[0][1]},
+    )
+    if not bool(mean.isfinite().all()):
+        row = int((~mean.isfinite().reshape(len(mean), -1).all(1)).nonzero()[0])
+        raise ValueError(
+            f"{name}: its {how.view(method)} model predicts no number for row {row} of x; expected "
+            "finite numbers: scale the inputs as those of training"
+        )
+    classes = data.classes or ("0", "1")  # of a Bernoulli response
+    told = _about(data, state, i, client is None, own is not None, how)
+    return Predictions(told, classes if mean.dim() > 1 else (), mean, values)
+
+
+def _rows(data: Federation, x: Any, what: str = "x") -> Tensor:
+    """Return rows as those of training are."""
+    source = data.source
+    if source and source.preparation is not None and not isinstance(x, Tensor | np.ndarray):
+        rows: Tensor = torch.as_tensor(source.preparation.apply(x))
+    else:
+        rows = torch.from_numpy(inputs(what, x, source.features if source else ())[0])
+    if rows.shape[1:] != data.x.shape[1:] or not len(rows):
+        raise ValueError(
+            f"{what} has shape {list(rows.shape)}; expected at least one row of "
+            f"{list(data.x.shape[1:])}"
+        )
+    return rows.to(data.x)
+
+
+def _known(data: Federation, client: str, own: object) -> tuple[Federation, int]:
+    known(client, data.names, "client")
+    if own is not None:
+        raise ValueError(f"own rows are given, and client is {client!r}; expected client=None")
+    return data, data.names.index(client)
+
+
+def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federation, int]:
+    """Return a federation with one more client, whose rows are the only ones."""
+    x, y = data.x[:1], data.y[:1]
+    if own is not None:
+        if not isinstance(own, tuple | list) or len(own) != 2:
+            raise ValueError(f"own is a {type(own).__name__}; expected (x, y)")
+        x = _rows(data, own[0], "own x")
+        y = responses_of("own y", own[1], data.classes).to(data.y)
+        if len(x) != len(y):
+            raise ValueError(f"own x has {len(x)} rows and own y {len(y)}; expected as many")
+    name = NEW
+    while name in data.names:
+        name += ", not seen before"
+    count, none = len(data.names), torch.zeros(0, dtype=torch.long)
+    made = Federation(
+        x.contiguous(),
+        y.contiguous(),
+        (*(torch.zeros(1, dtype=torch.long),) * count, torch.arange(len(x))),
+        (none,) * (count + 1),
+        (*data.names, name),
+        data.classes,
+        data.held_out + 1,
+        source=data.source,
+    )
+    return made, count
+
+
+def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> Asked:
+    """Return which model is asked, and how it is adapted, where that is left open."""
+    view, adapted = usual(method)
+    if new and not own:
+        view, adapted = "global" if "global" in method.views else view, "none"
+    if new and own and adapted == "none" and view == "personal":
+        adapted = "phases"
+    if given.get("model") not in (None, view):
+        view, adapted = str(given["model"]), "none"
+    how = Asked.of({"model": view, "adapted": adapted, **_said(given)}, without="population part")
+    if new and not own and how.adapted != "none":
+        raise ValueError(
+            f"adapted is {how.adapted!r}, and the new client has no rows of its own; expected "
+            "own=(x, y)"
+        )
+    how.view(method)
+    return how
+
+
+def _said(given: PredictionAsked) -> dict[str, Any]:
+    return {n: v for n, v in given.items() if v is not None}
+
+
+def _about(data: Federation, state: Round, i: int, new: bool, own: bool, how: Asked) -> str:
+    """Say which model was asked."""
+    adapted = {
+        "none": "",
+        "adapt": ", adapted to its training rows",
+        "phases": ", trained on its rows",
+    }
+    met = ""
+    if new:
+        met = ", which joins with rows of its own" if own else ", which joins without rows"
+    elif i >= data.clients:
+        met = ", which was held out"
+    elif not bool(state.seen[i]) and how.model == "personal":
+        met = ", which has not trained"
+    draws = f", {how.draws} draws" if how.draws else ""
+    return f"{how.model} model of {data.names[i]}{met}{adapted[how.adapted]}{draws}"
+
+
+def _read(
+    members: Iterator[Any], rows: int, draws: int | None, source: Generator
+) -> tuple[Tensor, Tensors]:
+    """Return the mean [B] or [B, K] over members and draws, and what else they say of rows."""
+    found = list(members)
+    if isinstance(found[0], CLASSES):
+        shape = (draws or 1, 1, rows, -1)
+        probs = torch.cat([probabilities(fn).expand(shape) for fn in found])[:, 0]
+        scores = entropies(probs)
+        values = {"entropy": scores["total"]}
+        if len(probs) > 1:
+            values["epistemic"] = scores["epistemic"]
+        return probs.mean(0), values
+    count = -(-SAMPLES // (len(found) * (draws or 1)))
+    with lent(source):
+        samples = torch.cat([_flat(fn.sample((count,)), rows) for fn in found])
+    means, variances = (
+        torch.cat([_flat(getattr(fn, what)[None], rows) for fn in found])
+        for what in ("mean", "variance")
+    )
+    mean = means.mean(0)
+    values = {"sd": (variances.mean(0) + means.var(0, correction=0)).sqrt()}
+    cuts = torch.quantile(samples, samples.new_tensor(QUANTILES), dim=0)
+    return mean, values | {f"{q:.0%}": cut for q, cut in zip(QUANTILES, cuts, strict=True)}
+
+
+def _flat(value: Tensor, rows: int) -> Tensor:
+    """Return [K, (S,) 1, B] as [K S, B]."""
+    if value.shape[-1] != rows:
+        raise ValueError("a response of several numbers; expected one number, or a class")
+    return value.reshape(-1, rows)

@@ -1,0 +1,172 @@
+"""Steps that are made again without Pyro: what one does to tensors is recorded once per shape.
+
+A step of few clients takes more time in Python than in kernels. One whose programs, loss and
+optimiser are values (`Supervised`, `Guide`, `Elbo`, `Sgd`), so that it depends on nothing but what
+it is given, is made as it is written `HOT` times in one shape. Then it is recorded and made again
+on copies, twice, and from there on by its recording, which gives the same bits. What gives others,
+or lets Python read numbers, or draws by itself, goes on as it is written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Batch
+from pyrofl.inference.elbo import Elbo
+from pyrofl.inference.fast.short import ShortElbo
+from pyrofl.inference.fast.tape import NotRecorded, Reads, Tape, compiled
+from pyrofl.inference.loop.noise import ClientNoise
+from pyrofl.inference.method import Method, Step
+from pyrofl.inference.optim import Sgd
+from pyrofl.inference.programs import Guide, Supervised
+from pyrofl.tensors import Tensors
+
+HOT = 8  # steps as they are written take as long as a recording: measured
+CHECKS = 2  # steps on which a recording is put beside what is written
+SMALL = 2**23  # bytes that a step moves, beyond which kernels take longer than Python: measured
+KEPT = 256  # recordings
+
+Touched = Callable[[], tuple[Tensors, Tensors]]
+"""Returns what steps write into, and what else they read."""
+
+BATCH = "x", "y", "mask", "size", "ids", "at", "_share"
+
+
+class Recording:
+    """What is known of one kind of step in one shape."""
+
+    def __init__(self, values: object) -> None:
+        """Begin; it is found by the ids of parts of these values, which are kept for that."""
+        self.values, self.seen, self.checked, self.refused = values, 0, 0, False
+        self.asked: list[Any] = []  # the noise that it needs
+        self.run: Callable[..., object] | None = None
+
+
+class Kept(threading.local):
+    """The recordings of a thread: one that is being made is nobody else's to run."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.found: OrderedDict[object, Recording] = OrderedDict()
+
+
+RECORDINGS = Kept()
+
+
+class Replay:
+    """The steps of one kind that some clients make in a phase."""
+
+    def __init__(self, method: Method, step: Step, noise: ClientNoise) -> None:
+        """Look at the values."""
+        self.noise, self.values = noise, (method.model, method.guide, step.loss, step.optim)
+        kinds: tuple[Any, ...] = Supervised, Guide, (Elbo, ShortElbo), Sgd
+        self.known = all(isinstance(v, k) for v, k in zip(self.values, kinds, strict=True))
+        self.kind = (identity(self.values), step.repeat) if self.known else None
+        self.recording: Recording | None = None
+        self.moving: list[Tensor] = []
+        self.still: list[Tensor] = []
+
+    def forget(self) -> None:
+        """Look at the tensors again, as they are others now."""
+        self.recording = None
+
+    def make(self, written: Callable[[], None], touched: Touched, batch: Batch) -> None:
+        """Make a step, which `written` makes as it is written, once others were made so.
+
+        `touched` is asked for what steps touch besides the batch, the same until `forget`.
+        """
+        if not self.known:
+            written()
+            return
+        rows = [v for n in BATCH if (v := getattr(batch, n)) is not None]
+        found = self.recording or self._find(*touched(), rows)
+        found.seen += 1
+        if found.refused or found.seen < HOT:
+            self.noise.asked.clear()
+            written()
+            found.asked = self.noise.asked[:]
+        elif found.run is None or found.checked < CHECKS:
+            self._witness(found, written, rows)
+        else:
+            noise = [self.noise.normal(*one) for one in found.asked]
+            found.run(*self.moving, *self.still, *rows, *noise)
+
+    def _find(self, moving: Tensors, still: Tensors, rows: list[Tensor]) -> Recording:
+        """Find the recording for tensors such as these, or begin one."""
+        self.moving, self.still = list(moving.values()), list(still.values())
+        key = self.kind, *moving, *still, laid_out([*self.moving, *self.still, *rows])
+        kept = RECORDINGS.found
+        found = self.recording = kept.setdefault(key, Recording(self.values))
+        kept.move_to_end(key)
+        while len(kept) > KEPT:
+            kept.popitem(last=False)
+        if sum(v.numel() * v.element_size() for v in self.moving) > SMALL:
+            found.refused = True
+        return found
+
+    def _witness(self, found: Recording, written: Callable[[], None], rows: list[Tensor]) -> None:
+        """Make a step as it is written, and see whether the recording, made now or before, does."""
+        copies = [
+            torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device)
+            for v in self.moving
+        ]
+        for copy, value in zip(copies, self.moving, strict=True):
+            copy.copy_(value)
+        noise, tape = self.noise.hand(found.asked), Tape()
+        with nullcontext() if found.run else Reads(tape), nullcontext() if found.run else tape:
+            written()
+        same = not self.noise.take_back() and self.noise.asked == found.asked
+        try:
+            given = self.still + rows + noise
+            found.run = found.run or compiled(tape, self.moving, given)
+            found.run(*copies, *given)
+        except (NotRecorded, RuntimeError, TypeError, ValueError):
+            same = False
+        found.refused = not same or not all(map(equal, copies, self.moving))
+        found.checked += 1
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Say whether all bits are the same; NaN is as good as another."""
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def laid_out(tensors: list[Tensor]) -> tuple[object, ...]:
+    """Tell types, shapes and places in memory, as far as code for tensors depends on them."""
+    first: dict[int, int] = {}
+    return tuple(
+        (
+            v.dtype,
+            v.device,
+            v.shape,
+            v.stride(),
+            not v.storage_offset(),
+            first.setdefault(v.untyped_storage()._cdata, i),
+        )
+        for i, v in enumerate(tensors)
+    )
+
+
+def identity(value: object) -> object:
+    """Tell values apart by what they are made of, and all else by what it is.
+
+    >>> identity(("a", Sgd(0.1, 0.9, {}))) == identity(("a", Sgd(0.1, 0.9, {})))
+    True
+    """
+    if value is None or isinstance(value, (str, int, float)):
+        return type(value), value
+    if isinstance(value, tuple):
+        return type(value), *map(identity, value)
+    if isinstance(value, Mapping):
+        return tuple((n, identity(v)) for n, v in value.items())
+    if is_dataclass(value):
+        return type(value), *(identity(getattr(value, f.name)) for f in fields(value))
+    return id(value)

@@ -1,0 +1,161 @@
+"""Private methods: what clients add to sums is bounded, and noise hides it.
+
+where="server"   clients send what they add to sums, see `sums`; the server clips each, adds them up
+                 and adds noise once: McMahan, Ramage, Talwar and Zhang, "Learning Differentially
+                 Private Recurrent Language Models", ICLR 2018, with their fixed denominator
+where="client"   each client clips and adds noise to what it sends
+
+A server that is not `Pooled` may take messages as changes of what it has, as PVI takes factors
+(Heikkilä, Ashman, Swaroop, Turner and Honkela, "Differentially private partitioned variational
+inference", 2022): its method says so by the fact `CHANGES`, and clients add noise to the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.arguments import Count, checked
+from pyrofl.data import Who
+from pyrofl.inference.budget import Privacy, Promise
+from pyrofl.inference.facts import CHANGES, marked
+from pyrofl.inference.loop.participation import Draw, everyone, sampling_of
+from pyrofl.inference.method import Method
+from pyrofl.inference.privacy.sums import (
+    AT,
+    SUM,
+    WEIGHT,
+    Sums,
+    poolable,
+    shown,
+    summed,
+    without_rules,
+)
+from pyrofl.tensors import Tensors, generator, like, matches, pick, role, total
+
+
+def with_privacy(
+    method: Method | Callable[[int], Method],
+    privacy: Privacy | None,
+    clients: int,
+    participation: Draw,
+) -> Method | Callable[[int], Method]:
+    """Return `private` methods, if that is asked for: of one, or of each round."""
+    if privacy is None:
+        return method
+    if isinstance(method, Method):
+        return private(method, privacy, clients, participation)
+    return lambda number: private(method(number), privacy, clients, participation)
+
+
+@checked
+def private(
+    method: Method, privacy: Privacy, clients: Count, participation: Draw = everyone
+) -> Method:
+    """Return a method whose server's states are differentially private.
+
+    Args:
+        method: one whose merge is `Pooled` by weighted means; with where="client" also one whose
+            messages are `CHANGES`.
+        privacy: bounds and noise.
+        clients: how many train.
+        participation: draws who reports, as of `fit`.
+
+    Raises:
+        ValueError: if the method needs messages apart, by its name, or is private already; if
+            participation is a draw of one's own, or the accountant is not installed.
+    """
+    if method.privacy is not None:
+        raise ValueError(f"{method.name}: it is private already; expected a method that is not")
+    promise = Promise(privacy, clients, sampling_of(participation, clients))
+    changes, bounds = marked(method.facts, CHANGES), Bounds(privacy)
+    if changes and privacy.where == "server":
+        raise ValueError(
+            f"{method.name}: its server keeps what each client says apart, and noise of a sum "
+            "would be in none of it; expected where='client'"
+        )
+    if changes:
+
+        def download(server: Tensors, who: Who) -> Tensors:
+            """Send what messages are changes of, too."""
+            return method.download(server, who) | shown(server, who, changes)
+
+        return replace(
+            method,
+            download=download,
+            facts=without_rules(method.facts),
+            protect=bounds.protected,
+            privacy=promise,
+        )
+    sums = Sums(poolable(method), promise.sampling.expected, privacy.most, least=1.0)
+    told = summed(method, sums)
+    if privacy.where == "client":
+        return replace(told, protect=bounds.protected, privacy=promise)
+    merge = replace(poolable(told), of=bounds.clipped_of, noised=bounds.noisy)
+    return replace(told, merge=merge, privacy=promise)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Clips what clients add to sums, and makes the noise.
+
+    Weights together have a norm of at most 1, and all else together of at most `clip`. Where there
+    are weights both need noise, and each has 2^1/2 times as much, which is worth the same.
+    """
+
+    privacy: Privacy
+
+    def clipped_of(self, server: Tensors, message: Tensors) -> Tensors:
+        """Return what clients add, clipped; as `of` of a `Pooled`."""
+        return self.clipped(pick(message, f"{SUM}/* {WEIGHT}/*"))
+
+    def clipped(self, added: Tensors) -> Tensors:
+        """Return what clients add [C, ...] within the bounds; zeros of what is not finite."""
+        light = _scaled(added, pick(added, f"{WEIGHT}/*"), 1.0)
+        weights = pick(light, f"{WEIGHT}/*")
+        rest = {n: v for n, v in light.items() if n not in weights}
+        return weights | _scaled(rest, rest, self.privacy.clip)
+
+    def noisy(self, added: Tensors, source: Generator) -> Tensors:
+        """Return what was added [*p] with noise, of the secret seed and a stream's next number."""
+        own = generator("noise of privacy", self.privacy.seed, _number(source))
+        more = 2**0.5 if pick(added, f"{WEIGHT}/*") else 1.0
+        found = Tensors()
+        for n in sorted(added):
+            value, unit = added[n], 1.0 if matches(n, f"{WEIGHT}/*") else self.privacy.clip
+            drawn = torch.randn(value.shape, generator=own, dtype=torch.float64)
+            found[n] = value + (more * self.privacy.noise * unit * drawn).to(value)
+        return found
+
+    def protected(
+        self, received: Tensors, message: Tensors, sources: Sequence[Generator]
+    ) -> Tensors:
+        """Return messages [C, ...] of clients that add the noise; each has a stream of its own."""
+        base = {n: v for n, v in role(AT, received).items() if n in message}
+        near = self.clipped({n: v - base[n] if n in base else v for n, v in message.items()})
+        each = [self.noisy({n: v[c] for n, v in near.items()}, g) for c, g in enumerate(sources)]
+        noisy = {n: torch.stack([one[n] for one in each]) for n in near} if each else near
+        return {n: base[n] + v if n in base else v for n, v in noisy.items()}
+
+
+def _scaled(values: Tensors, measured: Tensors, most: float) -> Tensors:
+    """Shorten values [C, ...] where those that are measured have a norm above `most`."""
+    if not measured:
+        return values
+    norm = total({n: v.double().square() for n, v in measured.items()}).sqrt()
+    eps = max(torch.finfo(v.dtype).eps for v in measured.values())
+    # A hair shorter, or rounding might lead beyond the bound.
+    factor = torch.where(norm > most, most / norm * (1 - 2 * eps), 1.0)
+    return {n: _multiplied(v, factor, norm.isfinite()) for n, v in values.items()}
+
+
+def _multiplied(value: Tensor, factor: Tensor, good: Tensor) -> Tensor:
+    moved = (value.double() * like(factor, value)).to(value.dtype)
+    return torch.where(like(good, value), moved, torch.zeros_like(value))
+
+
+def _number(source: Generator) -> int:
+    return int(torch.randint(2**62, (), generator=source))

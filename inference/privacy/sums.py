@@ -1,0 +1,161 @@
+"""Methods whose clients send what they add to the server's sums, instead of their message.
+
+A server that is `Pooled` goes on from weighted means, so it needs no more than two kinds of sums:
+
+    weight/K  = sum_c weight_c                      of its K-th entry
+    sum/NAME  = sum_c weight_c (value_c - before)   before: what the server has by that name
+
+and for `Total` the sum of weight_c value_c alone. Noise and masks are added to these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyrofl.arguments import checked
+from pyrofl.data import Batch, Who
+from pyrofl.inference.facts import Fact, Facts, Rule, WireCost
+from pyrofl.inference.method import Method, Phase, send_all
+from pyrofl.inference.servers.pooled import UNUSED, Pooled, Total, Weight, by_size, evenly
+from pyrofl.tensors import Tensors, matches, role, spread_out, under
+
+AT, SUM, WEIGHT = "at", "sum", "weight"
+IDS, SIZE = "who/ids", "who/size"
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What clients add to sums, and what a server by weighted means makes of them.
+
+    Attributes:
+        merge: the server.
+        even: clients of a round, where those that count by their rows, or the same, all count 1 and
+            the sum is divided by this; None: they tell what they count.
+        most: weight that is told as 1.
+        least: the smallest sum of weights that is divided by.
+    """
+
+    merge: Pooled
+    even: float | None = None
+    most: float = 1.0
+    least: float = UNUSED
+
+    def told(self, server: Tensors, message: Tensors, who: Who) -> Tensors:
+        """Return what clients add, [C, ...]; server is what they know of it, [C, ...]."""
+        values, found = self.merge.of(server, message), Tensors()
+        before = server | self.merge.of(server, server)
+        for names, patterns in self.merge.groups(values):
+            weight = torch.ones_like(who.size)
+            if not self._alike(patterns):
+                weight = _inner(self.merge.weights[patterns])(message, who) / self.most
+                if not self._is_total(patterns):
+                    found[self._name(patterns)] = weight
+            for n in names:
+                old = 0.0 if self._is_total(patterns) else before.get(n, 0.0)
+                found[f"{SUM}/{n}"] = _times(weight, values[n] - old)
+        return found
+
+    def opened(self, server: Tensors, sums: Tensors) -> Tensors:
+        """Return the server's next state, given sums over clients."""
+        ahead = self.merge.of(server, {n: v[None] for n, v in server.items()})
+        before, pooled = server | {n: v[0] for n, v in ahead.items()}, Tensors()
+        for n, value in role(SUM, sums).items():
+            patterns = next(p for p in self.merge.weights if matches(n, p))
+            if self._is_total(patterns):
+                pooled[n] = value * self.most if not self._alike(patterns) else value
+                continue
+            many = value.new_tensor(self.even or 1.0)
+            weight = many if self._alike(patterns) else sums[self._name(patterns)]
+            pooled[n] = before.get(n, 0.0) + _times(1 / weight.clamp(min=self.least), value)
+        return self.merge.then(server, pooled)
+
+    def _alike(self, patterns: str) -> bool:
+        """Say whether all clients count 1."""
+        return self.even is not None and _inner(self.merge.weights[patterns]) in (by_size, evenly)
+
+    def _is_total(self, patterns: str) -> bool:
+        return isinstance(self.merge.weights[patterns], Total)
+
+    def _name(self, patterns: str) -> str:
+        return f"{WEIGHT}/{list(self.merge.weights).index(patterns)}"
+
+
+@checked
+def summed(method: Method, sums: Sums | None = None) -> Method:
+    """Let clients send what they add to sums, which is all that the server needs.
+
+    The result is the same but for rounding. Rules about messages are left out, as sums do not show
+    who breaks them.
+
+    Args:
+        method: one whose merge is `Pooled` by weighted means.
+        sums: other ones than those of its merge.
+
+    Raises:
+        ValueError: if its server needs messages apart; it names the method.
+    """
+    merge = poolable(method)
+    mine, all_known = sums or Sums(merge), method.download is send_all
+
+    def download(server: Tensors, who: Who) -> Tensors:
+        """Send what clients are to tell a change from, too."""
+        return method.download(server, who) | under(AT, send_all(server, who))
+
+    def count(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Note how many rows there are."""
+        return {IDS: batch.ids, SIZE: batch.size}
+
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        """Send what the client adds to sums."""
+        own = {n: v for n, v in received.items() if all_known or not n.startswith(f"{AT}/")}
+        message = method.upload(own, local)
+        known = received if all_known else role(AT, received)
+        return mine.told(known, message, Who(local[IDS], local[SIZE]))
+
+    return replace(
+        method,
+        download=send_all if all_known else download,
+        phases=(*method.phases, Phase((count,))),
+        upload=upload,
+        merge=Pooled({f"{SUM}/* {WEIGHT}/*": Total(evenly)}, then=mine.opened),
+        facts=without_rules(method.facts),
+    )
+
+
+def poolable(method: Method) -> Pooled:
+    """Return a method's merge; refuse one that is not of sums, by the method's name."""
+    merge = method.merge
+    if isinstance(merge, Pooled) and merge.how == "mean":
+        return merge
+    how = f"merge is {merge.how!r}" if isinstance(merge, Pooled) else "merge is no weighted mean"
+    raise ValueError(
+        f"{method.name or method.programs}: {how}, so that its server must see every message "
+        "apart; expected a method whose merge is Pooled by weighted means"
+    )
+
+
+def without_rules(facts: Facts) -> dict[str, Fact | tuple[Fact, ...]]:
+    """Leave out what must hold for single messages, and what they weigh."""
+    each = {n: f if isinstance(f, tuple) else (f,) for n, f in facts.items()}
+    kept = {
+        n: tuple(f for f in own if not isinstance(f, Rule | WireCost)) for n, own in each.items()
+    }
+    return {n: own for n, own in kept.items() if own}
+
+
+def shown(server: Tensors, who: Who, names: str) -> Tensors:
+    """Return what clients are to tell changes of some names from."""
+    known = {n: v for n, v in server.items() if matches(n, names)}
+    return under(AT, spread_out(known, len(who.ids)))
+
+
+def _inner(weight: Weight) -> Weight:
+    return weight.weight if isinstance(weight, Total) else weight
+
+
+def _times(weight: Tensor, value: Tensor) -> Tensor:
+    """Multiply values [..., *p] by weights [...]."""
+    return weight.reshape([*weight.shape, *(1 for _ in value.shape[weight.dim() :])]) * value

@@ -1,0 +1,75 @@
+"""Runs written to a file, with all that it takes to make their method again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyrofl import recipes
+from pyrofl.data import Federation
+from pyrofl.data.blank import facts
+from pyrofl.files import hashed
+from pyrofl.files.run_folder import versions
+from pyrofl.inference.description import described
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.method import Method
+from pyrofl.inference.records import RoundRecord
+from pyrofl.inference.seeds import Seed, separate
+
+RECORDS = tuple(f.name for f in fields(RoundRecord) if f.name != "number")  # that follows
+STATE = tuple(f.name for f in fields(Round) if f.name != "who")
+
+
+class Kept(Protocol):
+    """What of a run is kept; see `Run`, which knows this module."""
+
+    method: Method
+    data: Federation
+    state: Round
+    seed: Seed
+    draws: int | None
+    records: list[RoundRecord]
+    history: list[dict[str, Any]]
+
+
+def save(run: Kept, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
+    """Write a run's last round and all its records into one file; its own metrics are not kept.
+
+    Args:
+        run: as `fit` returns it, or hands it to `after`.
+        path: of the file, which is replaced once the new one is on the disk.
+        about: settings of the run, as JSON has them; `load` refuses the file if one differs. The
+            data, the seeds, the versions of Python, pyrofl, torch, Pyro and NumPy and the parts of
+            the method are always among them, but no constants of modules that its functions read.
+
+    Raises:
+        OSError: if there is no room for it.
+    """
+    state = {name: getattr(run.state, name) for name in STATE} | run.state.who._asdict()
+    state["private"] = dict(run.state.private.items())
+    records: dict[str, Any] = {"draws": run.draws, "metrics": run.history}
+    records |= {name: [getattr(record, name) for record in run.records] for name in RECORDS}
+    about = about_of(run.data, run.seed, about)
+    content = {"state": state, "records": records, "method": described(run.method)}
+    content |= {"recipe": _recipe(run.method), "data": facts(run.data)}
+    hashed.write(path, about, content)
+
+
+def _recipe(method: Method) -> dict[str, Any]:
+    """Tell how a method was made, or why that cannot be told."""
+    if method.recipe is None:
+        return {"lacking": "it is a method of one's own"}
+    try:
+        return {"made": recipes.told(method)}
+    except ValueError as error:
+        return {"lacking": str(error)}
+
+
+def about_of(data: Federation, seed: Seed, about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what must be the same for a run to go on from a file."""
+    found: dict[str, Any] = {"hash of the data": hashed.fingerprint(data)}
+    found |= {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
+    found |= {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
+    return {**found, "type of device": data.x.device.type, **(about or {})}

@@ -1,0 +1,251 @@
+"""The floor, see `floor`, of methods whose every weight, or whole head, is random.
+
+The arithmetic is that of `pyrofl.models.pvi`, `pfedbayes` and `fedpop` on an MLP with one hidden
+layer, at their defaults; PVI's server keeps its damping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from pyrofl.bench.floor import (
+    Rows,
+    Weights,
+    _chunks,
+    _descend,
+    _losses,
+    _minibatch,
+    _plan,
+    _steps,
+)
+from pyrofl.data import Federation
+from pyrofl.nets.stacked import products
+from pyrofl.tensors import generator, like
+
+
+def pvi(
+    data: Federation,
+    start: Weights,
+    chunk: int,
+    epochs: int = 10,
+    draws: int = 8,
+    lr: float = 0.3,
+    scale: float = 0.05,
+    damping: float = 0.1,
+) -> Iterator[Tensor]:
+    """Run PVI with a diagonal covariance, yielding the mean of q after each round."""
+    shapes, source = [w.shape for w in start], generator(0)
+    loc = torch.cat([w.flatten() for w in start])
+    whole = [loc / scale**2, torch.full_like(loc, scale**-2)]  # shift and precision of q
+    ahead = [whole[0], whole[1] - 1]
+    factors = [(v / data.clients).repeat(data.clients, 1) for v in ahead]
+    means, roots = loc.repeat(data.clients, 1), torch.full_like(factors[0], scale)
+    while True:
+        total = [torch.zeros_like(v) for v in whole]
+        for who in _chunks(data, chunk):
+            rows = _minibatch(data, _plan(data, who, 1, None), 0, len(who))
+            cavity = [v - factor[who] for v, factor in zip(whole, factors, strict=True)]
+            mean, root = means[who].requires_grad_(), roots[who].requires_grad_()
+            for step in range(epochs):
+                half = torch.randn(draws // 2, *mean.shape, generator=source)
+                noise = torch.cat([half, -half])
+                before = mean.detach().clone(), root.detach().clone()
+                value = _free_energy(mean, root, noise, cavity, rows, shapes)
+                grads = torch.autograd.grad(value.sum(), [mean, root])
+                with torch.no_grad():
+                    _natural(mean, root, grads, lr / max(1, step + 1 - epochs // 2))
+                    known = _free_energy(*before, noise, cavity, rows, shapes)
+                    for _ in range(10):
+                        risen = _free_energy(mean, root, noise, cavity, rows, shapes) > known
+                        if not risen.any():
+                            break
+                        for v, old in zip((mean, root), before, strict=True):
+                            v.copy_(torch.where(risen[:, None], (v + old) / 2, v))
+            means[who], roots[who] = mean.detach(), root.detach()
+            precision = roots[who].square().reciprocal()
+            for i, v in enumerate((means[who] * precision, precision)):
+                change = damping * (v - whole[i])
+                factors[i][who] += change
+                total[i] += change.sum(0)
+        whole = [v + more for v, more in zip(whole, total, strict=True)]
+        yield whole[0] / whole[1]
+
+
+def _free_energy(
+    mean: Tensor,
+    root: Tensor,
+    noise: Tensor,
+    cavity: list[Tensor],
+    rows: Rows,
+    shapes: list[torch.Size],
+) -> Tensor:
+    u = mean + root * noise
+    parts = u.split([s.numel() for s in shapes], -1)
+    outputs = _network(rows[0], [v.unflatten(-1, s) for v, s in zip(parts, shapes, strict=True)])
+    fit = _losses(outputs, *rows[1:]).sum((0, 2)) / len(noise)
+    others: Tensor = (u * torch.addcmul(cavity[0], cavity[1], u, value=-0.5)).sum(-1).mean(0)
+    value: Tensor = fit - others - root.log().sum(-1)
+    return value
+
+
+def _natural(mean: Tensor, root: Tensor, grads: tuple[Tensor, ...], lr: float) -> None:
+    growth = (1 + lr * ((1 + root * grads[1]).abs() - 1)).clamp(min=0.1)
+    root.mul_(growth.rsqrt())
+    slope = lr * root.square() * grads[0]
+    mean.sub_(slope / (slope / 2).abs().amax(-1, keepdim=True).clamp(min=1))
+
+
+def _network(x: Tensor, weights: Weights) -> Tensor:
+    """Run K draws [K, C, *p] for every client on its rows [C, B, in]: [K, C, B, out]."""
+    w1, b1, w2, b2 = weights
+    wide = products(x, w1.transpose(0, 1).flatten(1, 2), b1.transpose(0, 1).flatten(1))
+    hidden = torch.unflatten(wide, -1, (len(w1), -1)).movedim(-2, 0).relu().flatten(0, 1)
+    outputs: Tensor = products(hidden, w2.flatten(0, 1), b2.flatten(0, 1))
+    return torch.unflatten(outputs, 0, w1.shape[:2])
+
+
+def pfedbayes(
+    data: Federation,
+    start: Weights,
+    chunk: int,
+    epochs: int = 5,
+    batch: int = 50,
+    draws: int = 2,
+    repeat: int = 5,
+    lr: float = 0.01,
+    kl: float = 0.1,
+    scale: float = 0.05,
+) -> Iterator[Weights]:
+    """Run pFedBayes, yielding means and spreads of the prior after each round."""
+    source, width = generator(0), torch.tensor(scale).expm1().log().item()
+    server = [*start, *(torch.full_like(w, width) for w in start)]
+    own = [w.expand(data.clients, *w.shape).clone() for w in server]
+    middle = len(start)
+    while True:
+        total = [torch.zeros_like(w) for w in server]
+        for who in _chunks(data, chunk):
+            plan = _plan(data, who, epochs, batch)
+            weight = kl / data.sizes[who]
+            near = [w.expand(len(who), *w.shape).clone().requires_grad_() for w in server]
+            mine = [v[who].requires_grad_() for v in own]
+            on_mine, on_near = (torch.optim.Adam(v, lr) for v in (mine, near))
+            for t in range(len(plan.rows)):
+                x, y, mask = _minibatch(data, plan, t, len(who))
+                size = mask.sum(1).clamp(min=1) * draws
+                for _ in range(repeat):
+                    w = [
+                        m + softplus(s) * torch.randn(draws, *m.shape, generator=source)
+                        for m, s in zip(mine[:middle], mine[middle:], strict=True)
+                    ]
+                    fit = _losses(_network(x, w), y, mask).sum((0, 2)) / size
+                    _descend((fit + weight * _divergence(mine, near)).sum(), mine, on_mine)
+                _descend((weight * _divergence(mine, near)).sum(), near, on_near)
+            for table, v in zip(own, mine, strict=True):
+                table[who] = v.detach()
+            for table, v in zip(total, near, strict=True):
+                table += v.detach().sum(0) / data.clients
+        server = total
+        yield server
+
+
+def _divergence(q: Weights, p: Weights) -> Tensor:
+    """Return KL[q || p] of independent normals [C], each a list of means, then of spreads."""
+    middle, found = len(q) // 2, torch.zeros(())
+    for m, s, n, r in zip(q[:middle], q[middle:], p[:middle], p[middle:], strict=True):
+        width = softplus(r)
+        ratio = (softplus(s) / width).square()
+        each = ratio + ((m - n) / width).square() - 1 - ratio.log()
+        found = found + 0.5 * each.flatten(1).sum(1)
+    return found
+
+
+def fedpop(
+    data: Federation,
+    start: Weights,
+    chunk: int,
+    burn_in: int = 2,
+    epochs: int = 5,
+    batch: int = 10,
+    lr_head: float = 0.1,
+    lr: float = 0.01,
+    memory: float = 0.8,
+    scale: float = 0.2,
+) -> Iterator[Weights]:
+    """Run FedPop, yielding base and the heads' centre after each round."""
+    source, weights = generator(0), start
+    deviation = [torch.full_like(w, scale) for w in start[2:]]
+    heads = [w.expand(data.clients, *w.shape).clone() for w in start[2:]]
+    sums, squares = ([torch.zeros_like(h) for h in heads] for _ in range(2))
+    count = torch.zeros(data.clients)
+    while True:
+        bases, centre, spread = (
+            [torch.zeros_like(w) for w in part] for part in (start[:2], start[2:], start[2:])
+        )
+        for who in _chunks(data, chunk):
+            base, z = (
+                [w.expand(len(who), *w.shape).clone() for w in weights[:2]],
+                [h[who] for h in heads],
+            )
+            first, second = ([memory * v[who] for v in part] for part in (sums, squares))
+            draws, size = memory * count[who], data.sizes[who].to(data.dtype)
+            population = (
+                weights[2:],
+                [d.clamp(min=float((lr_head / size).max()) ** 0.5) for d in deviation],
+            )
+            early = _plan(data, who, burn_in, batch)
+            for t in range(len(early.rows)):
+                active = int((early.steps > t).sum())
+                rows = _minibatch(data, early, t, active)
+                _shake(z, rows, [w[:active] for w in base], population, size, lr_head, source)
+            for (x, y, mask), params, optimiser in _steps(data, who, base, epochs, batch, lr):
+                n = len(x)
+                still = [p.detach() for p in params]
+                _shake(z, (x, y, mask), still, population, size, lr_head, source)
+                for v, a, b in zip(z, first, second, strict=True):
+                    a[:n] += v[:n]
+                    b[:n] += v[:n].square()
+                draws[:n] += 1
+                fit = _losses(_mlp(x, [*params, *(v[:n] for v in z)]), y, mask).sum(1) / mask.sum(1)
+                _descend(fit.sum(), params, optimiser)
+            count[who] = draws
+            for i, v in enumerate(z):
+                heads[i][who], sums[i][who], squares[i][who] = v, first[i], second[i]
+                centre[i] += (first[i] / like(draws, v)).sum(0) / data.clients
+                spread[i] += (second[i] / like(draws, v)).sum(0) / data.clients
+            for table, v in zip(bases, base, strict=True):
+                table += torch.tensordot(size / data.sizes[: data.clients].sum(), v, 1)
+        deviation = [
+            (s - c.square()).clamp(min=1e-8).sqrt() for s, c in zip(spread, centre, strict=True)
+        ]
+        weights = bases + centre
+        yield weights
+
+
+def _shake(
+    z: Weights,
+    rows: Rows,
+    base: Weights,
+    population: tuple[Weights, Weights],
+    size: Tensor,
+    lr: float,
+    source: torch.Generator,
+) -> None:
+    """Make a Langevin step of the heads of the first clients, in place."""
+    x, y, mask = rows
+    n = len(x)
+    at = [v[:n].clone().requires_grad_() for v in z]
+    value = (_losses(_mlp(x, [*base, *at]), y, mask).sum(1) / mask.sum(1)).sum()
+    for v, centre, width in zip(at, *population, strict=True):
+        value = value + (((v - centre) / width).square().flatten(1).sum(1) / (2 * size[:n])).sum()
+    for v, grad in zip(z, torch.autograd.grad(value, at), strict=True):
+        gain = like((2 * lr / size[:n]).sqrt(), grad)
+        v[:n] += gain * torch.randn(grad.shape, generator=source) - lr * grad
+
+
+def _mlp(x: Tensor, weights: Weights) -> Tensor:
+    w1, b1, w2, b2 = weights
+    return products(products(x, w1, b1).relu(), w2, b2)

@@ -1,0 +1,116 @@
+"""A good loop: one client at a time in plain torch, as somebody writes it who wants it fast.
+
+The arithmetic is that of `pyrofl.bench.one_by_one`, without its modules and its DataLoader: an
+epoch's rows are picked at once, its minibatches are views of them, the base that stands still runs
+once, all draws of a head are one product, and the optimiser is torch's fused one. It takes its
+clients from the same draw as our side, so that both train the same ones in every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear, softplus
+from torch.optim import SGD
+
+from pyrofl.bench.one_by_one import BASE_EPOCHS, BATCH, DRAWS, HEAD_EPOCHS, MOMENTUM
+from pyrofl.data import Federation
+from pyrofl.inference.loop.participation import Draw
+from pyrofl.inference.seeds import Stream, stream
+
+Weights = list[Tensor]
+"""Weight [out, in] and bias of an MLP's hidden layer, and of its head or the heads' centre."""
+
+
+def fedavg(
+    data: Federation, start: Weights, draw: Draw, epochs: int = 5, lr: float = 0.01
+) -> Iterator[Weights]:
+    """Run FedAvg, yielding the weights after each round."""
+    weights = start
+    for number in count():
+        total, rows = [torch.zeros_like(w) for w in weights], 0
+        for mine in _clients(data, draw, number):
+            own = [w.clone().requires_grad_() for w in weights]
+            optimiser = SGD(own, lr, MOMENTUM, fused=True)
+            w1, b1, w2, b2 = own
+            for x, y in _minibatches(data, mine, epochs):
+                logits = linear(linear(x, w1, b1).relu(), w2, b2)
+                _descend(cross_entropy(logits, y), own, optimiser)
+            for part, w in zip(total, own, strict=True):
+                part.add_(w.detach(), alpha=len(mine))
+            rows += len(mine)
+        weights = [part / rows for part in total]
+        yield weights
+
+
+def pfedvem(
+    data: Federation, start: Weights, draw: Draw, lr: float = 1e-3
+) -> Iterator[tuple[Weights, Tensor]]:
+    """Run pFedVEM with those drawn, yielding base and centre, and the confidences [J]."""
+    base, centre = start[:2], _head(*start[2:])
+    classes, taus = len(start[3]), torch.zeros(data.clients)
+    mean = centre.expand(data.clients, *centre.shape).clone()
+    spread = torch.full_like(mean, 0.5413)  # softplus of it is 1
+    for number in count():
+        bases, rows = [torch.zeros_like(w) for w in base], 0
+        heads, weight = torch.zeros_like(centre), 0.0
+        ids = draw(stream(0, Stream.WHO, number), data.clients).tolist()
+        for j in ids:
+            mine = data.train[j]
+            m, s = (table[j].requires_grad_() for table in (mean, spread))  # views: kept
+            with torch.no_grad():
+                x, y = data.x[mine], data.y[mine]
+                around = softplus(s).square().sum() + (m - centre).square().sum()
+                taus[j] = tau = centre.numel() / float(around)
+                features = linear(x, *base).relu()
+            optimiser = SGD([m, s], lr, MOMENTUM, fused=True)
+            for _ in range(HEAD_EPOCHS):
+                sd = softplus(s)
+                value = _loss(features, y, m, sd, classes) / DRAWS
+                ratio = sd.square() * tau
+                kl = 0.5 * (ratio + (m - centre).square() * tau - 1 - ratio.log()).sum()
+                _descend(value + kl, [m, s], optimiser)
+            own = [w.clone().requires_grad_() for w in base]
+            known, width = m.detach(), softplus(s.detach())
+            optimiser = SGD(own, lr, MOMENTUM, fused=True)
+            for x, y in _minibatches(data, mine, BASE_EPOCHS):
+                value = _loss(linear(x, *own).relu(), y, known, width, classes)
+                _descend(value / (DRAWS * len(y)), own, optimiser)
+            for part, w in zip(bases, own, strict=True):
+                part.add_(w.detach(), alpha=len(mine))
+            heads.add_(m.detach(), alpha=tau)
+            rows, weight = rows + len(mine), weight + tau
+        base, centre = [part / rows for part in bases], heads / weight
+        yield [*base, centre], taus
+
+
+def _head(weight: Tensor, bias: Tensor) -> Tensor:
+    """Put a layer's bias beside its weight: [out, in + 1]."""
+    return torch.cat([weight, bias[:, None]], 1)
+
+
+def _loss(x: Tensor, y: Tensor, mean: Tensor, sd: Tensor, classes: int) -> Tensor:
+    """Sum the cross entropy over rows and draws of a head, which run as one wide layer."""
+    heads = torch.addcmul(mean, sd, torch.randn(DRAWS, *mean.shape)).flatten(0, 1)
+    logits = linear(x, heads[:, :-1], heads[:, -1]).view(len(x), DRAWS, classes)
+    return cross_entropy(logits.flatten(0, 1), y.repeat_interleave(DRAWS), reduction="sum")
+
+
+def _clients(data: Federation, draw: Draw, number: int) -> list[Tensor]:
+    ids = draw(stream(0, Stream.WHO, number), data.clients)
+    return [data.train[i] for i in ids.tolist()]
+
+
+def _minibatches(data: Federation, rows: Tensor, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for _ in range(epochs):
+        order = rows[torch.randperm(len(rows))]
+        yield from zip(data.x[order].split(BATCH), data.y[order].split(BATCH), strict=True)
+
+
+def _descend(loss: Tensor, params: Weights, optimiser: torch.optim.Optimizer) -> None:
+    for p, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
+        p.grad = grad
+    optimiser.step()

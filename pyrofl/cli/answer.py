@@ -1,0 +1,203 @@
+"""The command answer: what did federation buy each site, beside a model of its own?"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyrofl import figures
+from pyrofl.cli import rows
+from pyrofl.cli.ends import ending, show
+from pyrofl.cli.folders import Made, runs
+from pyrofl.cli.pairs import (
+    Beside,
+    By,
+    beside,
+    calibration,
+    chosen,
+    joined,
+    models,
+    of_model,
+    paired,
+    same_sites,
+)
+from pyrofl.files import run_folder
+from pyrofl.files.lock import locked
+from pyrofl.paired import LEVEL, Calibration, Interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FILE, FIGURE = "answer.csv", "figures/answer.png"
+COLUMNS = (
+    *("method", "model", "adapted", "client", "size", "rows"),
+    *("own", "score", "better", "low", "high", "verdict"),
+)
+CALIBRATED = ("model", "temperature", "ECE", "ECE scaled", "NLL", "NLL scaled")
+SHOWN = 20  # sites in the table that is printed
+UNITS: dict[By, tuple[float, str]] = {
+    "accuracy": (100.0, "points of accuracy"),
+    "error": (1.0, "units of the target, in mean absolute error"),
+    "log_score": (1.0, "nats of log score per row"),
+}
+
+
+def answer(args: Namespace) -> None:
+    """Say at which sites federation predicts better than their own models; write table, figure."""
+    folder = Path(args.folder)
+    made = runs(folder)
+    with locked(folder):
+        found = ask(folder, made, args.by)
+        with ending(lambda what: f"the answer cannot be written to {folder}: {what}"):
+            run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
+            figures.save(found.figure(), folder / FIGURE)
+    show("\n\n".join(found.told()), f"{folder} holds {FILE} and {FIGURE}")
+
+
+def write(folder: Path, found: Answer) -> None:
+    """Write the table and the figure of an answer."""
+    (folder / "figures").mkdir(exist_ok=True)
+    run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
+    figures.save(found.figure(), folder / FIGURE)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Models beside the sites' own, by one score, and how calibrated they all are."""
+
+    by: By
+    beside: list[Beside]
+    calibration: dict[str, Calibration]
+    notes: list[str]
+
+    def lines(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of answer.csv."""
+        for one in self.beside:
+            for site in one.sites:
+                client, size, count, own, score, better = vars(site).values()
+                ends = (better.mean, better.low, better.high, better.verdict)
+                yield (*one.model, client, size, count, own, score, *ends)
+
+    def figure(self) -> Figure:
+        """Draw the differences of all sites and their intervals."""
+        times, unit = UNITS[self.by]
+        drawn = {
+            one.name: {
+                site.client: [times * end for end in vars(site.better).values()]
+                for site in one.sites
+            }
+            for one in self.beside
+        }
+        return figures.differences(drawn, unit)
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The head of the table."""
+        return ("site", "training rows", "test rows", "own", *(one.name for one in self.beside))
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return a line for each site, the smallest first, and one of all rows."""
+        lines = []
+        for of in zip(*(one.sites for one in self.beside), strict=True):
+            first = of[0]
+            own = self._number(abs(first.own) if self.by == "error" else first.own)
+            cells = [f"{self._ends(s.better, s.better.mean)} {s.better.verdict}" for s in of]
+            lines.append((first.client, f"{first.size:,}", f"{first.rows:,}", own, *cells))
+        every = [f"{self._ends(o.better, o.better.mean)} {o.better.verdict}" for o in self.beside]
+        size = sum(site.size for site in self.beside[0].sites)
+        return [*lines, ("all", f"{size:,}", f"{self.beside[0].rows:,}", "", *every)]
+
+    def calibrated(self) -> list[tuple[Any, ...]]:
+        """Return the lines of the table of calibration."""
+        each = self.calibration.items()
+        return [(name, one.temperature, *one.ece, *one.nll) for name, one in each]
+
+    @property
+    def sentences(self) -> list[str]:
+        """The answer in plain words, for each model."""
+        return [self._sentence(one) for one in self.beside]
+
+    def told(self) -> list[str]:
+        """Return what is printed, part by part."""
+        *sites, whole = self.table()
+        more = f"\n{len(sites) - SHOWN} larger sites: see {FILE}" if len(sites) > SHOWN else ""
+        parts = [run_folder.table(self.head, [*sites[:SHOWN], whole]) + more]
+        if self.calibration:
+            parts.append(run_folder.table(CALIBRATED, self.calibrated()))
+        return [*parts, *self.sentences, "\n".join(self.notes)]
+
+    def _sentence(self, one: Beside) -> str:
+        ends = Counter(site.better.verdict for site in one.sites)
+        over = f"95% interval {self._ends(one.better)}"
+        if one.seeds:
+            over += f"; over seeds {self._ends(one.seeds)}"
+        how = "better" if one.better.mean >= 0 else "worse"
+        return (
+            f"At {ends['better']} of {len(one.sites)} sites the {one.name} predicts better than "
+            f"their own; at {ends['worse']} it predicts worse; at {ends['cannot tell']} the rows "
+            f"cannot tell. Over all {one.rows:,} test rows it is {how} by "
+            f"{self._number(abs(one.better.mean))} {UNITS[self.by][1]} ({over})."
+        )
+
+    def _ends(self, of: Interval, mean: float | None = None) -> str:
+        """Write an interval, behind its mean: "+2.1 (0.4 to 3.8)"."""
+        ends = f"{self._number(of.low)} to {self._number(of.high)}"
+        return ends if mean is None else f"{self._number(mean, '+')} ({ends})"
+
+    def _number(self, value: float, sign: str = "") -> str:
+        told = f"{UNITS[self.by][0] * value:{sign}.{1 if self.by == 'accuracy' else 3}f}"
+        return told.replace("nan", "unknown")
+
+
+def ask(folder: Path, made: Sequence[Made], by: By | None) -> Answer:
+    """Compare every method's models with those that the sites have by themselves.
+
+    Raises:
+        ValueError: if no seed is of `local` and of another method; if rows lack, or have no such
+            score.
+    """
+    pairs = paired(folder, made)
+    tables = {one.path: rows.read(one.path) for pair in pairs for one in pair}
+    score = chosen(tables[pairs[0][0].path], by)
+    found, predicted = [], dict[str, list[Any]]()
+    owns = list(dict.fromkeys(own.path for own, _ in pairs))
+    own_model = models(pairs[0][0], tables[owns[0]])[-1]
+    predicted["own models"] = [of_model(tables[path], own_model) for path in owns]
+    for method in dict.fromkeys(one.method for _, one in pairs):
+        of = [pair for pair in pairs if pair[1].method == method]
+        for model in models(of[0][1], tables[of[0][1].path]):
+            one = beside(joined(of, model, tables, score), model, score == "accuracy")
+            predicted[one.name] = [of_model(tables[its.path], model) for _, its in of]
+            found.append(one)
+    each = {name: calibration(some) for name, some in predicted.items()}
+    known = {name: one for name, one in each.items() if one}
+    return Answer(score, found, known, list(notes(made, pairs, found, bool(known))))
+
+
+def notes(
+    made: Sequence[Made],
+    pairs: Sequence[tuple[Made, Made]],
+    found: Sequence[Beside],
+    calibrated: bool,
+) -> Iterator[str]:
+    """Yield what the reader of an answer has to know."""
+    chance = (1 - LEVEL) * len(found[0].sites)
+    yield (
+        f"Each site is judged by its own 95% interval over test rows: without any difference, "
+        f"{chance:.2g} of {len(found[0].sites)} would count as better or worse by chance."
+    )
+    if calibrated:
+        yield (
+            "ECE: calibration error of the most probable class. Scaled: by the temperature that "
+            "fits the other half of the test rows (scipy), one for all sites."
+        )
+    if not same_sites([own for own, _ in pairs]):
+        yield "Every seed has dealt the rows anew, so its clients are sites of their own."
+    if alone := sorted({one.path.name for one in made} - {m.path.name for p in pairs for m in p}):
+        yield f"Left out, as no partner has their seed: {', '.join(alone)}."
+    if bad := [one.path.name for one in made if one.facts["verdict"]["kind"] == "diverged"]:
+        yield f"Diverged: {', '.join(bad)}."

@@ -1,0 +1,54 @@
+"""Folders that `pyrofl run` and `pyrofl compare` have written, read again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Made:
+    """A run that was made.
+
+    Attributes:
+        path: of its folder.
+        method, seed: of the run.
+        facts: its run.json.
+    """
+
+    path: Path
+    method: str
+    seed: int
+    facts: dict[str, Any]
+
+
+def runs(folder: Path) -> list[Made]:
+    """Read what is said of the runs in a folder of `pyrofl compare`, or of the one run.
+
+    Raises:
+        ValueError: if there is none, or one cannot be read.
+    """
+    one = folder / "run.json"
+    try:
+        paths = [one] if one.is_file() else list(folder.glob("*-*/run.json"))
+    except OSError as error:
+        told = f"{folder}: {error.strerror}; expected a folder of pyrofl run or pyrofl compare"
+        raise ValueError(told) from error
+    found = [_read(path) for path in paths]
+    if not found:
+        raise ValueError(
+            f"{folder} holds no run.json; expected a folder of pyrofl run or pyrofl compare"
+        )
+    return sorted(found, key=lambda made: (made.method, made.seed))
+
+
+def _read(path: Path) -> Made:
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        for name in ("verdict", "seeds", "tested", "data"):
+            facts[name].keys()  # a dict, as all that follows takes for granted
+        return Made(path.parent, str(facts["arguments"]["method"]), int(facts["seed"]), facts)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error

@@ -1,0 +1,97 @@
+"""The command report: one page of HTML, with all its figures in it, of a run or a comparison."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+
+from pyrofl.cli import answer
+from pyrofl.cli.ends import ending, show
+from pyrofl.cli.folders import Made, runs
+from pyrofl.cli.report import PAGE
+from pyrofl.cli.sections import (
+    Section,
+    asked,
+    bytes_sent,
+    calibrated,
+    clients,
+    faults,
+    held,
+    learned,
+    posteriors,
+    repeated,
+    scored,
+    verdicts,
+)
+from pyrofl.files.lock import locked
+from pyrofl.files.run_folder import replacing
+
+
+def report(args: Namespace) -> None:
+    """Write report.html into a folder of `pyrofl run` or `pyrofl compare`."""
+    folder = Path(args.folder)
+    made = runs(folder)
+    with locked(folder):
+        text = html(folder, made)
+        told = partial("{} cannot be written: {}".format, folder / PAGE)
+        with ending(told), replacing(folder / PAGE) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    show(f"{folder / PAGE} is one file of {len(text) / 1e6:.1f} MB; it opens without a network")
+
+
+def html(folder: Path, made: Sequence[Made]) -> str:
+    """Return the page; every text in it is escaped."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError as error:
+        raise ValueError(
+            "a report is written by jinja2; expected pip install 'pyrofl[report]'"
+        ) from error
+    pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    template = pages.from_string(files("pyrofl.cli").joinpath("page.html").read_text("utf-8"))
+    methods = ", ".join(dict.fromkeys(one.method for one in made))
+    title = f"{methods} on {made[0].facts['arguments'].get('data', 'data')}"
+    return template.render(title=title, sections=sections(folder, made))
+
+
+def sections(folder: Path, made: Sequence[Made]) -> list[Section]:
+    """Return the parts of the page; of several seeds the figures are those of the first."""
+    first = list({one.method: one for one in reversed(made)}.values())[::-1]
+    several = folder != made[0].path
+    found = [bought(folder, made)] if several else []
+    found += [
+        verdicts(made),
+        scored(folder, made, several),
+        asked(made),
+        held(first),
+        learned(folder, first, several),
+        calibrated(first),
+        clients(first),
+        posteriors(first),
+        bytes_sent(made),
+        faults(made),
+        repeated(made, several),
+    ]
+    return found
+
+
+def bought(folder: Path, made: Sequence[Made]) -> Section:
+    """Answer what federation bought, if the runs can."""
+    section = Section("What did federation buy?")
+    try:
+        found = answer.ask(folder, made, None)
+        answer.write(folder, found)
+    except ValueError as error:
+        return section.note(f"No answer: {error}.")
+    for sentence in found.sentences:
+        section.say(sentence)
+    section.table(found.head, found.table())
+    section.figure(folder / answer.FIGURE, "Each site beside its own model, the smallest first")
+    if found.calibration:
+        section.table(answer.CALIBRATED, found.calibrated())
+    for note in found.notes:
+        section.note(note)
+    return section

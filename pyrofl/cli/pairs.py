@@ -1,0 +1,190 @@
+"""The same test rows, predicted by each site's own model and by another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from pyrofl.cli import rows
+from pyrofl.cli.folders import Made
+from pyrofl.files import run_folder
+from pyrofl.paired import Calibration, Interval, calibrate, interval
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+By = Literal["accuracy", "error", "log_score"]
+Tables = Mapping[Path, "DataFrame"]  # folder of a run -> its rows.csv
+Model = tuple[str, str, str]
+"""Method, view, and how it was adapted."""
+
+OWN = "local"
+WORDS = {"personal": "personalised model", "global": "global model"}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site: its training and test rows, what both models score, and by how much they differ."""
+
+    client: str
+    size: int
+    rows: int
+    own: float
+    score: float
+    better: Interval
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A model beside those of the sites' own; of scores, the larger is better.
+
+    Attributes:
+        model: which.
+        sites: the smallest first.
+        rows: that were tested, of all sites.
+        better: over all rows.
+        seeds: over the means of several seeds, or None.
+    """
+
+    model: Model
+    sites: list[Site]
+    rows: int
+    better: Interval
+    seeds: Interval | None
+
+    @property
+    def name(self) -> str:
+        """Which model, in words."""
+        method, view, _ = self.model
+        return f"{WORDS.get(view, view)} of {method}"
+
+
+def paired(folder: Path, made: Sequence[Made]) -> list[tuple[Made, Made]]:
+    """Return every run beside that of `local` with the same seed.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    owns = {one.seed: one for one in made if one.method == OWN}
+    found = [(owns[one.seed], one) for one in made if one.method != OWN and one.seed in owns]
+    if not found:
+        held = ", ".join(sorted({one.path.name for one in made}))
+        raise ValueError(
+            f"{folder} holds {held}; expected local, which is each site's own model, and another "
+            "method of the same seed, as pyrofl compare local fedavg leaves them"
+        )
+    return found
+
+
+def chosen(table: DataFrame, by: By | None) -> By:
+    """Return the score to go by; refuse one that the predictions do not have."""
+    classes = rows.classes_of(table)
+    fits: tuple[By, By] = ("accuracy" if classes else "error", "log_score")
+    if by and by not in fits:
+        kind = "classes" if classes else "numbers"
+        raise ValueError(f"--by is {by}, and {kind} are predicted; expected {' or '.join(fits)}")
+    meanless = not classes and bool(table["prediction"].isna().any())
+    return by or fits[meanless]
+
+
+def scored(table: DataFrame, by: By) -> DataFrame:
+    """Return the rows with a column of their score, the larger the better."""
+    if by == "log_score":
+        score = table["log_score"]
+    elif by == "error":
+        score = -(table["prediction"] - table["y"].astype(float)).abs()
+    else:
+        probs, y = rows.probabilities(table)
+        score = (probs.argmax(1) == y).astype(float)
+    return table.assign(score=score)
+
+
+def models(made: Made, table: DataFrame) -> list[Model]:
+    """Return the models of a method: the global one, if there is one, and its main one."""
+    there = set(zip(table["model"], table["adapted"], strict=True))
+    main = tuple(made.facts["tested"]["main"])
+    asked = [one for one in dict.fromkeys([("global", "none"), main]) if one in there]
+    return [(made.method, *one) for one in asked]
+
+
+def of_model(table: DataFrame, model: Model) -> DataFrame:
+    """Return the rows that are about one model."""
+    return table[(table["model"] == model[1]) & (table["adapted"] == model[2])]
+
+
+def same_sites(made: Sequence[Made]) -> bool:
+    """Say whether clients are the same sites in all seeds: natural groups, or one split."""
+    natural = all(str(one.facts["arguments"]["partition"]).startswith("groups") for one in made)
+    return natural or len({one.facts["seeds"]["split"] for one in made}) == 1
+
+
+def joined(pairs: Sequence[tuple[Made, Made]], model: Model, tables: Tables, by: By) -> DataFrame:
+    """Return the rows that both models predicted, of all seeds: site, size, row, seed, own, score.
+
+    Raises:
+        ValueError: if they did not predict the same rows.
+    """
+    from pandas import concat
+
+    parts = []
+    same = same_sites([own for own, _ in pairs])
+    for own, other in pairs:
+        sizes = {r["client"]: int(r["size"]) for r in run_folder.read_csv(own.path / "clients.csv")}
+        mine = scored(of_model(tables[own.path], models(own, tables[own.path])[-1]), by)
+        its = scored(of_model(tables[other.path], model), by)
+        of = ["client", "row"]
+        both = mine[[*of, "y", "score"]].rename(columns={"score": "own"})
+        both = both.merge(its[[*of, "score"]], on=of)
+        if not len(mine) == len(its) == len(both):
+            raise ValueError(
+                f"{own.path} and {other.path} predict {len(mine)} and {len(its)} test rows, "
+                f"{len(both)} of them both; expected the same rows"
+            )
+        whose = both["client"] + ("" if same else f" (seed {own.seed})")
+        parts.append(both.assign(site=whose, size=both["client"].map(sizes), seed=own.seed))
+    table = concat(parts, ignore_index=True)
+    if bool((table.groupby("row")["y"].nunique() > 1).any()):  # made anew for each seed
+        table["row"] = table["seed"].astype(str) + ":" + table["row"].astype(str)
+    return table
+
+
+def beside(table: DataFrame, model: Model, binary: bool) -> Beside:
+    """Compare a model with the sites' own on rows that `joined` returns.
+
+    A row that several seeds tested is one row, of their mean; so is one that several sites hold.
+    """
+    table = table.assign(better=table["score"] - table["own"])
+    numbers = ["own", "score", "better"]
+    means = table.groupby(["site", "size", "row"], as_index=False)[numbers].mean()
+    sites = []
+    for (name, size), part in means.groupby(["site", "size"]):
+        own, score = (float(part[n].mean()) for n in ("own", "score"))
+        better = interval(part["better"].to_numpy(), binary)
+        sites.append(Site(str(name), int(size), len(part), own, score, better))
+    whole = means.groupby("row")["better"].mean().to_numpy()
+    seeds = table.groupby("seed")["better"].mean().to_numpy()
+    return Beside(
+        model,
+        sorted(sites, key=lambda site: (site.size, site.client)),
+        len(whole),
+        interval(whole, binary),
+        interval(seeds) if len(seeds) > 1 else None,
+    )
+
+
+def calibration(tables: Sequence[DataFrame]) -> Calibration | None:
+    """Calibrate the predictions of each seed, and average; None of numbers and of too few rows."""
+    found = []
+    for table in tables:
+        if not rows.classes_of(table) or len(table) < 4:
+            return None
+        # Sites in turn, so that each is in both halves.
+        probs, y = rows.probabilities(table.sort_values(["client", "row"]))
+        found.append(calibrate(probs, y))
+    ece, nll = (np.mean([getattr(one, n) for one in found], axis=0) for n in ("ece", "nll"))
+    cold = np.exp(np.mean([np.log(one.temperature) for one in found]))
+    return Calibration(float(cold), (ece[0], ece[1]), (nll[0], nll[1]))

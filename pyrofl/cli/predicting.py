@@ -1,0 +1,166 @@
+"""The command predict: new rows of a table, and what a run's folder makes of them."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyrofl.arguments import known
+from pyrofl.cli.ends import ending, show
+from pyrofl.cli.setup import resolve, split, threads
+from pyrofl.data import Federation
+from pyrofl.data.columns import Column, complete
+from pyrofl.data.tables import SITE, load_table
+from pyrofl.data.wording import listed
+from pyrofl.files import run_folder
+from pyrofl.inference.evaluation.asked import usual
+from pyrofl.inference.evaluation.predictions import Predictions
+from pyrofl.inference.loading import load
+from pyrofl.inference.run import Run
+
+WHOSE = ("client", "group", "new_client")
+
+
+def predict(args: Namespace) -> None:
+    """Predict the rows of a table by a run's folder, and write a table of what was predicted."""
+    whose = [name for name in WHOSE if getattr(args, name)]
+    if len(whose) != 1:
+        told = " and ".join(f"--{name.replace('_', '-')}" for name in whose) or "none of them"
+        raise ValueError(f"found {told}; expected --client NAME, --group COLUMN or --new-client")
+    if args.own_rows and not args.new_client:
+        raise ValueError("--own-rows is for a client that was never seen; expected --new-client")
+    path = Path(args.out)
+    if path.suffix != ".csv":
+        raise ValueError(f"{path}: expected a file that ends in .csv")
+    if path.is_dir() or (path.exists() and not args.overwrite):
+        raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
+    with threads(1):
+        run = load(args.folder)
+        if adapts(run, args):
+            run = load(args.folder, data=rows_of(Path(args.folder)))
+        table = table_of(args.data)
+        owners = whose_rows(table, run, args)
+        found = ask(run, table, owners, args)
+    run_folder.prepare(path.parent, overwrite=True)
+    with ending(lambda what: f"{path} cannot be written: {what}"):
+        write(path, owners, found)
+    told = "\n".join(dict.fromkeys(one.about for one in found.values()))
+    show(f"{columns_told(table, run, args)}\n{told}\n{path} holds {len(owners)} predictions")
+
+
+def table_of(path: str) -> dict[str, Column]:
+    """Read columns by name; of several files, one that says of which each row is, too."""
+    found = load_table(path)
+    return found.columns | ({SITE: found.site} if found.site else {})
+
+
+def adapts(run: Run, args: Namespace) -> bool:
+    """Say whether a client's training rows are needed before it predicts."""
+    view, adapted = usual(run.method)
+    asked = args.model in (None, view) and not args.unadapted
+    return asked and adapted != "none" and not args.new_client
+
+
+def rows_of(folder: Path) -> Federation:
+    """Return the federation that a run of the command line was fitted to, from its run.json."""
+    path = folder / "run.json"
+    cure = "expected its data where they were, or --unadapted"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        args, seed = Namespace(**told["arguments"]), int(told["seed"])
+        if ".py:" in args.partition:
+            raise ValueError(f"its partition is code, {args.partition}")
+        resolve(args)  # reads the data anew
+        return split(args, seed)[1]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{folder} holds a method that adapts to training rows, and {path} does not lead to "
+            f"them ({error}); {cure}"
+        ) from error
+
+
+def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[str | None]:
+    """Return whose each row is; None is a client that was never seen."""
+    count = len(next(iter(table.values())).words)
+    if args.new_client:
+        return [None] * count
+    if args.client:
+        known(args.client, run.data.names, "client")
+        return [args.client] * count
+    known(args.group, list(table), f"column in {args.data}:")
+    names = [str(word) for word in table[args.group].words]
+    for name, place in zip(names, table[args.group].places, strict=True):
+        if name not in run.data.names:
+            raise ValueError(
+                f"{args.data}: column {args.group} holds {name!r} in {place}; expected one of "
+                f"{listed(run.data.names)}, or other rows with --new-client"
+            )
+    return list(names)
+
+
+def ask(
+    run: Run, table: Mapping[str, Column], owners: Sequence[str | None], args: Namespace
+) -> dict[str | None, Predictions]:
+    """Return the predictions of every client's rows."""
+    x = inputs(run, table, args.data)
+    how: dict[str, Any] = {"model": args.model, "draws": args.draws or run.draws}
+    if args.unadapted:
+        how["adapted"] = "none"
+    own = None
+    if args.own_rows:
+        rows = table_of(args.own_rows)
+        own = (inputs(run, rows, args.own_rows), answers(run, rows, args.own_rows))
+    found = {}
+    for owner in dict.fromkeys(owners):
+        mine = np.array([name == owner for name in owners])
+        found[owner] = run.predict(x[mine], owner, own, **how)
+    return found
+
+
+def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:
+    """Return the columns that the run was trained on, by name: [N, columns]."""
+    source = run.data.source
+    if source is None or source.preparation is None:
+        raise ValueError(
+            "the columns of x have no names in this run, which was not of a table; expected "
+            "run.predict(x, client) in a script"
+        )
+    return source.preparation.apply(table).numpy()
+
+
+def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:
+    """Return the target of labelled rows: texts of classes, or numbers."""
+    target = run.data.source.target if run.data.source else "y"
+    known(target, list(table), f"column in {path}: this run predicts")
+    column = table[target]
+    complete([column], "refuse")
+    if run.data.classes:
+        return np.array([str(word) for word in column.words], dtype=object)
+    column.refuse_odd("leave such rows out")
+    return column.numbers
+
+
+def columns_told(table: Mapping[str, Column], run: Run, args: Namespace) -> str:
+    """Say which columns were taken in another order, and which were not used."""
+    columns = run.data.source.columns if run.data.source else ()
+    there = [name for name in table if name in columns]
+    told = f"{args.data}: {len(columns)} columns as in training"
+    if there != list(columns):
+        told += ", brought into their order by name"
+    other = [name for name in table if name not in (*columns, args.group)]
+    return told + (f"; not used: {listed(other)}" if other else "")
+
+
+def write(
+    path: Path, owners: Sequence[str | None], found: Mapping[str | None, Predictions]
+) -> None:
+    """Write a line for each row, in the table's order."""
+    each = {owner: zip(*one.columns().values(), strict=True) for owner, one in found.items()}
+    names = list(next(iter(found.values())).columns())
+    rows = ([n, owner or "", *next(each[owner])] for n, owner in enumerate(owners, 1))
+    run_folder.write_csv(path, ("row", "client", *names), rows)

@@ -1,0 +1,92 @@
+"""rows.csv: what every model of a run predicts for every test row."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pyrofl.data import Federation
+from pyrofl.files import run_folder
+from pyrofl.inference.evaluation.evaluate import Scores
+from pyrofl.metrics import IMPOSSIBLE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pandas import DataFrame
+
+NAME = "rows.csv"
+COLUMNS = ("population", "client", "row", "model", "adapted", "y", "log_score")
+MOST = 1_000_000  # numbers that are written unasked
+
+
+def save(args: Namespace, folder: Path, data: Federation, scores: list[Scores]) -> None:
+    """Write a line for each row, model and client: p(CLASS) of each class, or the prediction.
+
+    A row is told by its number in the data, from 0. Many rows are written if asked for.
+    """
+    asked = [s for s in scores if s.population != "pooled" and s.predicted is not None]
+    if args.rows or sum(s.predicted.mean.numel() for s in asked if s.predicted) <= MOST:
+        more = [f"p({name})" for name in classes(data, scores)] or ["prediction"]
+        lines = (line for s in asked for line in _lines(data, s, classes(data, scores)))
+        run_folder.write_csv(folder / NAME, (*COLUMNS, *more), lines)
+
+
+def classes(data: Federation, scores: list[Scores]) -> tuple[str, ...]:
+    """Return the names of the classes; those of a Bernoulli response may have none."""
+    return data.classes or (("0", "1") if "accuracy" in scores[0].values else ())
+
+
+def _lines(data: Federation, scores: Scores, classes: tuple[str, ...]) -> Iterator[list[Any]]:
+    of = data.train if scores.part == "train" else data.test
+    assert scores.predicted is not None
+    mean, density = scores.predicted
+    names = [data.names[i] for i in scores.ids.tolist() for _ in of[i]]
+    rows = torch.cat([of[i] for i in scores.ids.tolist()]).cpu()
+    y = data.y.cpu()[rows]
+    if classes:
+        likely = mean.gather(-1, y[:, None].long())[:, 0]
+        density = likely.clamp(min=torch.finfo(mean.dtype).tiny).log()
+    told = [classes[int(k)] for k in y.tolist()] if classes else y.numpy()
+    columns = (names, rows.tolist(), told, density.clamp(min=IMPOSSIBLE).numpy())
+    for name, row, truth, score, values in zip(
+        *columns, mean.reshape(len(rows), -1).numpy(), strict=True
+    ):
+        yield [scores.population, name, row, scores.model, scores.adapted, truth, score, *values]
+
+
+def read(folder: Path) -> DataFrame:
+    """Read the rows of clients that train, as they were written."""
+    from pandas import read_csv
+
+    path = folder / NAME
+    if not path.is_file():
+        raise ValueError(
+            f"{path} is not there; expected the rows of a run, which is made again with --rows "
+            "--overwrite (those of more than a million numbers are not written unasked)"
+        )
+    try:
+        texts = dict.fromkeys(("population", "client", "model", "adapted", "y"), str)
+        table = read_csv(
+            path, dtype=texts, keep_default_na=False, na_values={"prediction": ["nan"]}
+        )
+        if list(table.columns[: len(COLUMNS)]) != list(COLUMNS):
+            raise ValueError(f"columns are {', '.join(map(str, table.columns[:9]))}")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; expected the rows of a run") from error
+    return table[table["population"] == "training"]
+
+
+def classes_of(table: DataFrame) -> list[str]:
+    """Return the names of the classes that rows have probabilities of; [] for numbers."""
+    return [c[2:-1] for c in table.columns[len(COLUMNS) :] if c.startswith("p(") and c[-1] == ")"]
+
+
+def probabilities(table: DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the probabilities of classes [N, K] and the true class [N]."""
+    names = classes_of(table)
+    y = table["y"].map({name: k for k, name in enumerate(names)}).to_numpy(dtype=int)
+    return table[[f"p({name})" for name in names]].to_numpy(dtype=float), y

@@ -1,0 +1,295 @@
+"""The sections of a report: words, tables and figures from what runs have written."""
+
+from __future__ import annotations
+
+import shlex
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from pyrofl.cli import rows
+from pyrofl.cli.folders import Made
+from pyrofl.cli.pairs import By
+from pyrofl.cli.pairs import scored as with_score
+from pyrofl.cli.report import compare_lines
+from pyrofl.files import run_folder
+from pyrofl.paired import Interval, interval
+
+MOST = 60  # lines of a table
+UNTOLD = ("do", "out", "overwrite", "resume", "quiet", "folder", "method", "seed")
+CAPTIONS = {
+    "partition": "Who holds how many training rows of which class",
+    "curves": "Scores after rounds of training",
+    "convergence": "How far the model still moves in each round",
+    "comparison": "All methods: means and standard errors over seeds",
+    "reliability": "How often predictions are right, by how sure they are: ideally as often",
+    "clients": "Every client: score against training rows",
+    "confidence": "How much each client counts at the server",
+}
+
+
+@dataclass
+class Section:
+    """A title, and parts below it: said, note, command, figure and table."""
+
+    title: str
+    parts: list[dict[str, Any]] = field(default_factory=list)
+
+    def say(self, text: str) -> Section:
+        """Add a sentence that is to be read first."""
+        self.parts.append({"kind": "said", "text": text})
+        return self
+
+    def note(self, text: str) -> Section:
+        """Add a remark."""
+        self.parts.append({"kind": "note", "text": text})
+        return self
+
+    def command(self, text: str) -> Section:
+        """Add a command line."""
+        self.parts.append({"kind": "command", "text": text})
+        return self
+
+    def figure(self, path: Path, text: str = "") -> Section:
+        """Add a figure that is there, or say that it is not."""
+        if not path.is_file():
+            return self.note(f"No figure {path.name} in {path.parent.parent.name}.")
+        image = b64encode(path.read_bytes()).decode("ascii")
+        self.parts.append({"kind": "figure", "text": text, "image": image})
+        return self
+
+    def table(self, head: Sequence[str], lines: Iterable[Sequence[Any]]) -> Section:
+        """Add a table, its first lines if they are many."""
+        found = list(lines)
+        shown = [[_cell(value) for value in line] for line in found[:MOST]]
+        self.parts.append({"kind": "table", "head": head, "rows": shown})
+        return self.note(f"{len(found) - MOST} more lines.") if len(found) > MOST else self
+
+
+def _cell(value: Any) -> tuple[str, str]:
+    """Return a cell's text and its class."""
+    if isinstance(value, float):
+        return f"{value:.4g}", "number"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}", "number"
+    return str(value), "long" if len(str(value)) > 40 else ""
+
+
+def verdicts(made: Sequence[Made]) -> Section:
+    """Say what became of every run."""
+    lines = ((one.path.name, one.facts["rounds"], one.facts["verdict"]["text"]) for one in made)
+    return Section("Verdicts").table(("run", "rounds", "verdict"), lines)
+
+
+def scored(folder: Path, made: Sequence[Made], several: bool) -> Section:
+    """Show the scores: over seeds, or of one run with intervals over its test rows."""
+    section = Section("Scores")
+    if several and (folder / "compare.csv").is_file():
+        read = run_folder.read_csv(folder / "compare.csv")
+        of: Any = [(*(r[n] for n in run_folder.COMPARE[:-1]), float(r["value"])) for r in read]
+        section.table(*compare_lines(of))
+        section.note("Clients weigh the same; ±: one standard error over seeds.")
+        return section.figure(folder / "figures/comparison.png", CAPTIONS["comparison"])
+    for one in made:
+        try:
+            section.table(("model", "adapted", "score", "mean", "95% interval"), _means(one))
+        except ValueError as error:
+            section.note(f"No intervals: {error}.")
+            last = run_folder.read_csv(one.path / "metrics.csv")
+            end = [r for r in last if r["round"] == last[-1]["round"]]
+            names = run_folder.METRICS[1:-1]
+            lines = [(*(r[n] for n in names), float(r["value"])) for r in end]
+            section.table((*names, "mean of clients"), lines)
+    return section.note("All test rows of clients that train weigh the same.")
+
+
+def _means(made: Made) -> list[tuple[Any, ...]]:
+    """Return the mean scores of every model of a run, and their intervals over test rows."""
+    from scipy.stats import binomtest
+
+    lines = []
+    for (model, adapted), part in rows.read(made.path).groupby(["model", "adapted"], sort=False):
+        if rows.classes_of(part):
+            right = with_score(part, "accuracy")["score"]
+            ends = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
+            lines.append((model, adapted, "accuracy", float(right.mean()), _ends(ends)))
+        numbers: tuple[By, ...] = ("error", "log_score")
+        for by in numbers[bool(rows.classes_of(part)) :]:
+            found = interval(with_score(part, by)["score"].to_numpy())
+            if by == "error":  # the smaller, the better
+                found = Interval(-found.mean, -found.high, -found.low)
+            lines.append((model, adapted, by.replace("_", " "), found.mean, _ends(found)))
+    return lines
+
+
+def _ends(of: Any) -> str:
+    return f"{of.low:.4g} to {of.high:.4g}"
+
+
+def asked(made: Sequence[Made]) -> Section:
+    """Say what was asked for, as far as all runs were asked for the same."""
+    facts = made[0].facts
+    section = Section("What was asked")
+    same = {n: v for n, v in facts["arguments"].items() if n not in UNTOLD and v not in (None, [])}
+    told = [(n.replace("_", " "), _words(v)) for n, v in same.items() if v is not False]
+    return section.table((), told).note(f"Versions: {_words(facts.get('versions', {}))}.")
+
+
+def _words(value: Any) -> str:
+    """Write a value of run.json."""
+    if isinstance(value, dict):
+        return ", ".join(f"{n} {v}" for n, v in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def held(made: Sequence[Made]) -> Section:
+    """Say who holds what."""
+    one = made[0]
+    section, told = Section("Who holds what"), one.facts["data"]
+    plain = {n: v for n, v in told.items() if not isinstance(v, dict) and v not in (None, [], "")}
+    section.table((), [(n, _words(v)) for n, v in plain.items()])
+    sizes = {r["client"]: int(r["size"]) for r in _clients(one)}
+    smallest = sorted(sizes.items(), key=lambda item: item[1])
+    section.table(("client", "training rows"), smallest)
+    return section.figure(one.path / "figures/partition.png", CAPTIONS["partition"])
+
+
+def _clients(made: Made) -> list[dict[str, str]]:
+    path = made.path / "clients.csv"
+    return run_folder.read_csv(path) if path.is_file() else []
+
+
+def learned(folder: Path, made: Sequence[Made], several: bool) -> Section:
+    """Show scores and movement by round."""
+    section = Section("Learning curves")
+    section.figure(folder / "figures/curves.png", CAPTIONS["curves"])
+    return _each(section, made, "convergence")
+
+
+def _each(section: Section, made: Sequence[Made], *names: str) -> Section:
+    """Add figures of several runs, those that are there."""
+    for one in made:
+        for name in names:
+            path = one.path / f"figures/{name}.png"
+            if path.is_file():
+                section.figure(path, f"{one.path.name}: {CAPTIONS[name]}")
+    lacking = not any(part["kind"] == "figure" for part in section.parts)
+    return section.note(f"No figure: {', '.join(names)}.") if lacking else section
+
+
+def calibrated(made: Sequence[Made]) -> Section:
+    """Show how sure and how right predictions are."""
+    return _each(Section("Calibration"), made, "reliability")
+
+
+def clients(made: Sequence[Made]) -> Section:
+    """Show every client by its size, the smallest first."""
+    section = Section("Clients")
+    for one in made:
+        main = tuple(one.facts["tested"].get("main", ()))
+        own = [r for r in _clients(one) if (r["model"], r["adapted"]) == main]
+        metrics = list(dict.fromkeys(r["metric"] for r in own))[:4]
+        found: dict[tuple[int, str], dict[str, float]] = {}
+        for r in own:
+            found.setdefault((int(r["size"]), r["client"]), {})[r["metric"]] = float(r["value"])
+        lines = [(c, n, *(v.get(m, "-") for m in metrics)) for (n, c), v in sorted(found.items())]
+        if lines:
+            section.table(("client", "training rows", *metrics), lines)
+            section.note(f"{one.path.name}: its {main[0]} model.")
+    return _each(section, made, "clients", "confidence")
+
+
+def posteriors(made: Sequence[Made]) -> Section:
+    """Summarise the posteriors by ArviZ, as far as a page has room."""
+    section = Section("Posterior")
+    for one in made:
+        path = one.path / "posterior.nc"
+        if not path.is_file():
+            section.note(f"{one.path.name} has no posterior.nc.")
+            continue
+        try:
+            _summarise(section, one, path)
+        except Exception as error:  # whatever the file or the library says
+            section.note(f"{path} cannot be summarised: {error}.")
+    return section
+
+
+def _summarise(section: Section, made: Made, path: Path) -> None:
+    from pyrofl.inference.posteriors import export
+
+    data = export.load(path)
+    sizes = {str(n): prod(v.shape[2:]) for n, v in data["posterior"].data_vars.items()}
+    shown, room = list[str](), MOST
+    for name, size in sorted(sizes.items(), key=lambda item: item[1]):
+        if size <= room:
+            shown, room = [*shown, name], room - size
+    if shown:
+        table = export.import_arviz().summary(data, var_names=shown, kind="stats")
+        lines = [
+            (str(n), *map(float, v)) for n, v in zip(table.index, table.to_numpy(), strict=True)
+        ]
+        section.table((made.path.name, *map(str, table.columns)), lines)
+    if left := [f"{n} ({size:,} numbers)" for n, size in sizes.items() if n not in shown]:
+        section.note(f"{made.path.name}: no room here for {', '.join(left)}; see {path.name}.")
+
+
+def bytes_sent(made: Sequence[Made]) -> Section:
+    """Say what travelled, and how long it took."""
+    lines = [
+        (
+            one.path.name,
+            one.facts["message_scalars"],
+            sum(one.facts["bytes_down"]),
+            sum(one.facts["bytes_up"]),
+            float(sum(one.facts["seconds"])),
+        )
+        for one in made
+    ]
+    head = ("run", "numbers in a message", "bytes down", "bytes up", "seconds of training")
+    return Section("What travelled").table(head, lines)
+
+
+def faults(made: Sequence[Made]) -> Section:
+    """Say who was rejected or not heard."""
+    section = Section("Faults and rejections")
+    for one in made:
+        silent = Counter(name for some in one.facts["silent"] for name in some)
+        rejected = [reason for some in one.facts["rejected"] for reason in some]
+        if rejected:
+            kinds = _words(one.facts.get("rejected_by_kind", {}))
+            section.note(f"{one.path.name}: {len(rejected)} messages were rejected ({kinds}).")
+            section.table(("reason", "times"), Counter(rejected).most_common())
+        if silent:
+            section.note(f"{one.path.name}: trained, and were not heard:")
+            section.table(("client", "rounds"), silent.most_common())
+    return section if section.parts else section.note("No message was rejected, and none was lost.")
+
+
+def repeated(made: Sequence[Made], several: bool) -> Section:
+    """Give the command that makes all of this again."""
+    section = Section("To repeat it").command(repeating(made, several))
+    return section.note("In the same folder, with the same versions and the same files.")
+
+
+def repeating(made: Sequence[Made], several: bool) -> str:
+    """Return the command line of a run, or of a comparison, with all that had a value."""
+    methods, seeds = (sorted({getattr(one, n) for one in made}) for n in ("method", "seed"))
+    words = ["pyrofl", "compare" if several else "run", *methods]
+    for name, value in made[0].facts["arguments"].items():
+        if name in UNTOLD or value in (None, False, []):
+            continue
+        flag = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
+        text = ",".join(value) if isinstance(value, list) else str(value)
+        if name == "settings":
+            words += [flag, *value]
+        elif value is True:
+            words.append(flag)
+        else:
+            words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+    words += ["--seed", str(seeds[0])]
+    words += ["--seeds", str(len(seeds))] if several else []
+    return shlex.join(words)

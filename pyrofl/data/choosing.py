@@ -1,0 +1,122 @@
+"""Which columns of a table are features, which of them categories, and why others are left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pyrofl.data.columns import UNNAMED, Column
+
+MOST_LEVELS = 20  # of a column of text that is taken for categories unasked
+FAR_APART = 100.0  # times that one feature varies as much as another
+DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+
+
+class Chosen(NamedTuple):
+    """The columns of x."""
+
+    names: tuple[str, ...]
+    categories: frozenset[str]
+    left_out: dict[str, str]  # column -> why
+
+    def numbers_first(self, likelihood: str) -> Chosen:
+        """Put columns of numbers before categories, as a likelihood reads the first feature."""
+        names = sorted(self.names, key=self.categories.__contains__)
+        if names[0] in self.categories:
+            told = f"features are categories only: {', '.join(names)}"
+            raise ValueError(f"{told}; expected numbers as the first of them for {likelihood}")
+        return self._replace(names=tuple(names))
+
+
+def choose(
+    table: Mapping[str, Column],
+    owners: Sequence[str],
+    wanted: Sequence[str] | None,
+    categories: Sequence[str],
+    take_text: bool,
+) -> Chosen:
+    """Choose the features, those wanted or all that can be, besides the owners.
+
+    Args:
+        table: the columns.
+        owners: the target, and columns of groups and of test rows.
+        wanted: features by name; None: all columns of numbers, and `categories`.
+        categories: columns of categories, whatever they hold.
+        take_text: whether text of few different words is categories too.
+    """
+    file, left_out = table[owners[0]].file, dict[str, str]()
+    coded = {n for n, c in table.items() if n in categories or (take_text and _few_words(c))}
+    for place, (name, column) in enumerate(table.items(), 1):
+        if wanted is not None:
+            why = "" if name in wanted else "not asked for"
+        elif name == UNNAMED.format(place):
+            why = "it has no name"
+        else:
+            why = "" if column.is_numeric or name in coded else column.nature
+        if not why and name not in owners:
+            column.refuse_clash("name the features that are wanted, without it (--features)")
+        if wanted is None and name not in owners:
+            _refuse_decimal_commas(column)
+        if why and name not in owners:
+            left_out[name] = why
+    names = tuple(wanted or (name for name in table if name not in (*owners, *left_out)))
+    if not names:
+        raise ValueError(f"{file}: no column of numbers besides {owners[0]}; expected features")
+    if odd := [name for name in categories if name not in names]:
+        raise ValueError(f"{file}: categories are {', '.join(odd)}; expected some of the features")
+    for name in names:
+        if name not in coded:
+            _refuse_no_numbers(table[name], take_text)
+    return Chosen(names, frozenset(coded), left_out)
+
+
+def far_apart(names: Sequence[str], x: Tensor) -> str:
+    """Say that training rows [N, C] are on very different scales, or ""."""
+    known = [column[~column.isnan()].double() for column in x.T]
+    spread = [float(column.std()) if len(column) > 1 else 0.0 for column in known]
+    varying = {name: sd for name, sd in zip(names, spread, strict=True) if sd > 0}
+    if not varying:
+        return ""
+    low, high = (pick(varying, key=varying.__getitem__) for pick in (min, max))
+    if varying[high] <= FAR_APART * varying[low]:
+        return ""
+    return (
+        f"the standard deviation of {high} is {varying[high]:.3g} and that of {low} "
+        f"{varying[low]:.3g}, so that steps of one size do not suit both; expected similar ones, "
+        "as by prepare='standardise' (--prepare standardise)"
+    )
+
+
+def _few_words(column: Column) -> bool:
+    """Say whether a column holds text of few words, each in two rows on average."""
+    if column.is_numeric:
+        return False
+    words = column.words[~column.gaps]
+    different = len(set(words))
+    return 0 < different <= min(MOST_LEVELS, len(words) // 2)
+
+
+def _refuse_no_numbers(column: Column, take_text: bool) -> None:
+    if not column.is_numeric:
+        _refuse_decimal_commas(column)
+        cure = " (or categories: --categories)" if take_text else ""
+        raise ValueError(
+            f"{column.file}: column {column.name} holds {column.nature}; expected numbers as "
+            f"features{cure}"
+        )
+    column.refuse_odd("name the features that are wanted, without it (--features)")
+
+
+def _refuse_decimal_commas(column: Column) -> None:
+    """Refuse a column of text that is numbers with decimal commas."""
+    if column.is_numeric:
+        return
+    found = [i for i, word in enumerate(column.words) if DECIMAL_COMMA.fullmatch(word)]
+    if found and 2 * len(found) >= (~column.gaps).sum():
+        raise ValueError(
+            f"{column.file}: column {column.name} holds {column.words[found[0]]!r} in "
+            f"{column.places[found[0]]}; expected a full stop before decimals, as in 1.5"
+        )

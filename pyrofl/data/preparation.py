@@ -1,0 +1,300 @@
+"""How columns of a table become features, found without pooling any rows.
+
+Every client tells of each column how many values and gaps its training rows have, their mean and
+the sum of squared deviations from it, or which categories there are; see `telling.tell`. Sums of
+those are what the pooled rows would give, and make a `Preparation`: a value that is stored with a
+run and applied to new rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import reduce
+from math import isfinite, isnan, sqrt
+from operator import add
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyrofl.arguments import checked, known
+from pyrofl.data.columns import Column, number
+from pyrofl.data.tables import columns_of
+from pyrofl.data.telling import Numbers, Told, coded
+from pyrofl.data.wording import listed
+
+Prepare = Literal["standardise", "none"]
+"""Whether columns of numbers get mean 0 and standard deviation 1 over the training rows."""
+
+Unseen = Literal["refuse", "zero"]
+"""What becomes of a category that no client told of: refused, or 0 in all its column's features."""
+
+SAME = 1e-12  # what a column varies by, as a share of its mean, where all its values are one
+GAP = "{} is missing"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """How one column becomes features: (value - centre) / scale, or a 0/1 feature per level."""
+
+    name: str
+    centre: float = 0.0
+    scale: float = 1.0
+    levels: tuple[str, ...] | None = None  # None: numbers
+    filler: float | None = None  # what a gap counts as; None: gaps are refused
+    marked: bool = False  # whether a 0/1 feature tells the gaps
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of its features."""
+        of = (self.name,) if self.levels is None else (f"{self.name}={w}" for w in self.levels)
+        return (*of, *((GAP.format(self.name),) if self.marked else ()))
+
+    def encode(self, values: Numbers, levels: Sequence[str] | None) -> list[Numbers]:
+        """Return its features [N] each, of numbers or of codes of `levels`; NaN is a gap."""
+        gaps = np.isnan(values)
+        if self.levels is None:
+            full = values if self.filler is None else np.where(gaps, self.filler, values)
+            found = [(full - self.centre) / self.scale]
+        else:
+            place = {word: code for code, word in enumerate(levels or ())}
+            found = [1.0 * (values == place.get(word, -1)) for word in self.levels]
+        return [*found, 1.0 * gaps] if self.marked else found
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How the columns of a table become the features of x."""
+
+    columns: tuple[Prepared, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)  # column -> why it is no feature
+
+    @classmethod
+    def of(
+        cls,
+        told: Iterable[Mapping[str, Told]],
+        prepare: Prepare = "standardise",
+        *,
+        fill: bool = False,
+        plain: Sequence[str] = (),
+    ) -> Preparation:
+        """Make it of what the clients tell of their columns, see `tell`.
+
+        Args:
+            told: of each client, column -> what it tells; all of the same columns.
+            prepare: "standardise", or "none" to leave numbers as they are.
+            fill: put the mean where a number is missing, and mark that by a 0/1 feature of its own
+                (for models that draw such values); otherwise gaps are refused.
+            plain: columns of numbers that are left as they are in any case.
+
+        Raises:
+            ValueError: if there is no client, or clients differ in columns or in their kinds.
+        """
+        clients = list(told)
+        _refuse_unlike(clients)
+        whole = {name: reduce(add, (c[name] for c in clients)) for name in clients[0]}
+        made, left_out = list[Prepared](), dict[str, str]()
+        for name, column in whole.items():
+            as_is = name in plain or prepare == "none"
+            spread = sqrt(column.squares / max(column.count, 1))
+            if not column.count and name not in plain:
+                left_out[name] = "no training row has a value"
+            elif column.levels is not None:
+                levels = _sorted(name, column.levels)
+                made.append(Prepared(name, levels=levels, **_gaps(column, fill)))
+            elif as_is:
+                more = {} if name in plain else _gaps(column, fill)
+                made.append(Prepared(name, **more))
+            elif spread <= SAME * abs(column.mean) and not (fill and column.gaps):
+                left_out[name] = f"all training rows have {column.mean:g}"
+            else:
+                scale = spread if spread > SAME * abs(column.mean) else 1.0
+                made.append(Prepared(name, column.mean, scale, **_gaps(column, fill)))
+        if not made:
+            why = listed([f"{name} ({why})" for name, why in left_out.items()])
+            raise ValueError(f"no column is left: {why}; expected one that differs between rows")
+        return cls(tuple(made), left_out)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features of x: columns, "COLUMN=LEVEL" and "COLUMN is missing"."""
+        return tuple(name for column in self.columns for name in column.features)
+
+    @property
+    def centre(self) -> Tensor:
+        """What was taken off each feature, in units of its column: float64 [F]."""
+        return self._per_feature("centre")
+
+    @property
+    def scale(self) -> Tensor:
+        """What each feature was divided by, in units of its column: float64 [F]."""
+        return self._per_feature("scale")
+
+    @checked
+    def apply(self, table: Any, *, unseen: Unseen = "refuse") -> Tensor:
+        """Return the features of a table's rows: float32 [N, F].
+
+        Args:
+            table: the path of a file, a data frame, or a dict of columns, in any order and with
+                others beside them.
+            unseen: what becomes of categories that no client told of.
+
+        Raises:
+            ValueError: naming the column, the place and the value that cannot be, if there is one.
+        """
+        columns = columns_of(table)
+        raw = [self._raw(column, columns, unseen) for column in self.columns]
+        return self.encode(np.stack(raw, 1), {c.name: c.levels for c in self.columns})
+
+    def encode(
+        self,
+        raw: Numbers,
+        levels: Mapping[str, Sequence[str] | None],
+        names: Sequence[str] | None = None,
+    ) -> Tensor:
+        """Return features [N, F] of numbers and codes of levels [N, C]; names of their columns."""
+        names = [column.name for column in self.columns] if names is None else list(names)
+        places = (raw[:, names.index(column.name)] for column in self.columns)
+        found = [
+            feature
+            for column, values in zip(self.columns, places, strict=True)
+            for feature in column.encode(values, levels.get(column.name))
+        ]
+        return torch.from_numpy(np.stack(found, 1).astype(np.float32))
+
+    def on_raw_scale(self, weight: Any, bias: Any = 0.0) -> tuple[Any, Any]:
+        """Return coefficients per unit of the columns, and the intercept where columns are 0.
+
+        bias + weight · x is the same as raw bias + raw weight · columns, gaps being the means.
+
+        Args:
+            weight: of a linear model, tensor or array [..., F], such as draws of them.
+            bias: [...], or a number.
+
+        Raises:
+            ValueError: if the last axis of weight is not one of the F features.
+        """
+        centre: Any = self.centre
+        scale: Any = self.scale
+        if torch.is_tensor(weight):
+            centre, scale = (v.to(weight.device, weight.dtype) for v in (centre, scale))
+        else:
+            weight, centre, scale = np.asarray(weight), centre.numpy(), scale.numpy()
+        if not weight.shape or weight.shape[-1] != len(self.features):
+            raise ValueError(
+                f"weight has shape {list(weight.shape)}; expected {len(self.features)} features "
+                "along its last axis"
+            )
+        raw = weight / scale
+        return raw, bias - (raw * centre).sum(-1)
+
+    def to_json(self) -> str:
+        """Return all of it as a text, from which `from_json` makes the same to the last bit."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Preparation:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: if the text is of no preparation.
+        """
+        try:
+            found = json.loads(text)
+            columns = tuple(_read(column) for column in found["columns"])
+            return cls(columns, {str(n): str(why) for n, why in found["left_out"].items()})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise ValueError(f"no preparation ({told}); expected what `to_json` wrote") from error
+
+    def summary(self) -> str:
+        """Tell in one line what became of the columns."""
+        moved = [c.name for c in self.columns if c.levels is None and (c.centre, c.scale) != (0, 1)]
+        coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if c.levels is not None]
+        marked = [c.name for c in self.columns if c.marked]
+        parts = [f"standardised by sums over clients: {listed(moved)}"] if moved else []
+        parts += [f"categories: {listed(coded)}"] if coded else []
+        parts += [f"gaps filled and marked: {listed(marked)}"] if marked else []
+        parts += [f"left out: {n} ({why})" for n, why in self.left_out.items()]
+        return "; ".join(parts)
+
+    def _per_feature(self, what: str) -> Tensor:
+        neutral = {"centre": 0.0, "scale": 1.0}[what]
+        found = [
+            getattr(c, what) if name == c.name else neutral
+            for c in self.columns
+            for name in c.features
+        ]
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _raw(self, how: Prepared, columns: Mapping[str, Column], unseen: Unseen) -> Numbers:
+        """Return the numbers of a column, or the codes of its levels, [N]; gaps are NaN."""
+        if how.name not in columns:
+            known(how.name, list(columns), f"column in {next(iter(columns.values())).file}:")
+        column = columns[how.name]
+        column.refuse_clash("correct the file")
+        if column.gaps.any() and how.filler is None:
+            at = int(column.gaps.argmax())
+            raise ValueError(
+                f"{column.file}: column {how.name} lacks a value in {column.places[at]}; expected "
+                "one, as no gaps were filled in the rows that it was prepared by"
+            )
+        if how.levels is None:
+            column.refuse_odd("fill in a number")
+            return column.numbers
+        codes = coded(column, how.levels)
+        if unseen == "refuse" and (codes == -1).any():
+            at = int((codes == -1).argmax())
+            raise ValueError(
+                f"{column.file}: column {how.name} holds {column.words[at]!r} in "
+                f"{column.places[at]}, which no client had; expected one of "
+                f"{listed(how.levels)}, or unseen='zero'"
+            )
+        return codes
+
+
+def _gaps(column: Told, fill: bool) -> dict[str, Any]:
+    """Say what gaps of a column count as, where they are filled."""
+    return {"filler": column.mean, "marked": column.gaps > 0} if fill else {}
+
+
+def _sorted(name: str, levels: Sequence[str]) -> tuple[str, ...]:
+    """Sort categories, numbers as such before other words; refuse one number written twice."""
+    ways: dict[float, str] = {}
+    for word in levels:
+        value = number(word)
+        if not isnan(value) and ways.setdefault(value, word) != word:
+            told = f"column {name} has categories {ways[value]!r} and {word!r}"
+            raise ValueError(f"{told}; expected one way to write a number that is a name")
+    texts = set(levels) - set(ways.values())
+    return (*(ways[value] for value in sorted(ways)), *sorted(texts))
+
+
+def _refuse_unlike(clients: Sequence[Mapping[str, Told]]) -> None:
+    if not clients:
+        raise ValueError("nobody told anything of its columns; expected at least one client")
+    first = clients[0]
+    for place, client in enumerate(clients):
+        for name in dict.fromkeys((*first, *client)):
+            if name not in first or name not in client:
+                told = f"client {place} {'tells' if name in client else 'does not tell'} of column"
+                raise ValueError(f"{told} {name}; expected the same columns of all")
+            if (first[name].levels is None) != (client[name].levels is None):
+                raise ValueError(
+                    f"column {name} holds numbers at one of client 0 and client {place}, and "
+                    "categories at the other; expected one kind"
+                )
+
+
+def _read(column: Mapping[str, Any]) -> Prepared:
+    """Make a prepared column of what JSON has of it."""
+    found = Prepared(**column)
+    if found.levels is not None:
+        found = Prepared(**{**column, "levels": tuple(map(str, found.levels))})
+    numbers = (found.centre, found.scale, 0.0 if found.filler is None else found.filler)
+    if not isinstance(found.name, str) or not all(map(isfinite, numbers)) or found.scale <= 0:
+        raise ValueError(f"{column} is no column")
+    return found

@@ -1,0 +1,27 @@
+"""Some clients of a federation by themselves, called as they are in the whole of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyrofl.data.federation import Federation
+
+
+class Shard(Federation):
+    """Some clients at their places in the whole federation; the others have no rows here."""
+
+    def __post_init__(self) -> None:
+        """Check nothing: the clients that are here have been."""
+
+
+def shard(data: Federation, ids: Tensor) -> Shard:
+    """Return the training rows of some clients that train, and no others, on the CPU."""
+    mine, none = ids.tolist(), torch.zeros(0, dtype=torch.long)
+    rows = torch.cat([data.train[i].cpu() for i in mine])
+    places = torch.arange(len(rows)).split(data.sizes[ids].tolist())
+    own = dict(zip(mine, places, strict=True))
+    train = tuple(own.get(i, none) for i in range(data.clients))
+    x, y = (v.index_select(0, rows.to(v.device)).cpu() for v in (data.x, data.y))
+    test, names = (none,) * data.clients, data.names[: data.clients]
+    return Shard(x, y, train, test, names, data.classes)

@@ -1,0 +1,300 @@
+"""One's own sites: arrays and data frames of each, checked and put into one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pyrofl.arguments import known
+from pyrofl.data.roster import names_of
+from pyrofl.data.source import Source
+from pyrofl.data.wording import listed
+
+BLUR = 0.01  # most that rounding may move a column, in standard deviations
+KINDS = "fiub"  # letters that NumPy has for types of real numbers
+Floats = NDArray[np.float64]
+Words = tuple[str, ...]
+
+
+class Table(NamedTuple):
+    """The rows of all sites, one site after the other; those held out come last."""
+
+    x: Tensor
+    y: Tensor
+    train: tuple[Tensor, ...]
+    test: tuple[Tensor, ...]
+    names: Words
+    classes: Words
+    held_out: int
+    pooled_test: Tensor | None
+    source: Source | None
+
+
+class Rows(NamedTuple):
+    """Training or test rows of a site, and what its columns are called, if they have names."""
+
+    x: Floats  # [N, *x]
+    y: Tensor  # [N, ...]
+    features: Words
+    target: str
+
+
+def table_of(
+    sites: Mapping[str, Sequence[Any]],
+    classes: Sequence[str] | int | None,
+    features: Sequence[str] | None,
+    held_out: Sequence[str],
+) -> Table:
+    """Check the sites and put their rows together; see `Federation.of`."""
+    if not isinstance(sites, Mapping) or not sites:
+        told = f"a {type(sites).__name__}" if not isinstance(sites, Mapping) else "empty"
+        raise ValueError(f"sites are {told}; expected a dict: name -> (x, y) of at least one")
+    out = names_of("held_out", _listed(held_out))
+    for name in out:
+        known(name, [str(n) for n in sites], "held-out site")
+    names = names_of("names of sites", [n for n in sites if n not in out] + list(out))
+    labels = _classes(sites, classes)
+    wanted = names_of("features", _listed(features)) if features is not None else ()
+    parts = [part for name in names for part in _site(name, sites[name], labels, wanted)]
+    _refuse_unlike(parts, names)
+    ends = torch.tensor([len(part.y) for part in parts]).cumsum(0).tolist()
+    starts = [0, *ends[:-1]]
+    rows = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
+    test, first = tuple(rows[1::2]), parts[0]
+    pooled = torch.cat(test)
+    called = wanted or first.features
+    return Table(
+        x=_as_floats(np.concatenate([part.x for part in parts]), called),
+        y=torch.cat([part.y for part in parts]),
+        train=tuple(rows[::2]),
+        test=test,
+        names=names,
+        classes=labels,
+        held_out=len(out),
+        pooled_test=pooled if len(pooled) else None,
+        source=Source(first.target, called) if called else None,
+    )
+
+
+def _listed(words: Any) -> Any:
+    """Return names as a tuple, as those of an array; a text is no list of its letters."""
+    return words if isinstance(words, str) or not hasattr(words, "__iter__") else tuple(words)
+
+
+def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | None) -> Words:
+    """Return the names of the classes: those given, 0 to K - 1, or the texts that all y hold."""
+    if isinstance(classes, int) and not isinstance(classes, bool):
+        if classes < 2:
+            raise ValueError(f"classes is {classes}; expected 2 or more, or their names")
+        return tuple(map(str, range(classes)))
+    if classes is not None:
+        return names_of("classes", _listed(classes))
+    texts: set[str] = set()
+    for parts in sites.values():
+        for y in parts[1::2] if isinstance(parts, tuple | list) else ():
+            found = np.asarray([] if torch.is_tensor(y) else y)
+            if found.dtype.kind in "UO":
+                texts |= {word for word in found.ravel().tolist() if isinstance(word, str)}
+    return tuple(sorted(texts))
+
+
+def _site(name: str, parts: Sequence[Any], classes: Words, wanted: Words) -> list[Rows]:
+    """Return training and test rows of a site."""
+    if not isinstance(parts, tuple | list) or len(parts) not in (2, 4):
+        count = f" of {len(parts)}" if isinstance(parts, tuple | list) else ""
+        told = f"{name} has a {type(parts).__name__}{count}"
+        raise ValueError(f"{told}; expected (x, y) or (x, y, x_test, y_test)")
+    train = rows_of(f"{name}:", parts[0], parts[1], classes, wanted)
+    if len(parts) == 2:
+        return [train, train._replace(x=train.x[:0], y=train.y[:0])]
+    return [train, rows_of(f"{name}: test", parts[2], parts[3], classes, wanted)]
+
+
+def rows_of(where: str, x: Any, y: Any, classes: Words, wanted: Words = ()) -> Rows:
+    """Check rows of one site; `where` begins what is said of them.
+
+    Raises:
+        ValueError: naming the site and the column at fault.
+    """
+    values, features = inputs(f"{where} x", x, wanted)
+    answers = responses_of(f"{where} y", y, classes)
+    if len(values) != len(answers):
+        raise ValueError(f"{where} x has {len(values)} rows and y {len(answers)}; expected as many")
+    frames = hasattr(x, "columns") and hasattr(y, "index") and hasattr(y, "to_numpy")
+    if frames and not x.index.equals(y.index):
+        raise ValueError(
+            f"{where} x and y have different indexes; expected the same rows in the same order: "
+            "y.loc[x.index]"
+        )
+    return Rows(values, answers, features, str(getattr(y, "name", None) or "y"))
+
+
+def inputs(where: str, x: Any, wanted: Words = ()) -> tuple[Floats, Words]:
+    """Return x as floats [N, *x], and the names of its columns; columns `wanted` by name."""
+    if hasattr(x, "columns") and hasattr(x, "to_numpy"):
+        return _columns(where, x, wanted)
+    found = _array(where, x)
+    if found.dtype == np.uint8:
+        raise ValueError(
+            f"{where} is uint8, 0 to 255 as in images; expected numbers around 1: x / 255.0"
+        )
+    if found.dtype.kind not in KINDS:
+        raise ValueError(f"{where} is {found.dtype}; expected numbers")
+    if found.ndim < 2 or not min(found.shape[1:]):
+        cure = ": x[:, None] for a single column" if found.ndim == 1 else ""
+        raise ValueError(f"{where} has shape {list(found.shape)}; expected [N, columns]{cure}")
+    if wanted and found.shape[1:] != (len(wanted),):
+        told = f"{where} has rows of shape {list(found.shape[1:])}"
+        raise ValueError(f"{told}; expected [{len(wanted)}], as there are so many features")
+    values = found.astype(np.float64)
+    bad = ~np.isfinite(values)
+    if bad.any():
+        row, *place = np.argwhere(bad)[0].tolist()
+        at = wanted[place[0]] if wanted else ", ".join(map(str, place))
+        _refuse_gaps(f"{where}: column {at}", int(bad.reshape(len(bad), -1).any(1).sum()), row)
+    return values, wanted
+
+
+def _columns(where: str, frame: Any, wanted: Words) -> tuple[Floats, Words]:
+    """Return the columns of a data frame, in the order of those wanted."""
+    names = tuple(frame.columns)
+    if not wanted and names == tuple(range(len(names))):
+        return inputs(where, frame.to_numpy())
+    names = names_of(f"{where}: columns", names)
+    if lacking := [name for name in wanted if name not in names]:
+        told = f"{where} lacks column {listed(lacking)}"
+        raise ValueError(f"{told}; expected it among {listed(names)}")
+    made = [_column(f"{where}: column {name}", frame[name]) for name in wanted or names]
+    if not made:
+        raise ValueError(f"{where} has no column; expected one at least")
+    return np.stack(made, axis=1), wanted or names
+
+
+def _column(where: str, column: Any) -> Floats:
+    """Return a column of a data frame as floats."""
+    gaps = np.asarray(column.isna())
+    if gaps.any():
+        _refuse_gaps(where, int(gaps.sum()), int(gaps.argmax()))
+    found = np.asarray(column)
+    if found.dtype.kind == "O":  # as of numbers that pandas lets be missing
+        found = np.array(column.tolist())
+    if found.dtype.kind not in KINDS:
+        odd = next((v for v in column.tolist() if not isinstance(v, Real)), found.dtype)
+        raise ValueError(f"{where} holds {odd!r}; expected numbers: code it, or leave it out")
+    values: Floats = found.astype(np.float64)
+    if (bad := ~np.isfinite(values)).any():
+        _refuse_gaps(where, int(bad.sum()), int(bad.argmax()))
+    return values
+
+
+def _refuse_gaps(where: str, count: int, row: int) -> None:
+    raise ValueError(
+        f"{where} is missing, NaN or infinite in {count} rows, first in row {row}; expected finite "
+        "numbers: fill them, or leave these rows out"
+    )
+
+
+def _array(where: str, value: Any) -> NDArray[Any]:
+    """Return what is given as an array; rows along its first axis."""
+    if torch.is_tensor(value):
+        value = value.detach().cpu()
+        value = (value.double() if value.is_floating_point() else value).numpy()
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
+        told = f"{where} is a {type(value).__name__}"
+        raise ValueError(f"{told}; expected an array, a tensor or a data frame")
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # rows of several lengths
+        raise ValueError(f"{where} is ragged; expected rows of one length") from error
+
+
+def responses_of(where: str, given: Any, classes: Words) -> Tensor:
+    """Return y as labels of classes, or as numbers."""
+    y = _array(where, given)
+    if classes:
+        return torch.from_numpy(_labels(where, y, classes))
+    if y.dtype.kind == "O":
+        y = np.array(y.tolist())
+    if y.dtype.kind not in KINDS:
+        raise ValueError(f"{where} is {y.dtype}; expected numbers, or classes=(...) by name")
+    if not y.ndim or (y.ndim > 1 and y.shape[1:] == (1,)):
+        told = f"{where} has shape {list(y.shape)}"
+        raise ValueError(f"{told}; expected [N]: y[:, 0], as [N, 1] would broadcast")
+    values = y.astype(np.float64)
+    bad = ~np.isfinite(values).all(tuple(range(1, values.ndim)))
+    if bad.any():
+        _refuse_gaps(where, int(bad.sum()), int(bad.argmax()))
+    return _as_floats(values, (where,))
+
+
+def _labels(where: str, y: NDArray[Any], classes: Words) -> NDArray[np.int64]:
+    """Return the place of every label among the classes: by name, or else by number."""
+    if y.ndim != 1:
+        raise ValueError(f"{where} has shape {list(y.shape)}; expected a label for each row, [N]")
+    places: dict[str | int, int] = {name: place for place, name in enumerate(classes)}
+    named = all(name.lstrip("-").isdecimal() for name in classes)  # a number is a name then
+    if not named:
+        places |= {place: place for place in range(len(classes))}
+
+    def key(label: Any) -> str | int | None:
+        if isinstance(label, str):
+            return label
+        whole = isinstance(label, int | float) and label == label // 1
+        return None if not whole else str(int(label)) if named else int(label)
+
+    found = [places.get(key(label), -1) for label in y.tolist()]  # type: ignore[arg-type]
+    if -1 in found:
+        row = found.index(-1)
+        told = f"{where} is {y.tolist()[row]!r} in row {row}"
+        raise ValueError(f"{told}; expected one of {listed(classes)}")
+    return np.array(found, dtype=np.int64)
+
+
+def _refuse_unlike(parts: Sequence[Rows], names: Words) -> None:
+    """Refuse sites whose rows have other columns than those of the first."""
+    first = parts[0]
+    for place, part in enumerate(parts):
+        name, shapes = names[place // 2], (part.x.shape[1:], first.x.shape[1:])
+        if part.features != first.features and set(part.features) == set(first.features):
+            raise ValueError(
+                f"{name}: its columns are {listed(part.features)}, in another order than those of "
+                f"{names[0]}; expected one order: features={list(first.features)}"
+            )
+        if part.features != first.features:
+            odd = sorted(set(part.features) ^ set(first.features))
+            raise ValueError(
+                f"{name} and {names[0]} differ in columns: only one has {listed(odd)}; expected "
+                "the same of all"
+            )
+        if shapes[0] != shapes[1]:
+            told = f"{name}: x has rows of shape {list(shapes[0])}"
+            raise ValueError(f"{told}; expected {list(shapes[1])}, as {names[0]} has")
+        if part.y.shape[1:] != first.y.shape[1:]:
+            told = f"{name}: y has {list(part.y.shape[1:])} per row"
+            raise ValueError(f"{told}; expected {list(first.y.shape[1:])}, as {names[0]} has")
+
+
+def _as_floats(values: Floats, names: Words) -> Tensor:
+    """Return numbers in torch's type of real numbers, unless it cannot tell them apart."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = torch.from_numpy(values).to(torch.get_default_dtype())
+        if values.ndim > 2 or not len(values):
+            return made
+        flat = values if values.ndim > 1 else values[:, None]
+        off, spread = np.abs(flat - made.double().numpy().reshape(flat.shape)), flat.std(0)
+        bad = ((off > BLUR * spread) & (spread > 0) | ~np.isfinite(off)).any(0)
+    if bad.any():
+        place = int(bad.argmax())
+        low, high = flat[:, place].min(), flat[:, place].max()
+        raise ValueError(
+            f"{names[place] if names else f'column {place}'} runs from {low:.12g} to {high:.12g}; "
+            f"expected numbers that {made.dtype} tells apart: take the smallest off all of them, "
+            "or torch.set_default_dtype(torch.float64)"
+        )
+    return made

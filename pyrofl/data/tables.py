@@ -1,0 +1,192 @@
+"""Tables of a user: one file, several (one for each site), a data frame; CSV or Parquet."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyrofl.data.columns import Column, read
+from pyrofl.data.wording import listed, refuse_no_file
+
+KINDS = (".csv", ".parquet")
+SITE = "site"  # what the column is called that says of which file a row is
+
+Columns = dict[str, Column]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns by name, and of which site every row is where each has a file of its own."""
+
+    columns: Columns
+    sites: tuple[str, ...] = ()  # in the order of the files; () of one file
+    site: Column | None = None  # the site of every row
+    reordered: tuple[str, ...] = ()  # files whose columns come in another order
+
+
+def load_table(path: str, needed: Collection[str] | None = None) -> Table:
+    """Read one file, all of a folder, or several with commas between; columns go by their names.
+
+    Several files are sites, called as the files are.
+
+    Args:
+        path: of .csv or .parquet files.
+        needed: columns that are used; None: all, which have to be the same in all files.
+
+    Raises:
+        ValueError: if a file cannot be read, or lacks a column, has one more or twice.
+    """
+    files = _files(path)
+    if len(files) == 1:
+        return Table(read_file(files[0]))
+    sites = tuple(Path(file).stem for file in files)
+    if twice := [site for site, count in Counter(sites).items() if count > 1]:
+        told = ", ".join(file for file in files if Path(file).stem == twice[0])
+        raise ValueError(f"{path}: files {told} are both called {twice[0]}; expected other names")
+    tables = [read_file(file) for file in files]
+    wanted = [name for name in tables[0] if needed is None or name in needed]
+    for site, file, table in zip(sites, files, tables, strict=True):
+        if not set(wanted) <= set(table) or (needed is None and len(table) > len(wanted)):
+            _refuse_other_columns(f"{file} (site {site})", table, wanted, files[0], needed is None)
+    columns = {name: _together(path, files, [t[name] for t in tables]) for name in wanted}
+    lengths = [len(next(iter(table.values())).words) for table in tables]
+    words = np.repeat(np.array(sites, dtype=object), lengths)
+    site_of = Column(path, SITE, words, next(iter(columns.values())).places)
+    order = [[name for name in table if name in columns] for table in tables]
+    moved = [Path(f).name for f, names in zip(files, order, strict=True) if names != wanted]
+    return Table(columns, sites, site_of, tuple(moved))
+
+
+def read_file(path: str) -> Columns:
+    """Read the columns of a file of one of the `KINDS`; what is not Parquet is taken for CSV."""
+    return _parquet(path) if path.endswith(".parquet") else read(path)
+
+
+def columns_of(table: Any) -> Columns:
+    """Return the columns of a path, a data frame, a dict of lists, or columns as they are.
+
+    Raises:
+        ValueError: if it is none of them, or a file cannot be read.
+    """
+    if isinstance(table, str | Path):
+        return load_table(str(table)).columns
+    if hasattr(table, "columns") and hasattr(table, "iloc"):  # pandas may not be there
+        return _of_frame("the table", table)
+    if isinstance(table, Mapping) and table:
+        if all(isinstance(column, Column) for column in table.values()):
+            return dict(table)
+        lengths = {name: len(values) for name, values in table.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the table has columns of {lengths} values; expected as many in each")
+        return {str(name): _column("the table", str(name), v) for name, v in table.items()}
+    told = f"the table is a {type(table).__name__}"
+    raise ValueError(f"{told}; expected a path, a data frame, or a dict of columns")
+
+
+def _files(path: str) -> list[str]:
+    """Return the files that are meant."""
+    refuse_no_file(path)
+    if os.path.isdir(path):
+        try:
+            found = sorted(name for name in os.listdir(path) if name.endswith(KINDS))
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        if not found:
+            raise ValueError(
+                f"{path} is a folder without files; expected {' or '.join(KINDS)} in it"
+            )
+        return [os.path.join(path, name) for name in found]
+    if "," not in path or os.path.exists(path):
+        return [path]
+    return [part.strip() for part in path.split(",")]
+
+
+def _refuse_other_columns(
+    told: str, table: Columns, wanted: Sequence[str], first: str, all_alike: bool
+) -> None:
+    """Refuse a file that lacks a column or, if `all_alike`, has another one."""
+    lacks = [name for name in wanted if name not in table]
+    extra = [name for name in table if name not in wanted] if all_alike else []
+    if not lacks:
+        raise ValueError(
+            f"{told} has column {listed(extra, 3)}, which {first} lacks; expected the columns of "
+            f"{first}, or the features that are wanted (--features)"
+        )
+    near = get_close_matches(lacks[0], table.keys() - set(wanted), 1)
+    also = f" and has {listed(extra, 3)} instead" if extra else ""
+    cure = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(
+        f"{told} lacks column {listed(lacks, 3)}{also}; expected the columns of {first}{cure}"
+    )
+
+
+def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Column:
+    """Put a column's parts, one of each file, below each other."""
+    words = np.concatenate([part.words for part in parts])
+    names = [Path(file).name for file in files]
+    places = [
+        f"{place} of {name}"
+        for name, part in zip(names, parts, strict=True)
+        for place in part.places
+    ]
+    whole = Column(path, parts[0].name, words, np.array(places, dtype=object))
+    vars(whole)["numbers"] = np.concatenate([part.numbers for part in parts])
+    filled = [(n, part) for n, part in zip(names, parts, strict=True) if not part.gaps.all()]
+    numeric = [name for name, part in filled if part.is_numeric]
+    others = [f"{part.nature} in {name}" for name, part in filled if not part.is_numeric]
+    if not numeric or not others:
+        return whole
+    clash = f"{path}: column {whole.name} holds {others[0]}, and numbers in {numeric[0]}"
+    return replace(whole, clash=clash)
+
+
+def _parquet(path: str) -> Columns:
+    """Read a Parquet file by pandas."""
+    refuse_no_file(path)
+    try:
+        import pandas as pd
+
+        frame = pd.read_parquet(path)
+    except ImportError as error:
+        raise ValueError(
+            f"{path} needs pandas and pyarrow to be read; expected pip install 'pyrofl[tables]', "
+            "or a CSV file"
+        ) from error
+    except Exception as error:  # what is damaged in a file fails in many ways
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path} cannot be read as Parquet: {why}") from error
+    return _of_frame(path, frame)
+
+
+def _of_frame(file: str, frame: Any) -> Columns:
+    if not len(frame) or not len(frame.columns):
+        told = f"{len(frame)} rows and {len(frame.columns)} columns"
+        raise ValueError(f"{file} has {told}; expected at least one of each")
+    if twice := frame.columns[frame.columns.duplicated()].map(str).tolist():
+        raise ValueError(f"{file}: expected no two columns alike, found {listed(twice)} twice")
+    whole = frame.astype(object).where(frame.notna(), None)
+    return {str(name): _column(file, str(name), whole[name].tolist()) for name in frame}
+
+
+def _column(file: str, name: str, values: Any) -> Column:
+    """Make a column of values in memory; None is a gap, True and False are 1 and 0."""
+    words = np.array([_word(value) for value in values], dtype=object)
+    places = np.array([f"row {row}" for row in range(1, len(words) + 1)], dtype=object)
+    return Column(file, name, words, places)
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))
+    if isinstance(value, float | np.floating):
+        return repr(float(value))
+    return str(value).strip()

@@ -1,0 +1,90 @@
+"""What a client tells of the columns of its table: counts, moments and categories, and no row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyrofl.arguments import checked, known
+from pyrofl.data.columns import Column, number
+from pyrofl.data.tables import columns_of
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a client tells of a column of its training rows; those of several may be added."""
+
+    count: int = 0  # of values that are there
+    gaps: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared deviations from the mean
+    levels: tuple[str, ...] | None = None  # its categories; None: it holds numbers
+
+    def __add__(self, other: Told) -> Told:
+        """Return what one client would tell that had the rows of both (Chan et al. 1979)."""
+        gaps, count = self.gaps + other.gaps, self.count + other.count
+        if self.levels is not None and other.levels is not None:
+            levels = (*self.levels, *(w for w in other.levels if w not in self.levels))
+            return Told(count, gaps, levels=levels)
+        if not count:
+            return Told(0, gaps)
+        apart, share = other.mean - self.mean, other.count / count
+        squares = self.squares + other.squares + apart**2 * self.count * share
+        return Told(count, gaps, self.mean + apart * share, squares)
+
+
+@checked
+def tell(table: Any, features: Sequence[str], categories: Sequence[str] = ()) -> dict[str, Told]:
+    """Return what a client tells of its training rows, column by column, and no row.
+
+    Args:
+        table: the path of a file, a data frame, or a dict of columns.
+        features: the columns, in the order that all clients agree on.
+        categories: those of them that hold categories; the others hold numbers.
+
+    Raises:
+        ValueError: if a column is missing, or holds something else than numbers.
+    """
+    columns, found = columns_of(table), dict[str, Told]()
+    for name in (*features, *categories):
+        known(name, list(columns), "column")
+    for name in features:
+        column = columns[name]
+        if name in categories:
+            words = dict.fromkeys(column.words[~column.gaps].tolist())
+            found[name] = told_of(coded(column, tuple(words)), tuple(words))
+        else:
+            column.refuse_odd("name it among categories")
+            found[name] = told_of(column.numbers)
+    return found
+
+
+def told_of(values: Numbers, levels: Sequence[str] | None = None) -> Told:
+    """Sum up numbers, or codes of levels, [N]; NaN is a gap."""
+    there = values[~np.isnan(values)]
+    count, gaps = len(there), len(values) - len(there)
+    if levels is not None:
+        codes = np.unique(there.astype(np.int64)).tolist()
+        return Told(count, gaps, levels=tuple(levels[code] for code in codes))
+    mean = float(there.mean()) if count else 0.0
+    return Told(count, gaps, mean, float(((there - mean) ** 2).sum()))
+
+
+def coded(column: Column, levels: Sequence[str]) -> Numbers:
+    """Return the codes of a column's words among levels [N]: -1 of others, NaN of gaps.
+
+    A number is the same level however it is written, as data frames write 1 as 1.0 beside gaps.
+    """
+    place: dict[str | float, float] = {number(w): float(c) for c, w in enumerate(levels)}
+    place = {value: code for value, code in place.items() if value == value}  # but NaN, of texts
+    place |= {word: float(code) for code, word in enumerate(levels)}
+    of_words = {word: place.get(word, place.get(number(word), -1.0)) for word in set(column.words)}
+    found = np.array([of_words[word] for word in column.words])
+    found[column.gaps] = np.nan
+    return found

@@ -1,0 +1,30 @@
+"""How messages list names, and what cannot be a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+MOST = 8  # names that are listed before the rest is counted
+
+
+def listed(words: Sequence[str], most: int = MOST) -> str:
+    """List some words, and say how many more there are.
+
+    >>> listed("abcd", 3), listed("abc", 3)
+    ('a, b, c and 1 more', 'a, b, c')
+    """
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
+
+
+def refuse_no_file(path: str) -> None:
+    """Refuse what would be waited for or read without end: a pipe, a device.
+
+    Raises:
+        ValueError: if there is something that is neither a file nor a directory.
+    """
+    if "\0" in path:
+        raise ValueError(f"{path!r} has a NUL in it; expected the path of a file")
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise ValueError(f"{path} is a pipe or a device; expected a file, which can be read twice")

@@ -1,0 +1,176 @@
+"""What Flower calls: an app for sites and an app for the server."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pyrofl.cli.ends import FAILED, REFUSED, UNLEARNED, Stopped, what
+from pyrofl.files.run_folder import write_json
+from pyrofl.flower.coordinator import Settings, coordinate
+from pyrofl.flower.letters import Sheets, packed, unpacked
+from pyrofl.flower.project import Project
+from pyrofl.flower.site import answered
+
+PULL = 0.25  # seconds between two looks for replies
+LOG = "server.log"
+ODD_MODS = {
+    "LocalDpMod": "it clips and blurs orders' answers as if they were weights of a network",
+    "fixedclipping_mod": "it takes all that is sent for changes of weights, and clips them",
+    "adaptiveclipping_mod": "it takes all that is sent for changes of weights, and clips them",
+    "secagg_mod": "no server of ours adds up what is encrypted",
+    "secaggplus_mod": "no server of ours adds up what is encrypted",
+}
+
+
+def flower() -> Any:
+    """Return Flower's modules by name.
+
+    Raises:
+        ValueError: if it is not installed.
+    """
+    try:
+        return {n: import_module(f"flwr.{n}") for n in ("app", "clientapp", "serverapp")}
+    except ImportError as error:
+        raise ValueError(
+            f"Flower cannot be imported ({error}); expected pip install 'pyrofl[flower]'"
+        ) from error
+
+
+def to_record(sheets: Mapping[str, Any]) -> Any:
+    """Write sheets as Flower's record."""
+    app = flower()["app"]
+    content, text = packed(sheets)
+    return app.RecordDict(
+        {
+            "arrays": app.ArrayRecord({"tensors": app.Array(content)}),
+            "words": app.ConfigRecord({"json": text}),
+        }
+    )
+
+
+def from_record(record: Any) -> Sheets:
+    """Read sheets from Flower's record.
+
+    Raises:
+        ValueError: if it is none that `to_record` wrote.
+    """
+    try:
+        content, text = record["arrays"]["tensors"].numpy(), record["words"]["json"]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise ValueError(f"a record cannot be read ({told}); expected arrays and words") from None
+    return unpacked(content, text)
+
+
+def client_app(mods: Sequence[Any] = ()) -> Any:
+    """Return the app of a site, which reads from the node's settings who it is.
+
+    Args:
+        mods: Flower's, or your own, that look at messages.
+
+    Raises:
+        ValueError: if one would ruin the messages in silence, such as those for privacy.
+    """
+    for mod in mods:
+        name = getattr(mod, "__name__", type(mod).__name__)
+        if name in ODD_MODS:
+            raise ValueError(
+                f"mod {name}: {ODD_MODS[name]}; expected none of {', '.join(ODD_MODS)}"
+            )
+    modules = flower()
+    app = modules["clientapp"].ClientApp(mods=list(mods) or None)
+
+    @app.train()  # type: ignore[untyped-decorator]
+    def train(message: Any, context: Any) -> Any:
+        node = {n: str(v) for n, v in context.node_config.items()}
+        site = {n: node.get(n, "") for n in ("name", "project", "data", "state")}
+        own = {**site, "rejoin": node.get("rejoin") == "yes"}
+        found = answered(own, from_record(message.content))
+        return modules["app"].Message(to_record(found), reply_to=message)
+
+    return app
+
+
+class GridPost:
+    """Carries letters over Flower's grid."""
+
+    def __init__(self, grid: Any) -> None:
+        """Take the grid of a run."""
+        self.grid, self.modules = grid, flower()
+
+    def present(self) -> list[int]:
+        """Return the numbers of the nodes that are there."""
+        return list(self.grid.get_node_ids())
+
+    def exchange(self, letters: Mapping[int, Sheets], timeout: float) -> dict[int, Sheets]:
+        """Send letters and return the answers that come in time; others are never asked for."""
+        app, end = self.modules["app"], time.monotonic() + timeout
+        nodes = list(letters)
+        messages = [
+            app.Message(to_record(letters[node]), node, app.MessageType.TRAIN, ttl=timeout)
+            for node in nodes
+        ]
+        sent = list(self.grid.push_messages(messages))
+        waiting = {id_: node for id_, node in zip(sent, nodes, strict=True) if id_}
+        answers: dict[int, Sheets] = {}
+        while waiting and time.monotonic() < end:
+            for reply in self.grid.pull_messages(list(waiting)):
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None and not reply.has_error():
+                    answers[node] = _read(reply.content)
+            time.sleep(PULL)
+        return answers
+
+
+def _read(record: Any) -> Sheets:
+    """Read an answer; what cannot be read is as good as a refusal."""
+    try:
+        return from_record(record)
+    except ValueError as error:
+        return {"refused": {"why": str(error)}}
+
+
+def server_app() -> Any:
+    """Return the app of the server, which reads from the run's settings what to do."""
+    app = flower()["serverapp"].ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Any, context: Any) -> None:
+        config = context.run_config
+        out = Path(str(config["out"]))
+        out.mkdir(parents=True, exist_ok=True)
+        settings = Settings(int(config["sites"]), int(config["least"]), float(config["timeout"]))
+        say = partial(_say, out / LOG)
+        ended = _ended(str(config["project"]), out, GridPost(grid), settings, say)
+        write_json(str(config["end"]), ended)
+
+    return app
+
+
+def _say(log: Path, text: str) -> None:
+    with open(log, "a", encoding="utf-8") as file:
+        file.write(f"{text}\n")
+
+
+def _ended(folder: str, out: Path, post: Any, settings: Settings, say: Any) -> dict[str, Any]:
+    """Make the rounds and return how they ended: exit code, what went wrong, tables."""
+    try:
+        books = coordinate(Project.read(folder), out, post, settings, say)
+        lacking = [problem for book in books.values() for problem in book.finish()]
+    except Stopped as stop:
+        return {"code": stop.code, "error": str(stop), "tables": []}
+    except Exception as error:
+        code = REFUSED if isinstance(error, ValueError) else FAILED
+        if code == FAILED:
+            say(traceback.format_exc())
+        return {"code": code, "error": what(error), "tables": []}
+    lost = [f"{name} {problem}" for name, book in books.items() if (problem := book.problem)]
+    code = UNLEARNED if lost else FAILED if lacking else 0
+    tables = [book.table() for book in books.values()]
+    return {"code": code, "error": "; ".join([*lost, *lacking]), "tables": tables}

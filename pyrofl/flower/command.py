@@ -1,0 +1,271 @@
+"""The commands `pyrofl flower new`, `up`, `serve` and `join`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyrofl.cli.ends import FAILED, Stopped, ending, show, tell
+from pyrofl.files import run_folder
+from pyrofl.files.lock import locked
+from pyrofl.flower.processes import (
+    CONNECTION,
+    Crew,
+    connect,
+    crew,
+    free_port,
+    program,
+    refuse_unproven,
+    wait_for_port,
+    words_of,
+)
+from pyrofl.flower.project import Project
+from pyrofl.flower.rows import rows_of
+from pyrofl.flower.site import LOG as LOG_OF_SITE
+
+LOG, HOME, STATES = "server.log", "flower", "sites"
+LOOPBACK = "127.0.0.1"
+LOOK = 0.25  # seconds between two looks at how far the server is
+LAPSE = 120.0  # seconds after which a node that ended had been let in
+PAUSE, AGAIN = 10.0, 9  # a node that was killed is known to the server for about a minute
+ASKED = 30.0  # seconds between two questions whether the run still goes on
+
+
+def new(args: Namespace) -> None:
+    """Write a project folder."""
+    from pyrofl.flower.new import new as write
+
+    path = write(args.folder)
+    show(f"{path} holds a project: pyproject.toml has its settings, sites/ made-up rows")
+    show(f"try it with: pyrofl flower up {path} --sites 3")
+
+
+def up(args: Namespace) -> None:
+    """Run a project on this machine alone: a server and a node for each file of sites/."""
+    program("flower-superlink")
+    project = Project.read(args.folder)
+    files = sorted((project.folder / "sites").glob("*.csv"))
+    if len(files) < args.sites:
+        raise ValueError(
+            f"{project.folder / 'sites'} holds {len(files)} CSV files; expected one for each of "
+            f"--sites {args.sites}"
+        )
+    project.build(args.sites, server=True)
+    for file in files[: args.sites]:
+        rows_of(project, str(file), file.stem)
+    out = Path(args.out or project.folder / "run").absolute()
+    with crew(out / HOME) as team, ending(partial(kept, out)):
+        port = serve_on(team, LOOPBACK, free_port(), [])
+        connect(team.home, f"{LOOPBACK}:{port}")
+        for file in files[: args.sites]:
+            node = {"name": file.stem, "project": str(project.folder.absolute())}
+            node |= {"data": str(file.absolute()), "state": str(out / STATES / file.stem)}
+            start_node(team, file.stem, f"{LOOPBACK}:{port}", node, ["--insecure"])
+        ended = run(args, team, project, out)
+    finish(args, out, ended)
+
+
+def serve(args: Namespace) -> None:
+    """Run a project's server, for sites that join from elsewhere."""
+    program("flower-superlink")
+    project = Project.read(args.folder)
+    keys = sorted(Path(args.nodes).glob("*.pub")) if args.nodes else []
+    files = {"--cert": args.cert, "--cert-key": args.cert_key, "--ca": args.ca}
+    safe = safe_server(args.host, files, keys)
+    project.build(args.sites, server=True)
+    out = Path(args.out or project.folder / "run").absolute()
+    with crew(out / HOME) as team, ending(partial(kept, out)):
+        serve_on(team, args.host, args.port, [*safe, *kept_by(team)])
+        near = LOOPBACK if args.host == "0.0.0.0" else args.host
+        connect(team.home, f"{near}:{args.port}", str(Path(args.ca).absolute()) if safe else "")
+        for key in keys:
+            register(team, key)
+        tell(f"listening on {args.host}:{args.port} for {args.sites} sites\n")
+        ended = run(args, team, project, out)
+    finish(args, out, ended)
+
+
+def kept_by(team: Crew) -> list[str]:
+    """Return the words that let Flower's server know its nodes again when it is started anew."""
+    return ["--database", str(team.home / "superlink.db")]
+
+
+def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> list[str]:
+    """Return the words that make Flower's server safe; none for one that listens on loopback.
+
+    Raises:
+        ValueError: if a file is missing, or others could reach a server that is not safe.
+    """
+    given = [name for name, file in files.items() if file]
+    if not given and not keys and host == LOOPBACK:
+        return []
+    for name, file in files.items():
+        if not file or not Path(file).is_file():
+            raise ValueError(
+                f"{name} is {file!r}; expected a file, as others reach {host} (a server without "
+                f"certificate listens on {LOOPBACK} alone)"
+            )
+    if not keys:
+        raise ValueError("--nodes has no NAME.pub; expected the public key of each site's node")
+    words = ("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")
+    pairs = zip(words, map(str, files.values()), strict=True)
+    return [*(word for pair in pairs for word in pair), "--enable-supernode-auth"]
+
+
+def register(team: Crew, key: Path) -> None:
+    """Let the node that has a key in; one that is let in already stays so."""
+    try:
+        team.ask("flwr", "supernode", "register", str(key), CONNECTION, "--name", key.stem)
+    except Stopped as stop:
+        if "already" not in str(stop):
+            raise
+
+
+def join(args: Namespace) -> None:
+    """Say what will leave a site; then take part, until there is an interrupt."""
+    from pyrofl.flower.leaving import leaving
+
+    project = Project.read(args.project)
+    safe = safe_node(args.server, args.key, args.ca)
+    data = rows_of(project, args.data, args.name)
+    show(leaving(project, data))
+    if args.show:
+        return
+    if args.ca:
+        host, _, port = args.server.rpartition(":")
+        refuse_unproven(host, int(port), args.ca)
+    program("flower-supernode")
+    state = run_folder.prepare(args.state, overwrite=True).absolute()
+    node = {"name": args.name, "project": str(Path(args.project).absolute())}
+    node |= {"data": str(Path(args.data).absolute()), "state": str(state)}
+    node |= {"rejoin": "yes"} if args.rejoin else {}
+    with locked(state), crew(state / HOME) as team:
+        tell(f"{args.name} joins {args.server}; its log is {state / LOG_OF_SITE}\n")
+        last, again = time.monotonic(), AGAIN
+        while True:
+            process = start_node(team, args.name, args.server, node, safe)
+            code = process.wait()
+            if time.monotonic() - last > LAPSE:  # it was in, so that it is worth another try
+                last, again = time.monotonic(), AGAIN
+            if not again:
+                told = team.last_words(f"node-{args.name}")
+                raise Stopped(f"the node ended with {code}: {told}", FAILED)
+            again -= 1
+            tell(f"the node ended with {code}; trying again in {PAUSE:g} s\n")
+            time.sleep(PAUSE)
+
+
+def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
+    """Return the words that make Flower's node safe; it reaches a server on loopback without.
+
+    Raises:
+        ValueError: if the address is none, a file is missing, or the server is on another machine
+            and would not have to prove who it is.
+    """
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"server is {server!r}; expected HOST:PORT, such as 10.0.0.1:8443")
+    if not key and not ca and host == LOOPBACK:
+        return ["--insecure"]
+    for name, file in (("--key", key), ("--ca", ca)):
+        if not file or not Path(file).is_file():
+            raise ValueError(f"{name} is {file!r}; expected a file, as {host} is another machine")
+    return ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
+
+
+def serve_on(team: Crew, host: str, port: int, more: list[str]) -> int:
+    """Start Flower's server, and wait until it listens; nothing is installed by it."""
+    words = ["flower-superlink", "--host", host, "--port", str(port)]
+    words += ["--disable-runtime-dependency-installation"]
+    words += more if "--ssl-certfile" in more else ["--insecure", *more]
+    team.start("superlink", words)
+    wait_for_port(team, "superlink", LOOPBACK if host == "0.0.0.0" else host, port)
+    return port
+
+
+def start_node(
+    team: Crew, name: str, address: str, node: dict[str, Any], more: list[str]
+) -> subprocess.Popen[bytes]:
+    """Start the node of a site; what it is called with is in its settings."""
+    words = ["flower-supernode", "--superlink", address, "--host", LOOPBACK]
+    words += ["--port", str(free_port()), "--node-config", words_of(node), *more]
+    return team.start(f"node-{name}", words)
+
+
+def run(args: Namespace, team: Crew, project: Project, out: Path) -> dict[str, Any]:
+    """Submit the run, print what the server says, and return how it ended."""
+    end = team.home / f"{team.mark}.json"  # another run of Flower's may still be there, and end
+    begin = (out / LOG).stat().st_size if (out / LOG).exists() else 0
+    sites = args.sites
+    settings = {"project": str(project.folder.absolute()), "out": str(out), "sites": sites}
+    settings |= {"least": args.min_sites or sites, "timeout": float(args.timeout)}
+    settings |= {"end": str(end)}
+    words = ["flwr", "run", str(project.folder), CONNECTION, "--format", "json"]
+    told = json.loads(team.ask(*words, "--run-config", words_of(settings)))
+    if "run-id" not in told:
+        raise Stopped(f"the run was not taken: {told}", FAILED)
+    number = str(told["run-id"])
+    for line in followed(team, out, end, begin, number):
+        if not args.quiet:
+            tell(f"{line}\n")
+    ended: dict[str, Any] = json.loads(end.read_text(encoding="utf-8"))
+    return ended
+
+
+def followed(team: Crew, out: Path, end: Path, at: int, number: str) -> Iterator[str]:
+    """Yield what the server writes, until it has ended.
+
+    Raises:
+        Stopped: if it is gone without a word.
+    """
+    asked = time.monotonic()
+    while True:
+        over = end.exists()
+        if (out / LOG).exists():
+            with open(out / LOG, encoding="utf-8") as file:
+                file.seek(at)
+                yield from file.read().splitlines()
+                at = file.tell()
+        if over:
+            return
+        if (code := team.running["superlink"].poll()) is not None:
+            raise Stopped(f"Flower's server ended with {code}: {gone(team, out)}", FAILED)
+        if time.monotonic() - asked > ASKED:
+            asked = time.monotonic()
+            told = state(team, number)
+            if told.startswith("finished") and not end.exists():
+                raise Stopped(f"the run ended ({told}): {gone(team, out)}", FAILED)
+        time.sleep(LOOK)
+
+
+def state(team: Crew, number: str) -> str:
+    """Return what Flower says of a run, such as "running"."""
+    found = json.loads(team.ask("flwr", "list", CONNECTION, "--run-id", number, "--format", "json"))
+    return str(found["runs"][0]["status"]) if found.get("runs") else "unknown"
+
+
+def kept(out: Path, ended_by: str) -> str:
+    """Say where what was done is, whatever ended a command."""
+    return f"{ended_by}; {out} holds the rounds that are made, the same command goes on from there"
+
+
+def gone(team: Crew, out: Path) -> str:
+    """Say where more is told."""
+    return f"{team.last_words('superlink')[-200:]}; {team.home} holds logs, {out} what is done"
+
+
+def finish(args: Namespace, out: Path, ended: dict[str, Any]) -> None:
+    """Print the tables, and end as the server ended."""
+    show("\n\n".join(ended["tables"]), f"{out} holds all results")
+    if ended["code"]:
+        raise Stopped(str(ended["error"]), int(ended["code"]))
+    shutil.rmtree(out / HOME, ignore_errors=True)
+    if not args.quiet:
+        tell(f"{out} holds a folder with tables and figures for each method\n")

@@ -1,0 +1,241 @@
+"""The server of a project: waits for sites, makes the rounds of all methods, writes them down."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyrofl.cli.ends import FAILED, Stopped
+from pyrofl.files.lock import locked
+from pyrofl.files.run_folder import write_json
+from pyrofl.flower.letters import Sheets
+from pyrofl.flower.project import Project
+from pyrofl.flower.register import Post, Register
+from pyrofl.flower.results import Book
+from pyrofl.flower.site import ASK, LOST, ORDER, REFUSED, REPLY, TOLD, label
+from pyrofl.inference.halves import Server
+from pyrofl.inference.halves.wire import Flat
+from pyrofl.inference.loop.rounds import by_round
+
+Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
+"""Name of a site -> names of its clients, and how many training rows each has."""
+
+ROSTER = "sites.json"
+PAUSE = 0.5  # seconds between two looks for sites
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long a server waits.
+
+    Attributes:
+        sites: it begins when so many are there.
+        least: it makes no round with fewer.
+        timeout: seconds that a round waits for replies, and that the server waits for sites.
+    """
+
+    sites: int
+    least: int
+    timeout: float
+
+
+def coordinate(
+    project: Project, out: Path, post: Post, settings: Settings, say: Callable[[str], None]
+) -> dict[str, Book]:
+    """Make the rounds that are left, test after each, and write tables and figures.
+
+    Args:
+        project: with the methods.
+        out: folder of the server's states and of the results; gone on from if it holds some.
+        post: carries letters.
+        settings: whom and how long to wait for.
+        say: takes lines for people.
+
+    Returns:
+        What was written of every method.
+
+    Raises:
+        ValueError: if the folder is in use, or of another run.
+        Stopped: if there are too few sites for too long.
+    """
+    with ExitStack() as held:
+        out.mkdir(parents=True, exist_ok=True)
+        if dead := held.enter_context(locked(out)):
+            say(f"{dead}; taking it over")
+        register = Register(project, post, say)
+        sites = _roster(out / ROSTER, register, settings)
+        run = Rounds(project, out, register, settings, say, sites)
+        while not run.over:
+            run.step()
+        return run.books
+
+
+def _roster(path: Path, register: Register, settings: Settings) -> Sites:
+    """Return the sites as the run began, or all that are there now.
+
+    Raises:
+        ValueError: if the run has begun with more or fewer than are asked for.
+        Stopped: if too few come.
+    """
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if len(found) != settings.sites:
+            raise ValueError(
+                f"{path.parent} holds a run of {len(found)} sites ({', '.join(found)}); expected "
+                f"--sites {len(found)}, or another --out"
+            )
+        register.expected = _sites(found)
+        with suppress(Stopped):  # who is late misses rounds, and no more
+            wait(register, len(found), settings.timeout)
+        return register.expected
+    wait(register, settings.sites, settings.timeout)
+    there = sorted(register.sites.items())
+    found = {name: [list(site.names), list(site.sizes)] for name, site in there}
+    write_json(path, found)
+    register.expected = _sites(found)
+    return register.expected
+
+
+def _sites(found: Mapping[str, Any]) -> Sites:
+    return {name: (tuple(names), tuple(sizes)) for name, (names, sizes) in found.items()}
+
+
+def wait(register: Register, count: int, timeout: float) -> None:
+    """Wait for sites.
+
+    Raises:
+        Stopped: if they do not come.
+    """
+    register.look()
+    end = time.monotonic() + timeout
+    while len(register.sites) < count:
+        if time.monotonic() > end:
+            there = ", ".join(sorted(register.sites)) or "none"
+            raise Stopped(
+                f"{len(register.sites)} sites are there after {timeout:g} s ({there}); expected "
+                f"{count} (--min-sites, --timeout)",
+                FAILED,
+            )
+        time.sleep(PAUSE)
+        register.look()
+
+
+class Rounds:
+    """All methods' servers, side by side."""
+
+    def __init__(
+        self,
+        project: Project,
+        out: Path,
+        register: Register,
+        settings: Settings,
+        say: Callable[[str], None],
+        sites: Sites,
+    ) -> None:
+        """Begin, or go on from what the folder holds."""
+        self.project, self.register, self.settings, self.say = project, register, settings, say
+        self.sites = sites
+        sizes = {
+            n: size for names, each in sites.values() for n, size in zip(names, each, strict=True)
+        }
+        self.methods = project.build(len(sizes), server=True)
+        self.servers = {
+            name: Server(
+                method,
+                list(sizes),
+                list(sizes.values()),
+                project.type,
+                project.seed,
+                state=out / name / "server",
+            )
+            for name, method in self.methods.items()
+        }
+        self.books = {
+            name: Book(out / name, project, name, by_round(self.methods[name])(0), server)
+            for name, server in self.servers.items()
+        }
+
+    @property
+    def over(self) -> bool:
+        """Whether all rounds are made and the last is tested."""
+        return all(book.over for book in self.books.values())
+
+    def step(self) -> None:
+        """Ask about the last round and make the next, of all methods that have one left."""
+        wait(self.register, self.settings.least, self.settings.timeout)
+        holders = {
+            name: site for name, (site, _) in self.sites.items() if name in self.register.sites
+        }
+        begun = time.monotonic()
+        letters: dict[str, Sheets] = {name: {} for name in holders}
+        training = [
+            n for n, server in self.servers.items() if server.state.number < self.project.rounds
+        ]
+        asking = [n for n, book in self.books.items() if book.due]
+        for method, server in self.servers.items():
+            sheets = {}
+            if method in training:
+                sheets[label(ORDER, method)] = server.orders(holders)
+            for i, asked in enumerate(self.books[method].asked if method in asking else ()):
+                sheets[label(ASK, method, i)] = server.questions(holders, **asked)
+            for what, each in sheets.items():
+                for site, flat in each.items():
+                    letters[site][what] = flat
+        answers = self._exchange(letters)
+        for method in asking:
+            count = range(len(self.books[method].asked))
+            self.books[method].scored([_told(answers, label(TOLD, method, i)) for i in count])
+        for method in training:
+            self._take(method, self.servers[method], answers, time.monotonic() - begun)
+        if training:
+            number = max(self.servers[n].state.number for n in training)
+            self.say(
+                f"round {number} of {self.project.rounds}: {len(answers)} of {len(self.sites)} "
+                f"sites replied, {time.monotonic() - begun:.1f} s"
+            )
+
+    def _exchange(self, letters: Mapping[str, Sheets]) -> dict[str, Sheets]:
+        """Send letters to sites and return their answers; who refuses is told, and left out."""
+        at = {self.register.sites[name].node: name for name, sheets in letters.items() if sheets}
+        sent = {node: letters[name] for node, name in at.items()}
+        answers = {}
+        for node, answer in self.register.post.exchange(sent, self.settings.timeout).items():
+            if odd := answer.get(REFUSED):
+                self.say(f"{at[node]}: {odd.get('why')}")
+            else:
+                answers[at[node]] = answer
+        if missing := sorted(set(at.values()) - answers.keys()):
+            self.say(f"no reply of {', '.join(missing)}")
+        return answers
+
+    def _take(
+        self, method: str, server: Server, answers: Mapping[str, Sheets], seconds: float
+    ) -> None:
+        """Merge the replies of a round; who has lost its state is taken back as a newcomer."""
+        old = server.state
+        state = server.take(_told(answers, label(REPLY, method)))
+        for reason in state.rejected:
+            self.say(f"{method}: {reason}")
+        self.books[method].made(old, state, seconds)
+        for site, answer in answers.items():
+            if lost := answer.get(label(LOST, method)):
+                self._rejoin(method, server, site, lost)
+
+    def _rejoin(self, method: str, server: Server, site: str, lost: Flat) -> None:
+        names = [name for name in lost.get("names", ()) if name in self.sites[site][0]]
+        try:
+            server.rejoin(names)
+        except ValueError as error:
+            self.say(f"{site} cannot rejoin {method}: {error}")
+        else:
+            self.say(f"{site} has lost its state of {method}: {', '.join(names)} begin anew")
+
+
+def _told(answers: Mapping[str, Sheets], what: str) -> Sheets:
+    """Return one sheet of the answers that have it, site -> sheet."""
+    return {site: answer[what] for site, answer in answers.items() if what in answer}

@@ -1,0 +1,70 @@
+"""What will leave a site: tried on a few of its rows, with nobody listening."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from pyrofl.data import Federation
+from pyrofl.files import run_folder
+from pyrofl.flower.project import Project
+from pyrofl.flower.site import shapes
+from pyrofl.inference.evaluation.asked import Part
+from pyrofl.inference.halves import Client, Server
+from pyrofl.inference.halves.wire import Flat
+from pyrofl.inference.loop.rounds import by_round
+
+FEW = (2, 3)  # rows of each client; what leaves must not depend on how many there are
+
+
+def leaving(project: Project, data: Federation) -> str:
+    """Lay out all that goes to the server, once as a site joins and in every round.
+
+    Raises:
+        ValueError: if a tensor has an axis that grows with the rows.
+    """
+    lines: list[tuple[str, ...]] = []
+    for method in project.labels:
+        few, more = (dict(_tried(project, _cut(data, count), method)) for count in FEW)
+        for sheet, flat in few.items():
+            for told, other in zip(shapes(flat), shapes(more[sheet]), strict=True):
+                if told != other:
+                    raise ValueError(
+                        f"{method}: of {FEW[0]} rows leaves {told}, and of {FEW[1]} rows {other}; "
+                        "expected what does not grow with the rows"
+                    )
+                name, shape = told.split(" [")
+                shape, size = shape.split("] ")
+                lines.append((method, sheet, name, f"[{shape}]", size))
+    names = ", ".join(data.names[:8]) + (", ..." if len(data.names) > 8 else "")
+    once = (
+        f"once: the names of the site and of its clients ({names}), how many training rows each "
+        "has, whether they suit the project and its versions"
+    )
+    table = run_folder.table(("method", "sheet", "tensor", "shape", "size"), lines)
+    return f"What leaves this site, and no row of it:\n{once}\nin every round:\n{table}"
+
+
+def _cut(data: Federation, count: int) -> Federation:
+    """Return a federation with a few rows of each client."""
+
+    def short(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(rows[:count] for rows in parts)
+
+    return replace(data, train=short(data.train), test=short(data.test))
+
+
+def _tried(project: Project, data: Federation, name: str) -> Iterator[tuple[str, Flat]]:
+    """Make one round of a method, and yield what these clients send."""
+    method = project.build(data.clients)[name]
+    server = Server(method, data.names, data.sizes, project.type, project.seed)
+    client, here = Client(method, data, project.seed), {"site": list(data.names)}
+    reply = client.train(server.orders(here)["site"])
+    yield "reply", reply
+    part: Part = "test" if any(map(len, data.test)) else "train"
+    server.take({"site": reply})
+    for view in by_round(method)(0).views:
+        asked = server.questions(here, model=view, part=part)["site"]
+        yield f"scores, {view}", client.evaluate(asked)

@@ -1,0 +1,242 @@
+"""Flower's programs as processes of ours: started, watched, and gone when we are."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from pyrofl.cli.ends import FAILED, Stopped
+from pyrofl.files.lock import locked
+
+MARK = "PYROFL_FLOWER"  # in the environment of all that we have started
+PATIENCE = 10.0  # seconds that a process has to end by itself
+STARTING = 60.0  # seconds that Flower's server has to start
+CONNECTION = "here"
+DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+class Crew:
+    """Processes that are started together and end together.
+
+    Flower's programs start others, which leave their group: these are found by a mark in their
+    environment, where the system shows it, and ended one by one.
+    """
+
+    def __init__(self, home: Path) -> None:
+        """Prepare Flower's folder `home`; nothing in the user's own is touched."""
+        self.home, self.mark = home, uuid4().hex
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        home.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of all programs: they call nobody but each other."""
+        own = {
+            "FLWR_HOME": str(self.home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "PYTHONUNBUFFERED": "1",
+            MARK: self.mark,
+        }
+        return {**os.environ, **own}
+
+    def start(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a program, whose output goes to HOME/name.log."""
+        with open(self.home / f"{name}.log", "ab") as log:
+            self.running[name] = subprocess.Popen(
+                [program(words[0]), *words[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,  # an interrupt is for us, and we end them in order
+                preexec_fn=_not_to_outlive(),
+            )
+        return self.running[name]
+
+    def ask(self, *words: str) -> str:
+        """Run a short program and return what it prints.
+
+        Raises:
+            Stopped: if it fails.
+        """
+        done = subprocess.run(
+            [program(words[0]), *words[1:]], capture_output=True, text=True, env=self.environment
+        )
+        if done.returncode:
+            said = " ".join(f"{done.stdout} {done.stderr}".split())[-400:]
+            raise Stopped(f"{' '.join(words[:2])} failed: {said}", FAILED)
+        return done.stdout
+
+    def last_words(self, name: str) -> str:
+        """Return the end of a program's output."""
+        text = (self.home / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        return " ".join(text.split())[-400:]
+
+    def stop(self) -> None:
+        """End all that is running, the nodes first."""
+        for name in reversed(self.running):
+            end(self.running[name])
+        for _ in range(20):
+            if not (left := marked(self.mark)):
+                return
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+
+def _not_to_outlive() -> Callable[[], None] | None:
+    """Return what lets a process end when we are killed, where the system can."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl  # before the fork: nothing may be loaded after it
+
+    def follow() -> None:
+        prctl(DEATH_SIGNAL, signal.SIGTERM)
+
+    return follow
+
+
+def program(name: str) -> str:
+    """Return the path of one of Flower's programs.
+
+    Raises:
+        ValueError: if it is not installed.
+    """
+    here = Path(sys.executable).parent
+    if found := shutil.which(name, path=os.pathsep.join([str(here), os.environ.get("PATH", "")])):
+        return found
+    raise ValueError(f"Flower's program {name} is missing; expected pip install 'pyrofl[flower]'")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end; kill it if it does not."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes that have a mark in their environment, where the system shows it."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+@contextmanager
+def crew(home: Path) -> Iterator[Crew]:
+    """Give a crew, and end it however the body ends; a request to end is an interrupt."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    made, before = Crew(home), signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with locked(home):
+            yield made
+    finally:
+        # A second interrupt must not leave half of them.
+        held = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            made.stop()
+        finally:
+            signal.signal(signal.SIGINT, held[signal.SIGINT])
+            signal.signal(signal.SIGTERM, before)
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def connect(home: Path, address: str, ca: str = "") -> None:
+    """Write how Flower's own commands reach the server."""
+    safe = f"root-certificates = {json.dumps(ca)}" if ca else "insecure = true"
+    lines = [
+        "[superlink]",
+        f'default = "{CONNECTION}"',
+        f"[superlink.{CONNECTION}]",
+        f'address = "{address}"',
+        safe,
+    ]
+    (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def wait_for_port(team: Crew, name: str, host: str, port: int) -> None:
+    """Wait until a server listens.
+
+    Raises:
+        Stopped: if it ends or does not within a minute.
+    """
+    until = time.monotonic() + STARTING
+    while time.monotonic() < until:
+        if (code := team.running[name].poll()) is not None:
+            raise Stopped(f"Flower's {name} ended with {code}: {team.last_words(name)}", FAILED)
+        with suppress(OSError), socket.create_connection((host, port), 1):
+            return
+        time.sleep(0.1)
+    raise Stopped(f"Flower's {name} does not listen on {host}:{port} after {STARTING:g} s", FAILED)
+
+
+def refuse_unproven(host: str, port: int, ca: str) -> None:
+    """Refuse a server that cannot prove who it is; Flower's node would try again without a word.
+
+    Where nobody listens yet nothing is refused.
+
+    Raises:
+        ValueError: if its certificate has expired, is of another name or signed by another.
+    """
+    context = ssl.create_default_context(cafile=ca)
+    try:
+        with (
+            socket.create_connection((host, port), PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            pass
+    except ssl.SSLError as error:
+        why = getattr(error, "verify_message", "") or error.reason or "no TLS"
+        raise ValueError(
+            f"the server at {host}:{port} does not prove who it is: {why}; expected a certificate "
+            f"that {ca} has signed, of that name and of today"
+        ) from error
+    except OSError:
+        return
+
+
+def words_of(settings: Mapping[str, str | int | float]) -> str:
+    """Write settings as Flower's --run-config and --node-config take them: TOML in one line.
+
+    Raises:
+        ValueError: if a text has a sign that would end it.
+
+    >>> words_of({"a": "b c", "n": 3})
+    'a="b c" n=3'
+    """
+    for name, value in settings.items():
+        if isinstance(value, str) and set(value) & set("\"'\\\n"):
+            raise ValueError(f"{name} is {value!r}; expected a text without quotes and backslashes")
+    return " ".join(f"{n}={json.dumps(v)}" for n, v in settings.items())

@@ -1,0 +1,208 @@
+"""A project: what the server and all sites agree on before anything is sent."""
+
+from __future__ import annotations
+
+import runpy
+import tomllib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrofl.cli.methods import Scheduled, methods
+from pyrofl.cli.setup import Task, network
+from pyrofl.data import Federation
+from pyrofl.data.blank import outline
+from pyrofl.data.columns import complete, read
+from pyrofl.data.csv_files import LIKELIHOODS
+from pyrofl.data.roster import names_of
+from pyrofl.inference.halves.wire import Flat
+from pyrofl.inference.loop.rounds import by_round
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seeds
+
+FILE = "pyproject.toml"
+TABLE = "tool.pyrofl"
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+OWN = ("folder", "unlabelled")  # of one side: not compared
+
+
+@dataclass(frozen=True)
+class Project:
+    """What is in the table [tool.pyrofl] of a project folder.
+
+    Attributes:
+        folder: where it was read.
+        methods: names as `pyrofl list` has them, or "FILE.py:NAME", a function of a federation
+            without rows (`pyrofl.data.outline`) that returns a method. All are trained side by
+            side.
+        features: columns of x, in this order.
+        target: column of y.
+        classes: names of the classes, at every site the same; none for a number.
+        likelihood: see `pyrofl list`.
+        settings: of methods, as --set.
+        net: network, as --net.
+        group: column that says whose a row is, if a site has several clients.
+        rounds: of training.
+        seed: of all random numbers.
+        dtype: "float32" or "float64".
+        test_share: share of each client's rows that is kept for testing.
+        unlabelled: CSV file in the server's folder, rows without target that the server learns
+            from; sites need none.
+    """
+
+    folder: Path
+    methods: tuple[str, ...]
+    features: tuple[str, ...]
+    target: str
+    classes: tuple[str, ...] = ()
+    likelihood: str = "categorical"
+    settings: tuple[str, ...] = ()
+    net: str = "softmax"
+    group: str = ""
+    rounds: int = 10
+    seed: int = 0
+    dtype: str = "float32"
+    test_share: float = 0.2
+    unlabelled: str = ""
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Project:
+        """Read a project folder.
+
+        Raises:
+            ValueError: if there is none, or an entry is missing, unknown or unsuitable.
+        """
+        path = Path(folder, FILE)
+        try:
+            found = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["pyrofl"]
+        except OSError as error:
+            raise ValueError(
+                f"{path} cannot be read: {error.strerror}; expected a project folder, as "
+                "`pyrofl flower new` writes it"
+            ) from error
+        except (tomllib.TOMLDecodeError, UnicodeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}; expected TOML") from error
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"{path} has no table [{TABLE}]; expected one") from error
+        return cls._of(path, {n.replace("-", "_"): v for n, v in found.items()})
+
+    @classmethod
+    def _of(cls, path: Path, found: dict[str, Any]) -> Project:
+        """Check the entries of a table."""
+        kinds = {f.name: str(f.type) for f in fields(cls) if f.name != "folder"}
+        if unknown := sorted(found.keys() - kinds):
+            told = ", ".join(n.replace("_", "-") for n in kinds)
+            raise ValueError(f"{path}: unknown entry {unknown[0]!r}; expected some of {told}")
+        for name in ("methods", "features", "target"):
+            if not found.get(name):
+                raise ValueError(f"{path}: {name} is missing; expected it in [{TABLE}]")
+        for name, value in found.items():
+            if kinds[name].startswith("tuple"):
+                names_of(f"{path}: {name}", value)
+                found[name] = tuple(value)
+            elif type(value).__name__ != kinds[name]:
+                told = f"{path}: {name.replace('_', '-')} is {value!r}"
+                raise ValueError(f"{told}; expected {_words(kinds[name])}")
+        made = cls(path.parent, **found)
+        made._check(path)
+        return made
+
+    def _check(self, path: Path) -> None:
+        """Refuse values that are out of range."""
+        known = self.likelihood.partition(":")[0] in LIKELIHOODS
+        categorical = self.likelihood == "categorical"
+        fits = {
+            "rounds": (self.rounds >= 1, "at least 1"),
+            "seed": (self.seed >= 0, "at least 0"),
+            "test-share": (0 <= self.test_share < 1, "from 0, and below 1"),
+            "dtype": (self.dtype in DTYPES, " or ".join(DTYPES)),
+            "likelihood": (known, f"one of {', '.join(LIKELIHOODS)}"),
+            "classes": (
+                len(self.classes) > 1 if categorical else not self.classes,
+                "two names or more for categorical, and none for others",
+            ),
+            "features": (
+                self.target not in self.features and self.group not in self.features,
+                "no target and no group among them",
+            ),
+        }
+        for name, (holds, expected) in fits.items():
+            if not holds:
+                value = getattr(self, name.replace("-", "_"))
+                raise ValueError(f"{path}: {name} is {value!r}; expected {expected}")
+        names_of(f"{path}: names of methods", list(self.labels))
+
+    @property
+    def type(self) -> torch.dtype:
+        """Floating-point type of all numbers."""
+        return DTYPES[self.dtype]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the methods are called."""
+        return tuple(one.rpartition(":")[2] for one in self.methods)
+
+    @property
+    def agreed(self) -> Flat:
+        """What has to be the same at the server and at every site, as words."""
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in OWN}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
+
+    def outline(self, clients: int) -> Federation:
+        """Return a federation of so many clients without rows; methods are built from it."""
+        names = [f"client {j}" for j in range(clients)]
+        return outline(names, [1] * clients, (len(self.features),), (), self.classes, self.type)
+
+    def build(self, clients: int, server: bool = False) -> dict[str, Scheduled]:
+        """Build all methods, label -> method or round -> method, as everybody builds them.
+
+        Raises:
+            ValueError: if one cannot be built.
+        """
+        data = self.outline(clients)
+        spare: Tensor | None = data.x[:1].clone()  # sites need no more than its shape
+        if server:
+            spare = self.spare() if self.unlabelled else None
+        data = replace(data, unlabelled=spare)
+        net = network(self._here(self.net), tuple(data.x.shape[1:]), len(self.classes) or 1)
+        seeds = Seeds(self.seed, self.seed, self.seed)
+        task = Task(self.seed, self.seed, seeds, data, net, self.likelihood)
+        named = [one for one in self.methods if ".py:" not in one]
+        found = dict(methods(named, self.settings, task, self.rounds)) if named else {}
+        own = {m.rpartition(":")[2]: self._own(m, data) for m in self.methods if m not in named}
+        return {label: (found | own)[label] for label in self.labels}
+
+    def spare(self) -> Tensor:
+        """Read the server's rows without target, [U, x]."""
+        path = str(self.folder / self.unlabelled)
+        table = read(path)
+        if missing := [name for name in self.features if name not in table]:
+            raise ValueError(f"{path} has no column {missing[0]!r}; expected all features")
+        used = [table[name] for name in self.features]
+        whole = complete(used, "refuse")
+        columns = [torch.from_numpy(column.at(whole).single()) for column in used]
+        return torch.stack(columns, 1).to(self.type)
+
+    def _here(self, spec: str) -> str:
+        """Find "FILE.py:NAME" in the project folder."""
+        return str(self.folder / spec) if ".py:" in spec else spec
+
+    def _own(self, spec: str, data: Federation) -> Scheduled:
+        """Return the method that a function in a file of the project makes."""
+        file, _, name = self._here(spec).rpartition(":")
+        try:
+            method: Scheduled = runpy.run_path(file)[name](data)
+            by_round(method)(0)
+        except (Exception, SystemExit) as error:  # whatever the user's file does wrong
+            told = f"{type(error).__name__}: {error}"
+            raise ValueError(f"method {spec} cannot be made: {told}") from error
+        if not isinstance(method, Method) and not callable(method):
+            raise ValueError(f"method {spec} gives {method!r}; expected a Method")
+        return method
+
+
+def _words(kind: str) -> str:
+    return {"int": "a whole number", "float": "a number such as 0.2", "str": "a text"}[kind]

@@ -1,0 +1,126 @@
+"""Which node speaks for which site: sites are known by name, and nodes come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from pyrofl.flower.letters import Sheets
+from pyrofl.flower.project import Project
+from pyrofl.flower.site import HELLO, REFUSED, greeting
+from pyrofl.inference.halves.wire import Flat, column, named
+
+GREETING = 60.0  # seconds that a node has to say who it is; it is asked again later
+
+
+class Post(Protocol):
+    """What carries letters to nodes, and brings their answers."""
+
+    def present(self) -> Sequence[int]:
+        """Return the numbers of the nodes that are there."""
+
+    def exchange(self, letters: Mapping[int, Sheets], timeout: float) -> dict[int, Sheets]:
+        """Send letters, node -> letter, and return the answers that come in time."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site: its node now, its clients, and how many training rows each has."""
+
+    node: int
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass
+class Register:
+    """The sites that are there.
+
+    Attributes:
+        sites: name -> site.
+        expected: site -> clients and sizes of the run; None before it has begun.
+    """
+
+    project: Project
+    post: Post
+    say: Callable[[str], None]
+    sites: dict[str, Member] = field(default_factory=dict)
+    expected: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] | None = None
+    _met: dict[int, Flat | None] = field(default_factory=dict)  # what a node said; None: refused
+    _said: set[tuple[int, str]] = field(default_factory=set)
+
+    def look(self) -> None:
+        """Greet nodes that are new, and forget those that are gone."""
+        present = set(self.post.present())
+        self._met = {node: said for node, said in self._met.items() if node in present}
+        self.sites = {n: site for n, site in self.sites.items() if site.node in present}
+        if strangers := sorted(present - self._met.keys()):
+            letters = {node: greeting(self.project) for node in strangers}
+            for node, answer in sorted(self.post.exchange(letters, GREETING).items()):
+                self._met[node] = self._heard(node, answer)
+        for node, said in sorted(self._met.items()):
+            if said is not None:
+                self._place(node, said)
+
+    def nodes(self) -> dict[int, str]:
+        """Return node -> the site that it speaks for."""
+        return {site.node: name for name, site in self.sites.items()}
+
+    def _heard(self, node: int, answer: Sheets) -> Flat | None:
+        """Return what a node says of itself; None if that is nothing, which is told."""
+        if odd := answer.get(REFUSED):
+            self._tell(node, f"{odd.get('site')} is refused: {odd.get('why')}")
+            return None
+        try:
+            said = answer[HELLO]
+            names = named(said)
+            if not isinstance(said["site"], str):
+                raise ValueError("site is no text")
+            column(said, "sizes", len(names), torch.int64)
+        except (LookupError, ValueError) as error:
+            self._tell(node, f"a node is refused: it says who it is in another form ({error})")
+            return None
+        return said
+
+    def _place(self, node: int, said: Flat) -> None:
+        """Let a node speak for its site, unless another does or it is none of the run's."""
+        name, names = said["site"], tuple(said["names"])
+        site = Member(node, names, tuple(said["sizes"].tolist()))
+        if (other := self.sites.get(name)) and other.node == node:
+            return
+        if other:
+            self._tell(
+                node, f"a second node that calls itself {name} is refused while the first is there"
+            )
+            return
+        taken = {n: own for own, member in self.sites.items() for n in member.names}
+        if both := sorted(taken.keys() & set(names)):
+            self._tell(node, f"{name} is refused: {taken[both[0]]} has a client {both[0]} too")
+            return
+        if self.expected is not None and (why := self._unexpected(name, site)):
+            self._tell(node, f"{name} is refused: {why}")
+            return
+        self.sites[name] = site
+        self.say(f"{name} is there: {len(names)} clients, {sum(site.sizes)} training rows")
+
+    def _unexpected(self, name: str, site: Member) -> str:
+        """Say why a site is none of the run's, or ""."""
+        assert self.expected is not None
+        if name not in self.expected:
+            return f"the run has begun without it; expected one of {', '.join(self.expected)}"
+        names, sizes = self.expected[name]
+        if (names, sizes) != (site.names, site.sizes):
+            was, now = (
+                dict(zip(*of, strict=True)) for of in ((names, sizes), (site.names, site.sizes))
+            )
+            return f"its clients have {now} rows; expected {was}, as when the run began"
+        return ""
+
+    def _tell(self, node: int, text: str) -> None:
+        """Say something of a node once."""
+        if (node, text) not in self._said:
+            self._said.add((node, text))
+            self.say(text)

@@ -1,0 +1,170 @@
+"""What is written of a method: its records, scores, tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pyrofl import figures
+from pyrofl.cli.report import drawn, main_metric, score_table
+from pyrofl.cli.resuming import POINTS, unlearned
+from pyrofl.data.blank import outline
+from pyrofl.files import hashed, run_folder
+from pyrofl.flower.project import Project
+from pyrofl.inference.evaluation.asked import AskedFields
+from pyrofl.inference.evaluation.evaluate import Scores
+from pyrofl.inference.halves import Server
+from pyrofl.inference.halves.wire import Flat
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.method import Method
+from pyrofl.inference.records import RoundRecord
+from pyrofl.inference.run import Run
+from pyrofl.inference.saving import RECORDS
+
+KEPT = "records.pt"
+TRIES = 3  # of a test that nobody answers
+
+
+class Book:
+    """Keeps what rounds and tests told of one method, on the disk after each.
+
+    Args:
+        folder: of the method's results.
+        project: with rounds and classes.
+        name: of the method.
+        method: of any round.
+        server: of the method.
+    """
+
+    def __init__(
+        self, folder: Path, project: Project, name: str, method: Method, server: Server
+    ) -> None:
+        """Take up what the folder holds, of no later round than the server's."""
+        self.folder, self.project, self.name = folder, project, name
+        self.method, self.server = method, server
+        self.scores: list[Scores] = []
+        self._tries = 0
+        roster = server.roster
+        shape, classes = (len(project.features),), project.classes
+        data = outline(roster.names, roster.sizes, shape, (), classes, project.type)
+        self.run = Run(method, data, server.state, server.seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / KEPT).exists():
+            self._take_up(hashed.read(folder / KEPT, self._about))
+
+    @property
+    def asked(self) -> list[AskedFields]:
+        """What is asked of all clients in a test: every view, the personal one also adapted."""
+        part: AskedFields = {"part": "test" if self.project.test_share else "train"}
+        found: list[AskedFields] = [{"model": view, **part} for view in self.method.views]
+        if self.method.adapt and "personal" in self.method.views:
+            found.append({"model": "personal", "adapted": "adapt", **part})
+        return found
+
+    @property
+    def due(self) -> bool:
+        """Whether the last round is to be tested, and has not been."""
+        number, rounds = self.server.state.number, self.project.rounds
+        every = max(1, rounds // POINTS)
+        over = number >= rounds
+        tested = {row["round"] for row in self.run.history} if self.scores or not over else ()
+        now = number and (number % every == 0 or over)
+        return bool(now) and number not in tested and self._tries < TRIES
+
+    @property
+    def over(self) -> bool:
+        """Whether all rounds are made, and the last is tested."""
+        return self.server.state.number >= self.project.rounds and not self.due
+
+    def scored(self, answers: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
+        """Write a test down; answers: one for each of `asked`, site -> answer."""
+        try:
+            self.scores = [self.server.scores(each) for each in answers]
+        except ValueError:  # nobody has answered, or not the same
+            self._tries += 1
+            return
+        self._tries, number = 0, self.server.state.number
+        self.run.history[:] = [row for row in self.run.history if row["round"] != number]
+        for s in self.scores:
+            asked = (number, s.model, s.adapted, s.population)
+            lines = [(*asked, metric, s.mean(metric)) for metric in s.values]
+            row = run_folder.METRICS
+            self.run.history += [dict(zip(row, line, strict=True)) for line in lines]
+        self._write()
+
+    def made(self, old: Round, new: Round, seconds: float) -> None:
+        """Write a round down."""
+        self.run = self.run.copy(state=new)
+        self.run.records.append(RoundRecord.of(new, old, self.method, seconds))
+        self._tries = 0
+        self._write()
+
+    def finish(self) -> list[str]:
+        """Write tables and figures; return why figures are lacking."""
+        run, scores = self.run, self.scores
+        folder = self.folder
+        (folder / "figures").mkdir(exist_ok=True)
+        metrics = ([row[c] for c in run_folder.METRICS] for row in run.history)
+        run_folder.write_csv(folder / "metrics.csv", run_folder.METRICS, metrics)
+        rows = run.client_rows(scores, {})
+        run_folder.write_csv(folder / "clients.csv", run_folder.CLIENTS, rows)
+        run_folder.write_json(folder / "run.json", self._facts())
+        return drawn(folder, self._figures())
+
+    @property
+    def problem(self) -> str:
+        """Say that the run diverged or merged nothing, or ""."""
+        return unlearned(self.run)
+
+    def table(self) -> str:
+        """Lay out the last scores."""
+        return (
+            f"{self.name}\n{score_table(self.scores)}" if self.scores else f"{self.name}: no scores"
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what run.json holds."""
+        run, names = self.run, self.server.roster.names
+        return {
+            "project": self.project.agreed,
+            "versions": run_folder.versions(),
+            "method": self.name,
+            "rounds": run.state.number,
+            "verdict": {"text": str(run.verdict), **asdict(run.verdict)},
+            "clients": dict(zip(names, self.server.roster.sizes.tolist(), strict=True)),
+            "each_round": [
+                {n: v for n, v in record.told(names).items() if not n.startswith("loss ")}
+                for record in run.records
+            ],
+        }
+
+    def _figures(self) -> Iterable[tuple[str, Any]]:
+        """Yield the figures that there is something to show in."""
+        run, scores = self.run, self.scores
+        if scores:
+            metric, shown, sizes = main_metric(scores), scores[0], run.data.sizes
+            rows = run.metrics.assign(method=self.name, seed=self.project.seed)
+            yield "curves", lambda: figures.curves(rows, metric)
+            values = shown.values[metric]
+            yield "clients", lambda: figures.clients(sizes[shown.ids], values, metric)
+        if not run.convergence().empty:
+            yield "convergence", lambda: figures.convergence(run)
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        return {"method": self.name, "clients": list(self.server.roster.names)}
+
+    def _take_up(self, found: dict[str, Any]) -> None:
+        last = self.server.state.number
+        rows = zip(*(found[name] for name in RECORDS), strict=True)
+        records = [RoundRecord(n, *row) for n, row in zip(found["number"], rows, strict=True)]
+        self.run.records += [record for record in records if record.number <= last]
+        self.run.history += [row for row in found["history"] if row["round"] <= last]
+
+    def _write(self) -> None:
+        records = self.run.records
+        content: Flat = {name: [getattr(r, name) for r in records] for name in RECORDS}
+        content |= {"number": [r.number for r in records], "history": self.run.history}
+        hashed.write(self.folder / KEPT, self._about, content)

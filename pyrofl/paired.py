@@ -1,0 +1,132 @@
+"""Two models on the same rows: which one predicts better, and how sure the rows make us.
+
+Differences of rows are paired, so what makes a row hard for both cancels. The interval is
+Student's, that of `scipy.stats.ttest_rel`. Where a score is 0 or 1, that interval is too narrow at
+few rows, as all differences may be equal; there it is Agresti and Min's, with Student's quantile:
+that of two more rows, half a row better, half a row worse, and one alike ("Simple improved
+confidence intervals for comparing matched proportions", Statistics in Medicine 2005).
+
+And calibration: temperature scaling (Guo et al., "On Calibration of Modern Neural Networks", 2017),
+p^(1/T) made to sum to 1, T by the likelihood.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from pyrofl.metrics import calibration_bins, calibration_error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LEVEL = 0.95
+HOTTEST = 100.0  # T is at most so much, and at least one over it
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean of differences, and the ends of its 95% interval: NaN of too few rows."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> Literal["better", "worse", "cannot tell"]:
+        """Say on which side of 0 all of the interval lies."""
+        if self.low > 0:
+            return "better"
+        return "worse" if self.high < 0 else "cannot tell"
+
+
+def interval(differences: NDArray[Any], binary: bool = False) -> Interval:
+    """Return the mean of paired differences [N] and its 95% interval.
+
+    Args:
+        differences: the larger, the better.
+        binary: they are of scores that are 0 or 1, or means of such.
+    """
+    from scipy.stats import t
+
+    d = np.asarray(differences, dtype=float)
+    count, mean = len(d), float(d.mean()) if len(d) else np.nan
+    if count < 2:
+        return Interval(mean, np.nan, np.nan)
+    if binary:
+        more = count + 2
+        centre, square = d.sum() / more, (np.square(d).sum() + 1) / more
+        error = np.sqrt((square - centre**2) / more)
+    else:
+        centre, error = mean, d.std(ddof=1) / np.sqrt(count)
+    half = t.ppf((1 + LEVEL) / 2, count - 1) * error
+    return Interval(mean, float(centre - half), float(centre + half))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How far probabilities are off, before and after they are scaled.
+
+    Attributes:
+        temperature: the geometric mean of those of both halves; above 1, the model was too sure.
+        ece: expected calibration error of the most probable class, before and after.
+        nll: in nats per row, likewise.
+    """
+
+    temperature: float
+    ece: tuple[float, float]
+    nll: tuple[float, float]
+
+
+def calibrate(probs: NDArray[Any], y: NDArray[Any]) -> Calibration:
+    """Scale each half of the rows by the temperature of the other, so that no row fits itself.
+
+    Args:
+        probs: [N, K].
+        y: [N], whole numbers below K.
+
+    Raises:
+        ValueError: if there are fewer than 4 rows.
+    """
+    if len(y) < 4:
+        raise ValueError(f"there are {len(y)} rows; expected 4 at least, 2 in each half")
+    logs = np.log(np.clip(probs, np.finfo(np.float32).tiny, 1.0))
+    after, found = np.empty_like(logs), []
+    for half in (0, 1):
+        held = np.arange(len(y)) % 2 == half
+        found.append(temperature(logs[~held], y[~held]))
+        after[held] = tempered(logs[held], found[-1])
+    both = (tempered(logs, 1.0), after)
+    ece, nll = [_ece(np.exp(one), y) for one in both], [_nll(one, y) for one in both]
+    return Calibration(float(np.sqrt(found[0] * found[1])), (ece[0], ece[1]), (nll[0], nll[1]))
+
+
+def temperature(logs: NDArray[Any], y: NDArray[Any]) -> float:
+    """Return the temperature that makes rows [N] of log probabilities [N, K] most likely."""
+    from scipy.optimize import minimize_scalar
+
+    ends = (-np.log(HOTTEST), np.log(HOTTEST))
+    best = minimize_scalar(
+        lambda cold: _nll(tempered(logs, np.exp(cold)), y), bounds=ends, method="bounded"
+    )
+    return float(np.exp(best.x))
+
+
+def tempered(logs: NDArray[Any], temperature: float) -> NDArray[Any]:
+    """Return log probabilities [N, K] at a temperature."""
+    from scipy.special import log_softmax
+
+    scaled: NDArray[Any] = log_softmax(logs / temperature, axis=-1)
+    return scaled
+
+
+def _nll(logs: NDArray[Any], y: NDArray[Any]) -> float:
+    return float(-logs[np.arange(len(y)), y].mean())
+
+
+def _ece(probs: NDArray[Any], y: NDArray[Any]) -> float:
+    sure, right = (torch.from_numpy(v) for v in (probs.max(-1), probs.argmax(-1) == y))
+    return float(calibration_error(calibration_bins(sure, right.to(sure)))[0])

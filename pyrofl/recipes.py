@@ -1,0 +1,126 @@
+"""How things of the library were made, so that another process can make them again.
+
+What a `repeatable` function returns remembers its arguments. `told` writes such a recipe down in
+numbers, texts, tensors, lists and dicts, and `made` follows it: only repeatable functions of the
+library are called then, and its other functions and Pyro's distributions handed on by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
+from numbers import Integral, Real
+from types import FunctionType
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+
+HANDED_ON = ("pyrofl.models", "pyrofl.inference.programs", "pyro.distributions")
+PLAIN = (bool, str, Tensor, type(None))
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A function of the library, "MODULE:NAME", and its arguments by name."""
+
+    maker: str
+    arguments: Mapping[str, Any]
+
+
+def repeatable(function: F) -> F:
+    """Let what a function makes remember how; it may be a closure or have a field `recipe`."""
+    signature = inspect.signature(function)
+    maker = f"{function.__module__}:{function.__qualname__}"
+    more = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        made = function(*args, **kwargs)
+        given = dict(signature.bind(*args, **kwargs).arguments)
+        for name in more:
+            given |= given.pop(name, {})
+        if not _of_module(made):  # others have a name, and may be returned as they are
+            object.__setattr__(made, "recipe", Recipe(maker, given))
+        return made
+
+    vars(call)["repeatable"] = True
+    return cast("F", call)
+
+
+def _of_module(value: Any) -> bool:
+    return isinstance(value, FunctionType | type) and "<locals>" not in value.__qualname__
+
+
+def told(value: Any, what: str = "it") -> Any:
+    """Write down a value, and how it was made.
+
+    Raises:
+        ValueError: naming the first part of it that cannot be made again, `what` if that is all.
+    """
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, Integral | Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, tuple | list):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [told(one, f"{what}[{i}]") for i, one in enumerate(value)]}
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return {"dict": {n: told(one, f"{what}[{n!r}]") for n, one in value.items()}}
+    recipe = getattr(value, "recipe", None)
+    if isinstance(recipe, Recipe):
+        own = {n: told(one, n) for n, one in recipe.arguments.items()}
+        return {"call": recipe.maker, "with": own}
+    if _of_module(value):
+        name = f"{value.__module__}:{value.__qualname__}"
+        if _found(name) is value:
+            return {"name": name}
+    kind = getattr(value, "__qualname__", type(value).__name__)
+    raise ValueError(f"{what} is {kind}, not made by the library")
+
+
+def made(told: Any) -> Any:
+    """Make what was written down again.
+
+    Raises:
+        ValueError: if it names what the library does not have.
+    """
+    if isinstance(told, (*PLAIN, int, float)):
+        return told
+    if "call" in told:
+        maker = _imported(told["call"])
+        if not getattr(maker, "repeatable", False):
+            raise ValueError(f"{told['call']!r} makes nothing; expected a function of the library")
+        return maker(**{n: made(one) for n, one in told["with"].items()})
+    if "name" in told:
+        if (found := _found(told["name"])) is None:
+            raise ValueError(f"{told['name']!r} is unknown; expected a function of the library")
+        return found
+    if "dict" in told:
+        return {n: made(one) for n, one in told["dict"].items()}
+    kind = tuple if "tuple" in told else list
+    return kind(made(one) for one in told[kind.__name__])
+
+
+def _found(name: str) -> Any:
+    """Return a function or class that may be handed on, by "MODULE:NAME"; None if it is none."""
+    if not any(f"{name.partition(':')[0]}.".startswith(f"{own}.") for own in HANDED_ON):
+        return None
+    found = _imported(name)
+    return found if _of_module(found) else None
+
+
+def _imported(name: str) -> Any:
+    """Return what a module of the library or of Pyro's distributions defines; None if nothing."""
+    module, _, own = name.partition(":")
+    if module.partition(".")[0] != "pyrofl" and not f"{module}.".startswith("pyro.distributions."):
+        return None
+    try:
+        found = getattr(import_module(module), own, None)
+    except ImportError:
+        return None
+    return found if getattr(found, "__module__", None) == module else None

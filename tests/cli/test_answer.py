@@ -1,0 +1,153 @@
+"""What federation bought, of folders that are written by hand and of one that is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from handmade import run
+from scipy.stats import ttest_rel
+
+from pyrofl.cli import main
+from pyrofl.files.run_folder import read_csv
+
+SITES = {"big": 60, "small": 20, "middle": 40}
+
+
+def rights(seed: int, share: dict[str, float]) -> dict[str, np.ndarray]:
+    """Return where a model is right, at sites in an order that is not that of their sizes."""
+    rng = np.random.default_rng(seed)
+    return {name: (rng.random(n) < share[name]).astype(int) for name, n in SITES.items()}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A comparison in which federation helps the small site and harms the big one."""
+    own = rights(0, {"big": 0.95, "small": 0.3, "middle": 0.7})
+    fed = rights(1, {"big": 0.5, "small": 0.95, "middle": 0.7})
+    run(tmp_path, "local", 0, own)
+    run(tmp_path, "fedavg", 0, fed | {"middle": own["middle"]})
+    tmp_path.joinpath("notes.txt").write_text("mine")
+    return tmp_path
+
+
+def test_the_answer_in_plain_words(folder, capsys):
+    assert main(["answer", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert (
+        "At 1 of 3 sites the global model of fedavg predicts better than their own; at 1 it "
+        "predicts worse; at 1 the rows cannot tell. Over all 120 test rows it is worse by "
+    ) in told
+    assert "points of accuracy (95% interval -" in told
+    assert "0.15 of 3 would count as better or worse by chance" in told
+    assert (folder / "figures/answer.png").stat().st_size > 1000
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_log_scores_have_the_interval_of_scipy(folder, capsys):
+    assert main(["answer", str(folder), "--by", "log_score"]) == 0
+    tables = [pd.read_csv(folder / m / "rows.csv") for m in ("fedavg-0", "local-0")]
+    for site in read_csv(folder / "answer.csv"):
+        fed, own = (t[t["client"] == site["client"]]["log_score"] for t in tables)
+        low, high = ttest_rel(fed, own).confidence_interval(0.95)
+        found = [float(site[n]) for n in ("low", "high", "own", "score", "rows")]
+        assert np.allclose(found, [low, high, own.mean(), fed.mean(), len(own)])
+    whole = ttest_rel(*(t["log_score"] for t in tables)).confidence_interval(0.95)
+    assert f"(95% interval {whole.low:.3f} to {whole.high:.3f})" in capsys.readouterr().out
+
+
+def test_the_smallest_site_comes_first(folder):
+    run(folder / "other", "local", 0, {"b": [1, 0] * 5, "a": [1, 0] * 5})
+    run(folder / "other", "fedavg", 0, {"b": [1, 1] * 5, "a": [1, 0] * 5})
+    assert main(["answer", str(folder / "other")]) == 0
+    assert [r["client"] for r in read_csv(folder / "other/answer.csv")] == ["b", "a"]
+
+
+def test_seeds_are_averaged_by_row_and_shown(folder, capsys):
+    own, fed = ({"a": np.tile([1, 0], 10)}, {"a": np.tile([1, 1], 10)})
+    for seed in (0, 1, 2):
+        run(folder / "s", "local", seed, own)
+        run(folder / "s", "fedavg", seed, fed)
+    assert main(["answer", str(folder / "s")]) == 0
+    (line,) = read_csv(folder / "s/answer.csv")
+    assert line["rows"] == "20"  # not 60: the same rows
+    assert "; over seeds 50.0 to 50.0)" in capsys.readouterr().out
+
+
+def test_clients_that_differ_between_seeds_are_sites_of_their_own(folder, capsys):
+    out = folder / "s"
+    for seed in (0, 1):
+        for method in ("local", "fedavg"):
+            path = run(out, method, seed, {"client 0": [1, 0] * 5})
+            text = (path / "run.json").read_text().replace('"groups"', '"iid"')
+            (path / "run.json").write_text(text)
+    assert main(["answer", str(out)]) == 0
+    names = {r["client"] for r in read_csv(out / "answer.csv")}
+    assert names == {"client 0 (seed 0)", "client 0 (seed 1)"}
+    assert "dealt the rows anew" in capsys.readouterr().out
+
+
+def refused(capsys, *words: str) -> str:
+    """Return the one line that refuses a command."""
+    assert main(list(words)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_what_lacks_is_said_in_one_line(folder, tmp_path, capsys):
+    one = str(folder / "fedavg-0")
+    assert "holds fedavg-0; expected local, which is each" in refused(capsys, "answer", one)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "empty holds no run.json; expected a folder" in refused(capsys, "answer", str(empty))
+    assert "--by is error, and classes are" in refused(
+        capsys, "answer", str(folder), "--by", "error"
+    )
+    (folder / "fedavg-0/rows.csv").unlink()
+    assert "made again with --rows --overwrite" in refused(capsys, "answer", str(folder))
+    (folder / "fedavg-0/run.json").write_text("[]")
+    assert "run.json cannot be read" in refused(capsys, "answer", str(folder))
+
+
+def test_other_rows_are_refused(folder, capsys):
+    run(folder / "o", "local", 0, {"a": [1] * 10})
+    run(folder / "o", "fedavg", 0, {"a": [1] * 9})
+    assert "predict 10 and 9 test rows, 9 of them both" in refused(
+        capsys, "answer", str(folder / "o")
+    )
+
+
+def test_a_real_comparison(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"site": np.repeat(["<b>a</b>", "b,\n$x$", "c"], 24)})
+    table["x"] = rng.normal(size=72)
+    table["z"] = np.where(rng.random(72) < 0.04, np.nan, rng.normal(size=72))  # few gaps:
+    table["sick"] = np.where(table["x"] + rng.logistic(size=72) > 0, "yes", "no")
+    table.to_csv(tmp_path / "t.csv", index=False)
+    words = [
+        "compare",
+        "local",
+        "fedavg",
+        "--data",
+        f"csv:{tmp_path / 't.csv'}",
+        "--target",
+        "sick",
+    ]
+    words += ["--group", "site", "--rounds", "1", "--seeds", "2", "--posterior-draws", "2"]
+    words += ["--missing", "fill", "--set", "fedavg.fine_tune=1", "--quiet"]
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o/answer.csv").write_text("of other rows")
+    # Columns differ between the seeds, as only some have gaps in training rows.
+    assert main([*words, "--out", str(tmp_path / "o"), "--overwrite"]) == 0
+    assert not (tmp_path / "o/answer.csv").exists()
+    rows = pd.read_csv(tmp_path / "o/fedavg-1/rows.csv")
+    right = rows["p(yes)"].gt(rows["p(no)"]) == rows["y"].eq("yes")
+    mine = right.groupby([rows["client"], rows["model"], rows["adapted"]]).mean()
+    told = pd.read_csv(tmp_path / "o/fedavg-1/clients.csv").query("metric == 'accuracy'")
+    assert len(told) == 9
+    for r in told.itertuples():
+        assert mine[r.client, r.model, r.adapted] == pytest.approx(r.value)
+    capsys.readouterr()
+    assert main(["answer", str(tmp_path / "o")]) == 0
+    assert capsys.readouterr().out.count(" of 3 sites the ") == 2
+    assert len(read_csv(tmp_path / "o/answer.csv")) == 6

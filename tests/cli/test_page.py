@@ -1,0 +1,154 @@
+"""One page of HTML: it needs no network, and nothing in it is taken for HTML."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from handmade import run
+from PIL import Image
+
+from pyrofl.cli import main, parser
+
+HOSTILE = (
+    "<script src=http://evil.test/x.js></script>",
+    '"><img src=x onerror=alert(1)>',
+    "{{ 7 * 7 }} {% raise %} & 'ü名'\n$x$",
+)
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+ATTRIBUTES = {"lang", "charset", "name", "content", "id", "class", "alt", "src", "href"}
+ATTRIBUTES |= {"http-equiv"}
+
+
+class Reader(HTMLParser):
+    """Collects tags, what they point to and texts; every tag has to be closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.names: set[str] = set()
+        self.targets: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.names |= {name for name, _ in attrs}
+        self.targets += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def read(folder: Path) -> Reader:
+    reader = Reader()
+    reader.feed((folder / "report.html").read_text("utf-8"))
+    reader.close()
+    assert not reader.open
+    return reader
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A comparison of sites with names that are HTML, templates and maths."""
+    path = tmp_path_factory.mktemp("page") / "<i>o"
+    rng = np.random.default_rng(0)
+    for method in ("local", "fedavg"):
+        right = {name: rng.integers(0, 2, 12) for name in HOSTILE}
+        run(path, method, 0, right)
+    (path / "fedavg-0/figures").mkdir()
+    Image.new("RGB", (8, 8)).save(path / "fedavg-0/figures/reliability.png")
+    assert main(["report", str(path)]) == 0
+    return path
+
+
+def test_no_name_becomes_html(folder):
+    page = read(folder)
+    assert not page.tags & {"script", "i", "iframe", "object", "link"}
+    assert page.names <= ATTRIBUTES
+    for name in HOSTILE:
+        assert name in page.texts
+    assert "49" not in page.texts
+
+
+def test_nothing_is_fetched(folder):
+    page = read(folder)
+    assert sum(target.startswith("data:image/png;base64,") for target in page.targets) == 2
+    assert all(target.startswith(("data:", "#part")) for target in page.targets)
+    text = (folder / "report.html").read_text("utf-8")
+    assert "default-src 'none'" in text
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_it_says_what_there_is_and_what_is_not(folder):
+    told = "\n".join(read(folder).texts)
+    for words in (
+        "sites the global model of fedavg predicts better than their own",
+        "moving: w by 1 % per round",
+        "fedavg-0 has no posterior.nc.",
+        "No figure curves.png",
+        "1 messages were rejected (a finite number 1)",
+        "local-0: trained, and were not heard:",
+        "0.75",
+        "192",
+        "144",
+    ):
+        assert words in told, words
+
+
+def test_the_command_is_one_that_is_understood(folder):
+    (line,) = [text for text in read(folder).texts if text.startswith("pyrofl compare")]
+    args = parser.parser().parse_args(shlex.split(line)[1:])
+    assert (args.methods, args.seeds, args.seed) == (["fedavg", "local"], 1, 0)
+    assert (args.data, args.target, args.settings) == ("csv:sites.csv", "sick", ["lr=0.1"])
+
+
+def test_one_run_without_rows(tmp_path):
+    path = run(tmp_path, "fedavg", 3, {"a": [1, 0, 1], "b": [0, 1]})
+    assert main(["report", str(path)]) == 0
+    told = "\n".join(read(path).texts)
+    assert "What did federation buy?" not in told
+    assert "0.2307 to 0.8824" in told  # Wilson's interval of 3 of 5
+    (path / "rows.csv").unlink()
+    assert main(["report", str(path)]) == 0
+    told = "\n".join(read(path).texts)
+    assert "No intervals: " in told
+    assert "mean of clients" in told
+    assert "pyrofl run fedavg --data" in told
+
+
+def test_without_jinja2_it_says_what_to_install(folder, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main(["report", str(folder)]) == 2
+    assert "jinja2; expected pip install 'pyrofl[report]'" in capsys.readouterr().err
+
+
+def test_no_folder_of_a_run(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "none holds no run.json; expected a folder of pyrofl run" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs the browser chromium")
+@pytest.mark.parametrize("width", [400, 1100])
+def test_a_browser_shows_all_of_it(folder, tmp_path, width):
+    picture = tmp_path / "page.png"
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    words += [f"--window-size={width},1500", f"--screenshot={picture}", "--dump-dom"]
+    page = (folder / "report.html").as_uri()
+    subprocess.run([*words, page], check=True, capture_output=True, timeout=120)
+    shown = np.asarray(Image.open(picture).convert("L"))
+    assert shown.shape[1] == width
+    assert shown[:1000].std() > 5  # there is something on it

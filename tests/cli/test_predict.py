@@ -1,0 +1,107 @@
+"""A run's folder predicts new rows; what it says of test rows is what the run was scored by."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyrofl.cli import main
+from pyrofl.cli.predicting import rows_of
+
+RUN = ["--data", "csv:old.csv", "--target", "ill", "--group", "site", "--net", "softmax", "--quiet"]
+RUN += ["--rounds", "2", "--posterior-draws", "0"]
+NEW = ["--data", "new.csv", "--out", "out.csv"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = ["site,age,dose,ill"]
+    for site in "ABC":
+        for age, dose in rng.normal(size=(30, 2)).round(3):
+            ill = "yes" if age + (site == "B") * dose > rng.normal() else "no"
+            lines.append(f"site {site},{age},{dose},{ill}")
+    Path("old.csv").write_text("\n".join(lines))
+    Path("new.csv").write_text("dose,site,age,note\n1,site A,2,x\n3,site C,4,y\n")
+    return tmp_path
+
+
+def table(path: str) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("method", ["pfedvem", "perfedavg", "pvi", "local"])
+def test_predictions_of_test_rows_score_as_the_run_says(method):
+    assert main(["run", method, *RUN, "--out", "run"]) == 0
+    words = ["predict", "run", "--data", "old.csv", "--group", "site", "--out", "out.csv"]
+    assert main(words) == 0
+    data, found, rows = rows_of(Path("run")), table("out.csv"), table("old.csv")
+    assert [row["row"] for row in found] == [str(n) for n in range(1, 91)]
+    assert [row["client"] for row in found] == [row["site"] for row in rows]
+    scored = [row for row in table("run/clients.csv") if row["metric"] == "accuracy"]
+    model = "global" if method == "pvi" else "personal"
+    adapted = "adapt" if method == "perfedavg" else "none"
+    for row in scored:
+        if (row["model"], row["adapted"]) == (model, adapted):
+            mine = data.test[data.names.index(row["client"])].tolist()
+            right = [found[i]["class"] == rows[i]["ill"] for i in mine]
+            assert np.mean(right) == pytest.approx(float(row["value"]), rel=1e-6)
+
+
+def test_what_was_done_is_said(capsys):
+    assert main(["run", "perfedavg", *RUN, "--out", "run"]) == 0
+    capsys.readouterr()
+    assert main(["predict", "run", *NEW, "--group", "site"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "new.csv: 2 columns as in training, brought into their order by name; not used: note",
+        "personal model of site A, adapted to its training rows",
+        "personal model of site C, adapted to its training rows",
+        "out.csv holds 2 predictions",
+    ]
+    again = ["predict", "run", *NEW, "--overwrite"]
+    assert main([*again, "--client", "site B", "--unadapted", "--draws", "3"]) == 0
+    assert "personal model of site B, 3 draws\n" in capsys.readouterr().out
+    assert main([*again, "--new-client"]) == 0
+    assert "global model of new client, which joins without rows\n" in capsys.readouterr().out
+    assert main([*again, "--new-client", "--own-rows", "old.csv"]) == 0
+    told = "personal model of new client, which joins with rows of its own, adapted to its training"
+    assert told in capsys.readouterr().out
+
+
+def test_rows_that_are_gone_are_missed(capsys):
+    assert main(["run", "perfedavg", *RUN, "--out", "run"]) == 0
+    whole = Path("old.csv").read_text()
+    Path("old.csv").write_text(whole.replace("yes", "no", 1))
+    assert main(["predict", "run", *NEW, "--client", "site A"]) == 2
+    assert "is of another run; now hash of the data is" in capsys.readouterr().err
+    Path("old.csv").unlink()
+    assert main(["predict", "run", *NEW, "--client", "site A"]) == 2
+    told = "run holds a method that adapts to training rows, and run/run.json does not lead to them"
+    assert told in capsys.readouterr().err
+    assert not Path("out.csv").exists()
+    assert main(["predict", "run", *NEW, "--client", "site A", "--unadapted"]) == 0
+
+
+def test_a_network_of_ones_own_is_no_code_to_run(capsys):
+    Path("nets.py").write_text("from torch import nn\nnet = nn.Linear(2, 2)\n")
+    assert main(["run", "local", *RUN, "--net", "nets.py:net", "--out", "run"]) == 0
+    assert main(["predict", "run", *NEW, "--client", "site A"]) == 2
+    assert (
+        "cannot be made again: net is Network, not made by the library" in capsys.readouterr().err
+    )
+
+
+def test_numbers_have_intervals():
+    words = ["--data", "csv:old.csv", "--target", "age", "--group", "site", "--features", "dose"]
+    words += ["--likelihood", "normal:0.5", "--rounds", "1", "--posterior-draws", "0", "--quiet"]
+    assert main(["run", "fedavg", *words, "--out", "run"]) == 0
+    assert main(["predict", "run", *NEW, "--client", "site A"]) == 0
+    rows = table("out.csv")
+    assert list(rows[0]) == ["row", "client", "mean", "sd", "5%", "50%", "95%"]
+    assert all(float(row["5%"]) < float(row["mean"]) < float(row["95%"]) for row in rows)
+    assert float(rows[0]["sd"]) == pytest.approx(0.5)

@@ -1,0 +1,239 @@
+"""Sites that answer letters make the rounds of the loop, whatever happens to letters and nodes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import hospitals
+import pytest
+import toys
+from hospitals import looped, site, wire
+
+from pyrofl.cli.ends import Stopped
+from pyrofl.files.lock import locked
+from pyrofl.flower.coordinator import Settings, coordinate
+from pyrofl.flower.site import HELLO
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+SOON = Settings(3, 2, 0.0)
+SMALL = ("epochs=1",)
+
+
+def made(project, out, post, settings=SOON):
+    """Make the rounds of a project; return the last states and what was said."""
+    said = []
+    books = coordinate(project, out, post, settings, said.append)
+    return {name: book.server.state for name, book in books.items()}, said
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_many_methods_in_one_run_are_those_of_the_loop(grouped, tmp_path):
+    methods = ("fedavg", "pvi") if grouped else ("pfedvem", "scaffold", "pvi", "metavd")
+    more = {"group": "ward"} if grouped else {}
+    project = hospitals.project(tmp_path / "p", methods=methods, settings=SMALL, **more)
+    if grouped:
+        hospitals.wards(tmp_path / "p")
+    post = wire(project, tmp_path)
+    states, said = made(project, tmp_path / "out", post)
+    for name in methods:
+        toys.assert_same(states[name].server, looped(project, name).server, **CLOSE)
+    assert len(post.letters) == 3 * (1 + project.rounds + 1)  # hello, rounds, the last questions
+    assert "round 2 of 2: 3 of 3 sites replied" in said[-1]
+
+
+FAULTY = ("fedavg", "scaffold")
+
+
+def without(project, post, tmp_path, absent):
+    """Make the rounds, and compare them with a loop that leaves clients out of those rounds."""
+    states, said = made(project, tmp_path / "out", post)
+    for name in project.labels:
+        expected = looped(project, name, absent)
+        toys.assert_same(states[name].server, expected.server, **CLOSE)
+    return states, said
+
+
+def test_lost_bad_and_refused_replies_are_left_out_of_their_round(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=FAULTY, settings=SMALL, rounds=4)
+
+    def spoil(number, node, answer):
+        if (number, node) == (1, 10):  # the reply of round 1 is lost on its way
+            return None
+        if (number, node) == (2, 11):  # a reply that is NaN, in one method after the other
+            for flat in answer.values():
+                for name in [n for n in flat if n.startswith("up/")]:
+                    flat[name] = flat[name] * float("nan")
+        if (number, node) == (3, 12):  # the site raises after it has saved
+            return {"refused": {"site": "hospital_3", "why": "OSError; its own log tells more"}}
+        return answer
+
+    post = wire(project, tmp_path, spoil=spoil)
+    absent = [{"hospital_1"}, {"hospital_2"}, {"hospital_3"}]
+    states, said = without(project, post, tmp_path, absent)
+    assert "no reply of hospital_1" in said
+    assert "hospital_3: OSError; its own log tells more" in said
+    named = [line for line in said if line.startswith("fedavg: hospital_2: ") and "is nan" in line]
+    assert len(named) == 1
+    assert all(server.number == 4 for server in states.values())
+
+
+def test_a_server_that_is_stopped_goes_on_from_its_folder(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=FAULTY, settings=SMALL, rounds=3)
+
+    def stop(number, node, answer):
+        if (number, node) == (2, 11):  # others have trained and wait
+            raise KeyboardInterrupt
+        return answer
+
+    with pytest.raises(KeyboardInterrupt):
+        made(project, tmp_path / "out", wire(project, tmp_path, spoil=stop))
+    post = wire(project, tmp_path)
+    post.sites = {node + 5: site for node, site in post.sites.items()}  # Flower's numbers change
+    without(project, post, tmp_path, [])
+    # And once more when it is over: tables are written again, with the scores of the end.
+    books = coordinate(project, tmp_path / "out", post, SOON, lambda _: None)
+    for book in books.values():
+        assert [record.number for record in book.run.records] == [1, 2, 3]
+        assert {row["round"] for row in book.run.history} == {1, 2, 3}
+        assert len(book.run.history) == len({tuple(row.items())[:5] for row in book.run.history})
+        assert book.scores
+    with pytest.raises(
+        ValueError, match=r"holds a run of 3 sites .+; expected --sites 3, or another"
+    ):
+        coordinate(project, tmp_path / "out", post, Settings(2, 2, 0.0), lambda _: None)
+
+
+def test_only_one_server_works_in_a_folder(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
+    (tmp_path / "out").mkdir()
+    with locked(tmp_path / "out"), pytest.raises(ValueError, match="is in use by process"):
+        made(project, tmp_path / "out", wire(project, tmp_path))
+
+
+def test_a_site_that_restarts_takes_its_place_and_a_second_is_refused(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=("pfedvem",), rounds=3)
+    post = wire(project, tmp_path)
+    second = site(project, tmp_path / "other", "hospital_2")
+
+    def come_and_go(number, node, answer):
+        if (number, node) == (1, 12):
+            post.sites[13] = second
+        if (number, node) == (3, 12):  # after round 2 the first is gone, and starts as another node
+            post.sites[14] = post.sites.pop(11)
+            del post.sites[13]
+        return answer
+
+    post.spoil = come_and_go
+    _, said = without(project, post, tmp_path, [])
+    told = "a second node that calls itself hospital_2 is refused while the first is there"
+    assert said.count(told) == 1
+    assert said.count("hospital_2 is there: 1 clients, 52 training rows") == 2
+
+
+@pytest.mark.parametrize("rejoin", [False, True])
+def test_a_lost_state_is_said_and_rejoin_makes_a_newcomer(rejoin, tmp_path):
+    methods = ("fedavg", "scaffold", "pfedvem")
+    settings = (*SMALL, "remember=true")
+    project = hospitals.project(tmp_path / "p", methods=methods, settings=settings, rounds=4)
+    post = wire(project, tmp_path)
+    post.sites[11]["rejoin"] = rejoin
+
+    def lose(number, node, answer):
+        if (number, node) == (2, 10):
+            shutil.rmtree(tmp_path / "hospital_2")
+        return answer
+
+    post.spoil = lose
+    states, said = made(project, tmp_path / "out", post)
+    if rejoin:
+        assert "hospital_2 has lost its state of pfedvem: hospital_2 begin anew" in said
+        assert "hospital_2 has lost its state of scaffold: hospital_2 begin anew" in said
+        assert not [line for line in said if "of fedavg" in line]  # which keeps nothing
+        assert [len(states[name].who.ids) for name in methods] == [3] * 3
+    else:
+        assert any("--rejoin makes newcomers of them" in line for line in said)
+        assert [len(states[name].who.ids) for name in methods] == [2] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"features": ("dose", "age", "pressure")}, "features is"),
+        ({"dtype": "float32"}, 'dtype is "float32", and "float64" at the server'),
+        ({"seed": 3}, "seed is 3, and 0 at the server"),
+        ({"settings": ("epochs=2",)}, 'settings is ["epochs=2"], and ["epochs=1"] at the server'),
+        ({"version of torch": "1.0"}, ", and 1.0 at the server; expected the same"),
+    ],
+)
+def test_a_site_with_another_project_is_refused_by_name(change, told, tmp_path, monkeypatch):
+    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
+    shutil.copytree(tmp_path / "p", tmp_path / "other")
+    post = wire(project, tmp_path)
+    if "version of torch" in change:
+        post.tamper = lambda node, letter: {HELLO: letter[HELLO] | change} if node == 12 else letter
+    else:
+        hospitals.changed(tmp_path / "other", **change)
+        post.sites[12]["project"] = str(tmp_path / "other")
+    said: list[str] = []
+    with pytest.raises(Stopped, match=r"2 sites are there .+, hospital_2\); expected 3"):
+        coordinate(project, tmp_path / "out", post, SOON, said.append)
+    assert (
+        len([line for line in said if line.startswith("hospital_3 is refused: ") and told in line])
+        == 1
+    )
+
+
+def test_a_code_that_differs_is_refused_by_the_part_of_the_method(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=("own.py:own",), rounds=1)
+    code = "from pyrofl.models import fedavg\nfrom pyrofl.nets import build\n\n\ndef own(data):\n"
+    code += "    return fedavg.build(build('softmax', (3,), 2), epochs={})\n"
+    (tmp_path / "p/own.py").write_text(code.format(1))
+    shutil.copytree(tmp_path / "p", tmp_path / "other")
+    (tmp_path / "other/own.py").write_text(code.format(2))
+    post = wire(project, tmp_path)
+    post.sites[12]["project"] = str(tmp_path / "other")
+    states, said = made(project, tmp_path / "out", post)
+    assert states["own"].who.ids.tolist() == [0, 1]
+    assert any(line.startswith("hospital_3: own: method of phases is ") for line in said)
+
+
+def test_an_error_at_a_site_tells_the_server_its_kind_and_no_value(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
+    rows = project.folder / "sites/hospital_3.csv"
+    post = wire(project, tmp_path)
+    rows.write_text(rows.read_text().replace("yes", "secret"))
+    said: list[str] = []
+    with pytest.raises(Stopped):
+        coordinate(project, tmp_path / "out", post, SOON, said.append)
+    assert "hospital_3 is refused: ValueError; its own log, site.log, tells more" in said
+    assert not any("secret" in str(answer) for *_, answer in post.letters)
+    assert "secret" in (tmp_path / "hospital_3/site.log").read_text()
+
+
+def test_no_tensor_that_leaves_has_an_axis_of_rows(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=FAULTY, settings=SMALL)
+    post = wire(project, tmp_path)
+    made(project, tmp_path / "out", post)
+    shapes = {}
+    for _, _, answer in post.letters:
+        for what, flat in answer.items():
+            for name, value in flat.items():
+                if hasattr(value, "shape"):
+                    shapes.setdefault((what, name), set()).add(tuple(value.shape))
+    assert len(shapes) > 12
+    assert all(len(found) == 1 for found in shapes.values())  # 32, 52 and 72 rows, one shape
+
+
+def test_tables_and_figures_are_written(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=("pfedvem",))
+    books = coordinate(project, tmp_path / "out", wire(project, tmp_path), SOON, lambda _: None)
+    (book,) = books.values()
+    assert book.finish() == []
+    files = {str(p.relative_to(tmp_path / "out/pfedvem")) for p in book.folder.rglob("*.*")}
+    assert {"metrics.csv", "clients.csv", "run.json", "figures/curves.png"} <= files
+    assert "personal" in book.table()
+    assert "accuracy" in book.table()
+    facts = json.loads((book.folder / "run.json").read_text())
+    assert facts["clients"] == {"hospital_1": 32, "hospital_2": 52, "hospital_3": 72}
+    assert [row["reported"] for row in facts["each_round"]] == [3, 3]

@@ -1,0 +1,133 @@
+"""Projects of three hospitals, and sites that answer without Flower."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyrofl.data import Federation
+from pyrofl.flower.letters import Sheets, packed, unpacked
+from pyrofl.flower.new import new
+from pyrofl.flower.project import Project
+from pyrofl.flower.rows import rows_of
+from pyrofl.flower.site import answered
+from pyrofl.inference.loop.participation import everyone
+from pyrofl.inference.loop.rounds import advance, by_round
+from pyrofl.inference.loop.server_half import called, first
+from pyrofl.inference.loop.state import Round
+
+NAMES = ("hospital_1", "hospital_2", "hospital_3")
+
+
+def project(folder: Path, **changes: object) -> Project:
+    """Write a project with settings of its own, and read it."""
+    new(folder)
+    return changed(folder, **({"dtype": "float64", "rounds": 2} | changes))
+
+
+def changed(folder: Path, **changes: object) -> Project:
+    """Replace lines of a project's settings, or add them."""
+    file = folder / "pyproject.toml"
+    lines = file.read_text().splitlines()
+    for name, value in changes.items():
+        key, told = (
+            name.replace("_", "-"),
+            str(value) if not isinstance(value, str) else f'"{value}"',
+        )
+        told = str(list(value)) if isinstance(value, tuple) else told
+        lines = [line for line in lines if not line.startswith(f"{key} =")]
+        lines.insert(lines.index("[tool.pyrofl]") + 1, f"{key} = {told}")
+    file.write_text("\n".join(lines) + "\n")
+    return Project.read(folder)
+
+
+def wards(folder: Path, count: int = 2) -> None:
+    """Give every row of a project's sites a ward."""
+    for path in sorted((folder / "sites").glob("*.csv")):
+        with open(path, newline="") as file:
+            header, *rows = csv.reader(file)
+        with open(path, "w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow([*header, "ward"])
+            table.writerows([*row, f"ward {i % count}"] for i, row in enumerate(rows))
+
+
+def whole(made: Project) -> Federation:
+    """Join the rows of all sites."""
+    parts = [rows_of(made, str(made.folder / f"sites/{name}.csv"), name) for name in NAMES]
+    begin = torch.tensor([0, *(len(part.y) for part in parts)]).cumsum(0).tolist()
+    rows = {
+        kind: [r + at for part, at in zip(parts, begin, strict=False) for r in getattr(part, kind)]
+        for kind in ("train", "test")
+    }
+    names = [name for part in parts for name in part.names]
+    x, y = (torch.cat([getattr(part, n) for part in parts]) for n in ("x", "y"))
+    return Federation(x, y, tuple(rows["train"]), tuple(rows["test"]), tuple(names), made.classes)
+
+
+def looped(made: Project, label: str, absent: Sequence[set[str]] = ()) -> Round:
+    """Make the rounds of a project in one process; absent: clients that are left out, by round."""
+    data = whole(made)
+    at = by_round(made.build(data.clients, server=True)[label])
+    state = first(at(0), data, made.seed)
+    for number in range(made.rounds):
+        out = absent[number] if number < len(absent) else set()
+        lost = torch.tensor([data.names.index(name) for name in out], dtype=torch.long)
+        asked, ids = called(at(number), data.clients, made.seed, number, everyone, None)
+        heard = asked[~torch.isin(asked, lost)]
+        state = advance(at(number), data, state, ids, heard, lost, seed=made.seed, chunk=1)
+    return state
+
+
+@dataclass
+class Wire:
+    """Sites in this process; a letter is packed and unpacked on both ways.
+
+    Attributes:
+        sites: node -> arguments of `Site`.
+        spoil: (round of letters from 0, node, answer) -> what arrives; None: nothing does.
+        tamper: (node, letter) -> what the node gets.
+        letters: all that came by, node -> letter.
+    """
+
+    sites: dict[int, dict[str, Any]]
+    spoil: Callable[[int, int, Sheets], Sheets | None] = lambda number, node, answer: answer
+    tamper: Callable[[int, Sheets], Sheets] = lambda node, letter: letter
+    letters: list[tuple[int, Sheets, Sheets]] = field(default_factory=list)
+    number: int = 0
+
+    def present(self) -> Sequence[int]:
+        return list(self.sites)
+
+    def exchange(self, letters: Mapping[int, Sheets], timeout: float) -> dict[int, Sheets]:
+        answers = {}
+        for node, letter in letters.items():
+            answer = sent(answered(self.sites[node], self.tamper(node, sent(letter))))
+            self.letters.append((node, letter, answer))
+            spoilt = self.spoil(self.number, node, answer)
+            if spoilt is not None:
+                answers[node] = spoilt
+        self.number += 1
+        return answers
+
+
+def sent(sheets: Sheets) -> Sheets:
+    """Send a letter over a wire that keeps what NumPy and JSON keep."""
+    return unpacked(*packed(sheets))
+
+
+def wire(made: Project, states: Path, **options: Any) -> Wire:
+    """Return the three sites of a project."""
+    return Wire({10 + j: site(made, states, name) for j, name in enumerate(NAMES)}, **options)
+
+
+def site(made: Project, states: Path, name: str, **options: Any) -> dict[str, Any]:
+    """Return what a site is called with."""
+    data = made.folder / f"sites/{name}.csv"
+    usual = {"name": name, "project": str(made.folder), "data": str(data)}
+    return usual | {"state": str(states / name)} | options

@@ -1,0 +1,150 @@
+"""Steps made again without Pyro: the same bits, and what is never made so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pyro
+import pytest
+import torch
+import toys
+from torch import Tensor
+
+from pyrofl.inference.fast import replay
+from pyrofl.inference.fast.replay import RECORDINGS, Recording
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.method import Method, Step
+from pyrofl.inference.programs import Supervised
+from pyrofl.models import fedavg, fedper, fedrep, guides, local, pfedvem
+from pyrofl.models.priors import fixed
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "fedavg": lambda: fedavg.build(toys.net(), batch=4),
+    "map": lambda: fedavg.build(toys.net(), batch=4, prior=fixed()),
+    "full": lambda: fedavg.build(toys.net(), batch=None, epochs=12),
+    "mean field": lambda: fedavg.build(toys.net(), batch=4, guide=guides.mean_field, draws=3),
+    "cnn": lambda: fedavg.build(toys.net("softmax"), batch=4),
+    "no momentum": lambda: local.build(toys.net(), batch=4, momentum=0.0),
+    "fedper": lambda: fedper.build(toys.net(), batch=4),
+    "fedrep": lambda: fedrep.build(toys.net(), batch=4, head_epochs=4),
+    "pfedvem": lambda: pfedvem.build(toys.net(), batch=4, lr_head=0.01),
+}
+
+
+@pytest.fixture(autouse=True)
+def recordings(monkeypatch) -> Iterator[None]:
+    """Record at once, and begin with none."""
+    monkeypatch.setattr(replay, "HOT", 2)
+    RECORDINGS.found.clear()
+    yield
+    RECORDINGS.found.clear()
+
+
+def made() -> list[Recording]:
+    """Return the recordings that steps were made by."""
+    return [r for r in RECORDINGS.found.values() if r.run and not r.refused and r.seen > 4]
+
+
+def as_written(monkeypatch) -> None:
+    monkeypatch.setattr(replay, "HOT", 10**9)
+    RECORDINGS.found.clear()
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_bits_are_those_of_steps_as_written(name, chunk, monkeypatch):
+    method, data = METHODS[name](), toys.blobs()
+    quick = list(federate(method, data, 2, chunk=chunk))
+    assert made()
+    assert not any(r.refused for r in RECORDINGS.found.values())
+    as_written(monkeypatch)
+    for one, other in zip(quick, federate(method, data, 2, chunk=chunk), strict=True):
+        toys.assert_same_round(one, other, rtol=0, atol=0)
+
+
+def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):
+    method, data = METHODS["pfedvem"](), toys.blobs()
+    *_, whole = federate(method, data, 3)
+    *_, half = federate(method, data, 1)
+    RECORDINGS.found.clear()
+    *_, again = federate(method, data, 3, start=half)
+    toys.assert_same_round(again, whole, rtol=0, atol=0)
+
+
+def with_model(program: Callable[..., object]) -> Method:
+    """Put a likelihood's function in place of that of FedAvg."""
+    method = METHODS["fedavg"]()
+    model = method.model
+    assert isinstance(model, Supervised)
+    return replace(method, model=replace(model, likelihood=program))
+
+
+def categorical(outputs: Tensor, x: Tensor) -> pyro.distributions.Distribution:
+    return pyro.distributions.Categorical(logits=outputs)
+
+
+def reading(outputs: Tensor, x: Tensor) -> pyro.distributions.Distribution:
+    return categorical(outputs * (2 if float(x[0, 0, 0]) > 0 else 1), x)
+
+
+def listing(outputs: Tensor, x: Tensor) -> pyro.distributions.Distribution:
+    return categorical(outputs * max(1, int(x.sum().tolist() > 0)), x)
+
+
+def drawing(outputs: Tensor, x: Tensor) -> pyro.distributions.Distribution:
+    return categorical(outputs + 0 * torch.rand(()), x)
+
+
+def picking(outputs: Tensor, x: Tensor) -> pyro.distributions.Distribution:
+    return categorical(outputs + 0 * x[x > 0].sum(), x)
+
+
+@pytest.mark.parametrize("likelihood", [reading, listing, drawing, picking])
+def test_what_depends_on_more_than_tensors_is_made_as_written(likelihood, monkeypatch):
+    method, data = with_model(likelihood), toys.blobs()
+    (quick,) = federate(method, data, 1)
+    assert not made()
+    assert any(r.refused for r in RECORDINGS.found.values())
+    as_written(monkeypatch)
+    toys.assert_same_round(quick, next(federate(method, data, 1)), rtol=0, atol=0)
+
+
+def test_a_program_that_remembers_is_found_out(monkeypatch):
+    calls: list[int] = []
+
+    def changing(outputs: Tensor, x: Tensor) -> pyro.distributions.Distribution:
+        calls.append(1)
+        return categorical(outputs * (1 + len(calls)), x)
+
+    next(federate(with_model(changing), toys.blobs(), 1, check=False))
+    assert not made()
+
+
+def test_programs_that_are_no_values_are_left_alone():
+    method = METHODS["fedavg"]()
+    next(federate(replace(method, model=lambda *args: method.model(*args)), toys.blobs(), 1))
+    assert not RECORDINGS.found
+
+
+def test_a_client_that_diverges_is_refused_all_the_same(monkeypatch):
+    method, data = METHODS["fedavg"](), toys.blobs()
+    (phase,) = method.phases
+    (step,) = phase.moves
+    assert isinstance(step, Step)
+    wild = replace(step.optim, lr=1e200)
+    method = replace(method, phases=(replace(phase, moves=(replace(step, optim=wild),)),))
+    (quick,) = federate(method, data, 1)
+    as_written(monkeypatch)
+    (slow,) = federate(method, data, 1)
+    assert quick.rejected == slow.rejected
+    assert quick.rejected
+
+
+def test_large_steps_and_too_many_recordings_are_not_kept(monkeypatch):
+    monkeypatch.setattr(replay, "SMALL", 0)
+    next(federate(METHODS["fedavg"](), toys.blobs(), 1))
+    assert not made()
+    monkeypatch.setattr(replay, "KEPT", 2)
+    next(federate(METHODS["fedavg"](), toys.blobs(), 1))
+    assert len(RECORDINGS.found) <= 2 + 1

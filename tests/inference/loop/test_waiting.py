@@ -1,0 +1,151 @@
+"""What steps ask of a device: nothing that the CPU would have to wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyrofl import nets
+from pyrofl.data import Federation
+from pyrofl.inference.loop import noise
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.loop.steps import PhaseRun
+from pyrofl.models import (
+    apfl,
+    ditto,
+    fedabml,
+    fedavg,
+    fedpa,
+    fedpop,
+    fedprox,
+    fedrep,
+    guides,
+    ifca,
+    metavd,
+    perfedavg,
+    pfedmb,
+    pfedme,
+    pfedvem,
+    pvi,
+    reptile,
+    scaffold,
+)
+from pyrofl.models.priors import fixed
+from pyrofl.tensors import generator
+
+WAITS = {
+    torch.ops.aten._local_scalar_dense,  # item, bool, int and float of a tensor
+    torch.ops.aten.is_nonzero,
+    torch.ops.aten.equal,
+}
+INDEXED = {torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_}  # by masks
+SHAPES = torch.Tag.dynamic_output_shape  # as of nonzero, masked_select, unique
+
+# Not pfedbayes: torch's Adam counts its steps in tensors that are on the CPU, and reads them.
+PLAIN = (apfl, ditto, fedabml, fedavg, fedpa, fedpop, fedprox, fedrep, ifca, metavd, perfedavg)
+METHODS = (*PLAIN, pfedmb, pfedme, pfedvem, reptile, scaffold)
+
+
+class Watch(TorchDispatchMode):
+    """Notes down operations whose answer Python, or the shape of a tensor, waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.steps = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op.overloadpacket in INDEXED:
+            waits = any(v is not None and v.dtype == torch.bool for v in args[1])
+        else:
+            waits = op.overloadpacket in WAITS or SHAPES in op.tags
+        if waits:
+            self.found.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """Watch the steps of a phase but its first, which lays out its tensors."""
+    found, moves = Watch(), PhaseRun._moves
+
+    def watched(self: PhaseRun, batch: Any, begun: bool) -> None:
+        if not begun:
+            return moves(self, batch, begun)
+        found.steps += 1
+        with found:
+            return moves(self, batch, begun)
+
+    monkeypatch.setattr(PhaseRun, "_moves", watched)
+    return found
+
+
+def data() -> Federation:
+    g = generator(0)
+    x, y = torch.randn(90, 6, generator=g), torch.arange(90) % 3
+    rows = torch.arange(90).split([40, 30, 20])
+    return Federation(x, y, rows, rows, classes=("a", "b", "c"))
+
+
+def rounds(method: Any) -> None:
+    for _ in federate(method, data(), rounds=2):
+        pass
+
+
+@pytest.mark.parametrize("paper", METHODS, ids=lambda paper: paper.__name__.split(".")[-1])
+def test_no_step_waits_for_the_device(watch, paper):
+    rounds(paper.build(nets.build("mlp:4", (6,), 3)))
+    assert watch.steps > 3
+    assert not watch.found
+
+
+@pytest.mark.parametrize("net", ["cnn-fedbe-gn", "resnet20"])
+def test_no_step_of_images_waits_for_the_device(watch, net):
+    small = data()
+    side = {"cnn-fedbe-gn": 18, "resnet20": 8}[net]
+    images = torch.randn(12, 1, side, side, generator=generator(1))
+    rows = torch.arange(12).split([8, 4])
+    many = Federation(images, small.y[:12], rows, rows, classes=small.classes)
+    bayesian = {"prior": fixed(), "guide": guides.mean_field, "draws": 2}
+    method = fedavg.build(nets.build(net, (1, side, side), 3), batch=4, epochs=2, **bayesian)
+    for _ in federate(method, many, rounds=1):
+        pass
+    assert watch.steps > 1
+    assert not watch.found
+
+
+def test_a_natural_gradient_waits_for_no_more_than_whether_it_rose(watch):
+    """PVI halves the steps that raised a client's free energy: it asks once, and once a halving."""
+    rounds(pvi.build(nets.build("softmax", (6,), 3)))
+    assert watch.steps > 3
+    assert set(watch.found) == {"aten._local_scalar_dense.default"}
+    assert len(watch.found) < 3 * watch.steps
+
+
+def test_a_read_is_noticed(watch):
+    with watch:
+        for read in (bool, float, int, Tensor.item):
+            read(torch.ones(()))
+        torch.ones(3)[torch.ones(3) > 0]
+        torch.ones(3).nonzero()
+        torch.ones(3)[torch.arange(2)]
+        torch.ones(3)[torch.ones(3) > 0] = torch.ones(3)
+    assert len(watch.found) == 7
+
+
+def test_what_is_drawn_for_a_device_is_what_the_cpu_draws(monkeypatch):
+    """A Gamma is drawn by the client's own generator, wherever its parameters are."""
+    fn = dist.Gamma(torch.ones(2, 3), torch.ones(2, 3))
+    keys = [generator(1), generator(2)]
+    known = noise.draw(fn, 0, keys)
+    places = iter([torch.device("cuda"), torch.device("cpu")])
+    monkeypatch.setattr(noise, "_device", lambda fn: next(places))
+    monkeypatch.setattr(Tensor, "to", lambda self, device: (self, device))
+    found, device = noise.draw(fn, 0, [generator(1), generator(2)])
+    assert device.type == "cuda"
+    assert torch.equal(found, known)

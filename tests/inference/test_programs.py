@@ -1,0 +1,71 @@
+"""Normals with one scale for all of an event are the normals of Pyro, and points pay a distance."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from checks import close
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.programs import Spherical, around
+from pyrofl.tensors import generator
+
+draw = partial(torch.randn, generator=generator(2), dtype=torch.float64)
+
+
+def both(centre: Tensor, scale: Tensor) -> tuple[Spherical, dist.TorchDistribution]:
+    axes = centre.dim() - scale.dim()
+    wide = scale.reshape(*scale.shape, *(1,) * axes)
+    return around(dist.Normal, centre, scale), dist.Normal(centre, wide).to_event(axes)
+
+
+@pytest.mark.parametrize("event", [(4,), (3, 4)])
+@pytest.mark.parametrize("draws", [(), (5,)])
+def test_a_spherical_normal_is_that_of_pyro(event, draws):
+    given = draw(2, 1, *event), draw(2, 1).exp(), draw(*draws, 2, 1, *event)
+    leaves = [v.requires_grad_() for v in given]
+    centre, scale, value = leaves
+    mine, known = both(centre, scale)
+    assert isinstance(mine, Spherical)
+    assert (mine.batch_shape, mine.event_shape) == (known.batch_shape, known.event_shape)
+    slopes = []
+    for fn in (mine, known.expand((*draws, 2, 1)) if draws else known):
+        found = fn.log_prob(value)
+        first = torch.autograd.grad(found.square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(v.square().sum() for v in first), leaves)
+        slopes.append([found.detach(), *(v.detach() for v in first), *second])
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    wide = mine.expand((*draws, 2, 1))
+    close(wide.log_prob(value).detach(), slopes[0][0])
+    q = dist.Normal(draw(2, 1, *event), 1.0).to_event(len(event))
+    close(kl_divergence(q, mine).detach(), kl_divergence(q, known).detach())
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_point_pays_its_distance_and_no_constant_but_for_a_scale_that_is_learned(learned, tiny):
+    batch = tiny.batch(torch.arange(3))
+    local = {"mu/w": draw(3, 4).requires_grad_(), "scale": draw(3).exp().requires_grad_(learned)}
+
+    def model(received, local, batch):
+        with batch.clients():
+            fn = around(dist.Normal, torch.ones(3, 1, 4, dtype=torch.float64), local["scale"])
+            pyro.sample("w", fn)
+
+    def guide(received, local, batch):
+        with batch.clients():
+            pyro.sample("w", dist.Delta(local["mu/w"], event_dim=1))
+
+    found = elbo()(model, guide, {}, local, batch)
+    scale, point = local["scale"], local["mu/w"]
+    expected = (point - 1).square().sum(1) / (2 * scale.square())
+    normal = -dist.Normal(1.0, scale[:, None]).log_prob(point).sum(1)
+    close(found.detach(), (normal if learned else expected).detach())
+    (slope,) = torch.autograd.grad(found.sum(), point)
+    close(slope, ((point - 1) / scale[:, None].square()).detach())
