@@ -132,15 +132,15 @@ def die() -> None:
 
 def in_training(count: int) -> None:
     """Die before the so-manieth group of clients trains."""
-    from pyrofl.inference.loop import rounds
+    from pyrofl.inference.loop.carrier import Turn
 
-    real, calls = rounds._train_chunk, iter(range(1, count))
+    real, calls = Turn.train, iter(range(1, count))
 
     def train(*args: Any) -> Any:
         next(calls, None) or die()
         return real(*args)
 
-    rounds._train_chunk = train
+    Turn.train = train
 
 
 def in_step(count: int) -> None:

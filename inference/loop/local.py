@@ -43,7 +43,7 @@ def train(
     round_ = Training(method, data, noise, partial(stream, seed, Stream.ORDER, number))
     asked = method.phases if phases is None else phases
     each = [ways(method, phase, local, data) for phase in asked]
-    groups = []
+    groups, bound = [], int(data.sizes.max())
     with pyro.validation_enabled(False), torch.enable_grad():
         for some in alike(sizes, [way.most for way in each]):
             before, rows = cut(local, some), int(sizes[some[0]])
@@ -51,7 +51,7 @@ def train(
             whose = Who(who.ids[some], who.size[some])
             after = round_.run(own, cut(received, some), before, whose)
             kept = {n: v for n, v in after.local.items() if n in known or n[:5] != "rows/"}
-            width = max(roomy(sizes[part]) for part in buckets(sizes[some]))
+            width = max(roomy(sizes[part], bound) for part in buckets(sizes[some]))
             groups.append(Group(some, before, width, after._replace(local=kept)))
         after, _ = as_one(groups)
     return local | after.local, after.losses, after.made, after.first
@@ -96,7 +96,8 @@ class Training(NamedTuple):
     def run(self, phases: Sequence[Phase], received: Tensors, local: Tensors, who: Who) -> Trained:
         """Run phases for clients; full batches are padded to the longest of a group."""
         sizes, begun, axes = self.data.sizes[who.ids.cpu()], local, Axes()
-        parts = [(some, roomy(sizes[some])) for some in buckets(sizes)]
+        bound = int(self.data.sizes.max())
+        parts = [(some, roomy(sizes[some], bound)) for some in buckets(sizes)]
         longest = max(width for _, width in parts)
         losses: Tensors = {}
         first: Tensors = {}

@@ -80,12 +80,15 @@ def buckets(sizes: Tensor) -> list[Tensor]:
     return list(order.split(_runs(sizes[order])))
 
 
-def roomy(sizes: Tensor) -> int:
-    """Return the rows to which full batches of clients with so many rows [C] are padded."""
+def roomy(sizes: Tensor, bound: int) -> int:
+    """Return the rows to which full batches of clients with so many rows [C] are padded.
+
+    None is longer than the bound, that of all clients: programs may be made for no more.
+    """
     longest = int(sizes.max())
     most = min(longest // 4, ROOM // len(sizes))
     step = 1 << max(0, most.bit_length() - 1)
-    return -(-longest // step) * step
+    return min(-(-longest // step) * step, bound)
 
 
 def _runs(sizes: Tensor) -> list[int]:

@@ -155,7 +155,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
             "policy": job.args.test,
             "draws": run.draws,
             "weighting": "client",
-            "main": usual(run.method)[0],
+            "main": usual(run.method),
         },
     }
 

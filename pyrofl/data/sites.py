@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyrofl.arguments import known
+from pyrofl.data.preparation import Preparation, Prepared
 from pyrofl.data.roster import names_of
 from pyrofl.data.source import Source
 from pyrofl.data.wording import listed
@@ -78,7 +79,9 @@ def table_of(
         classes=labels,
         held_out=len(out),
         pooled_test=pooled if len(pooled) else None,
-        source=Source(first.target, called) if called else None,
+        source=Source(first.target, called, preparation=Preparation(tuple(map(Prepared, called))))
+        if called
+        else None,
     )
 
 

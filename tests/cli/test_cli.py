@@ -243,6 +243,7 @@ def test_overwrite_replaces_and_removes_what_is_stale(finished, tmp_path, capsys
     assert "not empty" in capsys.readouterr().err
     assert main([*again, "--overwrite"]) == 0
     assert {p.name for p in out.iterdir()} == {
+        "checkpoint.pt",
         "clients.csv",
         "figures",
         "metrics.csv",

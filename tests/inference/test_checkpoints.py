@@ -169,8 +169,8 @@ def test_files_of_others_are_refused(tmp_path):
     torch.save({"a": 1}, path)
     with pytest.raises(ValueError, match=r"it ends with .*; expected b'.npyrofl checkpoint 3"):
         load(path, plain(), data())
-    path.write_bytes(b"0" * 99 + b"\npyrofl checkpoint 3\n")
-    with pytest.raises(ValueError, match=r"it ends with b'.npyrofl checkpoint 3"):
+    path.write_bytes(b"0" * 99 + b"\npyrofl checkpoint 4\n")
+    with pytest.raises(ValueError, match=r"it ends with b'.npyrofl checkpoint 4"):
         load(path, plain(), data())
 
 

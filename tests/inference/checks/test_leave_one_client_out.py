@@ -253,20 +253,23 @@ def test_it_is_what_fits_without_each_client_say():
     """After 8 rounds within 2 standard errors of the difference; at once 0.055 off, of 3 nats."""
     run = hospitals(30)
     at_once, mended = (pyrofl.checks.loco(run, 4000, rounds=r) for r in (0, 8))
-    exact = pyrofl.checks.loco(with_refits(run), 4000)
-    refits = by_client(exact)
+    each = [pyrofl.checks.loco(with_refits(run, seed), 4000) for seed in (1, 2, 3)]
+    refits = torch.stack([by_client(one) for one in each]).mean(0)
+    # A fit has noise of its own: client A's refits differ by 0.002, as much as 4,000 draws do.
+    fits = torch.stack([by_client(one) for one in each]).std(0) * (1 + 1 / len(each)) ** 0.5
+    error = errors(mended).hypot(errors(each[0])).hypot(fits)
     assert (by_client(at_once) - refits).abs().max() < 0.07
-    assert ((by_client(mended) - refits).abs() < 2 * errors(mended).hypot(errors(exact))).all()
+    assert ((by_client(mended) - refits).abs() < 2 * error).all()
     order = refits.argsort().tolist()
     assert by_client(at_once).argsort().tolist() == by_client(mended).argsort().tolist() == order
 
 
-def with_refits(run: pyrofl.Run) -> pyrofl.Run:
-    """Return the run with a method that fits all others from the start."""
+def with_refits(run: pyrofl.Run, seed: int = 1) -> pyrofl.Run:
+    """Return the run with a method that fits all others from the start, with this seed."""
 
     def refitted(run: pyrofl.Run, client: str, rounds: int) -> pyrofl.Round:
         data = pvi.leave(run, client).data
-        others = pyrofl.fit(run.method, data, 30, seed=1, progress=False).state.server
+        others = pyrofl.fit(run.method, data, 30, seed=seed, progress=False).state.server
         server, at = run.state.server, run.data.names.index(client)
         q = {n: others[n] + server[f"server/{n}"][at] for n in ("shift", "precision")}
         return replace(run.state, server=server | q | {"share": torch.zeros_like(server["share"])})
