@@ -142,8 +142,9 @@ def predictions(
 def _rows(data: Federation, x: Any, what: str = "x") -> Tensor:
     """Return rows as those of training are."""
     source = data.source
-    if source and source.preparation is not None and not isinstance(x, Tensor | np.ndarray):
-        rows: Tensor = torch.as_tensor(source.preparation.apply(x))
+    made = source.preparation if source else None
+    if made and not made.plain and not isinstance(x, Tensor | np.ndarray):
+        rows: Tensor = made.apply(x)
     else:
         rows = torch.from_numpy(inputs(what, x, source.features if source else ())[0])
     if rows.shape[1:] != data.x.shape[1:] or not len(rows):

@@ -119,6 +119,11 @@ class Preparation:
         return cls(tuple(made), left_out)
 
     @property
+    def plain(self) -> bool:
+        """Whether the columns are the features as they are."""
+        return all(column == Prepared(column.name) for column in self.columns)
+
+    @property
     def features(self) -> tuple[str, ...]:
         """The names of the features of x: columns, "COLUMN=LEVEL" and "COLUMN is missing"."""
         return tuple(name for column in self.columns for name in column.features)
