@@ -89,6 +89,7 @@ print(f"one number for all: {pooled:.1f} points, standard error {float(weight.su
 # decide. In Pyro these are six lines. `batch.clients()` says "for every client", `batch.rows()` says
 # "for every row of a client". Tutorial 2 is about these two plates.
 
+
 # %%
 def model(received, local, batch):
     with batch.clients():
@@ -128,6 +129,7 @@ print(run.verdict)
 # Move the slider. Grey is what the server believes about the population: a school that nobody has seen yet would
 # be drawn from it. The points are the eight schools.
 
+
 # %%
 def show(axes, t):
     now = seen[t]
@@ -158,7 +160,9 @@ moving(show, range(len(seen)), title=lambda t: f"after round {t + 1}")
 posterior = run.to_arviz(draws=draws, corrected=draws >= 400)
 mean = posterior["posterior"]["theta"].mean(("chain", "draw")).values
 moved = (y.numpy() - mean) / (y.numpy() - float(posterior["posterior"]["mu"].mean()))
-for name, error, share in sorted(zip(data.names, sigma.tolist(), moved, strict=True), key=lambda r: r[1]):
+for name, error, share in sorted(
+    zip(data.names, sigma.tolist(), moved, strict=True), key=lambda r: r[1]
+):
     print(f"school {name}: standard error {error:4.1f}, moved {100 * share:3.0f}% of the way to mu")
 
 # %% [markdown]
@@ -174,7 +178,9 @@ exact = reference.nuts(
     model, data, draws=draws // 2, warmup=warmup, chains=2, shared="mu tau", jit=True
 )
 table = reference.cost(posterior, exact)
-table[["mean", "sd", "difference", "ratio"]].loc[lambda t: [n for n in t.index if "eta" not in n or "theta" in n]].round(2)
+table[["mean", "sd", "difference", "ratio"]].loc[
+    lambda t: [n for n in t.index if "eta" not in n or "theta" in n]
+].round(2)
 
 # %% [markdown]
 # `difference` is the distance of the two means, in posterior standard deviations. `ratio` is one standard deviation over the

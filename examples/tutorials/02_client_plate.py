@@ -77,6 +77,7 @@ figure
 # %% [markdown]
 # ## The model
 
+
 # %%
 def model(received, local, batch):
     with batch.clients():
@@ -95,7 +96,9 @@ trace = pyro.poutine.trace(model).get_trace({}, {}, batch)
 trace.compute_log_prob()
 for name, site in trace.nodes.items():
     if site["type"] == "sample" and "log_prob" in site and name not in ("clients", "rows"):
-        print(f"{name:12s} value {tuple(site['value'].shape)}, log_prob {tuple(site['log_prob'].shape)}")
+        print(
+            f"{name:12s} value {tuple(site['value'].shape)}, log_prob {tuple(site['log_prob'].shape)}"
+        )
 
 # %% [markdown]
 # - `mine` has shape `[3, 1]`: one number for each client. The last axis waits for rows.
@@ -131,10 +134,15 @@ def start(b):
 
 
 together = elbo(model, guide, {}, start(batch), batch)
-alone = [elbo(model, guide, {}, start(b), b) for b in (data.batch(torch.tensor([j])) for j in range(3))]
+alone = [
+    elbo(model, guide, {}, start(b), b) for b in (data.batch(torch.tensor([j])) for j in range(3))
+]
 print("together ", [round(float(v), 6) for v in together])
 print("one by one", [round(float(v), 6) for v in alone])
-print("largest difference", f"{max(abs(float(a) - float(b)) for a, b in zip(together, alone)):.0e}")
+print(
+    "largest difference",
+    f"{max(abs(float(a) - float(b)) for a, b in zip(together, alone, strict=False)):.0e}",
+)
 
 # %% [markdown]
 # A hundred clients cost little more than one, as the processor works on all of them in one go. And a site of its own
@@ -143,12 +151,29 @@ print("largest difference", f"{max(abs(float(a) - float(b)) for a, b in zip(toge
 # ## Fit it
 
 # %%
-run = pyrofl.fit(pvi.hierarchical(model, data, shared="common"), data, rounds=rounds, progress=False)
+run = pyrofl.fit(
+    pvi.hierarchical(model, data, shared="common"), data, rounds=rounds, progress=False
+)
 posterior = run.to_arviz(draws=1000)["posterior"]
 print(f"common: {float(posterior['common'].mean()):.2f}, one number for all nurses")
 for name in data.names:
     mine = posterior["mine"].sel(client=name)
     print(f"{name}: {float(mine.mean()):.2f} +- {float(mine.std()):.2f} from {sizes[name]} rows")
+
+# %%
+figure, axes = plt.subplots(figsize=(6, 2.8), layout="constrained")
+for name in data.names:
+    axes.hist(
+        posterior["mine"].sel(client=name).values.ravel(),
+        60,
+        density=True,
+        alpha=0.6,
+        label=f"{name}, {sizes[name]} rows",
+    )
+axes.set_xlabel("temperature of the nurse's patients (degrees)")
+axes.set_ylabel("posterior density")
+axes.legend(fontsize=8)
+figure
 
 # %% [markdown]
 # Ada has two rows only: she is less certain than Eva, and she borrows more from the others.
@@ -157,6 +182,7 @@ for name in data.names:
 #
 # Plates make mistakes visible. Before the first round the library runs your program on a few rows, and
 # refuses what would give wrong numbers. Here somebody forgot `batch.clients()`:
+
 
 # %%
 def forgotten(received, local, batch):
@@ -174,6 +200,7 @@ except ValueError as error:
 # %% [markdown]
 # And here a row of one client reads other rows, by a mean over the batch. Then the result would depend on
 # who is in the batch, and a row could leak to another place:
+
 
 # %%
 def leaking(received, local, batch):
@@ -224,15 +251,22 @@ def noisy(received, local, batch):
             pyro.sample("temperature", dist.Normal(mine, noise), obs=batch.y)
 
 
-own = pyrofl.fit(pvi.hierarchical(noisy, data, shared="common"), data, rounds=rounds, progress=False)
+own = pyrofl.fit(
+    pvi.hierarchical(noisy, data, shared="common"), data, rounds=rounds, progress=False
+)
 print(own.to_arviz(draws=500)["posterior"]["noise"].mean(("chain", "draw")).values.round(2))
 
 # %% tags=["hide-cell"]
 # 3. With many rows she needs nobody: her estimate is her own mean. The common temperature falls a
 # little, and the others move with it, but hardly: they have rows of their own.
 many = Federation.of(
-    {n: measured(n) if n != "Ada" else (torch.zeros(100, 1), torch.full((100,), 36.5)) for n in sizes}
+    {
+        n: measured(n) if n != "Ada" else (torch.zeros(100, 1), torch.full((100,), 36.5))
+        for n in sizes
+    }
 ).to("cpu", torch.float64)
-sure = pyrofl.fit(pvi.hierarchical(model, many, shared="common"), many, rounds=rounds, progress=False)
+sure = pyrofl.fit(
+    pvi.hierarchical(model, many, shared="common"), many, rounds=rounds, progress=False
+)
 after = sure.to_arviz(draws=1000)["posterior"]["mine"].mean(("chain", "draw"))
 print(dict(zip(data.names, after.values.round(2), strict=True)))

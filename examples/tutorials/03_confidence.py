@@ -88,6 +88,7 @@ print("by size:", round((n * mu).sum() / n.sum(), 4))
 # Now repeat. In the paper's algorithm $\tau_j$ is taken first, from the posterior of the round before, then $w_j$
 # moves, then the server.
 
+
 # %%
 def closed_form(rounds, confidence=lambda variance, apart: 1 / (variance + apart)):
     w, mu, variance = 0.0, np.zeros(2), np.ones(2)
@@ -134,7 +135,22 @@ moving(show, range(rounds), title=lambda t: f"round {t + 1}")
 # %% [markdown]
 # At first client 2 counts less, as it is far away. Then the server comes nearer, and the certain client wins: it holds the
 # server, and the other one, which stays different, has little confidence.
-#
+
+# %%
+figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
+times = range(1, rounds + 1)
+left.plot(times, [step[0] for step in path], "k", label="w of the server")
+for j in range(2):
+    left.plot(times, [step[2][j] for step in path], f"C{j}", label=f"client {j + 1}")
+    right.semilogy(times, [step[1][j] for step in path], f"C{j}", label=f"client {j + 1}")
+left.set_ylabel("length")
+right.set_ylabel("confidence tau")
+for axes in (left, right):
+    axes.set_xlabel("round")
+    axes.legend(fontsize=8)
+figure
+
+# %% [markdown]
 # ## 3. In Pyro
 #
 # `pfedvem.build` takes any network and likelihood. Here the network is a straight line without
@@ -160,7 +176,12 @@ method = pfedvem.build(
 start = {"loc/w": torch.zeros(1, dtype=torch.float64)}
 run = pyrofl.fit(method, data, rounds=rounds, server=start, progress=False)
 found = run.state.message
-print("Pyro        tau", found["tau"].numpy().round(3), " w", round(float(run.state.server["loc/w"]), 3))
+print(
+    "Pyro        tau",
+    found["tau"].numpy().round(3),
+    " w",
+    round(float(run.state.server["loc/w"]), 3),
+)
 print("closed form tau", path[-1][1].round(3), " w", round(path[-1][0], 3))
 
 # %% [markdown]
@@ -178,8 +199,12 @@ clients = pyrofl.federations.split(digits, "slices:5", clients=20, test="labels_
 net = nets.build("mlp:50", input_shape=(64,), outputs=10)
 common = pyrofl.fit(fedavg.build(net, lr=0.05), clients, rounds=rounds, progress=False)
 personal = pyrofl.fit(pfedvem.build(net, lr_base=0.01), clients, rounds=rounds, progress=False)
-print(f"FedAvg, one model for all:    accuracy {common.evaluate(model='global').mean('accuracy'):.3f}")
-print(f"pFedVEM, a model for each:    accuracy {personal.evaluate(model='personal').mean('accuracy'):.3f}")
+print(
+    f"FedAvg, one model for all:    accuracy {common.evaluate(model='global').mean('accuracy'):.3f}"
+)
+print(
+    f"pFedVEM, a model for each:    accuracy {personal.evaluate(model='personal').mean('accuracy'):.3f}"
+)
 
 # %% [markdown]
 # A client is tested on the classes that it has. Who is how confident?
@@ -219,6 +244,9 @@ print("tau", tau.round(2), " w", round(w, 3))
 # %% tags=["hide-cell"]
 # 3. One argument. On these clients the difference is small.
 again = pyrofl.fit(
-    pfedvem.build(net, lr_base=0.01, confidence="uncertainty"), clients, rounds=rounds, progress=False
+    pfedvem.build(net, lr_base=0.01, confidence="uncertainty"),
+    clients,
+    rounds=rounds,
+    progress=False,
 )
 print(f"by uncertainty: accuracy {again.evaluate(model='personal').mean('accuracy'):.3f}")

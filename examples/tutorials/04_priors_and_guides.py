@@ -47,11 +47,13 @@ rounds, draws = 25, 2000
 # %%
 rng = np.random.default_rng(3)
 truth = np.array([8.5, 7.0, 9.0, 8.0, 7.5, 8.2, 9.3, 7.8, 8.6, 30.0])
-clinics = {f"clinic {j}": (np.zeros((5, 1)), truth[j] + 3.0 * rng.normal(size=5)) for j in range(10)}
+clinics = {
+    f"clinic {j}": (np.zeros((5, 1)), truth[j] + 3.0 * rng.normal(size=5)) for j in range(10)
+}
 data = Federation.of(clinics).to("cpu", torch.float64)
 
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
-for j, (name, (_, y)) in enumerate(clinics.items()):
+for j, (_, y) in enumerate(clinics.values()):
     axes.plot(y, np.full(5, j), "o", color="C0", alpha=0.6)
 axes.set_yticks(range(10), clinics)
 axes.invert_yaxis()
@@ -63,6 +65,7 @@ figure
 #
 # A **normal** population has hardly any place for a clinic that is far away: to explain it, $\tau$ has to grow, and then all
 # clinics learn less from each other. A **Student-t** population has long tails: now and then a clinic is strange.
+
 
 # %%
 def hospital(population):
@@ -85,13 +88,18 @@ populations = {
 }
 runs = {
     name: pyrofl.fit(
-        pvi.hierarchical(hospital(population), data, shared="mu tau"), data, rounds=rounds, progress=False
+        pvi.hierarchical(hospital(population), data, shared="mu tau"),
+        data,
+        rounds=rounds,
+        progress=False,
     )
     for name, population in populations.items()
 }
 found = {name: run.to_arviz(draws=draws)["posterior"] for name, run in runs.items()}
 for name, posterior in found.items():
-    print(f"{name:10s} tau {float(posterior['tau'].mean()):5.2f}, mu {float(posterior['mu'].mean()):5.2f}")
+    print(
+        f"{name:10s} tau {float(posterior['tau'].mean()):5.2f}, mu {float(posterior['mu'].mean()):5.2f}"
+    )
 
 # %% [markdown]
 # ### By eye
@@ -114,6 +122,7 @@ figure
 # With the Student-t population the nine ordinary clinics have shorter intervals, and lie nearer to each other: they learn more from
 # each other, as the strange one no longer stretches the population.
 
+
 # %%
 def width(posterior):
     low, high = posterior["theta"].quantile([0.05, 0.95], ("chain", "draw")).values
@@ -131,7 +140,13 @@ for name, posterior in found.items():
 
 # %%
 table = checks.compare_loo(runs, draws=draws)
-table[[c for c in ("rank", "elpd_loo", "elpd_diff", "elpd", "se", "dse", "weight", "largest_k") if c in table]].round(2)
+table[
+    [
+        c
+        for c in ("rank", "elpd_loo", "elpd_diff", "elpd", "se", "dse", "weight", "largest_k")
+        if c in table
+    ]
+].round(2)
 
 # %% [markdown]
 # Both numbers and picture should be looked at. LOO asks about one more *patient* of the same clinics; for one more
@@ -141,6 +156,7 @@ table[[c for c in ("rank", "elpd_loo", "elpd_diff", "elpd", "se", "dse", "weight
 #
 # Now the other choice. A line with an intercept and a slope, where $x$ is far from zero, has a posterior that is a narrow
 # diagonal. A *mean-field* guide has no correlations. Let us see what it makes of it.
+
 
 # %%
 def straight(low, high):
@@ -165,7 +181,9 @@ for name, how in {"full": "full", "mean field": "diagonal"}.items():
     fit = pyrofl.fit(method, lines, rounds=2 * rounds, progress=False)
     shown[name] = fit.posterior(draws)["b"].reshape(-1, 2).numpy()
 
-figure, panels = plt.subplots(1, 2, figsize=(7, 3.2), sharex=True, sharey=True, layout="constrained")
+figure, panels = plt.subplots(
+    1, 2, figsize=(7, 3.2), sharex=True, sharey=True, layout="constrained"
+)
 for axes, (name, b) in zip(panels, shown.items(), strict=True):
     axes.plot(*b[:1000].T, ".", markersize=2)
     axes.set_title(f"{name}: sd of b0 {b[:, 0].std():.2f}", fontsize=10)
@@ -204,7 +222,9 @@ choices = {
 }
 for name, change in choices.items():
     method = pfedvem.build(net, lr_base=0.01, **change)
-    scores = pyrofl.fit(method, digits, rounds=rounds // 2, progress=False).evaluate(model="personal")
+    scores = pyrofl.fit(method, digits, rounds=rounds // 2, progress=False).evaluate(
+        model="personal"
+    )
     print(f"{name:16s} accuracy {scores.mean('accuracy'):.3f}, nll {scores.mean('nll'):.3f}")
 
 # %% [markdown]
@@ -247,4 +267,6 @@ print(f"sd of b0 is {float(b[:, 0].std()) / exact[0, 0] ** 0.5:.2f} of the exact
 bent = pvi.hierarchical(hospital(dist.Normal), data, shared="mu tau", guide=guides.flow(2))
 tau = pyrofl.fit(bent, data, rounds=2 * rounds, progress=False).posterior(draws)["tau"]
 print(f"tau: mean {float(tau.mean()):.2f}, 95% quantile {float(tau.quantile(0.95)):.2f};", end=" ")
-print(f"normal guide: {float(found['normal']['tau'].mean()):.2f}, {float(found['normal']['tau'].quantile(0.95)):.2f}")
+print(
+    f"normal guide: {float(found['normal']['tau'].mean()):.2f}, {float(found['normal']['tau'].quantile(0.95)):.2f}"
+)

@@ -85,6 +85,7 @@ figure
 #
 # That is all that the server ever does.
 
+
 # %%
 def factor(name, noise=0.5):
     x, y = (v.numpy() for v in sites[name])
@@ -97,7 +98,9 @@ for name in sites:
     p, h = factor(name)
     precision, shift = precision + p, shift + h
     mean, sd = np.linalg.solve(precision, shift), np.sqrt(np.linalg.inv(precision).diagonal())
-    print(f"prior and clients up to {name:6s}: b0 {mean[0]:.3f} +- {sd[0]:.3f}, b1 {mean[1]:.3f} +- {sd[1]:.3f}")
+    print(
+        f"prior and clients up to {name:6s}: b0 {mean[0]:.3f} +- {sd[0]:.3f}, b1 {mean[1]:.3f} +- {sd[1]:.3f}"
+    )
 by_hand = mean
 
 # %% [markdown]
@@ -105,6 +108,7 @@ by_hand = mean
 #
 # The program says nothing of factors. `damping=1.0` lets the server take a client's whole answer, and only one client is
 # asked per round.
+
 
 # %%
 def model(received, local, batch):
@@ -133,6 +137,7 @@ print("federated ", posterior.mean(("chain", "draw")).values.round(3), "from", d
 # %% [markdown]
 # The server keeps the factor of each client, and their product with the prior. An ellipse holds 95% of a normal:
 
+
 # %%
 def moments(shift, packed):
     """Return mean and covariance of a normal that is kept as shift and precision."""
@@ -155,7 +160,13 @@ def show(axes, t):
             shift, packed = server["server/shift"][j], server["server/precision"][j]
             if packed[0] > 0:
                 ellipse(axes, *moments(shift, packed), color=f"C{j}", label=f"factor of {name}")
-        ellipse(axes, *moments(server["shift"], server["precision"]), color="black", linewidth=2, label="posterior")
+        ellipse(
+            axes,
+            *moments(server["shift"], server["precision"]),
+            color="black",
+            linewidth=2,
+            label="posterior",
+        )
     axes.set_xlim(-2, 4)
     axes.set_ylim(-1.5, 2)
     axes.set_xlabel("b0: height of the line at x = 0")
@@ -172,7 +183,20 @@ moving(show, range(len(states) + 1), size=(6, 4), title=told)
 # %% [markdown]
 # "left" and "right" are long and thin: each sees that height and slope are related, but not how large they are. Where they cross, the
 # posterior is small. After three rounds nothing moves any more: the model is normal, so one visit of each client is exact.
-#
+
+# %%
+figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+across = np.linspace(-3, 3, 50)
+for b0, b1 in posterior.values.reshape(-1, 2)[:60]:
+    axes.plot(across, b0 + b1 * across, color="grey", alpha=0.2, linewidth=0.8)
+for name, (x, y) in sites.items():
+    axes.plot(x[:, 0], y, "o", label=name)
+axes.set_xlabel("x")
+axes.set_ylabel("y, and sixty lines drawn from the posterior")
+axes.legend()
+figure
+
+# %% [markdown]
 # ## The cavity: do not count twice
 #
 # In round 4 "left" is asked again. If it multiplied its likelihood once more, its rows would count twice. So the server takes the
@@ -184,9 +208,12 @@ moving(show, range(len(states) + 1), size=(6, 4), title=told)
 server = {n: v.numpy() for n, v in run.state.server.items()}
 for j, name in enumerate(data.names):
     mean, covariance = moments(
-        server["shift"] - server["server/shift"][j], server["precision"] - server["server/precision"][j]
+        server["shift"] - server["server/shift"][j],
+        server["precision"] - server["server/precision"][j],
     )
-    print(f"all but {name:6s}: b0 {mean[0]:.2f} +- {covariance[0, 0] ** 0.5:.2f}, b1 {mean[1]:.2f} +- {covariance[1, 1] ** 0.5:.2f}")
+    print(
+        f"all but {name:6s}: b0 {mean[0]:.2f} +- {covariance[0, 0] ** 0.5:.2f}, b1 {mean[1]:.2f} +- {covariance[1, 1] ** 0.5:.2f}"
+    )
 
 # %% [markdown]
 # The cavity is also the answer to "how well do the others predict this client?". `checks.loco` (leave one client out) uses
@@ -199,9 +226,17 @@ for j, name in enumerate(data.names):
 # %%
 left = pvi.leave(run, "middle")
 without = Federation.of({n: v for n, v in sites.items() if n != "middle"}).to("cpu", torch.float64)
-never = pyrofl.fit(pvi.hierarchical(model, without, shared="b", damping=1.0), without, rounds=3, participation=lambda source, clients: torch.tensor([next(turn) % 2]), progress=False)
+never = pyrofl.fit(
+    pvi.hierarchical(model, without, shared="b", damping=1.0),
+    without,
+    rounds=3,
+    participation=lambda source, clients: torch.tensor([next(turn) % 2]),
+    progress=False,
+)
 for name, fit in (("after it left", left), ("never there", never)):
-    mean, covariance = moments(fit.state.server["shift"].numpy(), fit.state.server["precision"].numpy())
+    mean, covariance = moments(
+        fit.state.server["shift"].numpy(), fit.state.server["precision"].numpy()
+    )
     print(f"{name:14s} b0 {mean[0]:.6f}, b1 {mean[1]:.6f}, sd {covariance[0, 0] ** 0.5:.6f}")
 
 # %% [markdown]
@@ -241,7 +276,8 @@ print("after one round", mean.round(3), "by hand", by_hand.round(3))
 # 2. Take each factor out and look at the standard deviation of b1.
 for j, name in enumerate(data.names):
     _, covariance = moments(
-        server["shift"] - server["server/shift"][j], server["precision"] - server["server/precision"][j]
+        server["shift"] - server["server/shift"][j],
+        server["precision"] - server["server/precision"][j],
     )
     print(f"without {name:6s} sd of the slope {covariance[1, 1] ** 0.5:.3f}")
 

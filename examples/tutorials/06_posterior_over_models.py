@@ -36,7 +36,7 @@ import torch
 from sklearn.datasets import make_swiss_roll
 
 import pyrofl
-from pyrofl import Federation, datasets, federations, figures, nets
+from pyrofl import Federation, datasets, federations, nets
 from pyrofl.figures.moving import moving
 from pyrofl.models import fedavg, fedbe
 from pyrofl.models.fedbe.distillation import predictions
@@ -51,6 +51,7 @@ rounds, seeds = 10, 20
 # ## Three clients, three classes
 #
 # The rows lie on a spiral. Each third of it is a class, and each client has 80 rows of one class and 10 of each other.
+
 
 # %%
 def deal(seed):
@@ -69,7 +70,9 @@ def deal(seed):
 
 
 data, test = deal(0)
-figure, panels = plt.subplots(1, 3, figsize=(8, 2.8), sharex=True, sharey=True, layout="constrained")
+figure, panels = plt.subplots(
+    1, 3, figsize=(8, 2.8), sharex=True, sharey=True, layout="constrained"
+)
 for j, axes in enumerate(panels):
     rows = data.train[j]
     axes.scatter(*data.x[rows].T, c=data.y[rows], cmap="viridis", s=8)
@@ -92,7 +95,10 @@ how = {
 }  # fmt: skip
 method = fedbe.build(net, **how)
 steps = 12
-share = torch.tensor([w for w in itertools.product(range(steps + 1), repeat=3) if sum(w) == steps]) / steps
+share = (
+    torch.tensor([w for w in itertools.product(range(steps + 1), repeat=3) if sum(w) == steps])
+    / steps
+)
 
 
 def right(models):
@@ -127,7 +133,14 @@ def show(axes, t):
     return image
 
 
-moving(show, range(rounds), size=(4.5, 4), title=lambda t: f"round {t + 1}: the star is the best mixture, {100 * triangles[t].max():.0f}% right")
+moving(
+    show,
+    range(rounds),
+    size=(4.5, 4),
+    title=lambda t: (
+        f"round {t + 1}: the star is the best mixture, {100 * triangles[t].max():.0f}% right"
+    ),
+)
 
 # %% [markdown]
 # Yellow is right, dark is wrong. The corners are clients' own models: each is good at its own class only. The circle in the
@@ -146,8 +159,12 @@ votes = predictions(net, drawn, data.x[test])
 own = predictions(net, clients, data.x[test])
 print(f"FedAvg (mean of weights)            {100 * right(centre).item():.1f}%")
 print(f"best of 100 random mixtures         {100 * right(drawn).max().item():.1f}%")
-print(f"mean of the clients' predictions    {100 * (own.mean(0).argmax(-1) == data.y[test]).float().mean():.1f}%")
-print(f"mean of 100 mixtures' predictions   {100 * (votes.mean(0).argmax(-1) == data.y[test]).float().mean():.1f}%")
+print(
+    f"mean of the clients' predictions    {100 * (own.mean(0).argmax(-1) == data.y[test]).float().mean():.1f}%"
+)
+print(
+    f"mean of 100 mixtures' predictions   {100 * (votes.mean(0).argmax(-1) == data.y[test]).float().mean():.1f}%"
+)
 
 # %% [markdown]
 # ## Is the ensemble better? Ask more than one seed
@@ -179,7 +196,9 @@ figure
 # %%
 gains = np.array(gains)
 error = gains.std(ddof=1) / len(gains) ** 0.5
-print(f"ensemble minus FedAvg: mean {gains.mean():+.1f} points, standard error {error:.1f}; it wins {int((gains > 0).sum())} of {len(gains)} times")
+print(
+    f"ensemble minus FedAvg: mean {gains.mean():+.1f} points, standard error {error:.1f}; it wins {int((gains > 0).sum())} of {len(gains)} times"
+)
 print(f"best mixture minus FedAvg: mean {np.mean(best):+.1f} points")
 
 # %% [markdown]
@@ -203,7 +222,11 @@ for name, one in {
     "FedBE": fedbe.build(big, unlabelled=unlabelled, distil_lr=0.01, distil_lr_end=0.004, **local),
 }.items():
     fitted = pyrofl.fit(one, holders, rounds=rounds // 2, progress=False)
-    views = {v: fitted.evaluate(model=v, population="pooled").mean("accuracy") for v in fitted.method.views if v != "personal"}
+    views = {
+        v: fitted.evaluate(model=v, population="pooled").mean("accuracy")
+        for v in fitted.method.views
+        if v != "personal"
+    }
     print(name, {v: round(a, 3) for v, a in views.items()})
 
 # %% [markdown]
@@ -224,7 +247,10 @@ for name, one in {
 data, test = deal(0)
 far = pyrofl.fit(fedbe.build(net, **(how | {"epochs": 10})), data, rounds=rounds, progress=False)
 clients = role("w", far.state.message)
-print(f"middle {100 * right({n: v.mean(0, keepdim=True) for n, v in clients.items()}).item():.1f}%", end=", ")
+print(
+    f"middle {100 * right({n: v.mean(0, keepdim=True) for n, v in clients.items()}).item():.1f}%",
+    end=", ",
+)
 print(f"ensemble {100 * far.evaluate(model='ensemble').mean('accuracy'):.1f}%")
 
 # %% tags=["hide-cell"]
@@ -237,4 +263,9 @@ print(f"alpha 5: {100 * (votes == data.y[test]).float().mean():.1f}%")
 # 3. Hardly more than FedAvg's mean, where it starts.
 slow = fedbe.build(big, unlabelled=unlabelled, distil_lr=1e-4, distil_lr_end=1e-4, **local)
 fitted = pyrofl.fit(slow, holders, rounds=rounds // 2, progress=False)
-print({v: round(fitted.evaluate(model=v, population="pooled").mean("accuracy"), 3) for v in ("global", "ensemble")})
+print(
+    {
+        v: round(fitted.evaluate(model=v, population="pooled").mean("accuracy"), 3)
+        for v in ("global", "ensemble")
+    }
+)

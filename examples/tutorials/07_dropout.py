@@ -116,7 +116,14 @@ for speed in (0.09, 0.9):
 
 def show(axes, t):
     for k, (speed, seen) in enumerate(courses.items()):
-        axes.hist(seen[t].ravel(), np.linspace(0, 1, 41), alpha=0.6, color=f"C{k}", density=True, label=f"hyper_lr {speed}")
+        axes.hist(
+            seen[t].ravel(),
+            np.linspace(0, 1, 41),
+            alpha=0.6,
+            color=f"C{k}",
+            density=True,
+            label=f"hyper_lr {speed}",
+        )
     axes.axvline(0.9, color="black", linestyle=":")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 12)
@@ -130,7 +137,9 @@ moving(show, range(rounds), title=lambda t: f"round {t + 1}")
 # %%
 figure, axes = plt.subplots(figsize=(5, 2.8), layout="constrained")
 for speed, seen in courses.items():
-    axes.plot(range(1, rounds + 1), [100 * (r > 0.9).mean() for r in seen], label=f"hyper_lr {speed}")
+    axes.plot(
+        range(1, rounds + 1), [100 * (r > 0.9).mean() for r in seen], label=f"hyper_lr {speed}"
+    )
 axes.set_xlabel("round")
 axes.set_ylabel("rates above 0.9 (%)")
 axes.legend()
@@ -138,7 +147,9 @@ figure
 
 # %%
 for speed, seen in courses.items():
-    print(f"hyper_lr {speed}: {100 * (seen[-1] > 0.9).mean():.0f}% of the rates are above 0.9 after {rounds} rounds")
+    print(
+        f"hyper_lr {speed}: {100 * (seen[-1] > 0.9).mean():.0f}% of the rates are above 0.9 after {rounds} rounds"
+    )
 
 # %% [markdown]
 # With the larger rate the pull of the prior wins for many weights: the rates **run away**. This is what the algorithm does, and not an accident: the pull on a
@@ -159,7 +170,9 @@ for name, run in {
     for population in ("training", "held_out"):
         how = {"model": "personal", "adapted": "adapt", "population": population}
         found = run.evaluate(draws=None if name == "Reptile" else 10, **how)
-        cells.append(f"{population} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}")
+        cells.append(
+            f"{population} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}"
+        )
     print(f"{name:22s} " + "; ".join(cells))
 
 # %% [markdown]
@@ -176,7 +189,9 @@ for name, run in {
 
 # %% tags=["hide-cell"]
 # 1. With more rows there is less overfitting to prevent.
-more = federations.split(datasets.per_class(datasets.load("digits"), 140), "dirichlet:0.3,min=5", clients=20, held_out=6)
+more = federations.split(
+    datasets.per_class(datasets.load("digits"), 140), "dirichlet:0.3,min=5", clients=20, held_out=6
+)
 for name, dropout in (("Reptile", "none"), ("Reptile + MetaVD", "meta")):
     run = pyrofl.fit(
         lambda number, dropout=dropout: metavd.build(net, **shared, dropout=dropout, hyper_lr=0.9, done=number / rounds),
@@ -186,7 +201,7 @@ for name, dropout in (("Reptile", "none"), ("Reptile + MetaVD", "meta")):
     print(f"{name:18s} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}")
 
 # %% tags=["hide-cell"]
-# 2. A correlation near zero says that the hypernetwork does not tell small clients from large ones.
+# 2. Small clients overfit most. If the number is positive, the larger clients get more dropout, not the small ones.
 last = courses[0.9][-1].mean(1)
 sizes = data.sizes[:20].numpy()
 print(f"correlation of rate and log(rows): {np.corrcoef(last, np.log(sizes))[0, 1]:.2f}")
@@ -197,7 +212,9 @@ run = pyrofl.fit(
     lambda number: metavd.build(net, **shared, hyper_lr=0.9, beta=1.0, done=number / rounds),
     data, rounds=rounds, progress=False,
 )  # fmt: skip
-rates = torch.cat([v[:20].flatten() for n, v in run.statistics().items() if n.startswith("dropout_rate/")])
+rates = torch.cat(
+    [v[:20].flatten() for n, v in run.statistics().items() if n.startswith("dropout_rate/")]
+)
 print(f"beta 1: {100 * float((rates > 0.9).double().mean()):.0f}% above 0.9")
 
 small = nets.build("mlp:32,16", input_shape=(64,), outputs=10)

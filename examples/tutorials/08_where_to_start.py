@@ -48,11 +48,21 @@ source = torch.Generator().manual_seed(0)
 flat = 0.1**0.5
 x1 = torch.randn(50, 2, generator=source, dtype=torch.float64) * torch.tensor([1.0, flat])
 x2 = torch.randn(50, 2, generator=source, dtype=torch.float64) * torch.tensor([flat, 1.0])
-y1, y2 = x1[:, 0] + 0.1 * torch.randn(50, generator=source), x2[:, 1] + 0.1 * torch.randn(50, generator=source)
+y1, y2 = (
+    x1[:, 0] + 0.1 * torch.randn(50, generator=source),
+    x2[:, 1] + 0.1 * torch.randn(50, generator=source),
+)
 toy = Federation.of({"client 1": (x1, y1), "client 2": (x2, y2)}).to("cpu", torch.float64)
 optimum = [torch.linalg.lstsq(x, y).solution.numpy() for x, y in ((x1, y1), (x2, y2))]
 everything = torch.linalg.lstsq(torch.cat([x1, x2]), torch.cat([y1, y2])).solution.numpy()
-print("best for client 1", optimum[0].round(2), " for client 2", optimum[1].round(2), " for all rows", everything.round(2))
+print(
+    "best for client 1",
+    optimum[0].round(2),
+    " for client 2",
+    optimum[1].round(2),
+    " for all rows",
+    everything.round(2),
+)
 
 # %% [markdown]
 # Now three methods learn on these two clients. What the server holds is one point on the map; watch where it goes.
@@ -160,7 +170,9 @@ for order in ("exact", "hessian_free", "first"):
 
 # %%
 state = pyrofl.fit(builders["FedABML"](0), clients, rounds=rounds, progress=False).state
-spread = {n: v.exp().flatten().numpy() for n, v in state.server.items() if n.startswith("log_scale/")}
+spread = {
+    n: v.exp().flatten().numpy() for n, v in state.server.items() if n.startswith("log_scale/")
+}
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 for name, values in spread.items():
     if values.size > 100:
@@ -184,19 +196,27 @@ figure
 # 1. With one step FedAvg is gradient descent on all rows: it goes to the plus.
 one = fedavg.build(line, lr=0.3, epochs=1, momentum=0.0, **common)
 last = pyrofl.fit(one, toy, rounds=20 * rounds, progress=False).state.server
-print(next(iter(last.values())).numpy().round(2), "and the best for all rows is", everything.round(2))
+print(
+    next(iter(last.values())).numpy().round(2), "and the best for all rows is", everything.round(2)
+)
 
 # %% tags=["hide-cell"]
 # 2. With few rows a good start counts most.
 few = federations.split(datasets.per_class(digits, 40), "labels:2", 10, seed=0, held_out=10)
 for name, build in builders.items():
     state = pyrofl.fit(build(0), few, rounds=rounds, progress=False).state
-    score = pyrofl.evaluate(build(2), few, state, population="held_out", model="personal", adapted="adapt")
+    score = pyrofl.evaluate(
+        build(2), few, state, population="held_out", model="personal", adapted="adapt"
+    )
     print(f"{name:8s} {score.mean('accuracy'):.3f}")
 
 # %% tags=["hide-cell"]
 # 3. A larger lambda holds clients nearer to the prior; the learnt spread changes with it.
 for kl in (0.01, 0.1, 1.0):
-    state = pyrofl.fit(fedabml.build(net, lr=0.1, draws=2, kl=kl), clients, rounds=rounds // 3, progress=False).state
-    values = torch.cat([v.exp().flatten() for n, v in state.server.items() if n.startswith("log_scale/")])
+    state = pyrofl.fit(
+        fedabml.build(net, lr=0.1, draws=2, kl=kl), clients, rounds=rounds // 3, progress=False
+    ).state
+    values = torch.cat(
+        [v.exp().flatten() for n, v in state.server.items() if n.startswith("log_scale/")]
+    )
     print(f"kl {kl}: median standard deviation {float(values.median()):.4f}")

@@ -105,9 +105,13 @@ moving(show, range(rounds + 1), size=(5, 4), title=lambda t: f"branch weights af
 alpha = torch.from_numpy(history[-1])
 apart = torch.cdist(alpha, alpha)
 same = (pair[:, None] == pair) & ~torch.eye(10, dtype=torch.bool)
-print(f"mean distance of weights: partners {float(apart[same].mean()):.2f}, others {float(apart[pair[:, None] != pair].mean()):.2f}")
+print(
+    f"mean distance of weights: partners {float(apart[same].mean()):.2f}, others {float(apart[pair[:, None] != pair].mean()):.2f}"
+)
 nearest = (apart + 9 * torch.eye(10)).argmin(1)
-print("clients whose nearest neighbour is their partner:", int((pair[nearest] == pair).sum()), "of 10")
+print(
+    "clients whose nearest neighbour is their partner:", int((pair[nearest] == pair).sum()), "of 10"
+)
 
 # %% [markdown]
 # ## Does it help?
@@ -119,7 +123,10 @@ rivals = {
     "Local, everyone alone": (local.build(net, **plain), "personal"),
     "IFCA, hard clusters": (ifca.build(net, clusters=5, **plain), "personal"),
     "pFedMB, 5 branches": (method, "personal"),
-    "pFedMB, unweighted server": (pfedmb.build(net, branches=5, shared=True, weighted=False, lr=0.1, lr_alpha=1.0), "personal"),
+    "pFedMB, unweighted server": (
+        pfedmb.build(net, branches=5, shared=True, weighted=False, lr=0.1, lr_alpha=1.0),
+        "personal",
+    ),
 }
 for name, (one, view) in rivals.items():
     fitted = pyrofl.fit(one, data, rounds=rounds, progress=False)
@@ -141,7 +148,12 @@ draws = fitted.posterior(500)["alpha"][:, :, 0].numpy()
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 for b in range(5):
     axes.errorbar(
-        np.arange(10) + 0.12 * (b - 2), draws[:, :, b].mean(0), 2 * draws[:, :, b].std(0), fmt="o", markersize=3, label=f"branch {b}"
+        np.arange(10) + 0.12 * (b - 2),
+        draws[:, :, b].mean(0),
+        2 * draws[:, :, b].std(0),
+        fmt="o",
+        markersize=3,
+        label=f"branch {b}",
     )
 axes.set_xticks(range(10), names, rotation=45, ha="right", fontsize=8)
 axes.set_ylabel("weight, mean and 2 sd")
@@ -160,17 +172,32 @@ figure
 
 # %% tags=["hide-cell"]
 # 1. Pairs have to share branches: the weights show which digits the network finds alike.
-two = pyrofl.fit(pfedmb.build(net, branches=2, shared=True, lr=0.1, lr_alpha=1.0), data, rounds=rounds, progress=False)
+two = pyrofl.fit(
+    pfedmb.build(net, branches=2, shared=True, lr=0.1, lr_alpha=1.0),
+    data,
+    rounds=rounds,
+    progress=False,
+)
 print(two.posterior(1)["alpha"][0, ::2, 0, 0].numpy().round(2), "weight of branch 0, pair by pair")
 
 # %% tags=["hide-cell"]
 # 2. Some stay unused, or are used together: branches are not clusters.
-eight = pyrofl.fit(pfedmb.build(net, branches=8, shared=True, lr=0.1, lr_alpha=1.0), data, rounds=rounds, progress=False)
-print("branches that are somebody's first choice:", len(eight.posterior(1)["alpha"][0, :, 0].argmax(-1).unique()))
+eight = pyrofl.fit(
+    pfedmb.build(net, branches=8, shared=True, lr=0.1, lr_alpha=1.0),
+    data,
+    rounds=rounds,
+    progress=False,
+)
+print(
+    "branches that are somebody's first choice:",
+    len(eight.posterior(1)["alpha"][0, :, 0].argmax(-1).unique()),
+)
 
 # %% tags=["hide-cell"]
 # 3. Compare the distances of partners and others, layer by layer.
-own = pyrofl.fit(pfedmb.build(net, branches=5, lr=0.1, lr_alpha=1.0), data, rounds=rounds, progress=False)
+own = pyrofl.fit(
+    pfedmb.build(net, branches=5, lr=0.1, lr_alpha=1.0), data, rounds=rounds, progress=False
+)
 drawn = own.posterior(1)["alpha"][0]  # [clients, layers, branches]
 for layer in range(drawn.shape[1]):
     d = torch.cdist(drawn[:, layer], drawn[:, layer])

@@ -63,7 +63,9 @@ def model(received, local, batch):
 
 found = {}
 for covariance in ("full", "diagonal"):
-    method = pvi.hierarchical(model, data, shared="mu", covariance=covariance, damping=0.5, draws=8, steps=6)
+    method = pvi.hierarchical(
+        model, data, shared="mu", covariance=covariance, damping=0.5, draws=8, steps=6
+    )
     draws = 199 if replications >= 100 else 19
     found[covariance] = checks.sbc(method, data, rounds=10, replications=replications, draws=draws)
     print(f"{covariance:9s} smallest p value {found[covariance].p_value:.2g}")
@@ -95,7 +97,9 @@ found["diagonal"].coverage((0.5, 0.9))["mu"].to_pandas().round(2)
 errors = np.random.default_rng(0).standard_t(1.5, size=200)
 y = torch.from_numpy(3 + errors)
 parts = torch.arange(200).split(40)
-rough = Federation(torch.zeros(200, 1).double(), y, parts, [r[:0] for r in parts], names=tuple("PQRST"))
+rough = Federation(
+    torch.zeros(200, 1).double(), y, parts, [r[:0] for r in parts], names=tuple("PQRST")
+)
 
 
 def measured(family):
@@ -111,15 +115,27 @@ def measured(family):
 
 figure, panels = plt.subplots(1, 2, figsize=(7, 2.8), sharey=True, layout="constrained")
 for axes, (name, family) in zip(
-    panels, {"normal errors": dist.Normal, "Student-t errors": lambda m, s: dist.StudentT(2.0, m, s)}.items(), strict=True
+    panels,
+    {
+        "normal errors": dist.Normal,
+        "Student-t errors": lambda m, s: dist.StudentT(2.0, m, s),
+    }.items(),
+    strict=True,
 ):
-    run = pyrofl.fit(pvi.hierarchical(measured(family), rough, shared="mu sigma"), rough, rounds=rounds, progress=False)
+    run = pyrofl.fit(
+        pvi.hierarchical(measured(family), rough, shared="mu sigma"),
+        rough,
+        rounds=rounds,
+        progress=False,
+    )
     table = checks.pit(run)
     column = next(c for c in table.columns if c.startswith("pit"))
     axes.hist(table[column], 10, (0, 1), edgecolor="white")
     axes.set_title(name, fontsize=10)
     axes.set_xlabel("PIT of a row")
-    print(f"{name}: share of rows between 0.3 and 0.7 is {table[column].between(0.3, 0.7).mean():.2f} (0.4 expected)")
+    print(
+        f"{name}: share of rows between 0.3 and 0.7 is {table[column].between(0.3, 0.7).mean():.2f} (0.4 expected)"
+    )
 panels[0].set_ylabel("rows")
 figure
 
@@ -145,7 +161,9 @@ figures.reliability({name: run.calibration() for name, run in runs.items()})
 for name, run in runs.items():
     scores = run.evaluate()
     few = digits.sizes[scores.ids].argsort()[:5]
-    print(f"{name:8s} ECE {scores.mean('ece'):.3f}; of the five smallest clients {float(scores.values['ece'][few].mean()):.3f}")
+    print(
+        f"{name:8s} ECE {scores.mean('ece'):.3f}; of the five smallest clients {float(scores.values['ece'][few].mean()):.3f}"
+    )
 
 # %% [markdown]
 # ## 4. What does it say about things it has never seen?
@@ -156,7 +174,13 @@ for name, run in runs.items():
 # %%
 every = datasets.load("digits")
 known = every.y < 5
-inside = replace(every, x=every.x[known], y=every.y[known], is_test=every.is_test[known], classes=every.classes[:5])
+inside = replace(
+    every,
+    x=every.x[known],
+    y=every.y[known],
+    is_test=every.is_test[known],
+    classes=every.classes[:5],
+)
 strange = every.x[~known]
 small = federations.split(inside, "labels:3", 10)
 five = nets.build("mlp:50", (64,), 5)
@@ -164,7 +188,9 @@ method = pfedvem.build(five, lr_base=0.01, lr_head=0.01)
 run = pyrofl.fit(method, small, rounds=rounds, progress=False)
 mine = checks.uncertainty(method, small, run.state, draws=100)
 other = checks.uncertainty(method, small, run.state, strange, draws=100)
-figures.densities({"digits 0 to 4": mine.by_client("total"), "digits 5 to 9": other.by_client("total")}, 5)
+figures.densities(
+    {"digits 0 to 4": mine.by_client("total"), "digits 5 to 9": other.by_client("total")}, 5
+)
 
 # %%
 for score in ("doubt", "total", "epistemic"):
@@ -185,12 +211,19 @@ for score in ("doubt", "total", "epistemic"):
 # %% tags=["hide-cell"]
 # 1. The posterior has not arrived: it is too wide (near the prior), so that ranks pile up in the middle.
 method = pvi.hierarchical(model, data, shared="mu", damping=0.5, draws=8, steps=6)
-early = checks.sbc(method, data, rounds=1, replications=replications, draws=draws, allow_diverged=True)
+early = checks.sbc(
+    method, data, rounds=1, replications=replications, draws=draws, allow_diverged=True
+)
 print(np.histogram(early.places["mu"].values.ravel(), early.bins)[0])
 
 # %% tags=["hide-cell"]
 # 2. A p value near 0 or 1: the model cannot make such a maximum.
-bad = pyrofl.fit(pvi.hierarchical(measured(dist.Normal), rough, shared="mu sigma"), rough, rounds=rounds, progress=False)
+bad = pyrofl.fit(
+    pvi.hierarchical(measured(dist.Normal), rough, shared="mu sigma"),
+    rough,
+    rounds=rounds,
+    progress=False,
+)
 print(checks.predictive_checks(bad).round(3).head(10).to_string())
 
 # %% tags=["hide-cell"]
