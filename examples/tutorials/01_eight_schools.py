@@ -37,7 +37,7 @@ import torch
 
 import pyrofl
 from pyrofl import datasets, federations, figures, reference
-from pyrofl.figures.moving import moving
+from pyrofl.figures import moving
 from pyrofl.models import pvi
 
 # %% tags=["parameters"]

@@ -27,7 +27,7 @@ import torch
 
 import pyrofl
 from pyrofl import Federation, figures, likelihoods, nets
-from pyrofl.figures.moving import moving
+from pyrofl.figures import moving
 from pyrofl.models import fedavg, pfedvem
 
 # %% tags=["parameters"]

@@ -35,7 +35,7 @@ from matplotlib.patches import Ellipse
 
 import pyrofl
 from pyrofl import Federation
-from pyrofl.figures.moving import moving
+from pyrofl.figures import moving
 from pyrofl.models import pvi
 
 # %% tags=["parameters"]

@@ -37,7 +37,7 @@ from sklearn.datasets import make_swiss_roll
 
 import pyrofl
 from pyrofl import Federation, datasets, federations, nets
-from pyrofl.figures.moving import moving
+from pyrofl.figures import moving
 from pyrofl.models import fedavg, fedbe
 from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.models.fedbe.posteriors import dirichlet, sample

@@ -32,7 +32,7 @@ import torch
 
 import pyrofl
 from pyrofl import datasets, federations, nets
-from pyrofl.figures.moving import moving
+from pyrofl.figures import moving
 from pyrofl.models import metavd
 
 # %% tags=["parameters"]

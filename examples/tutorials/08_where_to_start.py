@@ -30,7 +30,7 @@ import torch
 
 import pyrofl
 from pyrofl import Federation, datasets, federations, figures, likelihoods, nets
-from pyrofl.figures.moving import moving
+from pyrofl.figures import moving
 from pyrofl.models import fedabml, fedavg, perfedavg, reptile
 
 # %% tags=["parameters"]

@@ -30,7 +30,7 @@ import torch
 
 import pyrofl
 from pyrofl import datasets, nets
-from pyrofl.figures.moving import moving
+from pyrofl.figures import moving
 from pyrofl.models import fedavg, ifca, local, pfedmb
 
 # %% tags=["parameters"]
