@@ -79,6 +79,7 @@ class Look:
                         f"latent site {name!r} is outside batch.clients(); expected it inside, "
                         "with facts={NAME: SHARED} if it is one for all clients"
                     )
+                self._refuse_stray_axes(name, site)
         for name, site in latent(self.q):
             if self._same_in_all_rows(site):
                 raise ValueError(
@@ -103,6 +104,18 @@ class Look:
                     f"observed site {name!r} is not inside batch.rows(); expected `with "
                     "batch.rows():` around it, which hides padding and scales minibatches"
                 )
+
+    def _refuse_stray_axes(self, name: str, site: Any) -> None:
+        """Refuse an axis that no plate declares: clients would pay for one another."""
+        shape = site["fn"].batch_shape
+        declared = {frame.dim for frame in site["cond_indep_stack"]}
+        stray = [d for d in range(-len(shape), 0) if d not in declared and shape[d] > 1]
+        if stray:
+            raise ValueError(
+                f"latent site {name!r} has batch shape {tuple(shape)}, whose axis {stray[0]} is of "
+                "no plate; expected [clients, 1], as a local tensor [C] becomes, and axes of your "
+                "own in .to_event()"
+            )
 
     def _in_rows(self, site: Any) -> bool:
         """Say whether a site hides padding and scales minibatches, whatever else hides rows."""
@@ -190,14 +203,26 @@ class Look:
     def _on_other_rows(self, at: Tensor) -> Any:
         """Return a trace of the model, with other rows at some places and the same draws."""
         x, same = self.batch.x, poutine.replay(self.method.guide, trace=self.q)
+        batch = replace(self.batch, y=self._other_responses(at))
         some = at.reshape(*at.shape, *(1 for _ in x.shape[2:]))
         table = self.data.x[torch.arange(at.numel()) * 7 % len(self.data.x)].reshape(x.shape)
         if x.is_floating_point():  # what nobody has tells most; places in a table it cannot be
             new = torch.where(some, x.flip(0, 1) + 1, x)
             with suppress(IndexError, RuntimeError, ValueError):
-                return self._run(same, replace(self.batch, x=new), self.local)[1]
+                return self._run(same, replace(batch, x=new), self.local)[1]
         new = torch.where(some, table, x)
-        return self._run(same, replace(self.batch, x=new), self.local)[1]
+        return self._run(same, replace(batch, x=new), self.local)[1]
+
+    def _other_responses(self, at: Tensor) -> Tensor:
+        """Return the responses, at some places one of the table that differs from those there."""
+        y, table = self.batch.y, self.data.y
+        there = y[at]
+        good = table.isfinite() & (table[:, None] != there[None]).all(1)
+        rows = good.flatten(1).all(1) if table.dim() > 1 else good
+        if not rows.any():
+            return y
+        some = at.reshape(*at.shape, *(1 for _ in y.shape[2:]))
+        return torch.where(some, table[rows][0], y)
 
     def warn_of_still_tensors(self, before: Tensors) -> None:
         """Warn of tensors that the guide reads and nothing moves."""

@@ -123,6 +123,19 @@ def mean_of_rows(received: Tensors, local: Tensors, batch: Batch) -> None:
             pyro.sample("y", dist.Normal(theta + centre, 1.0), obs=batch.y)
 
 
+def mean_of_responses(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y - batch.y.mean())
+
+
+def axis_too_many(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        spread = softplus(local["q/pi"])[:, None]
+        pyro.sample("theta", dist.Normal(local["q/mu"][:, None], spread))
+
+
 def negative(received: Tensors, local: Tensors, batch: Batch) -> None:
     with batch.clients():
         theta = pyro.sample("theta", dist.Normal(0.0, -1.0))
@@ -245,6 +258,11 @@ def test_factors_of_clients_and_of_rows_may_be(where, cost):
         ({"model": with_param}, "'sd' is a pyro.param, which no step moves"),
         ({"model": prior_of_rows}, "prior of 'theta' depends on the rows of the batch"),
         ({"model": mean_of_rows}, "likelihood of 'y' in one row depends on other rows"),
+        ({"model": mean_of_responses}, "likelihood of 'y' in one row depends on other rows"),
+        (
+            {"guide": axis_too_many, "phases": (Phase((Step("q/*", sgd(0.01), elbo()),)),)},
+            "latent site 'theta' has batch shape (2, 2, 1), whose axis -3 is of no plate",
+        ),
         ({"model": negative}, "scale of the distribution of 'theta' is -1; expected GreaterThan"),
         (
             {"model": negative_share, "guide": guide_of_shares},

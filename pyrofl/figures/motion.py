@@ -1,0 +1,85 @@
+"""Pictures that move: a slider in a notebook or a page, and a still picture elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from pyrofl.figures.style import canvas
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Moving", "moving"]
+
+
+@dataclass(frozen=True)
+class Moving:
+    """A picture for each frame; notebooks show it with a slider, print the last one.
+
+    Attributes:
+        draw: (axes, frame) -> None draws one frame on empty axes, with labels and limits.
+        frames: what `draw` is called with, one after the other.
+        size: width and height in inches.
+        title: frame -> what stands above it.
+    """
+
+    draw: Callable[[Axes, Any], None]
+    frames: Sequence[Any]
+    size: tuple[float, float] = (6.0, 3.5)
+    title: Callable[[Any], str] = "round {}".format
+
+    def still(self, frame: Any = None) -> Figure:
+        """Return the picture of one frame, by default the last."""
+        figure = canvas(*self.size)
+        self._drawn(figure.add_subplot(), self.frames[-1] if frame is None else frame)
+        return figure
+
+    @cached_property
+    def html(self) -> str:
+        """The pictures with a slider, as one piece of HTML; it needs no server."""
+        from matplotlib.animation import FuncAnimation
+
+        figure = canvas(*self.size)
+        axes = figure.add_subplot()
+
+        def shown(frame: Any) -> tuple[()]:
+            axes.clear()
+            self._drawn(axes, frame)
+            return ()
+
+        shown(self.frames[-1])
+        moving = FuncAnimation(figure, shown, frames=self.frames, interval=400, blit=False)
+        return str(moving.to_jshtml(default_mode="once"))
+
+    def _drawn(self, axes: Axes, frame: Any) -> None:
+        self.draw(axes, frame)
+        axes.set_title(self.title(frame), loc="left", fontsize=10)
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def _repr_png_(self) -> bytes:
+        file = BytesIO()
+        self.still().savefig(file, format="png", dpi=100)
+        return file.getvalue()
+
+
+def moving(draw: Callable[[Axes, Any], None], frames: Sequence[Any], **how: Any) -> Moving:
+    """Make a picture that moves: `draw(axes, frame)` for every frame.
+
+    Args:
+        draw: draws one frame on empty axes; it sets labels and limits itself.
+        frames: what `draw` is called with, such as range(rounds + 1).
+        how: size in inches and title (frame -> text) of `Moving`.
+
+    Raises:
+        ValueError: if there is no frame.
+    """
+    if not len(frames):
+        raise ValueError("frames is empty; expected at least one, such as range(rounds + 1)")
+    return Moving(draw, frames, **how)
