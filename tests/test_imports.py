@@ -149,7 +149,7 @@ ONE_DOT_AWAY = {
     "loggers": "mlflow tensorboard",
     "meta_gradients": "descended maml",
     "metrics": "calibration_error",
-    "models": "",
+    "models": "fedavg.build pfedvem.build pvi.hierarchical",
     "nets": "Network build",
     "participation": "bernoulli everyone fixed fraction",
     "priors": "fixed flat student_t",
