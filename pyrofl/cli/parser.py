@@ -173,7 +173,12 @@ BENCH: tuple[Row, ...] = (
     ("--overwrite", FLAG, False, "replace files that are there"),
 )
 RUNS: Row = ("folder DIR", PATH, None, "of pyrofl run or pyrofl compare")
-SCORE: Row = ("--by", BY, None, "score of rows; default accuracy, or error where y is a number")
+SCORE: Row = (
+    "--by",
+    BY,
+    None,
+    "score of rows; default accuracy, or error where y is a number, which has a crps too",
+)
 PREDICT: tuple[Row, ...] = (
     ("folder DIR", PATH, None, "of pyrofl run, or of Run.save"),
     ("--data FILE.csv", REQUIRED, None, "the rows, with the columns of training by name"),

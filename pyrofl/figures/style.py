@@ -36,6 +36,7 @@ METRICS = {
     "mce_classwise": "maximum calibration error over all classes",
     "entropy": "entropy of the prediction (nats)",
     "rmse": "root mean squared error (units of y)",
+    "crps": "continuous ranked probability score (units of y)",
 }
 POPULATIONS = {
     "training": "clients that train",
