@@ -272,4 +272,6 @@ def _all_asked(data: Federation, x: Tensor) -> Federation:
     check_table(x, y)
     test = (len(data.x) + torch.arange(len(x)),) * len(data.test)
     both = torch.cat([data.x, x.to(data.x)])
-    return replace(data, x=both, y=torch.cat([data.y, y]), test=test)
+    old = data.weights
+    weights = None if old is None else torch.cat([old, old.new_ones(len(x))])
+    return replace(data, x=both, y=torch.cat([data.y, y]), test=test, weights=weights)

@@ -110,6 +110,13 @@ DATA: tuple[Row, ...] = (  # who holds which rows
     ("--test-share SHARE", BELOW_ONE, None, "csv: of each group's rows; default 0.2"),
     ("--test-column COLUMN", TEXT, None, "csv: says which rows are for testing"),
     ("--test-last COLUMN", TEXT, None, "csv: time, by which the last rows are for testing"),
+    ("--row-weights COLUMN", TEXT, None, "csv: how much each training row counts, a number"),
+    (
+        "--class-weights W",
+        TEXT,
+        None,
+        "how much rows of classes count: balanced, or NAME=VALUE,...; default all the same",
+    ),
     ("--per-class M", COUNT, None, "keep M training rows of each class"),
     ("--partition P", PATH, None, "see pyrofl list, or FILE.py:NAME; default groups or slices:5"),
     ("--clients J", COUNT, None, "that train; default 20 or the groups"),

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pyrofl import nets
-from pyrofl.data import Dataset, Federation, datasets
+from pyrofl.data import Dataset, Federation, datasets, weights
 from pyrofl.inference.loop.participation import Draw, bernoulli, everyone, fixed, fraction
 from pyrofl.inference.seeds import Seeds
 from pyrofl.nets import Network
@@ -28,7 +28,7 @@ NET = "mlp:50"
 NETS = {"csv": "softmax", "eight_schools": "mean", "gaussian": "linear", "linear": "linear"}
 OF_TABLES = (
     *("target", "group", "likelihood", "missing", "prepare"),
-    *("test_share", "test_column", "test_last"),
+    *("test_share", "test_column", "test_last", "row_weights"),
 )
 SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
 
@@ -89,7 +89,8 @@ def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
         held_out=args.held_out,
         server=server_data(args, tuple(dataset.x.shape[1:])),
     )
-    return dataset, federation
+    asked = args.class_weights
+    return dataset, federation.weighted(weights.read(asked)) if asked else federation
 
 
 def given(seed: int | None, default: int) -> int:

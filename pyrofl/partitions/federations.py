@@ -146,6 +146,7 @@ def split(
         pooled_test=torch.from_numpy(test_rows) if len(test_rows) else None,
         unlabelled=server.x[~server.is_test] if isinstance(server, Dataset) else server,  # type: ignore[arg-type]
         source=source,
+        weights=dataset.weights,
     )
 
 
