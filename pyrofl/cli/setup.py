@@ -86,11 +86,22 @@ def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
         args.clients,
         seed=seed,
         test=args.test,
-        held_out=args.held_out,
+        held_out=held_out(args),
         server=server_data(args, tuple(dataset.x.shape[1:])),
     )
     asked = args.class_weights
     return dataset, federation.weighted(weights.read(asked)) if asked else federation
+
+
+def held_out(args: Namespace) -> int | list[str]:
+    """Return how many clients never train, or the names of groups: "A,B", or "5," for one alone."""
+    if isinstance(args.held_out, int):
+        return args.held_out
+    if args.partition.partition(":")[0] != "groups":
+        told = f"--held-out is {args.held_out!r}, and partition {args.partition} has no names"
+        raise ValueError(f"{told}; expected a whole number, or --partition groups")
+    found: list[str] = args.held_out.removesuffix(",").split(",")
+    return found
 
 
 def given(seed: int | None, default: int) -> int:

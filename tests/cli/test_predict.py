@@ -87,13 +87,41 @@ def test_rows_that_are_gone_are_missed(capsys):
     assert main(["predict", "run", *NEW, "--client", "site A", "--unadapted"]) == 0
 
 
-def test_a_network_of_ones_own_is_no_code_to_run(capsys):
-    Path("nets.py").write_text("from torch import nn\nnet = nn.Linear(2, 2)\n")
-    assert main(["run", "local", *RUN, "--net", "nets.py:net", "--out", "run"]) == 0
-    assert main(["predict", "run", *NEW, "--client", "site A"]) == 2
+@pytest.mark.parametrize("asked", [(), ("--set", "epochs=3", "--privacy", "clip=1,noise=1")])
+def test_a_network_of_ones_own_is_run_if_it_is_named_again(capsys, asked):
+    noted = "from pathlib import Path\nPath('seen').touch()\n"
+    Path("nets.py").write_text(f"from torch import nn\n{noted}net = nn.Linear(2, 2)\n")
+    run = ["run", "fedavg", *RUN, *asked]
+    assert main([*run, "--net", "nets.py:net", "--out", "run"]) == 0
+    Path("seen").unlink()
+    words = ["predict", "run", *NEW, "--client", "site A"]
+    assert main(words) == 2
+    assert "expected --net nets.py:net, which is code and is run" in capsys.readouterr().err
+    assert not Path("seen").exists()
+    assert main([*words, "--net", "nets.py:net"]) == 0
+    rows_of_test = ["predict", "run", "--data", "old.csv", "--group", "site", "--out", "all.csv"]
+    assert main([*rows_of_test, "--net", "nets.py:net"]) == 0
+    all_rows = table("all.csv")
+    for row in table("run/rows.csv"):
+        found = float(all_rows[int(row["row"])]["p(yes)"])
+        assert found == pytest.approx(float(row["p(yes)"]), rel=1e-5)
+    Path("nets.py").write_text("from torch import nn\nnet = nn.Linear(2, 3)\n")
+    assert main([*words, "--net", "nets.py:net", "--overwrite"]) == 2
+    assert main(["run", "fedavg", *RUN, "--out", "usual"]) == 0
+    capsys.readouterr()
     assert (
-        "cannot be made again: net is Network, not made by the library" in capsys.readouterr().err
+        main(["predict", "usual", *NEW, "--overwrite", "--new-client", "--net", "nets.py:net"]) == 2
     )
+    assert "the run was of --net softmax; expected no --net" in capsys.readouterr().err
+
+
+def test_rows_without_columns_are_for_scripts(capsys):
+    words = ["run", "fedavg", "--per-class", "6", "--net", "softmax", "--clients", "2", "--rounds"]
+    assert main([*words, "1", "--posterior-draws", "0", "--quiet", "--out", "run"]) == 0
+    capsys.readouterr()
+    assert main(["predict", "run", *NEW, "--new-client"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "expected run.predict(x, client) in a script" in line
 
 
 def test_numbers_have_intervals():

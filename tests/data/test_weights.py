@@ -218,6 +218,22 @@ def test_tables_have_a_column_of_weights(sheet):
         datasets.load(f"csv:{sheet}", target="sick", row_weights="site")
 
 
+def test_by_command_a_site_is_held_out_by_name(sheet, tmp_path, capsys):
+    words = ["run", "fedavg", "--data", f"csv:{sheet}", "--target", "sick", "--group", "site"]
+    words += ["--rounds", "1", "--quiet", "--posterior-draws", "0", "--out", str(tmp_path / "o")]
+    assert main([*words, "--held-out", "a"]) == 0
+    table = pd.read_csv(tmp_path / "o/rows.csv").groupby("client")["population"].unique()
+    assert {name: list(of) for name, of in table.items()} == {"a": ["held_out"], "b": ["training"]}
+    assert main([*words, "--overwrite", "--held-out", "c"]) == 2
+    assert "unknown group to hold out: 'c'" in capsys.readouterr().err
+    assert main([*words, "--overwrite", "--held-out", "a", "--partition", "iid"]) == 2
+    assert "--held-out is 'a', and partition iid has no names" in capsys.readouterr().err
+    sheet.write_text(sheet.read_text().replace("\na,", "\n1,").replace("\nb,", "\n2,"))
+    assert main([*words, "--overwrite", "--held-out", "1,"]) == 0
+    facts = json.loads((tmp_path / "o/run.json").read_text())
+    assert facts["arguments"]["held_out"] == "1,"
+
+
 def test_by_command_balanced_classes_are_found_more_often(sheet, tmp_path, capsys):
     words = ["run", "fedavg", "--data", f"csv:{sheet}", "--target", "sick", "--group", "site"]
     words += ["--rounds", "30", "--quiet", "--posterior-draws", "0", "--features", "x"]
