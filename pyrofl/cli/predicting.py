@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
 from pyrofl.arguments import known
-from pyrofl.cli.ends import ending, show
+from pyrofl.cli.ends import ending, show, tell
 from pyrofl.cli.methods import Scheduled, methods, privacy
 from pyrofl.cli.setup import Task, network, participation, resolve, split, threads
 from pyrofl.data import Federation
@@ -155,9 +156,11 @@ def ask(
         rows = table_of(args.own_rows)
         own = (inputs(run, rows, args.own_rows), answers(run, rows, args.own_rows))
     found = {}
-    for owner in dict.fromkeys(owners):
-        mine = np.array([name == owner for name in owners])
-        found[owner] = run.predict(x[mine], owner, own, **how)
+    with catch_warnings():
+        simplefilter("ignore", UserWarning)  # of what is far off: `inputs` has told that
+        for owner in dict.fromkeys(owners):
+            mine = np.array([name == owner for name in owners])
+            found[owner] = run.predict(x[mine], owner, own, **how)
     return found
 
 
@@ -169,7 +172,16 @@ def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:
             "the columns of x have no names in this run, which was not of a table; expected "
             "run.predict(x, client) in a script"
         )
-    return source.preparation.apply(table).numpy()
+    rows = source.preparation.apply(table)
+    if far := source.preparation.far_off(rows):
+        row, column, off = far
+        cell = table[column.name]
+        tell(
+            f"pyrofl: warning: {path}: column {column.name} holds {cell.words[row]} in "
+            f"{cell.places[row]}, {abs(off):.3g} standard deviations from its mean in training; "
+            "what is predicted so far from all training rows is a guess\n"
+        )
+    return rows.numpy()
 
 
 def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:

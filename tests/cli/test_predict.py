@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import pyrofl
 from pyrofl.cli import main
 from pyrofl.cli.predicting import rows_of
 
@@ -51,6 +52,25 @@ def test_predictions_of_test_rows_score_as_the_run_says(method):
             mine = data.test[data.names.index(row["client"])].tolist()
             right = [found[i]["class"] == rows[i]["ill"] for i in mine]
             assert np.mean(right) == pytest.approx(float(row["value"]), rel=1e-6)
+
+
+def test_numbers_far_from_those_of_training_are_told(capsys):
+    assert main(["run", "fedavg", *RUN, "--out", "run"]) == 0
+    capsys.readouterr()
+    words = ["predict", "run", *NEW, "--overwrite", "--client", "site A"]
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
+    Path("new.csv").write_text("dose,age\n1,2\n3,-1e30\n-25,4\n")
+    assert main(words) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pyrofl: warning: new.csv: column age holds -1e30 in line 3, 1")
+    assert "e+30 standard deviations from its mean in training" in line
+    assert len(table("out.csv")) == 3
+    run = pyrofl.load("run")
+    with pytest.warns(UserWarning, match=r"x: column dose holds 800 in row 1, \d+ standard dev"):
+        run.predict({"age": [0, 1], "dose": [1, 800]}, "site A")
+    with pytest.warns(UserWarning, match="x: column age holds"):  # columns as they are
+        run.predict(np.array([[55.0, 1.0]], dtype=np.float32), "site A")
 
 
 def test_what_was_done_is_said(capsys):
