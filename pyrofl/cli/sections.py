@@ -22,7 +22,7 @@ from pyrofl.paired import Interval, interval
 MOST = 60  # lines of a table
 UNTOLD = ("do", "out", "overwrite", "resume", "quiet", "folder", "method", "seed")
 BY_CLASS = (
-    "recall of all is the balanced accuracy; AUROC and average precision are those of a class's "
+    "Recall of all is the balanced accuracy; AUROC and average precision are those of a class's "
     "probability against all other rows, by scikit-learn, and of all their means over classes."
 )
 CAPTIONS = {
@@ -152,8 +152,9 @@ def classes(made: Sequence[Made]) -> Section:
             found = scores_by_class(*rows.probabilities(mine), names).astype({"rows": int})
             head = ("class", *(name.replace("_", " ") for name in found.columns))
             section.table(head, (_plain(line) for line in found.itertuples()))
-            section.note(f"{one.path.name}: its {main[0]} model; {BY_CLASS}")
-    return section if section.parts else section.note("Numbers are predicted.")
+            section.note(f"{one.path.name}: its {main[0]} model.")
+    tables = any(part["kind"] == "table" for part in section.parts)
+    return section.note(BY_CLASS if tables else "Nothing is told by class.")
 
 
 def _plain(line: Sequence[Any]) -> list[Any]:

@@ -56,6 +56,15 @@ def plain(name: str) -> str:
     return name.replace("$", r"\$")
 
 
+def short(name: str, most: int = 36) -> str:
+    """Return a name that leaves room for what it names.
+
+    >>> short("the hospital at the end of the long road", 20)
+    'the hospita...g road'
+    """
+    return name if len(name) <= most else f"{name[: most // 2 + 1]}...{name[-(most // 3) :]}"
+
+
 def canvas(width: float, height: float) -> Figure:
     """Return an empty figure, in inches, that pyplot knows nothing of."""
     from matplotlib.figure import Figure
@@ -208,7 +217,7 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Label places 0, 1... from top to bottom, one for each row."""
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_yticks(
-        range(len(names)), list(map(plain, names)), fontsize=9 if len(names) <= 40 else 6
+        range(len(names)), [plain(short(n)) for n in names], fontsize=9 if len(names) <= 40 else 6
     )
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
