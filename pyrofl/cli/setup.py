@@ -90,7 +90,10 @@ def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
         server=server_data(args, tuple(dataset.x.shape[1:])),
     )
     asked = args.class_weights
-    return dataset, federation.weighted(weights.read(asked)) if asked else federation
+    try:
+        return dataset, federation.weighted(weights.read(asked)) if asked else federation
+    except ValueError as error:
+        raise ValueError(f"--class-weights {asked!r}: {error}") from error
 
 
 def held_out(args: Namespace) -> int | list[str]:

@@ -41,8 +41,11 @@ def of_classes(
         told = [none.index_add(0, y[rows], before[rows]) for rows in train]
         sums = torch.stack(told).sum(0)
         return torch.where(sums > 0, sums.sum() / ((sums > 0).sum() * sums), 1.0)
+    if not isinstance(asked, Mapping):
+        told = f"weights of classes are a {type(asked).__name__}"
+        raise ValueError(f"{told}; expected 'balanced', or a dict: class -> weight")
     for name, value in asked.items():
-        known(name, classes, "class")
+        known(str(name), classes, "class")
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < inf:
             raise ValueError(f"class {name} weighs {value!r}; expected a number, at least 0")
     return torch.tensor([float(asked.get(name, 1)) for name in classes], dtype=torch.float64)
@@ -53,10 +56,18 @@ def of_sites(
 ) -> Tensor:
     """Put weights of the training rows of some sites into one table [N]; others weigh 1."""
     found = torch.ones(rows, dtype=torch.float64)
+    if not isinstance(weights, Mapping):
+        told = f"weights are a {type(weights).__name__}"
+        raise ValueError(f"{told}; expected a dict: site -> [N]")
     for name, given in weights.items():
-        known(name, names, "site with weights")
+        known(str(name), names, "site with weights")
         mine = train[names.index(name)]
-        own = torch.from_numpy(np.array(given, dtype=np.float64))
+        try:
+            own = torch.from_numpy(np.array(given, dtype=np.float64))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name}: weights cannot be read: {error}; expected numbers"
+            ) from error
         if own.shape != mine.shape:
             raise ValueError(
                 f"{name}: weights have shape {list(own.shape)}; expected [{len(mine)}], one for "
@@ -84,7 +95,7 @@ def read(text: str) -> OfClasses:
             number = -1.0
         if not equals or not name or name in found or not 0 <= number < inf:
             raise ValueError(
-                f"weights of classes are {text!r}; expected balanced, or NAME=VALUE,... with "
+                f"{word!r} is no weight of a class; expected balanced, or NAME=VALUE,... with "
                 "numbers of at least 0, no class twice"
             )
         found[name] = number

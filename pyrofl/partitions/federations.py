@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,8 +113,8 @@ def split(
         train_rows, withheld = _withhold(dataset, train_rows, server, seed)
     groups = name == "groups"
     names: tuple[str, ...] = ()
-    out = () if isinstance(held_out, int) else names_of("held_out", held_out)
-    held_out = held_out if isinstance(held_out, int) else len(out)
+    out = () if isinstance(held_out, int | Integral) else names_of("held_out", held_out)
+    held_out = int(held_out) if isinstance(held_out, int | Integral) else len(out)
     if out and not groups:
         told = f"held_out is {listed(out)}, and partition {partition} has no names"
         raise ValueError(f"{told}; expected a number, or partition groups")

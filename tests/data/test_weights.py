@@ -129,6 +129,8 @@ def test_weights_that_cannot_be_are_named():
         (lambda: data.weighted({"z": 1}), "unknown class 'z'"),
         (lambda: data.weighted({"a": -1}), "class a weighs -1; expected a number, at least 0"),
         (lambda: data.weighted("even"), "weights of classes: 'even'"),
+        (lambda: data.weighted(3), "weights of classes are a int; expected 'balanced', or a dict"),
+        (lambda: data.weighted({0: 1}), "unknown class '0'"),
         (lambda: replace(data, y=data.y.double(), classes=()).weighted("balanced"), "y is a numb"),
         (lambda: replace(data, weights=torch.ones(3)), r"weights are \[3\]; expected a tensor"),
         (lambda: replace(data, weights=-torch.ones(31)), "row 0 weighs -1"),
@@ -247,6 +249,8 @@ def test_by_command_balanced_classes_are_found_more_often(sheet, tmp_path, capsy
     assert found[""] + 0.2 < min(found["balanced"], found["yes=5,no=1"])
     for text in ("even", "yes", "yes=x", "yes=1,yes=2", "=1", "yes=-1"):
         assert main([*words, "--class-weights", text, "--out", str(tmp_path / "new")]) == 2
-        assert f"weights of classes are {text!r}; expected balanced" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert f"--class-weights {text!r}: " in told
+        assert "is no weight of a class; expected balanced, or NAME=VALUE" in told
     assert main([*words, "--class-weights", "z=1", "--out", str(tmp_path / "new")]) == 2
     assert "'z'" in capsys.readouterr().err

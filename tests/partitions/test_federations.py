@@ -186,7 +186,7 @@ def test_groups_are_held_out_by_name():
         for name, rows in zip(federation.names, part, strict=True):
             assert (data.groups["client"][rows] == names.index(name)).all()
     last = split(data, "groups", held_out=names[-2:])
-    same = split(data, "groups", held_out=2)
+    same = split(data, "groups", held_out=np.int64(2))
     assert last.names == same.names
     assert all(map(torch.equal, last.train, same.train))
     with pytest.raises(ValueError, match="unknown group to hold out: 'nobody'"):
