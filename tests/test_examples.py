@@ -101,24 +101,33 @@ def test_sites_that_show_no_rows_lose_little_by_it(tmp_path: Path):
 
     Found with it: accuracy of va, which never trains, .73 by FedAvg and .74 by scikit-learn on
     pooled rows, log scores .53 and .56; rmse over subjects 8.54 by FedAvg, 8.48 by ridge regression
-    on pooled rows; 2.92 by pFedVEM's personal models, 2.76 by ridge regressions of each alone.
+    on pooled rows; 2.92 by pFedVEM's personal models, 2.76 by ridge regressions of each alone; of
+    these two, log score 2.75 and 2.77 nats, CRPS 2.04 and 2.00.
     """
     command = [sys.executable, FOLDER / "own_sites.py", "--out", tmp_path]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     text = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
     assert "va never trains" in text, "HIERARCHICAL names no folder with the tables"
+    parts = [part for part in text.split("\n\n") if "; " in part or " over" in part]
     # The line of a model under the title of a table: its last number, or its first.
-    tables = {part.split(";")[0].split(" ")[0]: part for part in text.split("\n\n")}
+    tables = {re.split("; | over", part)[0] + " over" * (" over" in part): part for part in parts}
     line = re.compile(r"(?m)^(\S.*?)  +([\d.]+) .*?([\d.]+)$")
     last = {
         name: {model: float(v) for model, _, v in line.findall(tables[name])}
         for name in ("accuracy", "nll")
     }
-    rmse = {model: float(v) for model, v, _ in line.findall(tables["rmse"])}
+    rmse, nll, crps = (
+        {model: float(v) for model, v, _ in line.findall(tables[f"{name} over"])}
+        for name in ("rmse", "nll", "crps")
+    )
     pooled = "scikit-learn, pooled rows"
     # 160 rows of va: the standard error of a difference in accuracy is 0.03.
     assert last["accuracy"]["FedAvg, global"] == pytest.approx(last["accuracy"][pooled], abs=0.09)
     assert last["nll"]["FedAvg, global"] < last["nll"][pooled] + 0.06
     assert rmse["FedAvg, global"] == pytest.approx(rmse[pooled], abs=0.3)
-    personal = rmse["pFedVEM, personal"]
-    assert personal == pytest.approx(rmse["scikit-learn, each alone"], rel=0.15)
+    assert "ece; va never trains" in text
+    personal, alone = "pFedVEM, personal", "scikit-learn, each alone"
+    assert rmse[personal] == pytest.approx(rmse[alone], rel=0.15)
+    assert nll[personal] < nll[alone] + 0.1  # its draws say how little a subject's rows tell
+    assert crps[personal] == pytest.approx(crps[alone], rel=0.1)
+    assert crps["FedAvg, global"] == pytest.approx(crps[pooled], abs=0.3)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
+from scipy.integrate import quad
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_score
 
 from pyrofl.metrics import (
@@ -16,6 +18,8 @@ from pyrofl.metrics import (
     calibration_error,
     classification,
     classwise_ece,
+    crps_of_draws,
+    crps_of_normals,
     pool,
     regression,
 )
@@ -143,8 +147,8 @@ def test_padding_changes_nothing(junk):
     value = torch.randn(2, 6, generator=generator(1))
     pad = torch.full((2, 2), junk)
     long = torch.cat([value, pad], 1)
-    plain = regression(value, value - 1, y.float(), everything((2, 6)))
-    padded = regression(long, long - 1, torch.cat([y.float(), pad], 1), mask)
+    plain = regression(value, value - 1, value + 1, y.float(), everything((2, 6)))
+    padded = regression(long, long - 1, long + 1, torch.cat([y.float(), pad], 1), mask)
     for name, score in plain.items():
         torch.testing.assert_close(padded[name], score, msg=name)
 
@@ -166,7 +170,7 @@ def test_a_client_without_rows_or_with_nan_gets_nan():
     for name, value in classification(probs, y, mask).items():
         assert value.isnan().tolist() == [False, True, True], name
     number = probs[..., 0]
-    for name, value in regression(number, number, y.double(), mask).items():
+    for name, value in regression(number, number, number, y.double(), mask).items():
         assert value.isnan().tolist() == [False, True, True], name
 
 
@@ -202,10 +206,50 @@ def test_regression_by_hand():
     y = torch.tensor([[1.0, 5.0, 0.0], [2.0, 2.0, 2.0]])
     mask = torch.tensor([[True, True, False], [True, True, True]])
     normal = torch.distributions.Normal(mean, 1.0).log_prob(y)
-    got = regression(mean, normal, y, mask)
+    crps = torch.tensor([[1.0, 2.0, 9.0], [3.0, 3.0, 6.0]])
+    got = regression(mean, normal, crps, y, mask)
+    assert got["crps"].tolist() == [1.5, 4.0]
     torch.testing.assert_close(got["rmse"], torch.tensor([math.sqrt(4.5), 2.0]))
     constant = math.log(2 * math.pi) / 2
     torch.testing.assert_close(got["nll"], torch.tensor([constant + 2.25, constant + 2.0]))
+
+
+@given(
+    st.lists(st.tuples(st.floats(-3, 3), st.floats(0.1, 3)), min_size=1, max_size=4),
+    st.floats(-5, 5),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_crps_of_normals_is_the_area_between_distribution_functions(parts, y):
+    def cdf(z):
+        return sum(stats.norm.cdf(z, m, s) for m, s in parts) / len(parts)
+
+    below = quad(lambda z: cdf(z) ** 2, -40, y, epsabs=1e-10, limit=200)[0]
+    above = quad(lambda z: (1 - cdf(z)) ** 2, y, 40, epsabs=1e-10, limit=200)[0]
+    loc, scale = torch.tensor(parts, dtype=torch.float64).T[..., None]
+    got = crps_of_normals(loc, scale, torch.tensor([y], dtype=torch.float64))
+    assert float(got) == pytest.approx(below + above, abs=1e-7)
+
+
+def test_the_crps_of_draws_is_its_definition_and_has_no_bias():
+    draws, y = torch.randn(7, 5, generator=generator(1)).double(), torch.randn(5).double()
+    pairs = (draws[:, None] - draws).abs().sum((0, 1)) / (7 * 6)
+    expected = (draws - y).abs().mean(0) - pairs / 2
+    torch.testing.assert_close(crps_of_draws(draws, y), expected)
+    assert crps_of_draws(draws[:1], y).isnan().all()
+    # Of two draws each, many times: a gamma distribution, whose integral is known.
+    fn = stats.gamma(2.0)
+    found = crps_of_draws(
+        torch.from_numpy(fn.rvs((2, 20_000), random_state=0)), torch.full((20_000,), 1.5)
+    )
+    exact = quad(lambda z: fn.cdf(z) ** 2, 0, 1.5)[0] + quad(lambda z: fn.sf(z) ** 2, 1.5, 40)[0]
+    assert float(found.mean()) == pytest.approx(exact, abs=4 * float(found.std()) / 20_000**0.5)
+
+
+def test_a_prediction_without_spread_has_its_absolute_error_as_crps():
+    loc, y = torch.tensor([[1.0, -2.0, 4.0]]), torch.tensor([3.0, -2.0, 0.0])
+    error = pytest.approx([2.0, 0.0, 4.0], abs=1e-30)
+    assert crps_of_normals(loc, torch.zeros(1, 3), y).tolist() == error
+    assert crps_of_draws(loc.expand(5, 3), y).tolist() == error
 
 
 def test_telling_data_sets_apart_agrees_with_scikit_learn():
@@ -249,7 +293,9 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="labels run from 0 to 3; expected 0 to 2"):
         classification(probs, torch.arange(4).expand(2, 4), mask)
     with pytest.raises(ValueError, match=r"mask is torch\.float32"):
-        regression(probs[..., 0], probs[..., 0], y, mask.float())
+        regression(probs[..., 0], probs[..., 0], probs[..., 0], y, mask.float())
+    with pytest.raises(ValueError, match=r"crps, y and mask cover rows \(2, 3\), \(2, 4\)"):
+        regression(probs[..., 0], probs[..., 0], probs[:, :3, 0], y, mask)
 
 
 @pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 1e30), (torch.float64, 1e300)])
@@ -257,10 +303,12 @@ def test_what_is_finite_stays_finite(dtype, gap):
     y = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=dtype)
     mean = torch.tensor([[gap, -gap, gap], [0.0, 3.0, 4.0]], dtype=dtype)
     impossible = torch.full_like(mean, -torch.inf)
-    got = regression(mean, impossible, y, everything((2, 3)))
+    crps = crps_of_normals(mean[None], torch.ones_like(mean)[None], y)
+    got = regression(mean, impossible, crps, y, everything((2, 3)))
+    assert got["crps"].isfinite().all()
     torch.testing.assert_close(got["rmse"], torch.tensor([gap, (25 / 3) ** 0.5], dtype=dtype))
     torch.testing.assert_close(got["nll"], torch.tensor([1e30, 1e30], dtype=dtype))
-    perfect = regression(y, y, y, everything((2, 3)))
+    perfect = regression(y, y, y, y, everything((2, 3)))
     assert perfect["rmse"].tolist() == [0, 0]
     most = torch.full((9,), torch.finfo(torch.float32).max)
     assert pool(most, torch.ones(9)) == most[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from pyrofl.inference.run import Run
 from pyrofl.turns import in_turn
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from pandas import DataFrame
 
 ALL = "all"
@@ -35,18 +37,23 @@ def by_class(run: Run, **asked: Unpack[AskedFields]) -> DataFrame:
     Raises:
         ValueError: as `evaluate`; or if the method predicts numbers.
     """
-    from pandas import DataFrame
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
     how: AskedFields = {"seed": run.seed, "draws": run.draws, **asked}
     found = list(predict(run.method, run.data, run.state, **how))
     if found[0].prediction.mean.dim() < 3:
         raise ValueError("the method predicts numbers; expected probabilities of classes")
     probs = torch.cat([one.prediction.mean[one.mask] for one in found]).double().cpu().numpy()
     y = torch.cat([one.y[one.mask] for one in found]).long().cpu().numpy()
+    return scores_by_class(probs, y, run.data.classes or ("0", "1"))
+
+
+def scores_by_class(probs: NDArray[Any], y: NDArray[Any], classes: Sequence[str]) -> DataFrame:
+    """Return the table of `by_class` of probabilities [N, K] and the true classes [N]."""
+    from pandas import DataFrame
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
     top = probs.argmax(1)
     lines = {}
-    for k, name in enumerate(run.data.classes or ("0", "1")):
+    for k, name in enumerate(classes):
         own, said = y == k, top == k
         told = 0 < own.sum() < len(y)
         lines[name] = {
@@ -57,4 +64,5 @@ def by_class(run: Run, **asked: Unpack[AskedFields]) -> DataFrame:
             "average_precision": average_precision_score(own, probs[:, k]) if told else np.nan,
         }
     means = DataFrame.from_dict(lines, orient="index").mean().to_dict()
-    return DataFrame.from_dict({**lines, ALL: {**means, "rows": len(y)}}, orient="index")
+    whole = ALL if ALL not in classes else f"{ALL} classes"
+    return DataFrame.from_dict({**lines, whole: {**means, "rows": len(y)}}, orient="index")

@@ -25,7 +25,8 @@ def compact(data: Federation) -> Federation:
     parts = torch.arange(len(rows)).split(data.sizes[: data.clients].tolist())
     rows = rows.to(data.x.device)
     none, names = tuple(part[:0] for part in parts), data.names[: data.clients]
-    return Federation(data.x[rows], data.y[rows], parts, none, names, data.classes)
+    weights = None if data.weights is None else data.weights[rows.cpu()]
+    return Federation(data.x[rows], data.y[rows], parts, none, names, data.classes, weights=weights)
 
 
 def with_responses(data: Federation, y: Tensor) -> Federation:
@@ -34,7 +35,10 @@ def with_responses(data: Federation, y: Tensor) -> Federation:
     x, answers = torch.cat([data.x] * len(y)), y.flatten(0, 1).to(data.y.dtype)
     train = tuple(part + r * rows for r in copies for part in data.train)
     names = tuple(f"{r}/{name}" for r in copies for name in data.names)
-    return Federation(x, answers, train, tuple(data.test) * len(y), names, data.classes)
+    weights = None if data.weights is None else torch.cat([data.weights] * len(y))
+    return Federation(
+        x, answers, train, tuple(data.test) * len(y), names, data.classes, weights=weights
+    )
 
 
 def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = None) -> Method:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from pyrofl import metrics as scoring
 from pyrofl.arguments import Count, PositiveShare, checked
@@ -242,7 +242,7 @@ def uncertainty(
     table = ("the data", 0) if x is None else ("x", len(data.x))
     everything = data if x is None else _all_asked(data, x)
 
-    def read(members: Iterator[Any], batch: Batch) -> tuple[Tensor, ...]:
+    def read(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tuple[Tensor, ...]:
         """Return the mean of the probabilities, a log density that is not known, and scores."""
         shape = (how.draws or 1, *batch.mask.shape, -1)
         probs = torch.cat([probabilities(fn).expand(shape) for fn in members])
@@ -272,4 +272,6 @@ def _all_asked(data: Federation, x: Tensor) -> Federation:
     check_table(x, y)
     test = (len(data.x) + torch.arange(len(x)),) * len(data.test)
     both = torch.cat([data.x, x.to(data.x)])
-    return replace(data, x=both, y=torch.cat([data.y, y]), test=test)
+    old = data.weights
+    weights = None if old is None else torch.cat([old, old.new_ones(len(x))])
+    return replace(data, x=both, y=torch.cat([data.y, y]), test=test, weights=weights)

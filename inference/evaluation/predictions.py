@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
+from warnings import warn
 
 import numpy as np
 import torch
@@ -151,6 +152,15 @@ def _rows(data: Federation, x: Any, what: str = "x") -> Tensor:
         raise ValueError(
             f"{what} has shape {list(rows.shape)}; expected at least one row of "
             f"{list(data.x.shape[1:])}"
+        )
+    if made and (far := made.far_off(rows)):
+        row, column, off = far
+        warn(
+            f"{what}: column {column.name} holds {off * column.scale + column.centre:.6g} in row "
+            f"{row}, {abs(off):.3g} standard deviations from its mean in training; what is "
+            "predicted so far from all training rows is a guess",
+            UserWarning,
+            stacklevel=4,
         )
     return rows.to(data.x)
 

@@ -37,7 +37,7 @@ KEPT = 256  # recordings
 Touched = Callable[[], tuple[Tensors, Tensors]]
 """Returns what steps write into, and what else they read."""
 
-BATCH = "x", "y", "mask", "size", "ids", "at", "_share"
+BATCH = "x", "y", "mask", "size", "ids", "at", "weights", "_share"
 
 
 class Recording:

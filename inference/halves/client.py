@@ -108,6 +108,10 @@ class Client:
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         """Take up what the folder holds."""
+        if data.weights is not None:
+            raise ValueError(
+                "data have weights of rows, and servers elsewhere count rows; expected none"
+            )
         self.at, self.data, self.seed = by_round(method), data, separate(seed)
         self.metrics = metrics
         self.names = data.names[: data.clients]

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who
-from pyrofl.data.federation import share
+from pyrofl.data.batch import share
 from pyrofl.inference.fast import ways
 from pyrofl.inference.loop.plans import Axes, Plan, alike, buckets, joined, narrowed, plan, roomy
 from pyrofl.inference.loop.steps import Feed, PhaseRun

@@ -28,6 +28,8 @@ def rows_of(data: Federation) -> Tensor:
     """
     if data not in _known:
         each = _mixed(_mixed(_hash(data.x)) + _hash(data.y)).cpu()
+        if data.weights is not None:
+            each = _mixed(each + _hash(data.weights))
         mine, many = data.train[: data.clients], data.sizes[: data.clients]
         place = torch.cat([torch.arange(len(rows)) for rows in mine])
         parts = each[torch.cat(mine).cpu()] * _mixed((place + 1) * STEP)

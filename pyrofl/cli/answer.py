@@ -14,6 +14,7 @@ from pyrofl.cli import rows
 from pyrofl.cli.ends import ending, show
 from pyrofl.cli.folders import Made, runs
 from pyrofl.cli.pairs import (
+    LOSSES,
     Beside,
     By,
     beside,
@@ -43,6 +44,7 @@ UNITS: dict[By, tuple[float, str]] = {
     "accuracy": (100.0, "points of accuracy"),
     "error": (1.0, "units of the target, in mean absolute error"),
     "log_score": (1.0, "nats of log score per row"),
+    "crps": (1.0, "units of the target, in mean CRPS"),
 }
 
 
@@ -104,7 +106,7 @@ class Answer:
         lines = []
         for of in zip(*(one.sites for one in self.beside), strict=True):
             first = of[0]
-            own = self._number(abs(first.own) if self.by == "error" else first.own)
+            own = self._number(abs(first.own) if self.by in LOSSES else first.own)
             cells = [f"{self._ends(s.better, s.better.mean)} {s.better.verdict}" for s in of]
             lines.append((first.client, f"{first.size:,}", f"{first.rows:,}", own, *cells))
         every = [f"{self._ends(o.better, o.better.mean)} {o.better.verdict}" for o in self.beside]

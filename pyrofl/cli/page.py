@@ -17,6 +17,7 @@ from pyrofl.cli.sections import (
     asked,
     bytes_sent,
     calibrated,
+    classes,
     clients,
     faults,
     held,
@@ -65,6 +66,7 @@ def sections(folder: Path, made: Sequence[Made]) -> list[Section]:
     found += [
         verdicts(made),
         scored(folder, made, several),
+        classes(first),
         asked(made),
         held(first),
         learned(folder, first, several),

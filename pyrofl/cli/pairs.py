@@ -17,7 +17,8 @@ from pyrofl.paired import Calibration, Interval, calibrate, interval
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-By = Literal["accuracy", "error", "log_score"]
+By = Literal["accuracy", "error", "log_score", "crps"]
+LOSSES: tuple[By, ...] = ("error", "crps")  # the smaller, the better
 Tables = Mapping[Path, "DataFrame"]  # folder of a run -> its rows.csv
 Model = tuple[str, str, str]
 """Method, view, and how it was adapted."""
@@ -83,18 +84,27 @@ def paired(folder: Path, made: Sequence[Made]) -> list[tuple[Made, Made]]:
 def chosen(table: DataFrame, by: By | None) -> By:
     """Return the score to go by; refuse one that the predictions do not have."""
     classes = rows.classes_of(table)
-    fits: tuple[By, By] = ("accuracy" if classes else "error", "log_score")
+    fits: tuple[By, ...] = ("accuracy", "log_score") if classes else ("error", "log_score", "crps")
     if by and by not in fits:
         kind = "classes" if classes else "numbers"
         raise ValueError(f"--by is {by}, and {kind} are predicted; expected {' or '.join(fits)}")
+    if by == "crps" and not has_crps(table):
+        raise ValueError(f"--by is crps, which {rows.NAME} lacks; expected error or log_score")
     meanless = not classes and bool(table["prediction"].isna().any())
     return by or fits[meanless]
+
+
+def has_crps(table: DataFrame) -> bool:
+    """Say whether rows tell their CRPS, as those of classes and of odd families do not."""
+    return "crps" in table and bool(table["crps"].notna().all())
 
 
 def scored(table: DataFrame, by: By) -> DataFrame:
     """Return the rows with a column of their score, the larger the better."""
     if by == "log_score":
         score = table["log_score"]
+    elif by == "crps":
+        score = -table["crps"]
     elif by == "error":
         score = -(table["prediction"] - table["y"].astype(float)).abs()
     else:

@@ -75,8 +75,23 @@ def some_groups(text: str) -> str | list[str]:
     return text if text == "all" else names
 
 
+def some_clients(text: str) -> int | str:
+    """Read how many clients, or their names with commas between; "5," is the name 5."""
+    try:
+        found: int = WHOLE["type"](text)
+    except ArgumentTypeError:
+        with suppress(ValueError):
+            float(text)  # nan, 2.5 and -1 are no names
+            raise
+        if not all(text.removesuffix(",").split(",")):
+            raise
+        return some_text(text)
+    return found
+
+
 TEXT: dict[str, Any] = {"type": some_text}
 SOME_GROUPS: dict[str, Any] = {"type": some_groups}
+CLIENTS: dict[str, Any] = {"type": some_clients}
 PATH: dict[str, Any] = {"type": at_home}
 SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, PATH | {"required": True}
 COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare))
@@ -110,10 +125,12 @@ DATA: tuple[Row, ...] = (  # who holds which rows
     ("--test-share SHARE", BELOW_ONE, None, "csv: of each group's rows; default 0.2"),
     ("--test-column COLUMN", TEXT, None, "csv: says which rows are for testing"),
     ("--test-last COLUMN", TEXT, None, "csv: time, by which the last rows are for testing"),
+    ("--row-weights COLUMN", TEXT, None, "csv: how much each training row counts, a number"),
+    ("--class-weights W", TEXT, None, "how much their rows count: balanced, or NAME=VALUE,..."),
     ("--per-class M", COUNT, None, "keep M training rows of each class"),
     ("--partition P", PATH, None, "see pyrofl list, or FILE.py:NAME; default groups or slices:5"),
     ("--clients J", COUNT, None, "that train; default 20 or the groups"),
-    ("--held-out H", WHOLE, 0, "clients that never train"),
+    ("--held-out H", CLIENTS, 0, "never train: how many clients, or names of groups A,B"),
     ("--server-data U", PATH, None, "the server's unlabelled rows: a count, share or data set"),
     ("--test POLICY", TEXT, "same_shares", "who is tested on what"),
     ("--seed S", SEED, 0, "of all random numbers"),
@@ -173,7 +190,12 @@ BENCH: tuple[Row, ...] = (
     ("--overwrite", FLAG, False, "replace files that are there"),
 )
 RUNS: Row = ("folder DIR", PATH, None, "of pyrofl run or pyrofl compare")
-SCORE: Row = ("--by", BY, None, "score of rows; default accuracy, or error where y is a number")
+SCORE: Row = (
+    "--by",
+    BY,
+    None,
+    "score of rows; default accuracy, or error where y is a number, which has a crps too",
+)
 PREDICT: tuple[Row, ...] = (
     ("folder DIR", PATH, None, "of pyrofl run, or of Run.save"),
     ("--data FILE.csv", REQUIRED, None, "the rows, with the columns of training by name"),
@@ -183,6 +205,7 @@ PREDICT: tuple[Row, ...] = (
     ("--new-client", FLAG, False, "they are of a client that was never seen"),
     ("--own-rows FILE.csv", PATH, None, "labelled rows that a new client adapts to"),
     ("--model VIEW", TEXT, None, "personal, global or ensemble; default what the method is about"),
+    ("--net FILE.py:NAME", PATH, None, "of a run with a network of your own: it is made again"),
     ("--unadapted", FLAG, False, "do not adapt to training rows, which need not be there then"),
     ("--draws S", COUNT, None, "average so many predictions; default as the run did"),
     ("--overwrite", FLAG, False, "replace a file that is there"),

@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
 from pyrofl.arguments import known
-from pyrofl.cli.ends import ending, show
-from pyrofl.cli.setup import resolve, split, threads
+from pyrofl.cli.ends import ending, show, tell
+from pyrofl.cli.methods import Scheduled, methods, privacy
+from pyrofl.cli.setup import Task, network, participation, resolve, split, threads
 from pyrofl.data import Federation
+from pyrofl.data.blank import hidden
 from pyrofl.data.columns import Column, complete
 from pyrofl.data.tables import SITE, load_table
 from pyrofl.data.wording import listed
-from pyrofl.files import run_folder
+from pyrofl.files import hashed, run_folder
 from pyrofl.inference.evaluation.asked import usual
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.loading import load
+from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.run import Run
+from pyrofl.inference.seeds import Seeds
 
 WHOSE = ("client", "group", "new_client")
 
@@ -40,9 +46,10 @@ def predict(args: Namespace) -> None:
     if path.is_dir() or (path.exists() and not args.overwrite):
         raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
     with threads(1):
-        run = load(args.folder)
+        method = method_of(Path(args.folder), args.net)
+        run = load(args.folder, method=method)
         if adapts(run, args):
-            run = load(args.folder, data=rows_of(Path(args.folder)))
+            run = load(args.folder, method=method, data=rows_of(Path(args.folder)))
         table = table_of(args.data)
         owners = whose_rows(table, run, args)
         found = ask(run, table, owners, args)
@@ -57,6 +64,39 @@ def table_of(path: str) -> dict[str, Column]:
     """Read columns by name; of several files, one that says of which each row is, too."""
     found = load_table(path)
     return found.columns | ({SITE: found.site} if found.site else {})
+
+
+def method_of(folder: Path, spec: str | None) -> Scheduled | None:
+    """Return the method of a run whose network is one's own; None where the library makes it.
+
+    The user's file is run only if it is named again: a folder may come from somebody else.
+    """
+    path = folder / "run.json"
+    was = "none"
+    with suppress(OSError, ValueError, KeyError, TypeError):  # the checkpoint says what is wrong
+        told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        was = str(told["arguments"]["net"])
+    own = was.rpartition(":")[0].endswith(".py")
+    if not own and not spec:
+        return None
+    if not own or not spec:
+        found = f"--net is {spec!r}" if spec else f"{folder} has a network of your own"
+        needed = f"--net {was}, which is code and is run" if own else "no --net"
+        raise ValueError(f"{found}, and the run was of --net {was}; expected {needed}")
+    try:
+        args, about = Namespace(**told["arguments"]), told["data"]
+        data = hidden(hashed.opened(folder / run_folder.CHECKPOINT, "cpu")[1]["data"])
+        outputs = len(data.classes) if about["likelihood"] == "categorical" else 1
+        net = network(spec, tuple(data.x.shape[1:]), outputs)
+        seeds = {name: told["seeds"][name] for name in vars(Seeds())}
+        task = Task(
+            told["seed"], told["seeds"]["split"], Seeds(**seeds), data, net, about["likelihood"]
+        )
+        made = methods([args.method], args.settings, task, args.rounds)[args.method]
+        draw = participation(args.participation, data.clients)
+        return with_privacy(made, privacy(args.privacy), data.clients, draw)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no file of a run: {error!r}; expected its folder") from error
 
 
 def adapts(run: Run, args: Namespace) -> bool:
@@ -116,9 +156,11 @@ def ask(
         rows = table_of(args.own_rows)
         own = (inputs(run, rows, args.own_rows), answers(run, rows, args.own_rows))
     found = {}
-    for owner in dict.fromkeys(owners):
-        mine = np.array([name == owner for name in owners])
-        found[owner] = run.predict(x[mine], owner, own, **how)
+    with catch_warnings():
+        simplefilter("ignore", UserWarning)  # of what is far off: `inputs` has told that
+        for owner in dict.fromkeys(owners):
+            mine = np.array([name == owner for name in owners])
+            found[owner] = run.predict(x[mine], owner, own, **how)
     return found
 
 
@@ -130,7 +172,16 @@ def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:
             "the columns of x have no names in this run, which was not of a table; expected "
             "run.predict(x, client) in a script"
         )
-    return source.preparation.apply(table).numpy()
+    rows = source.preparation.apply(table)
+    if far := source.preparation.far_off(rows):
+        row, column, off = far
+        cell = table[column.name]
+        tell(
+            f"pyrofl: warning: {path}: column {column.name} holds {cell.words[row]} in "
+            f"{cell.places[row]}, {abs(off):.3g} standard deviations from its mean in training; "
+            "what is predicted so far from all training rows is a guess\n"
+        )
+    return rows.numpy()
 
 
 def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:

@@ -53,6 +53,7 @@ SHOWN = {
     "pooled_accuracy": "all test rows",
     "pooled_rmse": "all test rows",
     "nll": "NLL",
+    "crps": "CRPS",
     "ece": "ECE",
     "epsilon": "epsilon",
 }

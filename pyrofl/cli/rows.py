@@ -24,13 +24,13 @@ MOST = 1_000_000  # numbers that are written unasked
 
 
 def save(args: Namespace, folder: Path, data: Federation, scores: list[Scores]) -> None:
-    """Write a line for each row, model and client: p(CLASS) of each class, or the prediction.
+    """Write a line for each row, model and client: p(CLASS) of each class; or prediction and CRPS.
 
     A row is told by its number in the data, from 0. Many rows are written if asked for.
     """
     asked = [s for s in scores if s.population != "pooled" and s.predicted is not None]
     if args.rows or sum(s.predicted.mean.numel() for s in asked if s.predicted) <= MOST:
-        more = [f"p({name})" for name in classes(data, scores)] or ["prediction"]
+        more = [f"p({name})" for name in classes(data, scores)] or ["prediction", "crps"]
         lines = (line for s in asked for line in _lines(data, s, classes(data, scores)))
         run_folder.write_csv(folder / NAME, (*COLUMNS, *more), lines)
 
@@ -43,7 +43,7 @@ def classes(data: Federation, scores: list[Scores]) -> tuple[str, ...]:
 def _lines(data: Federation, scores: Scores, classes: tuple[str, ...]) -> Iterator[list[Any]]:
     of = data.train if scores.part == "train" else data.test
     assert scores.predicted is not None
-    mean, density = scores.predicted
+    mean, density, crps = scores.predicted
     names = [data.names[i] for i in scores.ids.tolist() for _ in of[i]]
     rows = torch.cat([of[i] for i in scores.ids.tolist()]).cpu()
     y = data.y.cpu()[rows]
@@ -51,10 +51,9 @@ def _lines(data: Federation, scores: Scores, classes: tuple[str, ...]) -> Iterat
         likely = mean.gather(-1, y[:, None].long())[:, 0]
         density = likely.clamp(min=torch.finfo(mean.dtype).tiny).log()
     told = [classes[int(k)] for k in y.tolist()] if classes else y.numpy()
+    each = mean if classes else torch.stack([mean, crps], 1)
     columns = (names, rows.tolist(), told, density.clamp(min=IMPOSSIBLE).numpy())
-    for name, row, truth, score, values in zip(
-        *columns, mean.reshape(len(rows), -1).numpy(), strict=True
-    ):
+    for name, row, truth, score, values in zip(*columns, each.numpy(), strict=True):
         yield [scores.population, name, row, scores.model, scores.adapted, truth, score, *values]
 
 
@@ -71,7 +70,10 @@ def read(folder: Path) -> DataFrame:
     try:
         texts = dict.fromkeys(("population", "client", "model", "adapted", "y"), str)
         table = read_csv(
-            path, dtype=texts, keep_default_na=False, na_values={"prediction": ["nan"]}
+            path,
+            dtype=texts,
+            keep_default_na=False,
+            na_values={n: ["nan"] for n in ("prediction", "crps")},
         )
         if list(table.columns[: len(COLUMNS)]) != list(COLUMNS):
             raise ValueError(f"columns are {', '.join(map(str, table.columns[:9]))}")

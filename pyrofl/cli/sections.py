@@ -13,7 +13,7 @@ from typing import Any
 
 from pyrofl.cli import rows
 from pyrofl.cli.folders import Made
-from pyrofl.cli.pairs import By
+from pyrofl.cli.pairs import LOSSES, By, has_crps, of_model
 from pyrofl.cli.pairs import scored as with_score
 from pyrofl.cli.report import compare_lines
 from pyrofl.files import run_folder
@@ -21,6 +21,10 @@ from pyrofl.paired import Interval, interval
 
 MOST = 60  # lines of a table
 UNTOLD = ("do", "out", "overwrite", "resume", "quiet", "folder", "method", "seed")
+BY_CLASS = (
+    "Recall of all is the balanced accuracy; AUROC and average precision are those of a class's "
+    "probability against all other rows, by scikit-learn, and of all their means over classes."
+)
 CAPTIONS = {
     "partition": "Who holds how many training rows of which class",
     "curves": "Scores after rounds of training",
@@ -117,10 +121,11 @@ def _means(made: Made) -> list[tuple[Any, ...]]:
             right = with_score(part, "accuracy")["score"]
             ends = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
             lines.append((model, adapted, "accuracy", float(right.mean()), _ends(ends)))
-        numbers: tuple[By, ...] = ("error", "log_score")
-        for by in numbers[bool(rows.classes_of(part)) :]:
+        numbers: list[By] = [] if rows.classes_of(part) else ["error"]
+        numbers += ["log_score", *(("crps",) if has_crps(part) else ())]
+        for by in numbers:
             found = interval(with_score(part, by)["score"].to_numpy())
-            if by == "error":  # the smaller, the better
+            if by in LOSSES:
                 found = Interval(-found.mean, -found.high, -found.low)
             lines.append((model, adapted, by.replace("_", " "), found.mean, _ends(found)))
     return lines
@@ -128,6 +133,35 @@ def _means(made: Made) -> list[tuple[Any, ...]]:
 
 def _ends(of: Any) -> str:
     return f"{of.low:.4g} to {of.high:.4g}"
+
+
+def classes(made: Sequence[Made]) -> Section:
+    """Show how well each class is told from the others, over the test rows of all clients."""
+    from pyrofl.inference.checks.by_class import scores_by_class
+
+    section = Section("Classes")
+    for one in made:
+        try:
+            table = rows.read(one.path)
+        except ValueError as error:
+            section.note(f"No scores by class: {error}.")
+            continue
+        names, main = rows.classes_of(table), tuple(one.facts["tested"].get("main", ()))
+        mine = of_model(table, (one.method, *main))
+        if names and len(mine):
+            found = scores_by_class(*rows.probabilities(mine), names).astype({"rows": int})
+            head = ("class", *(name.replace("_", " ") for name in found.columns))
+            section.table(head, (_plain(line) for line in found.itertuples()))
+            section.note(f"{one.path.name}: its {main[0]} model.")
+    tables = any(part["kind"] == "table" for part in section.parts)
+    return section.note(BY_CLASS if tables else "Nothing is told by class.")
+
+
+def _plain(line: Sequence[Any]) -> list[Any]:
+    """Return a line of a data frame without the types of NumPy, and "-" for what is not known."""
+    return [
+        "-" if value != value else getattr(value, "item", lambda v=value: v)() for value in line
+    ]
 
 
 def asked(made: Sequence[Made]) -> Section:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pyrofl import nets
-from pyrofl.data import Dataset, Federation, datasets
+from pyrofl.data import Dataset, Federation, datasets, weights
 from pyrofl.inference.loop.participation import Draw, bernoulli, everyone, fixed, fraction
 from pyrofl.inference.seeds import Seeds
 from pyrofl.nets import Network
@@ -28,7 +28,7 @@ NET = "mlp:50"
 NETS = {"csv": "softmax", "eight_schools": "mean", "gaussian": "linear", "linear": "linear"}
 OF_TABLES = (
     *("target", "group", "likelihood", "missing", "prepare"),
-    *("test_share", "test_column", "test_last"),
+    *("test_share", "test_column", "test_last", "row_weights"),
 )
 SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
 
@@ -86,10 +86,25 @@ def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
         args.clients,
         seed=seed,
         test=args.test,
-        held_out=args.held_out,
+        held_out=held_out(args),
         server=server_data(args, tuple(dataset.x.shape[1:])),
     )
-    return dataset, federation
+    asked = args.class_weights
+    try:
+        return dataset, federation.weighted(weights.read(asked)) if asked else federation
+    except ValueError as error:
+        raise ValueError(f"--class-weights {asked!r}: {error}") from error
+
+
+def held_out(args: Namespace) -> int | list[str]:
+    """Return how many clients never train, or the names of groups: "A,B", or "5," for one alone."""
+    if isinstance(args.held_out, int):
+        return args.held_out
+    if args.partition.partition(":")[0] != "groups":
+        told = f"--held-out is {args.held_out!r}, and partition {args.partition} has no names"
+        raise ValueError(f"{told}; expected a whole number, or --partition groups")
+    found: list[str] = args.held_out.removesuffix(",").split(",")
+    return found
 
 
 def given(seed: int | None, default: int) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrofl.data.federation import Batch, Federation
+from pyrofl.data.batch import Batch
+from pyrofl.data.federation import Federation
 from pyrofl.data.roster import Roster
 from pyrofl.data.source import Source
 
@@ -70,6 +71,7 @@ def facts(data: Federation) -> dict[str, Any]:
         "y": list(data.y.shape[1:]),
         "types": [str(v.dtype).removeprefix("torch.") for v in (data.x, data.y)],
         "source": data.source.to_json() if data.source else None,
+        "totals": None if data.weights is None else data.totals.tolist(),
     }
 
 
@@ -80,13 +82,23 @@ def hidden(facts: Mapping[str, Any]) -> Federation:
         torch.zeros((), dtype=getattr(torch, kind)).expand(sum(sizes), *facts[name])
         for name, kind in zip("xy", facts["types"], strict=True)
     )
+    train = torch.arange(sum(sizes)).split(sizes)
     return Hidden(
         x,
         y,
-        torch.arange(sum(sizes)).split(sizes),
+        train,
         (nobody,) * len(sizes),
         tuple(facts["names"]),
         tuple(facts["classes"]),
         facts["held_out"],
         source=Source.from_json(facts["source"]) if facts["source"] else None,
+        weights=_summing_to(facts["totals"], train) if facts.get("totals") else None,
     )
+
+
+def _summing_to(totals: Sequence[float], train: Sequence[Tensor]) -> Tensor:
+    """Return weights of rows whose sums over clients are these, to the last bit."""
+    found = torch.zeros(sum(map(len, train)), dtype=torch.float64)
+    for total, rows in zip(totals, train, strict=True):
+        found[rows[0]] = total
+    return found

@@ -48,6 +48,7 @@ def load_csv(
     test_share: ShareBelowOne = 0.2,
     test_column: str | None = None,
     test_last: str | None = None,
+    row_weights: str | None = None,
     seed: int = 0,
 ) -> Dataset:
     """Read tables with a header row, CSV or Parquet; see `load`.
@@ -56,12 +57,13 @@ def load_csv(
     half of its cells that have a value are numbers, and text otherwise; a column of numbers with
     other cells, such as 5% or 1e999, is refused where it is used.
     """
-    asked = (target, group, test_column, test_last, *(features or ()))
+    asked = (target, group, test_column, test_last, row_weights, *(features or ()))
     table = load_table(path, [name for name in asked if name] if features else None)
     columns, group = _with_sites(path, table, group)
     if target is None:
         raise ValueError(f"{path}: target is missing; expected one of {', '.join(columns)}")
     roles = {"target": target, "group": group, "test column": test_column}
+    roles["row weights"] = row_weights
     owners = [name for name in roles.values() if name]
     time = [test_last] if test_last else []
     _refuse_names(path, columns, roles, features, (*categories, *time))
@@ -80,6 +82,7 @@ def load_csv(
     whole, lacking = _whole(used, (*owners, *time, *plain), missing)
     kept = {name: column.at(whole) for name, column in used.items()}
     y, classes = _response(kept[target], likelihood)
+    weights = _row_weights(kept[row_weights]) if row_weights else None
     codes, groups = _groups(kept[group], table.sites) if group else (np.zeros(len(y), int), ())
     lost = set(columns[group].words[~columns[group].gaps]) - set(groups) if group else ()
     if test_column:
@@ -120,6 +123,7 @@ def load_csv(
             preparation=None if active else Preparation(tuple(map(Prepared, chosen.names))),
         ),
         recipe=recipe,
+        weights=weights,
     )
 
 
@@ -159,6 +163,19 @@ def _values(
         return torch.from_numpy(np.stack([kept[name].single() for name in names], 1))
     parts = [coded(kept[n], levels[n]) if n in levels else kept[n].numbers for n in names]
     return torch.from_numpy(np.stack(parts, 1))
+
+
+def _row_weights(column: Column) -> Tensor:
+    """Return the weights of rows, float64 [N]."""
+    if not column.is_numeric:
+        told = f"{column.file}: column {column.name} holds {column.nature}"
+        raise ValueError(f"{told}; expected weights of rows, numbers of at least 0")
+    column.refuse_odd("fill in a number of at least 0")
+    if (column.numbers < 0).any():
+        at = int((column.numbers < 0).argmax())
+        told = f"{column.file}: column {column.name} holds {column.words[at]!r} in "
+        raise ValueError(f"{told}{column.places[at]}; expected weights of at least 0")
+    return torch.from_numpy(column.numbers.astype(np.float64))
 
 
 def _groups(column: Column, sites: Sequence[str] = ()) -> tuple[Ints, tuple[str, ...]]:

@@ -67,6 +67,7 @@ def load(
     test_share: float | None = None,
     test_column: str | None = None,
     test_last: str | None = None,
+    row_weights: str | None = None,
     seed: Whole = 0,
 ) -> Dataset:
     """Load a data set: x float32 [N, *x], y int64 or float32 [N].
@@ -100,6 +101,8 @@ def load(
         test_column: csv: column that says which rows are for testing, by 1 and 0 or test and
             train; None: a share of each group, drawn at random.
         test_last: csv: column of time, numbers or dates; the last share of each group is tested.
+        row_weights: csv: column of numbers of at least 0: how much a training row counts, see
+            `Federation.weighted`.
         seed: of synthetic data and of the test rows of a table.
 
     Raises:
@@ -117,6 +120,7 @@ def load(
         test_share=test_share,
         test_column=test_column,
         test_last=test_last,
+        row_weights=row_weights,
     )
     given = {argument: value for argument, value in given.items() if value is not None}
     kind, _, path = name.partition(":")
@@ -157,6 +161,7 @@ def per_class(dataset: Dataset, count: Count) -> Dataset:
         y=dataset.y[keep],
         is_test=dataset.is_test[keep],
         types=None if dataset.types is None else dataset.types[keep],
+        weights=None if dataset.weights is None else dataset.weights[keep],
         groups={column: codes[keep] for column, codes in dataset.groups.items()},
     )
 
@@ -208,7 +213,14 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
         types=_side_by_side(types, [int(t.max()) + 1 for t in types]) if finer else None,
         groups={"domain": torch.arange(len(parts)).repeat_interleave(lengths)},
         group_names={"domain": tuple(names)},
+        weights=torch.cat([_weights(part) for part in parts])
+        if any(part.weights is not None for part in parts)
+        else None,
     )
+
+
+def _weights(part: Dataset) -> Tensor:
+    return torch.ones(len(part.y)).double() if part.weights is None else part.weights
 
 
 def _side_by_side(codes: Sequence[Tensor], counts: Sequence[int]) -> Tensor:

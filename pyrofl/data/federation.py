@@ -1,107 +1,25 @@
-"""Clients and their rows: data sets, federations, and batches of rows as programs see them."""
+"""Clients and their rows: data sets and federations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
-import pyro
 import torch
-from pyro import poutine
 from torch import Tensor
 
+from pyrofl.data.batch import Batch
 from pyrofl.data.recipe import Recipe
 from pyrofl.data.roster import Who, names_of
 from pyrofl.data.rows import check_alike, check_table, row_numbers
 from pyrofl.data.sites import table_of
 from pyrofl.data.source import Source
-from pyrofl.plates import plate
+from pyrofl.data.weights import OfClasses, check_weights, of_classes, of_sites
 from pyrofl.summaries import Summarised
-from pyrofl.tensors import cut
-
-
-@dataclass(frozen=True)
-class Batch:
-    """B rows of each of C clients, side by side; ragged clients are padded and masked.
-
-    Padding repeats a row of the client's own, so that no mistake shows it another's.
-    Several steps and phases may see the same batch: nobody writes into it.
-    """
-
-    x: Tensor  # [C, B, *x]
-    y: Tensor  # [C, B, ...]
-    mask: Tensor  # [C, B] bool, False where a row is padding
-    size: Tensor  # [C] rows that the client has in all
-    ids: Tensor  # [C] int64
-    at: Tensor | None = None  # [C, B] int64, which of its client's rows; -1: none; None: in order
-
-    def __len__(self) -> int:
-        """Return the number of clients."""
-        return len(self.ids)
-
-    @property
-    def who(self) -> Who:
-        """The clients of this batch."""
-        return Who(self.ids, self.size)
-
-    @cached_property
-    def _share(self) -> Tensor:
-        return share(self.size, self.mask)
-
-    def clients(self) -> pyro.plate:
-        """Return the Pyro plate over clients, dim -2."""
-        return plate("clients", len(self.ids), -2)
-
-    @contextmanager
-    def rows(self) -> Iterator[None]:
-        """Enter the Pyro plate over rows, dim -1: hides padding, scales to the client's total."""
-        with (
-            plate("rows", self.mask.shape[1], -1),
-            poutine.scale(scale=self._share),
-            poutine.mask(mask=cast("torch.BoolTensor", self.mask)),
-        ):
-            yield
-
-    def some(self, clients: Tensor | slice) -> Batch:
-        """Return the same rows of some clients, in that order."""
-        names = ("x", "y", "mask", "size", "ids", *(() if self.at is None else ("at",)))
-        return replace(self, **cut({n: getattr(self, n) for n in names}, clients))
-
-    def split(self, k: int) -> list[Batch]:
-        """Deal the rows into k batches (row i goes to batch i mod k): support and query.
-
-        The rows of a client that has fewer than k serve again, so that no batch of it is empty.
-        """
-        count, width = self.mask.sum(1, keepdim=True), self.mask.shape[1]
-        parts = []
-        for i in range(k):
-            at = torch.arange(i, max(width, i + 1), k, device=self.ids.device).expand(len(self), -1)
-            mask = (at < count.clamp(min=i + 1)) & (count > 0)
-            at = torch.where(at < count, at, i % count.clamp(min=1))
-            x, y = _rows(self.x, at), _rows(self.y, at)
-            place = at if self.at is None else _rows(self.at, at)
-            parts.append(replace(self, x=x, y=y, mask=mask, at=place))
-        return parts
-
-    def of(self, known: Tensor) -> Tensor:
-        """Pick the batch's rows of what is known of all rows: [C, n, *f] -> [C, B, *f]."""
-        if self.at is None:
-            return known[:, : self.mask.shape[1]]
-        return _rows(known, self.at)
-
-
-def _rows(values: Tensor, at: Tensor) -> Tensor:
-    return values[torch.arange(len(values), device=values.device)[:, None], at]
-
-
-def share(size: Tensor, mask: Tensor) -> Tensor:
-    """Return how many of a client's rows [C] one row of a batch [..., C, B] is for: [..., C, 1]."""
-    return (size / mask.sum(-1).clamp(min=1))[..., None]
 
 
 @dataclass(frozen=True)
@@ -119,6 +37,7 @@ class Dataset:
     likelihood: str = "categorical"  # the one that suits y
     source: Source | None = None  # which columns of a user's file x and y are; None: no such file
     recipe: Recipe | None = None  # how `split` makes features of x [N, C] float64; None: x is so
+    weights: Tensor | None = None  # [N] float64, of rows in the likelihood; None: all weigh 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,6 +57,7 @@ class Federation(Summarised):
     pooled_test: Tensor | None = None  # the whole test set, which global models are tested on
     unlabelled: Tensor | None = None  # [U, *x], rows that the server holds; nobody knows their y
     source: Source | None = None  # which columns of a user's file x and y are; None: no such file
+    weights: Tensor | None = None  # [N] float64, of rows in the likelihood; None: all weigh 1
 
     def __post_init__(self) -> None:
         """Check once what every later step relies on.
@@ -165,6 +85,8 @@ class Federation(Summarised):
             raise ValueError(
                 f"held_out is {self.held_out!r}; expected 0 to {most}, so that one trains"
             )
+        if self.weights is not None:
+            check_weights(self.weights, len(self.y))
         total = len(self.y)
         for part in ("train", "test"):
             rows = zip(self.names, fields[part], strict=True)
@@ -176,6 +98,8 @@ class Federation(Summarised):
                 raise ValueError(f"{name} holds a training row twice; expected distinct rows")
             if not len(mine):
                 raise ValueError(f"{name} has no training row; expected at least one")
+            if self.weights is not None and not bool(self.weights[mine].sum() > 0):
+                raise ValueError(f"{name}: all its training rows weigh 0; expected one that counts")
 
     @classmethod
     def of(
@@ -185,6 +109,7 @@ class Federation(Summarised):
         classes: Sequence[str] | int | None = None,
         features: Sequence[str] | None = None,
         held_out: Sequence[str] = (),
+        weights: Mapping[str, Any] | None = None,
     ) -> Federation:
         """Make a federation of the arrays, tensors or data frames of one's own sites.
 
@@ -198,12 +123,40 @@ class Federation(Summarised):
             features: names of the columns of x; of data frames those to take, in this order. None:
                 all columns, by the data frames' own names.
             held_out: names of the sites that never train; they come last.
+            weights: name -> [N], how much each training row of that site counts; rows of sites that
+                are not named weigh 1. See `weighted`.
 
         Raises:
             ValueError: naming site and column, if something is missing, no finite number, no label,
                 of another length, or not the same in all sites; or if x is uint8.
         """
-        return cls(**table_of(sites, classes, features, held_out)._asdict())
+        made = cls(**table_of(sites, classes, features, held_out)._asdict())
+        if weights is None:
+            return made
+        return replace(made, weights=of_sites(weights, made.names, made.train, len(made.y)))
+
+    def weighted(self, classes: OfClasses) -> Federation:
+        """Let the rows of some classes count more: their likelihood is raised to a power.
+
+        A row of weight 2 is as two rows alike, in training and where the server weighs clients by
+        their rows; 0 leaves a row out. Scores are of test rows that all count the same. Weights
+        that were there are multiplied.
+
+        Args:
+            classes: name -> weight, others 1; or "balanced", weights under which every class that
+                training rows are of has the same sum, and all rows the sum that they had. That
+                takes the sums of each class over clients, and no row.
+
+        Raises:
+            ValueError: if y is a number, there is no such class, or a weight is no number of at
+                least 0.
+        """
+        if not self.classes:
+            raise ValueError("y is a number, and weights are of classes; expected classes")
+        ones = torch.ones(len(self.y), dtype=torch.float64)
+        before, y = ones if self.weights is None else self.weights, self.y.cpu()
+        each = of_classes(classes, self.classes, y, self.train[: self.clients], before)
+        return replace(self, weights=before * each[y])
 
     def summary(self) -> dict[str, str]:
         """Tell what the federation is."""
@@ -213,6 +166,7 @@ class Federation(Summarised):
             "test rows": _spread(self.test),
             "x": a_row(self.x),
             "y": f"{len(self.classes)} classes" if self.classes else a_row(self.y),
+            **({} if self.weights is None else {"weights": _weights_told(self)}),
             "server": f"{0 if self.unlabelled is None else len(self.unlabelled)} rows of its own",
             **(self.source.summary() if self.source else {}),
         }
@@ -227,6 +181,24 @@ class Federation(Summarised):
         """Training rows of every client, held-out ones included: [J + held_out]."""
         return torch.tensor([len(rows) for rows in self.train])
 
+    @cached_property
+    def totals(self) -> Tensor:
+        """Sum of the weights of every client's training rows, or their number: [J + held_out]."""
+        if self.weights is None:
+            return self.sizes
+        return torch.stack([self.weights[rows].sum() for rows in self.train])
+
+    @cached_property
+    def _relative(self) -> Tensor:
+        """What a weight of each client is to be multiplied by for a mean of 1, on the device."""
+        return (self.sizes.double() / self.totals).to(self.x.device, self.dtype)
+
+    @cached_property
+    def _table(self) -> Tensor:
+        """The weights where the rows are, and of their type."""
+        assert self.weights is not None
+        return self.weights.to(self.x.device, self.dtype)
+
     @property
     def device(self) -> torch.device:
         """Where the rows are."""
@@ -234,7 +206,7 @@ class Federation(Summarised):
 
     def who(self, ids: Tensor) -> Who:
         """Return ids and sizes of some clients, on the data's device."""
-        return Who(ids.to(self.x.device), self.sizes[ids.cpu()].to(self.x.device, self.dtype))
+        return Who(ids.to(self.x.device), self.totals[ids.cpu()].to(self.x.device, self.dtype))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -252,7 +224,12 @@ class Federation(Summarised):
         """Return the batch of rows [C, B]; who knows their `share` [C, 1] saves counting them."""
         flat = rows.flatten().to(self.x.device)
         x, y = (v.index_select(0, flat).unflatten(0, rows.shape) for v in (self.x, self.y))
-        batch = Batch(x, y, mask.to(self.x.device), who.size, who.ids, at)
+        weights = None
+        if self.weights is not None:
+            own = self._table.index_select(0, flat).unflatten(0, rows.shape)
+            weights = own * self._relative[who.ids][:, None]
+            share = None if share is None else share * weights
+        batch = Batch(x, y, mask.to(self.x.device), who.size, who.ids, at, weights)
         if share is not None:
             vars(batch)["_share"] = share  # as cached_property would
         return batch
@@ -270,6 +247,12 @@ class Federation(Summarised):
 
         unlabelled = None if self.unlabelled is None else move(self.unlabelled)
         return replace(self, x=move(self.x), y=move(self.y), unlabelled=unlabelled)
+
+
+def _weights_told(data: Federation) -> str:
+    assert data.weights is not None
+    own = data.weights[torch.cat(data.train)]
+    return f"{own.min():g} to {own.max():g} per training row"
 
 
 def a_row(rows: Tensor) -> str:

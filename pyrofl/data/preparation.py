@@ -34,6 +34,7 @@ Unseen = Literal["refuse", "zero"]
 
 SAME = 1e-12  # what a column varies by, as a share of its mean, where all its values are one
 GAP = "{} is missing"
+FAR = 20.0  # standard deviations, beyond which training says nothing of a number
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,34 @@ class Preparation:
             for feature in column.encode(values, levels.get(column.name))
         ]
         return torch.from_numpy(np.stack(found, 1).astype(np.float32))
+
+    def far_off(self, features: Tensor) -> tuple[int, Prepared, float] | None:
+        """Find the number that lies farthest from its column's mean in training, beyond 20 sd.
+
+        Args:
+            features: of new rows, [N, F].
+
+        Returns:
+            Its row, its column and how many standard deviations it is off; None: there is none.
+        """
+        places = {column.name: place for place, column in enumerate(self.columns)}
+        at = [i for i, name in enumerate(self.features) if self._is_number(name, places)]
+        if not at or not len(features):
+            return None
+        off = features[:, at].abs().nan_to_num(0.0)
+        worst = int(off.argmax())
+        if not float(off.flatten()[worst]) > FAR:
+            return None
+        row, i = divmod(worst, len(at))
+        column = self.columns[places[self.features[at[i]]]]
+        return row, column, float(features[row, at[i]])
+
+    def _is_number(self, feature: str, places: Mapping[str, int]) -> bool:
+        """Say whether a feature is a column that was standardised."""
+        if feature not in places:
+            return False
+        column = self.columns[places[feature]]
+        return column.levels is None and (column.centre, column.scale) != (0.0, 1.0)
 
     def on_raw_scale(self, weight: Any, bias: Any = 0.0) -> tuple[Any, Any]:
         """Return coefficients per unit of the columns, and the intercept where columns are 0.

@@ -24,4 +24,5 @@ def shard(data: Federation, ids: Tensor) -> Shard:
     train = tuple(own.get(i, none) for i in range(data.clients))
     x, y = (v.index_select(0, rows.to(v.device)).cpu() for v in (data.x, data.y))
     test, names = (none,) * data.clients, data.names[: data.clients]
-    return Shard(x, y, train, test, names, data.classes)
+    weights = None if data.weights is None else data.weights[rows]
+    return Shard(x, y, train, test, names, data.classes, weights=weights)

@@ -36,6 +36,7 @@ METRICS = {
     "mce_classwise": "maximum calibration error over all classes",
     "entropy": "entropy of the prediction (nats)",
     "rmse": "root mean squared error (units of y)",
+    "crps": "continuous ranked probability score (units of y)",
 }
 POPULATIONS = {
     "training": "clients that train",
@@ -53,6 +54,15 @@ def plain(name: str) -> str:
     \$x_1\$
     """
     return name.replace("$", r"\$")
+
+
+def short(name: str, most: int = 36) -> str:
+    """Return a name that leaves room for what it names.
+
+    >>> short("the hospital at the end of the long road", 20)
+    'the hospita...g road'
+    """
+    return name if len(name) <= most else f"{name[: most // 2 + 1]}...{name[-(most // 3) :]}"
 
 
 def canvas(width: float, height: float) -> Figure:
@@ -207,7 +217,7 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Label places 0, 1... from top to bottom, one for each row."""
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_yticks(
-        range(len(names)), list(map(plain, names)), fontsize=9 if len(names) <= 40 else 6
+        range(len(names)), [plain(short(n)) for n in names], fontsize=9 if len(names) <= 40 else 6
     )
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)

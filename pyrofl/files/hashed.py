@@ -121,6 +121,8 @@ def fingerprint(data: Federation) -> str:
                 flat = whole.as_strided([whole.numel()], [1])  # one row may have any stride
                 found.update(flat.view(torch.uint8).numpy().data)
             found.update(b"-")
+        if data.weights is not None:
+            found.update(data.weights.double().numpy().tobytes())
         found.update(json.dumps([data.names, data.classes, data.held_out]).encode())
         _fingerprints[data] = found.hexdigest()[:16]
     return _fingerprints[data]

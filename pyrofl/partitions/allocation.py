@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,3 +112,29 @@ def set_aside(types: Ints, count: int, rng: Generator) -> tuple[Ints, Ints]:
 def labels_global(train: Sequence[Ints], test: Ints) -> Parts:
     """Give each client all test rows of the classes that it trains on; clients share rows."""
     return [np.flatnonzero(np.isin(test, mine)) for mine in train]
+
+
+def checked_parts(partition: object, parts: Any, clients: int, rows: int) -> Parts:
+    """Return what a function of one's own has dealt, once it is seen to be row numbers."""
+    told = f"partition {getattr(partition, '__name__', type(partition).__name__)}"
+    if isinstance(parts, str | Mapping) or not hasattr(parts, "__len__") or len(parts) != clients:
+        what = f"a {type(parts).__name__}"
+        what += f" of {len(parts)}" if hasattr(parts, "__len__") else ""
+        raise ValueError(f"{told} gives {what}; expected row numbers of each of {clients} clients")
+    made, owner = [], np.full(rows, -1)
+    for client, part in enumerate(parts):
+        where = f"{told}: client {client}"
+        found = np.asarray(part)
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+            kind = f"{found.dtype} of shape {list(found.shape)}"
+            raise ValueError(f"{where} gets {kind}; expected whole numbers, those of rows")
+        if not len(found):
+            raise ValueError(f"{where} gets no row; expected at least one")
+        if (bad := found[(found < 0) | (found >= rows)]).size:
+            raise ValueError(f"{where} gets row {bad[0]}; expected 0 to {rows - 1}")
+        if (had := found[owner[found] >= 0]).size or len(np.unique(found)) < len(found):
+            again = f"row {had[0]}, as client {owner[had[0]]}" if had.size else "a row twice"
+            raise ValueError(f"{where} gets {again}; expected every row once at most")
+        owner[found] = client
+        made.append(found.astype(np.int64))
+    return made

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked, known
 from pyrofl.data import Dataset, Federation, Source
+from pyrofl.data.roster import names_of
+from pyrofl.data.wording import listed
 from pyrofl.partitions import allocation, by_label
 from pyrofl.partitions.allocation import Ints, Parts
 
@@ -76,7 +79,7 @@ def split(
     *,
     seed: Whole = 0,
     test: str = "same_shares",
-    held_out: Whole = 0,
+    held_out: Whole | Sequence[str] = 0,
     server: int | float | Dataset | Tensor | None = None,
 ) -> Federation:
     """Split a data set over clients.
@@ -90,7 +93,8 @@ def split(
         seed: of the partition; the training rows do not depend on the test policy.
         test: one of `TEST_POLICIES`. With natural groups "same_shares" means that test rows stay
             in their group.
-        held_out: clients on top of `clients` (of the groups: the last ones) that never train.
+        held_out: how many clients on top of `clients` (of the groups: the last ones) never train;
+            or names of groups, which then come last.
         server: rows that the server holds, without labels. A count, or a share below 1, of the
             training rows is withheld from all clients, each class in proportion (FedBE: 10,000
             of CIFAR-10). A data set gives its training rows, see `datasets.resized` where images
@@ -109,9 +113,16 @@ def split(
         train_rows, withheld = _withhold(dataset, train_rows, server, seed)
     groups = name == "groups"
     names: tuple[str, ...] = ()
+    out = () if isinstance(held_out, int | Integral) else names_of("held_out", held_out)
+    held_out = int(held_out) if isinstance(held_out, int | Integral) else len(out)
+    if out and not groups:
+        told = f"held_out is {listed(out)}, and partition {partition} has no names"
+        raise ValueError(f"{told}; expected a number, or partition groups")
     if groups:
         column = _column(dataset, options["column"])
         names, train = _by_group(dataset, column, clients, train_rows, held_out)
+        order = _last(out, names)
+        names, train = tuple(names[j] for j in order), [train[j] for j in order]
     elif clients is None:
         raise ValueError(f"clients is {clients}; expected at least 1 for partition {partition}")
     else:
@@ -122,7 +133,8 @@ def split(
         raise ValueError("test policy is independent; expected another, as groups are not drawn")
     if groups and test == "same_shares":
         owners = dataset.groups[column].numpy()[test_rows]
-        tests = [test_rows[part] for part in allocation.rows_of_owners(owners, len(names))]
+        parts = allocation.rows_of_owners(owners, len(names))
+        tests = [test_rows[parts[j]] for j in order]
     elif not len(test_rows):
         tests = [test_rows for _ in train]
     elif test == "independent":
@@ -146,6 +158,7 @@ def split(
         pooled_test=torch.from_numpy(test_rows) if len(test_rows) else None,
         unlabelled=server.x[~server.is_test] if isinstance(server, Dataset) else server,  # type: ignore[arg-type]
         source=source,
+        weights=dataset.weights,
     )
 
 
@@ -203,6 +216,14 @@ def _by_group(
     return names, [rows[part] for part in allocation.rows_of_owners(codes[rows], len(names))]
 
 
+def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Return the places of the groups, those that are held out last."""
+    for name in out:
+        known(name, names, "group to hold out:")
+    kept = [j for j, name in enumerate(names) if name not in out]
+    return [*kept, *(list(names).index(name) for name in out)]
+
+
 def _column(dataset: Dataset, column: str) -> str:
     """Return the column of groups that is meant: the named one, or the only one."""
     if not dataset.groups:
@@ -224,7 +245,9 @@ def _draw(
     """Partition some rows of the data set by a recipe, or a function of one's own."""
     if not isinstance(partition, str):
         parts = partition(_types(dataset)[rows].copy(), clients, rng)
-        return [rows[part] for part in _checked_parts(partition, parts, clients, len(rows))]
+        return [
+            rows[part] for part in allocation.checked_parts(partition, parts, clients, len(rows))
+        ]
     name, options = read(partition)
     if name == "domains":
         return _by_domain(dataset, rows, options["within"], clients, rng)
@@ -240,32 +263,6 @@ def _draw(
         columns.append(dataset.y.numpy()[rows])
     parts = RECIPES[name].draw(*columns, clients=clients, rng=rng, **options)
     return [rows[part] for part in parts]
-
-
-def _checked_parts(partition: Own, parts: Any, clients: int, rows: int) -> Parts:
-    """Return what a function of one's own has dealt, once it is seen to be row numbers."""
-    told = f"partition {getattr(partition, '__name__', type(partition).__name__)}"
-    if isinstance(parts, str | Mapping) or not hasattr(parts, "__len__") or len(parts) != clients:
-        what = f"a {type(parts).__name__}"
-        what += f" of {len(parts)}" if hasattr(parts, "__len__") else ""
-        raise ValueError(f"{told} gives {what}; expected row numbers of each of {clients} clients")
-    made, owner = [], np.full(rows, -1)
-    for client, part in enumerate(parts):
-        where = f"{told}: client {client}"
-        found = np.asarray(part)
-        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-            kind = f"{found.dtype} of shape {list(found.shape)}"
-            raise ValueError(f"{where} gets {kind}; expected whole numbers, those of rows")
-        if not len(found):
-            raise ValueError(f"{where} gets no row; expected at least one")
-        if (bad := found[(found < 0) | (found >= rows)]).size:
-            raise ValueError(f"{where} gets row {bad[0]}; expected 0 to {rows - 1}")
-        if (had := found[owner[found] >= 0]).size or len(np.unique(found)) < len(found):
-            again = f"row {had[0]}, as client {owner[had[0]]}" if had.size else "a row twice"
-            raise ValueError(f"{where} gets {again}; expected every row once at most")
-        owner[found] = client
-        made.append(found.astype(np.int64))
-    return made
 
 
 def _by_domain(dataset: Dataset, rows: Ints, within: str, clients: int, rng: Generator) -> Parts:

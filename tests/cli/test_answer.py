@@ -56,6 +56,20 @@ def test_log_scores_have_the_interval_of_scipy(folder, capsys):
     assert f"(95% interval {whole.low:.3f} to {whole.high:.3f})" in capsys.readouterr().out
 
 
+def test_numbers_are_compared_by_crps(tmp_path, capsys):
+    words = ["--data", "linear", "--rounds", "1", "--seeds", "1", "--posterior-draws", "0"]
+    assert main(["compare", "local", "fedavg", *words, "--quiet", "--out", str(tmp_path)]) == 0
+    assert main(["answer", str(tmp_path), "--by", "crps"]) == 0
+    table = pd.read_csv(tmp_path / "fedavg-0/rows.csv")
+    of = table[(table["population"] == "training") & (table["model"] == "global")]
+    found = {r["client"]: -float(r["score"]) for r in read_csv(tmp_path / "answer.csv")}
+    assert found == pytest.approx(of.groupby("client")["crps"].mean().to_dict())
+    assert "units of the target, in mean CRPS" in capsys.readouterr().out
+    for one in tmp_path.glob("*-0/rows.csv"):  # as an older version wrote them
+        pd.read_csv(one).drop(columns="crps").to_csv(one, index=False)
+    assert "which rows.csv lacks" in refused(capsys, "answer", str(tmp_path), "--by", "crps")
+
+
 def test_the_smallest_site_comes_first(folder):
     run(folder / "other", "local", 0, {"b": [1, 0] * 5, "a": [1, 0] * 5})
     run(folder / "other", "fedavg", 0, {"b": [1, 1] * 5, "a": [1, 0] * 5})

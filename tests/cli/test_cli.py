@@ -305,7 +305,7 @@ def test_numbers_instead_of_classes(data, net, draws, tmp_path):
     assert main([*words, "--out", str(tmp_path)]) == 0
     facts = json.loads((tmp_path / "run.json").read_text())["arguments"]
     assert (facts["partition"], facts["net"]) == ("groups", net)
-    assert {r["metric"] for r in read_csv(tmp_path / "metrics.csv")} == {"rmse", "nll"}
+    assert {r["metric"] for r in read_csv(tmp_path / "metrics.csv")} == {"rmse", "nll", "crps"}
     names = {p.stem for p in (tmp_path / "figures").iterdir()}
     assert names == {"curves", "convergence", "clients", "confidence"}
 

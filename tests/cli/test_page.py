@@ -10,9 +10,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from handmade import run
 from PIL import Image
+from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
 from pyrofl.cli import main, parser
 
@@ -121,6 +123,15 @@ def test_one_run_without_rows(tmp_path):
     told = "\n".join(read(path).texts)
     assert "What did federation buy?" not in told
     assert "0.2307 to 0.8824" in told  # Wilson's interval of 3 of 5
+    # Rows 0, 2, 4 are of class no and right, rows 1 and 3 of class yes and wrong.
+    table = pd.read_csv(path / "rows.csv")
+    is_yes, p_yes = table["y"] == "yes", table["p(yes)"]
+    assert f"{balanced_accuracy_score(is_yes, p_yes > 0.5):.4g}" == "0.5"
+    parts = told[told.index("\nClasses\n") :].split()
+    assert parts[parts.index("yes") + 1 :][:2] == ["2", "0"]
+    scores = (roc_auc_score(is_yes, p_yes), average_precision_score(is_yes, p_yes))
+    assert parts[parts.index("yes") + 4 :][:2] == [f"{score:.4g}" for score in scores]
+    assert parts[parts.index("all") + 1 :][:2] == ["5", "0.5"]
     (path / "rows.csv").unlink()
     assert main(["report", str(path)]) == 0
     told = "\n".join(read(path).texts)

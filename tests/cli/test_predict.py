@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import pyrofl
 from pyrofl.cli import main
 from pyrofl.cli.predicting import rows_of
 
@@ -53,6 +54,25 @@ def test_predictions_of_test_rows_score_as_the_run_says(method):
             assert np.mean(right) == pytest.approx(float(row["value"]), rel=1e-6)
 
 
+def test_numbers_far_from_those_of_training_are_told(capsys):
+    assert main(["run", "fedavg", *RUN, "--out", "run"]) == 0
+    capsys.readouterr()
+    words = ["predict", "run", *NEW, "--overwrite", "--client", "site A"]
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
+    Path("new.csv").write_text("dose,age\n1,2\n3,-1e30\n-25,4\n")
+    assert main(words) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pyrofl: warning: new.csv: column age holds -1e30 in line 3, 1")
+    assert "e+30 standard deviations from its mean in training" in line
+    assert len(table("out.csv")) == 3
+    run = pyrofl.load("run")
+    with pytest.warns(UserWarning, match=r"x: column dose holds 800 in row 1, \d+ standard dev"):
+        run.predict({"age": [0, 1], "dose": [1, 800]}, "site A")
+    with pytest.warns(UserWarning, match="x: column age holds"):  # columns as they are
+        run.predict(np.array([[55.0, 1.0]], dtype=np.float32), "site A")
+
+
 def test_what_was_done_is_said(capsys):
     assert main(["run", "perfedavg", *RUN, "--out", "run"]) == 0
     capsys.readouterr()
@@ -87,13 +107,41 @@ def test_rows_that_are_gone_are_missed(capsys):
     assert main(["predict", "run", *NEW, "--client", "site A", "--unadapted"]) == 0
 
 
-def test_a_network_of_ones_own_is_no_code_to_run(capsys):
-    Path("nets.py").write_text("from torch import nn\nnet = nn.Linear(2, 2)\n")
-    assert main(["run", "local", *RUN, "--net", "nets.py:net", "--out", "run"]) == 0
-    assert main(["predict", "run", *NEW, "--client", "site A"]) == 2
+@pytest.mark.parametrize("asked", [(), ("--set", "epochs=3", "--privacy", "clip=1,noise=1")])
+def test_a_network_of_ones_own_is_run_if_it_is_named_again(capsys, asked):
+    noted = "from pathlib import Path\nPath('seen').touch()\n"
+    Path("nets.py").write_text(f"from torch import nn\n{noted}net = nn.Linear(2, 2)\n")
+    run = ["run", "fedavg", *RUN, *asked]
+    assert main([*run, "--net", "nets.py:net", "--out", "run"]) == 0
+    Path("seen").unlink()
+    words = ["predict", "run", *NEW, "--client", "site A"]
+    assert main(words) == 2
+    assert "expected --net nets.py:net, which is code and is run" in capsys.readouterr().err
+    assert not Path("seen").exists()
+    assert main([*words, "--net", "nets.py:net"]) == 0
+    rows_of_test = ["predict", "run", "--data", "old.csv", "--group", "site", "--out", "all.csv"]
+    assert main([*rows_of_test, "--net", "nets.py:net"]) == 0
+    all_rows = table("all.csv")
+    for row in table("run/rows.csv"):
+        found = float(all_rows[int(row["row"])]["p(yes)"])
+        assert found == pytest.approx(float(row["p(yes)"]), rel=1e-5)
+    Path("nets.py").write_text("from torch import nn\nnet = nn.Linear(2, 3)\n")
+    assert main([*words, "--net", "nets.py:net", "--overwrite"]) == 2
+    assert main(["run", "fedavg", *RUN, "--out", "usual"]) == 0
+    capsys.readouterr()
     assert (
-        "cannot be made again: net is Network, not made by the library" in capsys.readouterr().err
+        main(["predict", "usual", *NEW, "--overwrite", "--new-client", "--net", "nets.py:net"]) == 2
     )
+    assert "the run was of --net softmax; expected no --net" in capsys.readouterr().err
+
+
+def test_rows_without_columns_are_for_scripts(capsys):
+    words = ["run", "fedavg", "--per-class", "6", "--net", "softmax", "--clients", "2", "--rounds"]
+    assert main([*words, "1", "--posterior-draws", "0", "--quiet", "--out", "run"]) == 0
+    capsys.readouterr()
+    assert main(["predict", "run", *NEW, "--new-client"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "expected run.predict(x, client) in a script" in line
 
 
 def test_numbers_have_intervals():

@@ -76,6 +76,12 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ("federations.split(dataset,'iid',_)", "clients", f"0 None 10**30 10**9 {NO_WHOLE}"),
     ("federations.split(dataset,'iid',3,seed=_)", "seed", NO_WHOLE),
     ("federations.split(dataset,'iid',3,held_out=_)", "", f"10**30 {NO_WHOLE}"),
+    (
+        "federation().weighted(_)",
+        "",
+        "'even' {'z':1} {'b':-1} {'b':None} {'b':True} 3 None [1] {0:1}",
+    ),
+    ("federation(weights=_)", "weigh", "3 'x' [1] torch.ones(2) -torch.ones(4) torch.tensor(1)"),
     ("federations.split(dataset,'iid',3,test=_)", "", NO_NAMES),
     ("federations.split(dataset,'iid',3,server=_)", "", "0 -1 nan inf 1.0 2.0 '10' [] True {} 1j"),
     ("federations.split(dataset,'iid',3,server=_)", "", "x x[:0] 10**9 schools object()"),

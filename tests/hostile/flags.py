@@ -131,6 +131,7 @@ ODD += ("a\nb", "é", "名", "\x1b[2J", "\udcff", "None", "nan", "0", "-1", "fif
 BOUNDS = ("clip=1", "noise=1", "clip=1,noise=1,", "clip=1,clip=1,noise=1", "clip=1, noise=1")
 BOUNDS += tuple(f"clip={v},noise=1" for v in ("0", "-1", "nan", "inf", "1e999", "ten", "", "1e308"))
 BOUNDS += tuple(f"clip=1,noise=1,{word}" for word in ("delta=0", "delta=1", "where=home", "seed=1"))
+CLASSES = ("even", "Balanced", "balanced,", "0=", "=1", "0=x", "0=-1", "0=nan", "0=1,0=2", "z=1")
 # A flag of text, what goes before it, and of which texts it knows nothing.
 TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--data": ((*RUN, *SCHOOLS), ODD),
@@ -144,6 +145,8 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--test-share": ((*RUN, *SCHOOLS), (*NO_SHARES, "0", "0.5", "1")),  # of tables alone
     "--test-column": ((*RUN, *SCHOOLS), ODD),
     "--test-last": ((*RUN, *SCHOOLS), ODD),
+    "--row-weights": ((*RUN, *SCHOOLS), ODD),
+    "--class-weights": ((*RUN, *DIGITS), (*ODD, *CLASSES)),
     "--partition": ((*RUN, *DIGITS), ODD),
     "--test": ((*RUN, *DIGITS), ODD),
     "--net": ((*RUN, *DIGITS), ODD),

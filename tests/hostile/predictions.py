@@ -94,6 +94,8 @@ def of_flags() -> Iterator[Case]:
         ("--group", "age"),
     ):
         yield case(f"predict {' '.join(words)}", words=(*BASE, *words))
+    for value in sorted(ODD):
+        yield case(f"predict --net={named(value)}", words=(*BASE, *SITE, f"--net={value}"))
     for words in (
         SITE,
         ("--group", "site"),

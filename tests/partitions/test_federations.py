@@ -175,6 +175,28 @@ def test_groups_are_the_clients():
     assert split(data, "groups:client", 20).clients == 20
 
 
+def test_groups_are_held_out_by_name():
+    data = regression()
+    names = data.group_names["client"]
+    out = (names[4], names[0])
+    federation = split(data, "groups", held_out=out)
+    assert federation.names == (*(n for n in names if n not in out), *out)
+    assert (federation.clients, federation.held_out) == (18, 2)
+    for part in (federation.train, federation.test):
+        for name, rows in zip(federation.names, part, strict=True):
+            assert (data.groups["client"][rows] == names.index(name)).all()
+    last = split(data, "groups", held_out=names[-2:])
+    same = split(data, "groups", held_out=np.int64(2))
+    assert last.names == same.names
+    assert all(map(torch.equal, last.train, same.train))
+    with pytest.raises(ValueError, match="unknown group to hold out: 'nobody'"):
+        split(data, "groups", held_out=["nobody"])
+    with pytest.raises(ValueError, match="held_out is a, and partition iid has no names"):
+        split(data, "iid", 3, held_out=["a"])
+    with pytest.raises(ValueError, match="held_out: expected no two alike"):
+        split(data, "groups", held_out=[names[0], names[0]])
+
+
 def every_split(seed):
     """Split small data by every partition and test policy; each data set suits some of them."""
     fine, coarse = toy(), superclasses()

@@ -101,7 +101,7 @@ def worst(prediction: Prediction, y: Tensor, mask: Tensor) -> Tensor:
 def test_a_metric_of_ones_own_stands_beside_the_others(method: Method, state: Round):
     what = {"model": "global", "metrics": {"worst": worst, "rows": lambda p, y, mask: mask.sum(1)}}
     scores = evaluate(method, constants(), state, **what)  # type: ignore[arg-type]
-    assert list(scores.values) == ["rmse", "nll", "worst", "rows"]
+    assert list(scores.values) == ["rmse", "nll", "crps", "worst", "rows"]
     assert scores.values["worst"].tolist() == [2.0, 0.0, 8.0]
     assert scores.values["rows"].tolist() == [1.0, 2.0, 1.0]
     chunked = evaluate(method, constants(), state, chunk=1, **what)  # type: ignore[arg-type]
@@ -367,3 +367,44 @@ def test_a_family_without_a_mean_has_a_density(state):
     gap = torch.tensor([3.0 - (v + 1) for v in Y[:3]], dtype=torch.float64)
     torch.testing.assert_close(scores.values["nll"], (math.pi * (1 + gap.square())).log())
     assert "rmse" not in scores.values
+    assert "crps" not in scores.values
+
+
+def test_the_crps_of_normal_responses_has_a_closed_form(method, state):
+    scores = evaluate(method, constants(), state, model="global")
+    z = torch.tensor([3.0 - (v + 1) for v in Y[:3]], dtype=torch.float64)
+    normal = torch.distributions.Normal(torch.zeros_like(z), 1.0)
+    expected = z * (2 * normal.cdf(z) - 1) + 2 * normal.log_prob(z).exp() - 1 / math.sqrt(math.pi)
+    torch.testing.assert_close(scores.values["crps"], expected)
+
+
+def counting(outputs: Tensor, x: Tensor) -> dist.TorchDistribution:
+    return dist.Poisson(outputs.squeeze(-1).abs())
+
+
+@pytest.mark.parametrize("draws", [None, 3])
+def test_the_crps_of_other_families_is_drawn_client_by_client(state, draws):
+    method = fedavg.build(build("mean", (1,), 1), likelihood=counting)
+    data = constants()
+    before = torch.get_rng_state()
+    how = {"model": "global", "draws": draws}
+    scores = evaluate(method, data, state, **how)
+    assert torch.equal(torch.get_rng_state(), before)
+    alone = evaluate(method, data, state, chunk=1, **how)
+    toys.assert_same(alone.values, scores.values)
+    own = scores.predicted.crps.tolist()
+    k = torch.arange(60, dtype=torch.float64)
+    cdf = dist.Poisson(torch.tensor(3.0, dtype=torch.float64)).log_prob(k).exp().cumsum(0)
+    for got, y in zip(own, data.y[torch.cat(data.test[:3])].tolist(), strict=True):
+        exact = float((cdf - (k >= y).double()).square().sum())
+        # Of 500 draws: |X - y| has at most the standard deviation of X, √3, and so the pairs.
+        assert got == pytest.approx(exact, abs=4 * math.sqrt(3 / 500))
+
+
+def test_many_draws_of_normals_have_the_crps_of_few(method, state, monkeypatch):
+    found = []
+    for few in (64, 0):
+        monkeypatch.setattr(predicting, "FEW", few)
+        found.append(evaluate(method, constants(), state, model="global").predicted.crps)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=4 / math.sqrt(500))
+    assert not torch.equal(*found)

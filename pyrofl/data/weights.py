@@ -1,0 +1,102 @@
+"""How much rows count in the likelihood: weights of rows, and of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyrofl.arguments import known
+
+OfClasses = Mapping[str, float] | Literal["balanced"]
+"""Class -> weight, others 1; or "balanced"."""
+
+
+def check_weights(weights: Tensor, rows: int) -> None:
+    """Refuse what are no weights of rows."""
+    if not torch.is_tensor(weights) or weights.shape != (rows,) or weights.device.type != "cpu":
+        what = list(weights.shape) if torch.is_tensor(weights) else type(weights).__name__
+        raise ValueError(f"weights are {what}; expected a tensor [{rows}] on the CPU")
+    bad = ~(weights.isfinite() & (weights >= 0))
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise ValueError(f"row {row} weighs {float(weights[row]):g}; expected a number, at least 0")
+
+
+def of_classes(
+    asked: OfClasses, classes: Sequence[str], y: Tensor, train: Sequence[Tensor], before: Tensor
+) -> Tensor:
+    """Return the weight of each class, [K]; `before` [N] are those that rows have.
+
+    Balanced ones are made of each client's sums of the weights of its training rows by class.
+    """
+    if isinstance(asked, str):
+        known(asked, ("balanced",), "weights of classes:")
+        none = torch.zeros(len(classes), dtype=torch.float64)
+        told = [none.index_add(0, y[rows], before[rows]) for rows in train]
+        sums = torch.stack(told).sum(0)
+        return torch.where(sums > 0, sums.sum() / ((sums > 0).sum() * sums), 1.0)
+    if not isinstance(asked, Mapping):
+        told = f"weights of classes are a {type(asked).__name__}"
+        raise ValueError(f"{told}; expected 'balanced', or a dict: class -> weight")
+    for name, value in asked.items():
+        known(str(name), classes, "class")
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < inf:
+            raise ValueError(f"class {name} weighs {value!r}; expected a number, at least 0")
+    return torch.tensor([float(asked.get(name, 1)) for name in classes], dtype=torch.float64)
+
+
+def of_sites(
+    weights: Mapping[str, Any], names: Sequence[str], train: Sequence[Tensor], rows: int
+) -> Tensor:
+    """Put weights of the training rows of some sites into one table [N]; others weigh 1."""
+    found = torch.ones(rows, dtype=torch.float64)
+    if not isinstance(weights, Mapping):
+        told = f"weights are a {type(weights).__name__}"
+        raise ValueError(f"{told}; expected a dict: site -> [N]")
+    for name, given in weights.items():
+        known(str(name), names, "site with weights")
+        mine = train[names.index(name)]
+        try:
+            own = torch.from_numpy(np.array(given, dtype=np.float64))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name}: weights cannot be read: {error}; expected numbers"
+            ) from error
+        if own.shape != mine.shape:
+            raise ValueError(
+                f"{name}: weights have shape {list(own.shape)}; expected [{len(mine)}], one for "
+                "each training row"
+            )
+        check_weights(own, len(mine))
+        found[mine] = own
+    return found
+
+
+def read(text: str) -> OfClasses:
+    """Read what the command line says: "balanced", or "NAME=VALUE,NAME=VALUE".
+
+    >>> read("yes=3,no=0.5")
+    {'yes': 3.0, 'no': 0.5}
+    """
+    if text == "balanced":
+        return "balanced"
+    found: dict[str, float] = {}
+    for word in text.split(","):
+        name, equals, value = word.rpartition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not equals or not name or name in found or not 0 <= number < inf:
+            raise ValueError(
+                f"{word!r} is no weight of a class; expected balanced, or NAME=VALUE,... with "
+                "numbers of at least 0, no class twice"
+            )
+        found[name] = number
+    return found
