@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyrofl.cli.ends import FAILED, Stopped, ending, show, tell
+from pyrofl.cli.ends import FAILED, REFUSED, Stopped, ending, show, tell
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
 from pyrofl.flower.processes import (
@@ -22,19 +24,20 @@ from pyrofl.flower.processes import (
     crew,
     free_port,
     program,
-    refuse_unproven,
     wait_for_port,
     words_of,
 )
 from pyrofl.flower.project import Project
+from pyrofl.flower.proof import refuse_certificate, wait_for_server
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import LOG as LOG_OF_SITE
 
 LOG, HOME, STATES = "server.log", "flower", "sites"
 LOOPBACK = "127.0.0.1"
 LOOK = 0.25  # seconds between two looks at how far the server is
-LAPSE = 120.0  # seconds after which a node that ended had been let in
-PAUSE, AGAIN = 10.0, 9  # a node that was killed is known to the server for about a minute
+LAPSE = 60.0  # seconds after which a node that ended had been let in
+PAUSE, TRIES = 10.0, 8  # a node that was killed is known to the server for about a minute
+LOCKED_OUT = "does not let in the node of"
 ASKED = 30.0  # seconds between two questions whether the run still goes on
 
 
@@ -49,7 +52,7 @@ def new(args: Namespace) -> None:
 
 def up(args: Namespace) -> None:
     """Run a project on this machine alone: a server and a node for each file of sites/."""
-    program("flower-superlink")
+    refuse_too_few(args)
     project = Project.read(args.folder)
     files = sorted((project.folder / "sites").glob("*.csv"))
     if len(files) < args.sites:
@@ -60,6 +63,7 @@ def up(args: Namespace) -> None:
     project.build(args.sites, server=True)
     for file in files[: args.sites]:
         rows_of(project, str(file), file.stem)
+    program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
     with crew(out / HOME) as team, ending(partial(kept, out)):
         port = serve_on(team, LOOPBACK, free_port(), [])
@@ -74,22 +78,34 @@ def up(args: Namespace) -> None:
 
 def serve(args: Namespace) -> None:
     """Run a project's server, for sites that join from elsewhere."""
-    program("flower-superlink")
+    refuse_too_few(args)
     project = Project.read(args.folder)
-    keys = sorted(Path(args.nodes).glob("*.pub")) if args.nodes else []
+    folder = args.nodes if args.nodes and os.path.isdir(args.nodes) else None
+    keys = sorted(Path(folder).glob("*.pub")) if folder else []
     files = {"--cert": args.cert, "--cert-key": args.cert_key, "--ca": args.ca}
     safe = safe_server(args.host, files, keys)
+    near = LOOPBACK if args.host == "0.0.0.0" else args.host
+    if safe:
+        refuse_certificate(near, args.cert, args.cert_key, args.ca)
     project.build(args.sites, server=True)
+    program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
     with crew(out / HOME) as team, ending(partial(kept, out)):
         serve_on(team, args.host, args.port, [*safe, *kept_by(team)])
-        near = LOOPBACK if args.host == "0.0.0.0" else args.host
         connect(team.home, f"{near}:{args.port}", str(Path(args.ca).absolute()) if safe else "")
         for key in keys:
             register(team, key)
         tell(f"listening on {args.host}:{args.port} for {args.sites} sites\n")
         ended = run(args, team, project, out)
     finish(args, out, ended)
+
+
+def refuse_too_few(args: Namespace) -> None:
+    """Refuse a server that would wait for more sites than there are."""
+    if (args.min_sites or 0) > args.sites:
+        raise ValueError(
+            f"--min-sites is {args.min_sites}; expected no more than --sites, {args.sites}"
+        )
 
 
 def kept_by(team: Crew) -> list[str]:
@@ -107,7 +123,7 @@ def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> li
     if not given and not keys and host == LOOPBACK:
         return []
     for name, file in files.items():
-        if not file or not Path(file).is_file():
+        if not file or not os.path.isfile(file):
             raise ValueError(
                 f"{name} is {file!r}; expected a file, as others reach {host} (a server without "
                 f"certificate listens on {LOOPBACK} alone)"
@@ -135,31 +151,58 @@ def join(args: Namespace) -> None:
     project = Project.read(args.project)
     safe = safe_node(args.server, args.key, args.ca)
     data = rows_of(project, args.data, args.name)
-    show(leaving(project, data))
-    if args.show:
-        return
-    if args.ca:
-        host, _, port = args.server.rpartition(":")
-        refuse_unproven(host, int(port), args.ca)
-    program("flower-supernode")
-    state = run_folder.prepare(args.state, overwrite=True).absolute()
+    state = Path(args.state).absolute()
     node = {"name": args.name, "project": str(Path(args.project).absolute())}
     node |= {"data": str(Path(args.data).absolute()), "state": str(state)}
     node |= {"rejoin": "yes"} if args.rejoin else {}
+    words_of(node)  # refuses what Flower could not read
+    show(leaving(project, data))
+    if args.show:
+        return
+    program("flower-supernode")
+    run_folder.prepare(state, overwrite=True)
     with locked(state), crew(state / HOME) as team:
-        tell(f"{args.name} joins {args.server}; its log is {state / LOG_OF_SITE}\n")
-        last, again = time.monotonic(), AGAIN
+        log, tries, before = state / LOG_OF_SITE, TRIES, ""
+        tell(f"{args.name} joins {args.server}; its log is {log}\n")
         while True:
+            wait_for_server(args.server, args.ca)
+            begun, at = time.monotonic(), log.stat().st_size if log.exists() else 0
             process = start_node(team, args.name, args.server, node, safe)
-            code = process.wait()
-            if time.monotonic() - last > LAPSE:  # it was in, so that it is worth another try
-                last, again = time.monotonic(), AGAIN
-            if not again:
-                told = team.last_words(f"node-{args.name}")
-                raise Stopped(f"the node ended with {code}: {told}", FAILED)
-            again -= 1
-            tell(f"the node ended with {code}; trying again in {PAUSE:g} s\n")
+            for line in refusals(process, log, at):
+                tell(f"{line}\n")
+            if time.monotonic() - begun > LAPSE:  # it was in, so that it is worth another try
+                tries = TRIES
+            why, tries = not_in(team, args, process.returncode), tries - 1
+            if not tries:
+                raise Stopped(why, REFUSED if LOCKED_OUT in why else FAILED)
+            if why != before:
+                tell(f"{why}; trying again for {tries * PAUSE:g} s\n")
+            before = why
             time.sleep(PAUSE)
+
+
+def refusals(process: subprocess.Popen[bytes], log: Path, at: int) -> Iterator[str]:
+    """Yield what a site or its server refuses, from the log, for as long as the node is there."""
+    while process.poll() is None:
+        with suppress(OSError), open(log, encoding="utf-8") as file:
+            file.seek(at)
+            for line in file:
+                if told := line.rstrip().partition(" refused: ")[2]:
+                    yield told
+            at = file.tell()
+        time.sleep(LOOK)
+
+
+def not_in(team: Crew, args: Namespace, code: int) -> str:
+    """Say why a node has ended."""
+    told = team.last_words(f"node-{args.name}").rpartition("Exit Code:")[2].strip()
+    if "[code: 2004]" not in told:
+        return f"the node ended with {code}: {told}"
+    return (
+        f"{args.server} {LOCKED_OUT} {args.key}: it does not know the key, or a node with it is "
+        f"there (for a minute after one is killed); expected the public key in --nodes of "
+        "`pyrofl flower serve`, and one node with it"
+    )
 
 
 def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
@@ -175,7 +218,7 @@ def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
     if not key and not ca and host == LOOPBACK:
         return ["--insecure"]
     for name, file in (("--key", key), ("--ca", ca)):
-        if not file or not Path(file).is_file():
+        if not file or not os.path.isfile(file):
             raise ValueError(f"{name} is {file!r}; expected a file, as {host} is another machine")
     return ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
 

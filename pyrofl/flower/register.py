@@ -25,6 +25,9 @@ class Post(Protocol):
     def exchange(self, letters: Mapping[int, Sheets], timeout: float) -> dict[int, Sheets]:
         """Send letters, node -> letter, and return the answers that come in time."""
 
+    def tell(self, letters: Mapping[int, Sheets]) -> None:
+        """Send letters that nobody waits to be answered."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -120,7 +123,8 @@ class Register:
         return ""
 
     def _tell(self, node: int, text: str) -> None:
-        """Say something of a node once."""
+        """Say once why a node is refused, here and to its site."""
         if (node, text) not in self._said:
             self._said.add((node, text))
             self.say(text)
+            self.post.tell({node: {REFUSED: {"why": text}}})

@@ -124,6 +124,9 @@ def answered(site: Mapping[str, Any], sheets: Mapping[str, Flat]) -> Sheets:
     torch.set_num_threads(1)
     try:
         log.info("came: %s", ", ".join(sorted(sheets)))
+        if REFUSED in sheets:
+            log.info("refused: by the server: %s", sheets[REFUSED].get("why"))
+            return {}
         here = Site(**(dict(site) | {"project": Project.read(site["project"])}))
         found = here.answer(sheets)
         for what, flat in found.items():
