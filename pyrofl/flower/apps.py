@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import traceback
@@ -17,6 +18,7 @@ from pyrofl.files.run_folder import write_json
 from pyrofl.flower.coordinator import Settings, coordinate
 from pyrofl.flower.letters import Sheets, packed, unpacked
 from pyrofl.flower.project import Project
+from pyrofl.flower.register import WHOSE
 from pyrofl.flower.site import answered
 
 PULL = 0.25  # seconds between two looks for replies
@@ -156,7 +158,9 @@ def server_app() -> Any:
         config = context.run_config
         out = Path(str(config["out"]))
         out.mkdir(parents=True, exist_ok=True)
-        settings = Settings(int(config["sites"]), int(config["least"]), float(config["timeout"]))
+        whose = _whose(Path(str(config["end"])).with_name(WHOSE))
+        how = int(config["sites"]), int(config["least"]), float(config["timeout"])
+        settings = Settings(*how, whose)
         say = partial(_say, out / LOG)
         ended = _ended(str(config["project"]), out, GridPost(grid), settings, say)
         write_json(str(config["end"]), ended)
@@ -169,6 +173,13 @@ def _end_as_orphan(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(FAILED)
+
+
+def _whose(file: Path) -> dict[int, str] | None:
+    """Read which node has whose key; None if nodes need none."""
+    if not file.exists():
+        return None
+    return {int(n): name for n, name in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def _say(log: Path, text: str) -> None:

@@ -29,10 +29,12 @@ from pyrofl.flower.processes import (
 )
 from pyrofl.flower.project import Project
 from pyrofl.flower.proof import refuse_certificate, wait_for_server
+from pyrofl.flower.register import WHOSE
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import LOG as LOG_OF_SITE
 
 LOG, HOME, STATES = "server.log", "flower", "sites"
+KEYS = "keys.json"  # public key -> node
 LOOPBACK = "127.0.0.1"
 LOOK = 0.25  # seconds between two looks at how far the server is
 LAPSE = 60.0  # seconds after which a node that ended had been let in
@@ -93,8 +95,7 @@ def serve(args: Namespace) -> None:
     with crew(out / HOME) as team, ending(partial(kept, out)):
         serve_on(team, args.host, args.port, [*safe, *kept_by(team)])
         connect(team.home, f"{near}:{args.port}", str(Path(args.ca).absolute()) if safe else "")
-        for key in keys:
-            register(team, key)
+        register(team, keys)
         tell(f"listening on {args.host}:{args.port} for {args.sites} sites\n")
         ended = run(args, team, project, out)
     finish(args, out, ended)
@@ -135,13 +136,18 @@ def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> li
     return [*(word for pair in pairs for word in pair), "--enable-supernode-auth"]
 
 
-def register(team: Crew, key: Path) -> None:
-    """Let the node that has a key in; one that is let in already stays so."""
-    try:
-        team.ask("flwr", "supernode", "register", str(key), CONNECTION, "--name", key.stem)
-    except Stopped as stop:
-        if "already" not in str(stop):
-            raise
+def register(team: Crew, keys: list[Path]) -> None:
+    """Let nodes in that have one of these keys, and write down which node has whose key."""
+    file = team.home / KEYS
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}  # key -> node
+    for key in keys:
+        if (own := key.read_text(encoding="utf-8")) not in known:
+            words = ("flwr", "supernode", "register", str(key), CONNECTION)
+            told = json.loads(team.ask(*words, "--name", key.stem, "--format", "json"))
+            known[own] = told["node-id"]
+            run_folder.write_json(file, known)
+    whose = {known[key.read_text(encoding="utf-8")]: key.stem for key in keys}
+    run_folder.write_json(team.home / WHOSE, whose)
 
 
 def join(args: Namespace) -> None:

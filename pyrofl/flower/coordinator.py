@@ -31,17 +31,19 @@ PAUSE = 0.5  # seconds between two looks for sites
 
 @dataclass(frozen=True)
 class Settings:
-    """How long a server waits.
+    """How long a server waits, and for whom.
 
     Attributes:
         sites: it begins when so many are there.
         least: it makes no round with fewer.
         timeout: seconds that a round waits for replies, and that the server waits for sites.
+        whose: as of `Register`.
     """
 
     sites: int
     least: int
     timeout: float
+    whose: Mapping[int, str] | None = None
 
 
 def coordinate(
@@ -67,7 +69,7 @@ def coordinate(
         out.mkdir(parents=True, exist_ok=True)
         if dead := held.enter_context(locked(out)):
             say(f"{dead}; taking it over")
-        register = Register(project, post, say)
+        register = Register(project, post, say, whose=settings.whose)
         sites = _roster(out / ROSTER, register, settings)
         run = Rounds(project, out, register, settings, say, sites)
         while not run.over:

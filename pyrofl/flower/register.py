@@ -13,6 +13,7 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.site import HELLO, REFUSED, greeting
 from pyrofl.inference.halves.wire import Flat, column, named
 
+WHOSE = "nodes.json"  # node -> the site whose key it has
 GREETING = 60.0  # seconds that a node has to say who it is; it is asked again later
 
 
@@ -45,6 +46,7 @@ class Register:
     Attributes:
         sites: name -> site.
         expected: site -> clients and sizes of the run; None before it has begun.
+        whose: node -> the site whose key it has; None where nodes need no key.
     """
 
     project: Project
@@ -52,6 +54,7 @@ class Register:
     say: Callable[[str], None]
     sites: dict[str, Member] = field(default_factory=dict)
     expected: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] | None = None
+    whose: Mapping[int, str] | None = None
     _met: dict[int, Flat | None] = field(default_factory=dict)  # what a node said; None: refused
     _said: set[tuple[int, str]] = field(default_factory=set)
 
@@ -93,6 +96,10 @@ class Register:
         name, names = said["site"], tuple(said["names"])
         site = Member(node, names, tuple(said["sizes"].tolist()))
         if (other := self.sites.get(name)) and other.node == node:
+            return
+        if self.whose is not None and (owner := self.whose.get(node)) != name:
+            has = f"the key of {owner}" if owner else "none of the keys"
+            self._tell(node, f"{name} is refused: its node has {has}; expected {name}.pub's")
             return
         if other:
             self._tell(

@@ -70,7 +70,7 @@ def test_good_sites_make_the_rounds_of_the_loop_and_others_are_told_why_not(tmp_
     until(lambda: all(study.says("out-good/server.log", f"{name} is there") for name in NAMES[:2]))
     odd.append(join("twice", "hospital_1", keys["hospital_1"]))
     second = join("second", "hospital_1", keys["hospital_3"])
-    told = "a second node that calls itself hospital_1 is refused while the first is there"
+    told = "hospital_1 is refused: its node has the key of hospital_3; expected hospital_1.pub's"
     until(lambda: study.says("second.log", f"by the server: {told}"))
     second.send_signal(signal.SIGTERM)
     assert second.wait(60) == 130
@@ -84,7 +84,7 @@ def test_good_sites_make_the_rounds_of_the_loop_and_others_are_told_why_not(tmp_
         assert last.startswith("pyrofl: ")
         assert why in last
     assert not (tmp_path / "out-good/sites.json").exists()  # it still waits for the third
-    assert not study.says("out-good/server.log", "hospital_3")
+    assert not study.says("out-good/server.log", "hospital_3 is there")
     fine.append(join("hospital_3", "hospital_3", keys["hospital_3"]))
     assert server.wait(300) == 0
     for process in fine:

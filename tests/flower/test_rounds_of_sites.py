@@ -131,6 +131,26 @@ def test_a_site_that_restarts_takes_its_place_and_a_second_is_refused(tmp_path):
     assert said.count("hospital_2 is there: 1 clients, 52 training rows") == 2
 
 
+def test_a_site_takes_part_with_its_own_key_alone(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
+    whose = {10: "hospital_1", 11: "hospital_3"}
+    said: list[str] = []
+    with pytest.raises(Stopped, match=r"1 sites are there .+ \(hospital_1\); expected 3"):
+        coordinate(
+            project,
+            tmp_path / "out",
+            wire(project, tmp_path),
+            Settings(3, 3, 0.0, whose),
+            said.append,
+        )
+    assert said[1:] == [
+        "hospital_2 is refused: its node has the key of hospital_3; expected hospital_2.pub's",
+        "hospital_3 is refused: its node has none of the keys; expected hospital_3.pub's",
+    ]
+    log = (tmp_path / "hospital_2/site.log").read_text()
+    assert f"refused: by the server: {said[1]}" in log
+
+
 @pytest.mark.parametrize("rejoin", [False, True])
 def test_a_lost_state_is_said_and_rejoin_makes_a_newcomer(rejoin, tmp_path):
     methods = ("fedavg", "scaffold", "pfedvem")
