@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -14,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyrofl.cli.ends import FAILED, REFUSED, Stopped, ending, show, tell
+from pyrofl.cli import ends
+from pyrofl.cli.ends import FAILED, Stopped, ending, show, tell
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
 from pyrofl.flower.processes import (
@@ -32,6 +34,7 @@ from pyrofl.flower.proof import refuse_certificate, wait_for_server
 from pyrofl.flower.register import WHOSE
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import LOG as LOG_OF_SITE
+from pyrofl.flower.site import OVER, REFUSED
 
 LOG, HOME, STATES = "server.log", "flower", "sites"
 KEYS = "keys.json"  # public key -> node
@@ -151,7 +154,7 @@ def register(team: Crew, keys: list[Path]) -> None:
 
 
 def join(args: Namespace) -> None:
-    """Say what will leave a site; then take part, until there is an interrupt."""
+    """Say what will leave a site; then take part, until the server has made all rounds."""
     from pyrofl.flower.leaving import leaving
 
     project = Project.read(args.project)
@@ -174,27 +177,31 @@ def join(args: Namespace) -> None:
             wait_for_server(args.server, args.ca)
             begun, at = time.monotonic(), log.stat().st_size if log.exists() else 0
             process = start_node(team, args.name, args.server, node, safe)
-            for line in refusals(process, log, at):
-                tell(f"{line}\n")
+            for what, told in followed_site(process, log, at):
+                tell(f"{told}\n")
+                if what == OVER:
+                    return
             if time.monotonic() - begun > LAPSE:  # it was in, so that it is worth another try
                 tries = TRIES
             why, tries = not_in(team, args, process.returncode), tries - 1
             if not tries:
-                raise Stopped(why, REFUSED if LOCKED_OUT in why else FAILED)
+                raise Stopped(why, ends.REFUSED if LOCKED_OUT in why else FAILED)
             if why != before:
                 tell(f"{why}; trying again for {tries * PAUSE:g} s\n")
             before = why
             time.sleep(PAUSE)
 
 
-def refusals(process: subprocess.Popen[bytes], log: Path, at: int) -> Iterator[str]:
-    """Yield what a site or its server refuses, from the log, for as long as the node is there."""
+def followed_site(
+    process: subprocess.Popen[bytes], log: Path, at: int
+) -> Iterator[tuple[str, str]]:
+    """Yield what a site's log says of refusals and of the end, while its node is there."""
     while process.poll() is None:
         with suppress(OSError), open(log, encoding="utf-8") as file:
             file.seek(at)
             for line in file:
-                if told := line.rstrip().partition(" refused: ")[2]:
-                    yield told
+                if found := re.search(rf" ({REFUSED}|{OVER}): (.+)", line):
+                    yield found[1], found[2]
             at = file.tell()
         time.sleep(LOOK)
 

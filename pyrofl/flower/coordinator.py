@@ -17,7 +17,7 @@ from pyrofl.flower.letters import Sheets
 from pyrofl.flower.project import Project
 from pyrofl.flower.register import Post, Register
 from pyrofl.flower.results import Book
-from pyrofl.flower.site import ASK, LOST, ORDER, REFUSED, REPLY, TOLD, label
+from pyrofl.flower.site import ASK, LOST, ORDER, OVER, REFUSED, REPLY, TOLD, label
 from pyrofl.inference.halves import Server
 from pyrofl.inference.halves.wire import Flat
 from pyrofl.inference.loop.rounds import by_round
@@ -26,6 +26,7 @@ Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """Name of a site -> names of its clients, and how many training rows each has."""
 
 ROSTER = "sites.json"
+FAREWELL = 20.0  # seconds that sites have to hear that all is over
 PAUSE = 0.5  # seconds between two looks for sites
 
 
@@ -74,6 +75,8 @@ def coordinate(
         run = Rounds(project, out, register, settings, say, sites)
         while not run.over:
             run.step()
+        gone = {site.node: {OVER: dict[str, Any]()} for site in register.sites.values()}
+        post.exchange(gone, FAREWELL)
         return run.books
 
 

@@ -20,6 +20,7 @@ from pyrofl.inference.halves.wire import Flat, Lost, Unfit, number, release
 
 HELLO, ORDER, ASK, REPLY, TOLD = "hello", "order", "ask", "reply", "told"
 REFUSED, LOST = "refused", "lost"  # what else a site may answer
+OVER = "over"  # tells a site that all rounds are made
 LOG = "site.log"
 
 
@@ -126,6 +127,9 @@ def answered(site: Mapping[str, Any], sheets: Mapping[str, Flat]) -> Sheets:
         log.info("came: %s", ", ".join(sorted(sheets)))
         if REFUSED in sheets:
             log.info("refused: by the server: %s", sheets[REFUSED].get("why"))
+            return {}
+        if OVER in sheets:
+            log.info("%s: all rounds are made", OVER)
             return {}
         here = Site(**(dict(site) | {"project": Project.read(site["project"])}))
         found = here.answer(sheets)

@@ -38,7 +38,9 @@ def test_many_methods_in_one_run_are_those_of_the_loop(grouped, tmp_path):
     states, said = made(project, tmp_path / "out", post)
     for name in methods:
         toys.assert_same(states[name].server, looped(project, name).server, **CLOSE)
-    assert len(post.letters) == 3 * (1 + project.rounds + 1)  # hello, rounds, the last questions
+    assert len(post.letters) == 3 * (
+        1 + project.rounds + 2
+    )  # hello, rounds, the last questions, the end
     assert "round 2 of 2: 3 of 3 sites replied" in said[-1]
 
 
