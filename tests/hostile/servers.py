@@ -12,8 +12,8 @@ from pyrofl.flower.new import new
 
 NUMBERS = {"--sites": "1 000", "--min-sites": "0", "--port": "65536", "--timeout": "-1"}
 FILES = ("--cert", "--cert-key", "--ca", "--nodes", "--data", "--project", "--key", "--state")
-TEXTS = ("--host", "--name", "--out", "--rejoin", "--show")
-FLAGS = {*NUMBERS, *FILES, *TEXTS}
+OTHERS = ("--host", "--name", "--out", "--rejoin", "--show", "--quiet")
+FLAGS = {*NUMBERS, *FILES, *OTHERS}
 
 PLACES = ("missing", "full", "fifo", "loop", "dangling", "null", "", "a\0b", "/dev/full", LONG)
 NO_ADDRESSES = ("host", "host:", ":80", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:-1", "a:1.5")
