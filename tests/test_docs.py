@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from pyrofl.cli.parser import parser
+from pyrofl.flower.leaving import leaving
+from pyrofl.flower.new import new
+from pyrofl.flower.project import Project
+from pyrofl.flower.rows import rows_of
 from pyrofl.inference.posteriors import corrected, weighing
 
 DOCS = Path(__file__).parent.parent / "examples" / "docs"
@@ -42,6 +48,17 @@ def title(text: str) -> str:
 def test_a_page_prints_what_it_says(page):
     text = (DOCS / f"{page}.md").read_text()
     assert printed(text, {}) == told(text)
+
+
+def test_the_page_of_sites_has_the_commands_and_the_table_that_there_are(tmp_path):
+    text = (DOCS / "flower.md").read_text()
+    commands = re.findall(r"(?m)^(?:\w+=\S+ )*pyrofl (.+)$", text)
+    assert len(commands) >= 5
+    for words in commands:
+        parser().parse_args(shlex.split(words))
+    project = Project.read(new(tmp_path / "study"))
+    rows = rows_of(project, str(tmp_path / "study/sites/hospital_2.csv"), "hospital_2")
+    assert leaving(project, rows) in text
 
 
 def test_noise_and_secure_sums_are_as_the_page_says():

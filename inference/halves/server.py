@@ -169,7 +169,16 @@ class Server:
             holders: as of `orders`.
             metrics: names of those to be told; default: all.
             asked: fields of `Asked`: model, adapted, part, draws.
+
+        Raises:
+            ValueError: as of `pyrofl.evaluate`, or if others than clients that train are asked.
         """
+        if (others := asked.pop("population", "training")) != "training":
+            raise ValueError(
+                f"population is {others!r}; expected 'training', as no other rows are known here: "
+                "where they are, pyrofl.evaluate(method, data, server.state, "
+                f"population={others!r}) scores them"
+            )
         method = self.at(max(self.state.number - 1, 0))
         how = Asked.of(asked, without="population seed chunk")
         view = how.view(method)

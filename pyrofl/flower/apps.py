@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from pyrofl.cli.ends import FAILED, REFUSED, UNLEARNED, Stopped, what
@@ -15,9 +18,11 @@ from pyrofl.files.run_folder import write_json
 from pyrofl.flower.coordinator import Settings, coordinate
 from pyrofl.flower.letters import Sheets, packed, unpacked
 from pyrofl.flower.project import Project
+from pyrofl.flower.register import WHOSE
 from pyrofl.flower.site import answered
 
 PULL = 0.25  # seconds between two looks for replies
+TOLD_WITHIN = 60.0  # seconds after which what nobody waits for is void
 LOG = "server.log"
 ODD_MODS = {
     "LocalDpMod": "it clips and blurs orders' answers as if they were weights of a network",
@@ -110,14 +115,8 @@ class GridPost:
 
     def exchange(self, letters: Mapping[int, Sheets], timeout: float) -> dict[int, Sheets]:
         """Send letters and return the answers that come in time; others are never asked for."""
-        app, end = self.modules["app"], time.monotonic() + timeout
-        nodes = list(letters)
-        messages = [
-            app.Message(to_record(letters[node]), node, app.MessageType.TRAIN, ttl=timeout)
-            for node in nodes
-        ]
-        sent = list(self.grid.push_messages(messages))
-        waiting = {id_: node for id_, node in zip(sent, nodes, strict=True) if id_}
+        end, sent = time.monotonic() + timeout, self._sent(letters, timeout)
+        waiting = {id_: node for id_, node in zip(sent, letters, strict=True) if id_}
         answers: dict[int, Sheets] = {}
         while waiting and time.monotonic() < end:
             for reply in self.grid.pull_messages(list(waiting)):
@@ -126,6 +125,19 @@ class GridPost:
                     answers[node] = _read(reply.content)
             time.sleep(PULL)
         return answers
+
+    def tell(self, letters: Mapping[int, Sheets]) -> None:
+        """Send letters that nobody waits to be answered."""
+        self._sent(letters, TOLD_WITHIN)
+
+    def _sent(self, letters: Mapping[int, Sheets], timeout: float) -> list[str]:
+        """Send letters, which are void after a while; return what stands for each."""
+        app = self.modules["app"]
+        kind = app.MessageType.TRAIN
+        messages = [
+            app.Message(to_record(s), node, kind, ttl=timeout) for node, s in letters.items()
+        ]
+        return list(self.grid.push_messages(messages))
 
 
 def _read(record: Any) -> Sheets:
@@ -142,15 +154,32 @@ def server_app() -> Any:
 
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Any, context: Any) -> None:
+        Thread(target=_end_as_orphan, args=(os.getppid(),), daemon=True).start()
         config = context.run_config
         out = Path(str(config["out"]))
         out.mkdir(parents=True, exist_ok=True)
-        settings = Settings(int(config["sites"]), int(config["least"]), float(config["timeout"]))
+        whose = _whose(Path(str(config["end"])).with_name(WHOSE))
+        how = int(config["sites"]), int(config["least"]), float(config["timeout"])
+        settings = Settings(*how, whose)
         say = partial(_say, out / LOG)
         ended = _ended(str(config["project"]), out, GridPost(grid), settings, say)
         write_json(str(config["end"]), ended)
 
     return app
+
+
+def _end_as_orphan(parent: int) -> None:
+    """End when Flower's server is gone, which would be called for ever, and hold no folder."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(FAILED)
+
+
+def _whose(file: Path) -> dict[int, str] | None:
+    """Read which node has whose key; None if nodes need none."""
+    if not file.exists():
+        return None
+    return {int(n): name for n, name in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def _say(log: Path, text: str) -> None:

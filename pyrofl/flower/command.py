@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import time
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pyrofl.cli import ends
 from pyrofl.cli.ends import FAILED, Stopped, ending, show, tell
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
@@ -22,19 +26,23 @@ from pyrofl.flower.processes import (
     crew,
     free_port,
     program,
-    refuse_unproven,
     wait_for_port,
     words_of,
 )
 from pyrofl.flower.project import Project
+from pyrofl.flower.proof import refuse_certificate, wait_for_server
+from pyrofl.flower.register import WHOSE
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import LOG as LOG_OF_SITE
+from pyrofl.flower.site import OVER, REFUSED
 
 LOG, HOME, STATES = "server.log", "flower", "sites"
+KEYS = "keys.json"  # public key -> node
 LOOPBACK = "127.0.0.1"
 LOOK = 0.25  # seconds between two looks at how far the server is
-LAPSE = 120.0  # seconds after which a node that ended had been let in
-PAUSE, AGAIN = 10.0, 9  # a node that was killed is known to the server for about a minute
+LAPSE = 60.0  # seconds after which a node that ended had been let in
+PAUSE, TRIES = 10.0, 8  # a node that was killed is known to the server for about a minute
+LOCKED_OUT = "does not let in the node of"
 ASKED = 30.0  # seconds between two questions whether the run still goes on
 
 
@@ -49,7 +57,7 @@ def new(args: Namespace) -> None:
 
 def up(args: Namespace) -> None:
     """Run a project on this machine alone: a server and a node for each file of sites/."""
-    program("flower-superlink")
+    refuse_too_few(args)
     project = Project.read(args.folder)
     files = sorted((project.folder / "sites").glob("*.csv"))
     if len(files) < args.sites:
@@ -60,6 +68,7 @@ def up(args: Namespace) -> None:
     project.build(args.sites, server=True)
     for file in files[: args.sites]:
         rows_of(project, str(file), file.stem)
+    program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
     with crew(out / HOME) as team, ending(partial(kept, out)):
         port = serve_on(team, LOOPBACK, free_port(), [])
@@ -74,22 +83,33 @@ def up(args: Namespace) -> None:
 
 def serve(args: Namespace) -> None:
     """Run a project's server, for sites that join from elsewhere."""
-    program("flower-superlink")
+    refuse_too_few(args)
     project = Project.read(args.folder)
-    keys = sorted(Path(args.nodes).glob("*.pub")) if args.nodes else []
+    folder = args.nodes if args.nodes and os.path.isdir(args.nodes) else None
+    keys = sorted(Path(folder).glob("*.pub")) if folder else []
     files = {"--cert": args.cert, "--cert-key": args.cert_key, "--ca": args.ca}
     safe = safe_server(args.host, files, keys)
+    near = LOOPBACK if args.host == "0.0.0.0" else args.host
+    if safe:
+        refuse_certificate(near, args.cert, args.cert_key, args.ca)
     project.build(args.sites, server=True)
+    program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
     with crew(out / HOME) as team, ending(partial(kept, out)):
         serve_on(team, args.host, args.port, [*safe, *kept_by(team)])
-        near = LOOPBACK if args.host == "0.0.0.0" else args.host
         connect(team.home, f"{near}:{args.port}", str(Path(args.ca).absolute()) if safe else "")
-        for key in keys:
-            register(team, key)
+        register(team, keys)
         tell(f"listening on {args.host}:{args.port} for {args.sites} sites\n")
         ended = run(args, team, project, out)
     finish(args, out, ended)
+
+
+def refuse_too_few(args: Namespace) -> None:
+    """Refuse a server that would wait for more sites than there are."""
+    if (args.min_sites or 0) > args.sites:
+        raise ValueError(
+            f"--min-sites is {args.min_sites}; expected no more than --sites, {args.sites}"
+        )
 
 
 def kept_by(team: Crew) -> list[str]:
@@ -107,7 +127,7 @@ def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> li
     if not given and not keys and host == LOOPBACK:
         return []
     for name, file in files.items():
-        if not file or not Path(file).is_file():
+        if not file or not os.path.isfile(file):
             raise ValueError(
                 f"{name} is {file!r}; expected a file, as others reach {host} (a server without "
                 f"certificate listens on {LOOPBACK} alone)"
@@ -119,47 +139,83 @@ def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> li
     return [*(word for pair in pairs for word in pair), "--enable-supernode-auth"]
 
 
-def register(team: Crew, key: Path) -> None:
-    """Let the node that has a key in; one that is let in already stays so."""
-    try:
-        team.ask("flwr", "supernode", "register", str(key), CONNECTION, "--name", key.stem)
-    except Stopped as stop:
-        if "already" not in str(stop):
-            raise
+def register(team: Crew, keys: list[Path]) -> None:
+    """Let nodes in that have one of these keys, and write down which node has whose key."""
+    file = team.home / KEYS
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}  # key -> node
+    for key in keys:
+        if (own := key.read_text(encoding="utf-8")) not in known:
+            words = ("flwr", "supernode", "register", str(key), CONNECTION)
+            told = json.loads(team.ask(*words, "--name", key.stem, "--format", "json"))
+            known[own] = told["node-id"]
+            run_folder.write_json(file, known)
+    whose = {known[key.read_text(encoding="utf-8")]: key.stem for key in keys}
+    run_folder.write_json(team.home / WHOSE, whose)
 
 
 def join(args: Namespace) -> None:
-    """Say what will leave a site; then take part, until there is an interrupt."""
+    """Say what will leave a site; then take part, until the server has made all rounds."""
     from pyrofl.flower.leaving import leaving
 
     project = Project.read(args.project)
     safe = safe_node(args.server, args.key, args.ca)
     data = rows_of(project, args.data, args.name)
-    show(leaving(project, data))
-    if args.show:
-        return
-    if args.ca:
-        host, _, port = args.server.rpartition(":")
-        refuse_unproven(host, int(port), args.ca)
-    program("flower-supernode")
-    state = run_folder.prepare(args.state, overwrite=True).absolute()
+    state = Path(args.state).absolute()
     node = {"name": args.name, "project": str(Path(args.project).absolute())}
     node |= {"data": str(Path(args.data).absolute()), "state": str(state)}
     node |= {"rejoin": "yes"} if args.rejoin else {}
+    words_of(node)  # refuses what Flower could not read
+    show(leaving(project, data))
+    if args.show:
+        return
+    program("flower-supernode")
+    run_folder.prepare(state, overwrite=True)
     with locked(state), crew(state / HOME) as team:
-        tell(f"{args.name} joins {args.server}; its log is {state / LOG_OF_SITE}\n")
-        last, again = time.monotonic(), AGAIN
+        log, tries, before = state / LOG_OF_SITE, TRIES, ""
+        tell(f"{args.name} joins {args.server}; its log is {log}\n")
         while True:
+            wait_for_server(args.server, args.ca)
+            begun, at = time.monotonic(), log.stat().st_size if log.exists() else 0
             process = start_node(team, args.name, args.server, node, safe)
-            code = process.wait()
-            if time.monotonic() - last > LAPSE:  # it was in, so that it is worth another try
-                last, again = time.monotonic(), AGAIN
-            if not again:
-                told = team.last_words(f"node-{args.name}")
-                raise Stopped(f"the node ended with {code}: {told}", FAILED)
-            again -= 1
-            tell(f"the node ended with {code}; trying again in {PAUSE:g} s\n")
+            for what, told in followed_site(process, log, at):
+                tell(f"{told}\n")
+                if what == OVER:
+                    return
+            if time.monotonic() - begun > LAPSE:  # it was in, so that it is worth another try
+                tries = TRIES
+            why, tries = not_in(team, args, process.returncode), tries - 1
+            if not tries:
+                raise Stopped(why, ends.REFUSED if LOCKED_OUT in why else FAILED)
+            if why != before:
+                tell(f"{why}; trying again for {tries * PAUSE:g} s\n")
+            before = why
             time.sleep(PAUSE)
+
+
+def followed_site(
+    process: subprocess.Popen[bytes], log: Path, at: int
+) -> Iterator[tuple[str, str]]:
+    """Yield what a site's log says of refusals and of the end, while its node is there."""
+    while process.poll() is None:
+        with suppress(OSError), open(log, encoding="utf-8") as file:
+            file.seek(at)
+            for line in file:
+                if found := re.search(rf" ({REFUSED}|{OVER}): (.+)", line):
+                    yield found[1], found[2]
+            at = file.tell()
+        time.sleep(LOOK)
+
+
+def not_in(team: Crew, args: Namespace, code: int) -> str:
+    """Say why a node has ended."""
+    told = team.last_words(f"node-{args.name}").rpartition("Exit Code:")[2].strip()
+    if "[code: 2004]" not in told:
+        return f"the node ended with {code}: {told}"
+    return (
+        f"{args.server} {LOCKED_OUT} {args.key}: it does not know the key, or a node with it is "
+        f"there (for a minute after one is killed); expected the public key in --nodes of "
+        "`pyrofl flower serve`, and one node with it"
+    )
 
 
 def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
@@ -175,7 +231,7 @@ def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
     if not key and not ca and host == LOOPBACK:
         return ["--insecure"]
     for name, file in (("--key", key), ("--ca", ca)):
-        if not file or not Path(file).is_file():
+        if not file or not os.path.isfile(file):
             raise ValueError(f"{name} is {file!r}; expected a file, as {host} is another machine")
     return ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
 

@@ -17,7 +17,7 @@ from pyrofl.flower.letters import Sheets
 from pyrofl.flower.project import Project
 from pyrofl.flower.register import Post, Register
 from pyrofl.flower.results import Book
-from pyrofl.flower.site import ASK, LOST, ORDER, REFUSED, REPLY, TOLD, label
+from pyrofl.flower.site import ASK, LOST, ORDER, OVER, REFUSED, REPLY, TOLD, label
 from pyrofl.inference.halves import Server
 from pyrofl.inference.halves.wire import Flat
 from pyrofl.inference.loop.rounds import by_round
@@ -26,22 +26,25 @@ Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """Name of a site -> names of its clients, and how many training rows each has."""
 
 ROSTER = "sites.json"
+FAREWELL = 20.0  # seconds that sites have to hear that all is over
 PAUSE = 0.5  # seconds between two looks for sites
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long a server waits.
+    """How long a server waits, and for whom.
 
     Attributes:
         sites: it begins when so many are there.
         least: it makes no round with fewer.
         timeout: seconds that a round waits for replies, and that the server waits for sites.
+        whose: as of `Register`.
     """
 
     sites: int
     least: int
     timeout: float
+    whose: Mapping[int, str] | None = None
 
 
 def coordinate(
@@ -67,11 +70,13 @@ def coordinate(
         out.mkdir(parents=True, exist_ok=True)
         if dead := held.enter_context(locked(out)):
             say(f"{dead}; taking it over")
-        register = Register(project, post, say)
+        register = Register(project, post, say, whose=settings.whose)
         sites = _roster(out / ROSTER, register, settings)
         run = Rounds(project, out, register, settings, say, sites)
         while not run.over:
             run.step()
+        gone = {site.node: {OVER: dict[str, Any]()} for site in register.sites.values()}
+        post.exchange(gone, FAREWELL)
         return run.books
 
 

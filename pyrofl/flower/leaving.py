@@ -25,7 +25,7 @@ def leaving(project: Project, data: Federation) -> str:
     Raises:
         ValueError: if a tensor has an axis that grows with the rows.
     """
-    lines: list[tuple[str, ...]] = []
+    alike: dict[tuple[str, ...], list[str]] = {}
     for method in project.labels:
         few, more = (dict(_tried(project, _cut(data, count), method)) for count in FEW)
         for sheet, flat in few.items():
@@ -35,15 +35,19 @@ def leaving(project: Project, data: Federation) -> str:
                         f"{method}: of {FEW[0]} rows leaves {told}, and of {FEW[1]} rows {other}; "
                         "expected what does not grow with the rows"
                     )
-                name, shape = told.split(" [")
-                shape, size = shape.split("] ")
-                lines.append((method, sheet, name, f"[{shape}]", size))
+                name, shape, size = told.replace("] ", " [").split(" [")
+                role, _, own = name.rpartition("/") if name.count("/") == 1 else ("", "", name)
+                alike.setdefault((method, sheet, role, f"[{shape}]", size), []).append(own)
     names = ", ".join(data.names[:8]) + (", ..." if len(data.names) > 8 else "")
     once = (
         f"once: the names of the site and of its clients ({names}), how many training rows each "
         "has, whether they suit the project and its versions"
     )
-    table = run_folder.table(("method", "sheet", "tensor", "shape", "size"), lines)
+    lines = [
+        (method, sheet, f"{role}/{', '.join(owns)}" if role else ", ".join(owns), *form)
+        for (method, sheet, role, *form), owns in alike.items()
+    ]
+    table = run_folder.table(("method", "sheet", "tensors", "shape", "size of each"), lines)
     return f"What leaves this site, and no row of it:\n{once}\nin every round:\n{table}"
 
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -200,31 +199,6 @@ def wait_for_port(team: Crew, name: str, host: str, port: int) -> None:
             return
         time.sleep(0.1)
     raise Stopped(f"Flower's {name} does not listen on {host}:{port} after {STARTING:g} s", FAILED)
-
-
-def refuse_unproven(host: str, port: int, ca: str) -> None:
-    """Refuse a server that cannot prove who it is; Flower's node would try again without a word.
-
-    Where nobody listens yet nothing is refused.
-
-    Raises:
-        ValueError: if its certificate has expired, is of another name or signed by another.
-    """
-    context = ssl.create_default_context(cafile=ca)
-    try:
-        with (
-            socket.create_connection((host, port), PATIENCE) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            pass
-    except ssl.SSLError as error:
-        why = getattr(error, "verify_message", "") or error.reason or "no TLS"
-        raise ValueError(
-            f"the server at {host}:{port} does not prove who it is: {why}; expected a certificate "
-            f"that {ca} has signed, of that name and of today"
-        ) from error
-    except OSError:
-        return
 
 
 def words_of(settings: Mapping[str, str | int | float]) -> str:

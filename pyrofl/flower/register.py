@@ -13,6 +13,7 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.site import HELLO, REFUSED, greeting
 from pyrofl.inference.halves.wire import Flat, column, named
 
+WHOSE = "nodes.json"  # node -> the site whose key it has
 GREETING = 60.0  # seconds that a node has to say who it is; it is asked again later
 
 
@@ -24,6 +25,9 @@ class Post(Protocol):
 
     def exchange(self, letters: Mapping[int, Sheets], timeout: float) -> dict[int, Sheets]:
         """Send letters, node -> letter, and return the answers that come in time."""
+
+    def tell(self, letters: Mapping[int, Sheets]) -> None:
+        """Send letters that nobody waits to be answered."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Register:
     Attributes:
         sites: name -> site.
         expected: site -> clients and sizes of the run; None before it has begun.
+        whose: node -> the site whose key it has; None where nodes need no key.
     """
 
     project: Project
@@ -49,6 +54,7 @@ class Register:
     say: Callable[[str], None]
     sites: dict[str, Member] = field(default_factory=dict)
     expected: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] | None = None
+    whose: Mapping[int, str] | None = None
     _met: dict[int, Flat | None] = field(default_factory=dict)  # what a node said; None: refused
     _said: set[tuple[int, str]] = field(default_factory=set)
 
@@ -91,6 +97,10 @@ class Register:
         site = Member(node, names, tuple(said["sizes"].tolist()))
         if (other := self.sites.get(name)) and other.node == node:
             return
+        if self.whose is not None and (owner := self.whose.get(node)) != name:
+            has = f"the key of {owner}" if owner else "none of the keys"
+            self._tell(node, f"{name} is refused: its node has {has}; expected {name}.pub's")
+            return
         if other:
             self._tell(
                 node, f"a second node that calls itself {name} is refused while the first is there"
@@ -120,7 +130,8 @@ class Register:
         return ""
 
     def _tell(self, node: int, text: str) -> None:
-        """Say something of a node once."""
+        """Say once why a node is refused, here and to its site."""
         if (node, text) not in self._said:
             self._said.add((node, text))
             self.say(text)
+            self.post.tell({node: {REFUSED: {"why": text}}})

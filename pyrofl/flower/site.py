@@ -20,6 +20,7 @@ from pyrofl.inference.halves.wire import Flat, Lost, Unfit, number, release
 
 HELLO, ORDER, ASK, REPLY, TOLD = "hello", "order", "ask", "reply", "told"
 REFUSED, LOST = "refused", "lost"  # what else a site may answer
+OVER = "over"  # tells a site that all rounds are made
 LOG = "site.log"
 
 
@@ -124,6 +125,12 @@ def answered(site: Mapping[str, Any], sheets: Mapping[str, Flat]) -> Sheets:
     torch.set_num_threads(1)
     try:
         log.info("came: %s", ", ".join(sorted(sheets)))
+        if REFUSED in sheets:
+            log.info("refused: by the server: %s", sheets[REFUSED].get("why"))
+            return {}
+        if OVER in sheets:
+            log.info("%s: all rounds are made", OVER)
+            return {}
         here = Site(**(dict(site) | {"project": Project.read(site["project"])}))
         found = here.answer(sheets)
         for what, flat in found.items():

@@ -38,7 +38,9 @@ def test_many_methods_in_one_run_are_those_of_the_loop(grouped, tmp_path):
     states, said = made(project, tmp_path / "out", post)
     for name in methods:
         toys.assert_same(states[name].server, looped(project, name).server, **CLOSE)
-    assert len(post.letters) == 3 * (1 + project.rounds + 1)  # hello, rounds, the last questions
+    assert len(post.letters) == 3 * (
+        1 + project.rounds + 2
+    )  # hello, rounds, the last questions, the end
     assert "round 2 of 2: 3 of 3 sites replied" in said[-1]
 
 
@@ -129,6 +131,26 @@ def test_a_site_that_restarts_takes_its_place_and_a_second_is_refused(tmp_path):
     told = "a second node that calls itself hospital_2 is refused while the first is there"
     assert said.count(told) == 1
     assert said.count("hospital_2 is there: 1 clients, 52 training rows") == 2
+
+
+def test_a_site_takes_part_with_its_own_key_alone(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
+    whose = {10: "hospital_1", 11: "hospital_3"}
+    said: list[str] = []
+    with pytest.raises(Stopped, match=r"1 sites are there .+ \(hospital_1\); expected 3"):
+        coordinate(
+            project,
+            tmp_path / "out",
+            wire(project, tmp_path),
+            Settings(3, 3, 0.0, whose),
+            said.append,
+        )
+    assert said[1:] == [
+        "hospital_2 is refused: its node has the key of hospital_3; expected hospital_2.pub's",
+        "hospital_3 is refused: its node has none of the keys; expected hospital_3.pub's",
+    ]
+    log = (tmp_path / "hospital_2/site.log").read_text()
+    assert f"refused: by the server: {said[1]}" in log
 
 
 @pytest.mark.parametrize("rejoin", [False, True])

@@ -20,6 +20,7 @@ from hostile import (
     predictions,
     python,
     questions,
+    servers,
     settings,
     sheets,
     specs,
@@ -29,6 +30,7 @@ from hostile.case import Case, contents, end_of, problems
 COUNTS = Path(__file__).with_name("table.json")
 LIMITS = (60, 4 * 2**30)  # seconds, and bytes beside what an idle process has
 PARTS = (flags, specs, lines, settings, sheets, questions, images, python, predictions)
+PARTS += (servers,)
 TABLE: tuple[Case, ...] = tuple(case for part in PARTS for case in part.cases())
 # What does not yet end as it must, and why.
 WAITING: dict[str, str] = {}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from dying import Nursery
-from hostile import flags, predictions, settings
+from hostile import flags, predictions, servers, settings
 from hostile.case import BEGIN, Case, contents, problems
 from hostile.table import TABLE, WAITING, counted, met
 
-from pyrofl.cli.parser import COMMANDS
+from pyrofl.cli.parser import COMMANDS, FLOWER
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,8 @@ def test_every_flag_and_setting_has_its_rule() -> None:
     known = {*flags.WHOLE, *flags.SHARES, *flags.TEXT, *flags.TOGGLES, *flags.OTHERS}
     known |= set(predictions.FLAGS)
     assert words <= known
+    rows = [row for _, some in FLOWER.values() for row in some]
+    assert {row[0].partition(" ")[0] for row in rows if row[0].startswith("--")} == servers.FLAGS
     lacking = [n for m, n in settings.known() if (m, n) not in settings.OTHERS]
     assert set(lacking) <= settings.KINDS.keys()
 

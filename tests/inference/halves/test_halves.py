@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+import pytest
 import test_contract as contract
 import torch
 import toys
@@ -12,7 +14,7 @@ from sites import CLOSE, SIZES, some
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.halves import Client, Server
 from pyrofl.inference.loop.participation import Stragglers, bernoulli
-from pyrofl.inference.loop.rounds import advance, first
+from pyrofl.inference.loop.rounds import advance, federate, first
 from pyrofl.inference.loop.server_half import called
 from pyrofl.tensors import Tensors
 
@@ -76,3 +78,23 @@ def test_halves_make_the_rounds_of_the_loop(name):
         scores = server.scores({h: clients[h].evaluate(q) for h, q in questions.items()})
         toys.assert_same(scores.values, expected.values, **CLOSE)
         assert scores.rows.tolist() == expected.rows.tolist()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbe", "metavd", "pfedvem", "pvi"])
+@pytest.mark.parametrize("population", ["held_out", "pooled"])
+def test_rows_that_no_client_trains_on_are_scored_where_they_are(name, population):
+    whole = toys.blobs(SIZES, held_out=2)
+    data, method = replace(whole, pooled_test=torch.arange(9)), contract.built(name)
+    names = list(data.names[: data.clients])
+    server, client = Server(method, names, data.sizes[:4], data.dtype, 5), Client(method, data, 5)
+    for _ in range(2):
+        server.take({"all": client.train(server.orders({"all": names})["all"])})
+    with pytest.raises(ValueError, match=rf"is '{population}'; expected .+evaluate\(.+, server.st"):
+        server.questions(population=population)
+    assert server.questions(population="training").keys() == set(names)
+    *_, state = federate(method, data, 2, seed=5)
+    found, expected = (
+        evaluate(method, data, one, seed=5, population=population).values
+        for one in (server.state, state)
+    )
+    toys.assert_same(found, expected, **CLOSE)

@@ -1,0 +1,101 @@
+"""Certificates: whether a server proves who it is, looked at before anything of Flower's starts.
+
+Flower's node would try again without a word.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+
+from pyrofl.cli.ends import tell
+
+PATIENCE = 10.0  # seconds that a server has to answer
+AGAIN = 1.0  # seconds between two tries
+
+
+def wait_for_server(address: str, ca: str | None) -> None:
+    """Wait until somebody listens at HOST:PORT who, given who signs, can prove who it is.
+
+    Raises:
+        ValueError: as `refuse_unproven`.
+    """
+    host, _, port = address.rpartition(":")
+    for tries in count():
+        try:
+            if ca:
+                refuse_unproven(host, int(port), ca)
+            else:
+                socket.create_connection((host, int(port)), PATIENCE).close()
+            return
+        except OSError as error:
+            if not tries:
+                tell(f"nobody answers at {address} yet ({error.strerror or error}); waiting\n")
+            time.sleep(AGAIN)
+
+
+def refuse_unproven(host: str, port: int, ca: str) -> None:
+    """Refuse a server that cannot prove who it is.
+
+    Raises:
+        ValueError: if its certificate has expired, is of another name or signed by another.
+        OSError: if nobody answers.
+    """
+    trusted = _trusting(ca)
+    with _refused(f"the server at {host}:{port}", ca):
+        plain = socket.create_connection((host, port), PATIENCE)
+        with plain, trusted.wrap_socket(plain, server_hostname=host):
+            pass
+
+
+def refuse_certificate(host: str, cert: str, key: str, ca: str) -> None:
+    """Refuse a certificate that nodes, and Flower's own commands at `host`, would not take.
+
+    Raises:
+        ValueError: as `refuse_unproven`, or if a file cannot be read.
+    """
+    trusted, serving = _trusting(ca), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        serving.load_cert_chain(cert, key, password="")
+    except OSError as error:
+        raise ValueError(
+            f"--cert {cert} and --cert-key {key} cannot be used ({error}); expected a certificate "
+            "and its own key, in PEM and without password"
+        ) from error
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        trusted.wrap_bio(down, up, server_hostname=host),
+        serving.wrap_bio(up, down, server_side=True),
+    ]
+    with _refused(f"--cert {cert}", ca, host):
+        for side in sides + sides:
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+
+
+def _trusting(ca: str) -> ssl.SSLContext:
+    """Return what trusts those alone whom a certificate names."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise ValueError(
+            f"--ca {ca} cannot be used ({error}); expected a certificate in PEM"
+        ) from error
+
+
+@contextmanager
+def _refused(who: str, ca: str, host: str = "") -> Iterator[None]:
+    """Say in one line why TLS has failed."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        why = getattr(error, "verify_message", "") or error.reason or "no TLS"
+        name = f"for {host}" if host else "of that name"
+        raise ValueError(
+            f"{who} does not prove who it is: {why}; expected a certificate that {ca} has signed, "
+            f"{name} and of today"
+        ) from error
