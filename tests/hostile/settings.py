@@ -13,7 +13,7 @@ from hostile.flags import DIGITS, EITHER, MOST
 COUNTS = "batch draws steps tune_steps distil_batch cycle samples clusters adapt_steps branches "
 COUNTS += "m_step_iters embedding width"
 WHOLE = "epochs own_epochs fine_tune head_epochs base_epochs burn_in distil_epochs depth"
-POSITIVE = "tau noise concentration clip"
+POSITIVE = "tau noise concentration clip hyper_step"
 NOT_NEGATIVE = "lr scale lr_alpha lr_prior lr_head lr_base lr_centre inner_lr server_lr client_lr "
 NOT_NEGATIVE += "hyper_lr distil_lr distil_lr_end weight_decay mu rho strength kl temperature "
 NOT_NEGATIVE += "std_scale"
