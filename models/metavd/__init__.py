@@ -175,7 +175,8 @@ def build(
         raise ValueError(f"prune is {rate} where no weight is random; expected 'snip' or None")
     limit = rate if done is None or done >= prune_from else None
     weights = sum(shape.numel() for shape in shapes.values())
-    first = role("spread", q.start({n: torch.zeros(shape) for n, shape in shapes.items()}))
+    exactly = {n: torch.zeros(shape, dtype=torch.float64) for n, shape in shapes.items()}
+    first = role("spread", q.start(exactly))
     combine = combining(merge)
     slow, quick = (sgd(hyper_lr, m, weight_decay=DECAY) for m in (0.6, 0.3))
     match dropout if q.random else "none":
