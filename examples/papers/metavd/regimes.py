@@ -2,7 +2,7 @@
 
 Every method has the same network and the same steps. Each is tested by the mean of its weights and
 by ten draws, on clients that train and on held-out ones, after one step on the client's rows
-(none for FedAvg). A line of the CSV is one score.
+(none for FedAvg). A line of the CSV is one score; what is in it already is not run again.
 
 Run: python examples/papers/metavd/regimes.py [--quick] [--data NAME] [--methods NAME ...]
 """
@@ -10,7 +10,6 @@ Run: python examples/papers/metavd/regimes.py [--quick] [--data NAME] [--methods
 import argparse
 import csv
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
@@ -29,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "X+VD": {"dropout": "vd"},
     "X+EnsembleVD": {"dropout": "ensemble"},
 }
-HEAD = ("method", "seed", "round", "population", "by", "metric", "value", "seconds")
+HEAD = ("method", "seed", "round", "population", "by", "metric", "value", "seconds", "commit")
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
@@ -84,13 +83,18 @@ commit = subprocess.run(
     ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
 ).stdout.strip()
 args.out.parent.mkdir(parents=True, exist_ok=True)
-with args.out.open("w", newline="") as file:
-    file.write(f"# python {' '.join(sys.argv)}\n# commit {commit}\n")
+known = list(csv.DictReader(args.out.open())) if args.out.is_file() else []
+done = {(line["method"], int(line["seed"])) for line in known}
+with args.out.open("a", newline="") as file:
     table = csv.writer(file)
-    table.writerow(HEAD)
+    if not known:
+        table.writerow(HEAD)
     for seed in seeds:
-        for name in args.methods:
-            for line in lines(name, seed):
-                table.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in line])
-                file.flush()
+        for name in (n for n in args.methods if (n, seed) not in done):
+            found = [
+                [f"{v:.6g}" if isinstance(v, float) else v for v in line]
+                for line in lines(name, seed)
+            ]
+            table.writerows([*line, commit] for line in found)
+            file.flush()
             print(f"seed {seed}, {name}: done", flush=True)
