@@ -79,7 +79,9 @@ PFLLIB: dict[str, tuple[Callable[[], Method], str, str, Mapping[int, float]]] = 
         {5: 0.839, 10: 0.860, 15: 0.872, 20: 0.885},
     ),
     "perfedavg": (
-        lambda: perfedavg.build(NET, order="first", inner_lr=0.01, **STEPS),
+        # A step takes 21 rows, 7 for the inner gradient and 14 for the outer one, where PFLlib has
+        # 10 and 10: as many steps in an epoch.
+        lambda: perfedavg.build(NET, order="first", inner_lr=0.01, **STEPS | {"batch": 7}),
         "personal",
         "adapt",
         {5: 0.754, 10: 0.799, 15: 0.786, 20: 0.821},
@@ -146,14 +148,20 @@ def by_row(scores: pyrofl.Scores, data: Federation) -> float:
     return float((scores.values["accuracy"] * sizes).sum() / sizes.sum())
 
 
-def told(found: Mapping[int, list[float]], expected: Mapping[int, float]) -> str:
-    """Say which rounds are too far apart."""
-    lines = [
-        f"round {r}: {np.mean(found[r]):.3f} ({', '.join(f'{v:.3f}' for v in found[r])}) for {v}"
-        for r, v in expected.items()
-        if abs(float(np.mean(found[r])) - v) > WITHIN
-    ]
-    return "; ".join(lines)
+def told(
+    found: Mapping[int, list[float]], expected: Mapping[int, float], errors: float = 0.0
+) -> str:
+    """Say which rounds are too far apart: more than `WITHIN`, and than so many standard errors.
+
+    Those are of the difference between a mean over our seeds and the other code's single one.
+    """
+    far = []
+    for r, v in expected.items():
+        error = float(np.std(found[r], ddof=1)) * (1 + 1 / len(found[r])) ** 0.5
+        if abs(float(np.mean(found[r])) - v) > max(WITHIN, errors * error):
+            seeds = ", ".join(f"{one:.3f}" for one in found[r])
+            far.append(f"round {r}: {np.mean(found[r]):.3f} ({seeds}) for {v}")
+    return "; ".join(far)
 
 
 @pytest.mark.parametrize("name", PFLLIB)
@@ -170,6 +178,7 @@ def test_it_learns_as_fast_as_in_pfllib(name):
 
 
 def test_pfedvem_learns_as_fast_as_in_the_authors_code():
+    """Ten of a hundred clients report: who they are moves the models by points in early rounds."""
     data = slices()
     found = {model: {r: [] for r in AUTHORS} for model in ("personal", "global")}
     for seed in SEEDS:
@@ -189,4 +198,4 @@ def test_pfedvem_learns_as_fast_as_in_the_authors_code():
                 found[how["model"]][number].append(run.evaluate(**how).mean("accuracy"))
     print(found)
     both = {m: {r: v[i] for r, v in AUTHORS.items()} for i, m in enumerate(found)}
-    assert not [told(found[m], both[m]) for m in found if told(found[m], both[m])]
+    assert not "".join(told(found[m], both[m], errors=2) for m in found)
