@@ -1,9 +1,10 @@
 """Three clients, three classes: which mixtures are best? FedBE's figure 1, fifty times.
 
 Its authors found an ensemble of ten mixtures to be better than FedAvg, 69% against 64%, on one
-roll. Over many rolls, in their range of learning rates, that is a coin toss: their figure is one
-throw. What does hold is that the best of 100 mixtures is far above the centre, which is FedAvg;
-nobody knows which one that is without labels.
+roll. In their range of learning rates the ensemble is above it on 28 to 31 rolls of fifty, by 0 to
+2 points with a standard deviation of 4 to 8: their figure is one throw of a coin. What does hold is
+that the best of 100 mixtures is 10 to 15 points above the centre, which is FedAvg; nobody knows
+which one that is without labels.
 
 Run: python examples/fedbe_swiss_roll.py [--quick] [--lr RATE ...] [--out FOLDER]
 """
