@@ -1,8 +1,9 @@
 """Do clients that never trained gain from MetaVD? Accuracy and calibration of X and X+MetaVD.
 
 Twenty clients train, six are held out; these get the mean embedding and one step on their own rows
-(none for FedAvg). MetaVD averages the predictions of ten draws. Test rows follow a client's own
-labels (same_shares), or are dealt anew as in the authors' code (independent).
+(none for FedAvg). All have the same network. Where weights are random, predictions are those of
+their mean, and averages over ten draws. Test rows follow a client's own labels (same_shares), or
+are dealt anew as in the authors' code (independent).
 
 Run: python examples/metavd_held_out.py [--data npz:fashion_mnist.npz] [--quick] [--out FOLDER]
 """
@@ -39,8 +40,11 @@ dataset = datasets.per_class(datasets.load(args.data), args.per_class)
 net = nets.build("mlp:100,50", tuple(dataset.x.shape[1:]), len(dataset.classes))
 
 
-def fit(on: str, dropout: str, seed: int) -> dict[str, Bins]:
-    """Train, and gather the predictions for training and held-out clients by their confidence."""
+def fit(on: str, dropout: str, seed: int) -> dict[tuple[str, str], Bins]:
+    """Train, and gather the predictions for training and held-out clients by their confidence.
+
+    Keys are the clients and "mean" or "draws".
+    """
     data = federations.split(
         dataset, args.partition, clients=20, held_out=6, seed=seed, test=args.test
     )
@@ -52,11 +56,14 @@ def fit(on: str, dropout: str, seed: int) -> dict[str, Bins]:
     run = pyrofl.fit(
         at, data, rounds, seed=seed, participation=pyrofl.participation.fixed(10), progress=False
     )
-    how = {
-        "adapted": "adapt" if run.method.adapt else "none",
-        "draws": None if dropout == "none" else 10,
+    adapted = "adapt" if run.method.adapt else "none"
+    for note in run.notes:
+        print(f"{on}+{dropout}, seed {seed}: {note}")
+    return {
+        (who, by): run.calibration(population=who, adapted=adapted, draws=draws)
+        for who in ("training", "held_out")
+        for by, draws in {"mean": None, **({} if dropout == "none" else {"draws": 10})}.items()
     }
-    return {who: run.calibration(population=who, **how) for who in ("training", "held_out")}
 
 
 def score(found: list[Bins]) -> list[str]:
@@ -68,14 +75,19 @@ def score(found: list[Bins]) -> list[str]:
 
 rows, drawn = [], {}
 for on in RATES:
-    for dropout, name in (("none", on), ("meta", f"{on}+MetaVD")):
+    variants = {"none": on, "meta": f"{on}+MetaVD"}
+    if on == DREW and not args.quick:
+        variants |= {"vd": f"{on}+VD", "ensemble": f"{on}+EnsembleVD"}
+    for dropout, name in variants.items():
         found = [fit(on, dropout, seed) for seed in range(seeds)]
-        rows.append([name, *score([f["training"] for f in found])])
-        rows[-1] += score([f["held_out"] for f in found])
+        for by in ("mean", "draws") if dropout != "none" else ("mean",):
+            rows.append([name, by])
+            for who in ("training", "held_out"):
+                rows[-1] += score([f[who, by] for f in found])
         if on == DREW:
-            drawn[name] = found[0]["held_out"]
+            drawn[name] = found[0]["held_out", by]
         print(f"{name}: done")
 
-print(table(["method", "accuracy %", "ECE %", "held-out accuracy %", "held-out ECE %"], rows))
+print(table(["method", "by", "accuracy %", "ECE %", "held-out accuracy %", "held-out ECE %"], rows))
 figures.save(figures.reliability(drawn), args.out / "reliability.png")
 print(f"figure: {args.out / 'reliability.png'}")

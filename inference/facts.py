@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyrofl.tensors import Tensors, role, sparse
+from pyrofl.tensors import Tensors, pick, role, sparse
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,19 @@ class Factors:
     without: Callable[[Any, str, int], Any]
 
 
+@dataclass(frozen=True)
+class Watched:
+    """Of one number that the server holds, [], named after what it tells: every round notes it.
+
+    Attributes:
+        high: where it is above this in the last round, `Run.notes` has `why`; None never does.
+        why: what that means and what to do, the end of a sentence.
+    """
+
+    high: float | None = None
+    why: str = ""
+
+
 def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, Moments]:
     """Say that "LOC/SITE" and "WIDTH/SITE" state a normal: its mean, and what `sd` makes its sd."""
 
@@ -113,12 +126,18 @@ CHANGES = Mark("sent as a change of what the server has")
 """Of all that clients send, by names of the server's, which adds up what messages differ from what
 it has: noise may be added to that difference, and rules of a message need not hold any more."""
 
-Fact = Rule | WireCost | Moments | Factors | Mark
+Fact = Rule | WireCost | Moments | Factors | Watched | Mark
 
 Facts = Mapping[str, Fact | tuple[Fact, ...]]
 """Patterns of names, separated by spaces -> what holds for them."""
 
-Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Mark)
+Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Watched, Mark)
+
+
+def watched(facts: Facts, server: Tensors) -> dict[str, float]:
+    """Return the numbers of the server's that are `Watched`, by their names without "server/"."""
+    seen = pick(server, " ".join(of_kind(facts, Watched)))
+    return {n.removeprefix("server/"): float(v) for n, v in seen.items()}
 
 
 def of_kind(facts: Facts, kind: type[Kind]) -> dict[str, Kind]:

@@ -158,5 +158,5 @@ def fit(
                 break
             clock = perf_counter()
         if progress and run.records:
-            bar.write(str(run.verdict), sys.stderr)
+            bar.write("\n".join([str(run.verdict), *run.notes]), sys.stderr)
     return run

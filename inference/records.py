@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyrofl.inference.facts import watched
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.movement import Moved, movement
@@ -30,6 +31,7 @@ class RoundRecord:
     loss: Tensors  # mean of every step by its names, [J]; NaN where a client did not train
     begun: Tensors  # loss of the first of these steps, as `loss`, where rounds are comparable
     moved: Moved | None  # how far sites went, see `movement`; None: nothing was merged
+    watched: dict[str, float]  # numbers that the server holds, see `Watched`
 
     @classmethod
     def of(cls, state: Round, old: Round, method: Method, seconds: float) -> RoundRecord:
@@ -47,6 +49,7 @@ class RoundRecord:
             loss=state.of_all(state.loss),
             begun=state.of_all(comparable(method.facts, state.begun)),
             moved=movement(method.facts, old, state),
+            watched=watched(method.facts, state.server),
         )
 
     def told(self, names: Sequence[str]) -> dict[str, Any]:
@@ -64,6 +67,7 @@ class RoundRecord:
             "rejected": len(self.rejected),
             "rejected_reasons": list(self.rejected),
             **{f"loss {name}": float(value.nanmean()) for name, value in self.loss.items()},
+            **self.watched,
         }
 
 

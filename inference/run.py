@@ -22,6 +22,7 @@ from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.evaluation.prepare import statistics
+from pyrofl.inference.facts import Watched, of_kind
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.movement import table
@@ -215,6 +216,17 @@ class Run(Pickled, Summarised):
         """Whether it has converged, is moving or has diverged, by its records."""
         return verdict(self.records)
 
+    @property
+    def notes(self) -> list[str]:
+        """What the method has to say of numbers that are too high after the last round."""
+        last = self.records[-1] if self.records else None
+        return [
+            f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
+            for names, fact in of_kind(self.method.facts, Watched).items()
+            for name in (names.removeprefix("server/"),)
+            if last and fact.high is not None and last.watched.get(name, 0.0) > fact.high
+        ]
+
     def convergence(self) -> DataFrame:
         """Return how far each site moved in each round that merged something; see `movement`.
 
@@ -256,7 +268,7 @@ class Run(Pickled, Summarised):
         bad = [reason for record in records for reason in record.rejected]
         sent = f"{sum(r.down for r in records):,} down, {sum(r.up for r in records):,} up"
         return {
-            "verdict": str(self.verdict),
+            "verdict": "; ".join([str(self.verdict), *self.notes]),
             "views": ", ".join(self.method.views),
             "clients": f"{data.clients} that train, {data.held_out} held out",
             "scores": f"round {last[0]['round']}: {shown}" if last else "not tested yet",

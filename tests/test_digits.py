@@ -10,7 +10,9 @@ import torch
 import pyrofl
 from pyrofl import nets
 from pyrofl.data import Federation, datasets
+from pyrofl.models import fedbe
 from pyrofl.partitions import federations
+from pyrofl.tensors import Tensors, role
 
 
 def clients(seed: int) -> Federation:
@@ -57,3 +59,24 @@ def test_defaults_beat_training_alone(names, seed):
             assert accuracy(name, data, seed) > alone, name
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 10))]
+)
+def test_distillation_does_not_end_below_the_average_that_it_starts_from(seed):
+    """Where clients are so unlike that an average of their models is worse than their ensemble."""
+    data = federations.split(
+        datasets.load("digits"), "step:2,minor=2", 20, seed=seed, test="labels_global", server=0.2
+    )
+    net = nets.build("mlp:50", (64,), 10)
+    method = fedbe.build(net, unlabelled=data.unlabelled)
+    run = pyrofl.fit(method, data, 5, seed=seed, progress=False)
+    average = {n: v[0] for n, v in role("server/teacher/w", run.state.server).items()}
+    rows = data.pooled_test
+
+    def right(weights: Tensors) -> float:
+        return float((net.apply(weights, data.x[rows]).argmax(-1) == data.y[rows]).float().mean())
+
+    assert right(role("w", run.state.server)) >= right(average)
+    assert not run.notes

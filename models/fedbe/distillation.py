@@ -54,8 +54,16 @@ def predictions(
         return torch.stack([member({n: v[m] for n, v in models.items()}) for m in range(count)])
 
 
+def agreement(
+    net: Network, weights: Tensors, x: Tensor, target: Tensor, likelihood: Likelihood = categorical
+) -> Tensor:
+    """Return on which share of the rows a network's likeliest answer is that of a target, []."""
+    mine = predictions(net, {n: v[None] for n, v in weights.items()}, x, likelihood)[0]
+    return (mine.argmax(-1) == target.argmax(-1)).to(mine).mean()
+
+
 def sharpened(probs: Tensor, temperature: float = 0.5) -> Tensor:
-    """Sharpen probabilities [..., K]: p^(1/T) / sum p^(1/T); the paper squares them."""
+    """Sharpen probabilities [..., K]: p^(1/T) / sum p^(1/T); v-Distillation squares them."""
     return (probs.log() / temperature).softmax(-1)
 
 
@@ -69,17 +77,17 @@ def cyclical(step: int, cycle: int, high: float, low: float) -> float:
     return (1 - t) * high + t * low
 
 
-def collected(steps: int, cycle: int) -> list[int]:
+def collected(steps: int, cycle: int, start: float = START) -> list[int]:
     """Return the steps at whose end SWA collects: cycle ends after the first 250 of 1,580 steps.
 
-    Without any, the last step is taken.
+    That is the share `start` of them. Without any such end, the last step is taken.
 
     >>> taken = collected(1580, 25)
     >>> taken[0], taken[-1], len(taken)
     (275, 1575, 53)
     """
-    start = int(steps * START)
-    return [i for i in range(cycle, steps + 1, cycle) if i > start] or [steps]
+    first = int(steps * start)
+    return [i for i in range(cycle, steps + 1, cycle) if i > first] or [steps]
 
 
 def distil(
@@ -93,10 +101,12 @@ def distil(
     swa: bool = True,
     epochs: int = 20,
     batch: int = 128,
-    lr: float = 1e-3,
-    lr_end: float = 4e-4,
+    lr: float = 1e-2,
+    lr_end: float = 4e-3,
     cycle: int = 25,
+    swa_start: float = START,
     momentum: float = 0.9,
+    weight_decay: float = 0.0,
     augment: Augment | None = None,
 ) -> Tensors:
     """Train a network on probabilities [U, K] of rows: 1/U sum_u -p_u' log p(. | x_u; w).
@@ -107,10 +117,12 @@ def distil(
     like = next(iter(start.values()))
     student = copy.deepcopy(net.module).to(like.device, like.dtype)
     student.load_state_dict(start, strict=False)  # buffers are not among the parameters
-    optimiser = sgd(lr, momentum)([student.get_parameter(n) for n in net.shapes])
+    optimiser = sgd(lr, momentum, weight_decay=weight_decay)(
+        [student.get_parameter(n) for n in net.shapes]
+    )
     mean = AveragedModel(student)
     steps = epochs * ceil(len(x) / batch)
-    taken = set(collected(steps, cycle) if swa else [steps])
+    taken = set(collected(steps, cycle, swa_start) if swa else [steps])
     order = plan([torch.arange(len(x))], [epochs], batch, [generator])
     with torch.enable_grad():
         for i, (index, mask) in enumerate(zip(order.rows[:, 0], order.mask[:, 0], strict=True), 1):

@@ -8,13 +8,14 @@ on the CPU, where a generator gives the same draws whatever the clients' device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from torch import Generator, Tensor
+from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import NotNegative, Positive, checked
 from pyrofl.inference.posteriors.export import inference_data
@@ -102,6 +103,34 @@ def sample(posterior: Posterior, draws: int, generator: Generator) -> Tensors:
     with seeded(seed), torch.no_grad(), pyro.plate("draws", draws):
         nodes: Mapping[str, Any] = poutine.trace(posterior).get_trace().nodes
     return {n: v["value"] for n, v in nodes.items() if v["type"] == "sample" and n != "draws"}
+
+
+def sample_each(
+    shapes: Mapping[str, Size], posterior: Posterior, draws: int, generator: Generator
+) -> Tensors:
+    """Draw from any program by running it once for each draw: name -> [S, *p].
+
+    Its sites count, and what it returns where that is a dict; ValueError if a parameter of these
+    shapes is not among them. The global random state is left as it was.
+    """
+
+    def once() -> Tensors:
+        nodes: Mapping[str, Any] = poutine.trace(posterior).get_trace().nodes
+        returned = nodes["_RETURN"]["value"]
+        sites = {n: v["value"] for n, v in nodes.items() if v["type"] == "sample"}
+        return {**sites, **(returned if isinstance(returned, dict) else {})}
+
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with seeded(seed), torch.no_grad():
+        runs = [once() for _ in range(draws)]
+    for run, (n, shape) in product(runs, shapes.items()):
+        if n not in run or run[n].shape != shape:
+            found = f"{n} of shape {list(run[n].shape)}" if n in run else f"no site {n}"
+            raise ValueError(
+                f"posterior gives {found}; expected {list(shape)}, as the network has it"
+            )
+    every = [n for n in runs[0] if all(n in run for run in runs)] if runs else []
+    return {n: torch.stack([torch.as_tensor(run[n]) for run in runs]) for n in every}
 
 
 def log_prob(posterior: Posterior, values: Tensors) -> Tensor:

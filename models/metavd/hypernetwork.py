@@ -107,8 +107,8 @@ def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
     return Source(start, read, slope, optims={f"{OWN}/*": optim})
 
 
-def rows(first: Tensors) -> Source:
-    """Keep independent spreads for every client that trains (EnsembleVD)."""
+def rows(first: Tensors, most: float | None = None) -> Source:
+    """Keep independent spreads for every client that trains (EnsembleVD), `most` as `shortened`."""
 
     def start(generator: Generator, clients: int) -> Tensors:
         return under(OWN, spread_out(first, clients))
@@ -117,7 +117,11 @@ def rows(first: Tensors) -> Source:
         return {n: rows_of(v, ids) for n, v in role(OWN, server).items()}
 
     def store(server: Tensors, who: Who, found: Tensors) -> Tensors:
-        return {n: server[n].index_copy(0, who.ids, v) for n, v in under(OWN, found).items()}
+        own = role(OWN, server)
+        if most is not None:
+            here = {n: own[n][who.ids] for n in found}
+            found = {n: here[n] + (v - here[n]).clamp(-most, most) for n, v in found.items()}
+        return under(OWN, {n: own[n].index_copy(0, who.ids, v) for n, v in found.items()})
 
     return Source(start, read, store=store, facts={f"{OWN}/*": PER_CLIENT})
 
@@ -135,6 +139,29 @@ def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip:
     for names, optim in optims.items():
         moved |= descend(optim, server, {n: v * shrink for n, v in pick(gradient, names).items()})
     return moved
+
+
+def shortened(source: Source, server: Tensors, moved: Tensors, most: float | None) -> Tensors:
+    """Shorten a step so that no spread of any client that trains changes by more than `most`.
+
+    The change of all that spreads come from, and the velocity that is left, are multiplied by one
+    share: `most` over the largest |s_after - s_before|, again until that holds, as h bends.
+    """
+    if most is None:
+        return moved
+    ids = torch.arange(len(server[TABLE]) if TABLE in server else 1)
+    before = source.read(server, ids)
+    mine = pick(moved, " ".join(f"{names} server/optim/{names}:*" for names in source.optims))
+    share, step = 1.0, mine
+    while (far := _largest(source.read(server | step, ids), before)) > (1 + 1e-6) * most:
+        share *= min(most / far, 0.99)
+        step = {n: share * v for n, v in mine.items()}
+        step |= {n: server[n] + share * (v - server[n]) for n, v in mine.items() if ":" not in n}
+    return moved | step
+
+
+def _largest(after: Tensors, before: Tensors) -> float:
+    return max(float((v - before[n]).abs().max()) for n, v in after.items())
 
 
 def embed(

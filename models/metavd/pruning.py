@@ -11,6 +11,7 @@ from pyrofl.models.guides.dropout import dropout_rate, log_alpha_of
 from pyrofl.tensors import Tensors, role, under
 
 KEEP = "server/keep"
+HIGH = 0.9  # rate above which a weight is as good as gone; the authors drop it
 
 Moments = Callable[[Tensors], tuple[Tensors, Tensors]]
 """Tensors [C, *p] under "loc/" and "spread/" -> mean and variance of the random weights."""
@@ -30,6 +31,12 @@ def drop(tensors: Tensors, moments: Moments, limit: float | None) -> Tensors:
     }
 
 
+def saturated(mean: Tensors, variance: Tensors) -> Tensor:
+    """Return the share of dropout rates above 0.9, [C], given moments [C, *p]."""
+    rates = [dropout_rate(v, variance[n]).flatten(1) for n, v in mean.items()]
+    return (torch.cat(rates, 1) > HIGH).to(rates[0]).mean(1)
+
+
 def fill(message: Tensors, values: Tensors) -> Tensors:
     """Put values "loc/..." or "spread/..." in the place of those of weights that came as zeros."""
     dropped = {n: message[f"loc/{n.partition('/')[2]}"] == 0 for n in values}
@@ -41,13 +48,15 @@ def report(
 ) -> Tensors:
     """Return "sparsity", a client's share of dropped weights, and its mean "dropout_rate", [C].
 
-    Besides, of every weight: "dropout_rate/NAME" and "log_alpha/NAME", [C, *p].
+    Besides "rates_above_0.9", the share of those, [C]; and of every weight "dropout_rate/NAME" and
+    "log_alpha/NAME", [C, *p].
     """
     sent, found = drop(tensors, moments, limit), {}
     if role("spread", tensors):
-        spread = moments(tensors)[1]
+        mean, spread = moments(tensors)
         rates = {n: dropout_rate(tensors[f"loc/{n}"], v) for n, v in spread.items()}
         found["dropout_rate"] = torch.cat([v.flatten(1) for v in rates.values()], 1).mean(1)
+        found[f"rates_above_{HIGH}"] = saturated(mean, spread)
         found |= under("dropout_rate", rates)
         found |= {f"log_alpha/{n}": log_alpha_of(tensors[f"loc/{n}"], v) for n, v in spread.items()}
     theta = torch.cat([sent[f"loc/{n}"].flatten(1) for n in names], 1)

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import Series
 
-FIGURES = ("partition", "curves", "convergence", "clients", "reliability", "confidence")
+FIGURES = (
+    "partition", "curves", "convergence", "watched", "clients", "reliability", "confidence"
+)  # fmt: skip
 LAST = "run.json"  # where it is all tables are too
 TABLES = ("metrics.csv", "clients.csv", rows.NAME, "posterior.nc")
 PAGE = "report.html"  # by the command report
@@ -139,6 +141,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
         "rounds": run.state.number,
         "privacy": run.privacy and run.privacy._asdict(),
         "verdict": {"text": str(run.verdict), **asdict(run.verdict)},
+        "notes": run.notes,
         "clients": run.data.clients,
         "message_scalars": sum(math.prod(v.shape[1:]) for v in run.state.message.values()),
         "seconds": [r.seconds for r in records],
@@ -150,6 +153,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
         "silent": [[run.data.names[i] for i in r.silent] for r in records],
         "rejected": [r.rejected for r in records],
         "moved": [r.moved for r in records],
+        "watched": [r.watched for r in records],
         "rejected_by_kind": kinds(reason for r in records for reason in r.rejected),
         "tested": {
             "rows": scores[0].part,
@@ -179,6 +183,8 @@ def draw(
     yield "curves", lambda: figures.curves(history, metric)
     if not run.convergence().empty:
         yield "convergence", lambda: figures.convergence(run)
+    if run.records and run.records[-1].watched:
+        yield "watched", lambda: figures.watched(run)
     yield "clients", lambda: figures.clients(sizes[shown.ids], shown.values[metric], metric)
     if metric == "accuracy":
         yield "reliability", lambda: figures.reliability(_bins(run, scores))

@@ -29,6 +29,7 @@ CAPTIONS = {
     "partition": "Who holds how many training rows of which class",
     "curves": "Scores after rounds of training",
     "convergence": "How far the model still moves in each round",
+    "watched": "Numbers that the method watches",
     "comparison": "All methods: means and standard errors over seeds",
     "reliability": "How often predictions are right, by how sure they are: ideally as often",
     "clients": "Every client: score against training rows",
@@ -86,7 +87,11 @@ def _cell(value: Any) -> tuple[str, str]:
 def verdicts(made: Sequence[Made]) -> Section:
     """Say what became of every run."""
     lines = ((one.path.name, one.facts["rounds"], one.facts["verdict"]["text"]) for one in made)
-    return Section("Verdicts").table(("run", "rounds", "verdict"), lines)
+    section = Section("Verdicts").table(("run", "rounds", "verdict"), lines)
+    for one in made:
+        for note in one.facts.get("notes", []):
+            section.note(f"{one.path.name}: {note}.")
+    return section
 
 
 def scored(folder: Path, made: Sequence[Made], several: bool) -> Section:
@@ -201,7 +206,7 @@ def learned(folder: Path, made: Sequence[Made], several: bool) -> Section:
     """Show scores and movement by round."""
     section = Section("Learning curves")
     section.figure(folder / "figures/curves.png", CAPTIONS["curves"])
-    return _each(section, made, "convergence")
+    return _each(section, made, "convergence", "watched")
 
 
 def _each(section: Section, made: Sequence[Made], *names: str) -> Section:

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["after_epochs", "alphas", "confidence_histogram", "densities", "distance", "simplex"]
+__all__ = [
+    "after_epochs",
+    "alphas",
+    "confidence_histogram",
+    "densities",
+    "distance",
+    "histograms",
+    "simplex",
+]
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex, in the plane
 
@@ -125,6 +133,31 @@ def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) 
         axes.set(xlim=(0, 1), xlabel="confidence")
         axes.xaxis.set_major_formatter("{x:g}")
     grid[0].set_ylabel("predictions (%)")
+    return with_legend(figure, grid)
+
+
+def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: int = 20) -> Figure:
+    """Draw how numbers are spread over many seeds, such as gains of an ensemble (FedBE, figure 1).
+
+    Args:
+        panels_of: title -> name -> numbers [N], all in bins of the same ends.
+        across: what they are, with the unit.
+        bins: equally wide.
+    """
+    values = [np.asarray(v).ravel() for of in panels_of.values() for v in of.values()]
+    edges = np.histogram_bin_edges(np.concatenate(values), bins)
+    many = len(panels_of)
+    figure, grid = panels(many, 3, max(3.6, 5.6 / many), 3.2, across=across, sharey=True)
+    looks = styles(name for of in panels_of.values() for name in of)
+    for axes, (title, of) in zip(grid, panels_of.items(), strict=True):
+        for name, numbers in of.items():
+            count, colour = np.histogram(np.asarray(numbers), edges)[0], looks[name]["color"]
+            axes.stairs(count, edges, fill=True, color=colour, alpha=0.35)
+            axes.stairs(count, edges, color=colour, linewidth=1.6, label=name)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_title(style.plain(title), fontsize=10)
+        axes.yaxis.set_major_locator(style.whole_numbers(6))
+    grid[0].set_ylabel("seeds")
     return with_legend(figure, grid)
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "reliability",
     "save",
     "try_out",
+    "watched",
 ]
 
 # A share of 25 rows has a standard error of at most 0.5 / sqrt(25). Clients may test the same rows,
@@ -147,6 +148,29 @@ def convergence(run: Any) -> Figure:
     notes += [f"grey: {len(far) - MOST} that moved less"] * (len(far) > MOST)
     told = [*wrap(str(verdict), int(12 * figure.get_figwidth())), "; ".join([*notes, DOTTED])]
     return with_legend(figure, grid, looks, "\n".join(told))
+
+
+def watched(run: Any) -> Figure:
+    """Draw the numbers that a method watches against the round, such as dropout rates above 0.9.
+
+    Args:
+        run: a `Run`, or `Chains`, whose seeds are lines that look the same.
+
+    Raises:
+        ValueError: if the method watches nothing.
+    """
+    each = [one.records for one in getattr(run, "runs", [run])]
+    names = dict.fromkeys(n for records in each for record in records for n in record.watched)
+    if not names:
+        raise ValueError("the method watches no number; expected one that does, such as metavd")
+    looks = {n: look | {"marker": None} for n, look in styles(map(style.plain, names)).items()}
+    figure, (axes,) = panels(1, 1, 5.8, 3.4, (0, 0.3))
+    for records in each:
+        for name in names:
+            at = [(r.number, r.watched[name]) for r in records if name in r.watched]
+            axes.plot(*zip(*at, strict=True), label=style.plain(name), **looks[style.plain(name)])
+    style.mark_rounds(axes.xaxis)
+    return with_legend(figure, [axes], looks)
 
 
 def comparison(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:

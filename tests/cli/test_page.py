@@ -118,9 +118,11 @@ def test_the_command_is_one_that_is_understood(folder):
 
 
 def test_one_run_without_rows(tmp_path):
-    path = run(tmp_path, "fedavg", 3, {"a": [1, 0, 1], "b": [0, 1]})
+    notes = ["rates_above_0.9 is 0.7 in round 2: too many"]
+    path = run(tmp_path, "fedavg", 3, {"a": [1, 0, 1], "b": [0, 1]}, notes=notes)
     assert main(["report", str(path)]) == 0
     told = "\n".join(read(path).texts)
+    assert f"fedavg-3: {notes[0]}." in told
     assert "What did federation buy?" not in told
     assert "0.2307 to 0.8824" in told  # Wilson's interval of 3 of 5
     # Rows 0, 2, 4 are of class no and right, rows 1 and 3 of class yes and wrong.

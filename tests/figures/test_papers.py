@@ -18,6 +18,7 @@ from pyrofl.figures import (
     confidence_histogram,
     densities,
     distance,
+    histograms,
     simplex,
     style,
 )
@@ -210,3 +211,16 @@ def test_pyplot_knows_of_no_figure_and_no_chance_is_used():
     assert Gcf.figs == {}
     assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
     assert len({to_hex(colour) for colour in style.COLOURS}) == len(style.COLOURS)
+
+
+def test_histograms_share_their_bins_and_count_every_seed():
+    gains = {"ensemble": [-2.0, -1.0, 0.5, 3.0], "best": [4.0, 5.0, 6.0, 8.0]}
+    figure = histograms({"lr $a$": gains, "lr b": {"ensemble": [0.0, 1.0]}}, "points", 5)
+    one, other = figure.axes
+    stairs = [[p.get_data() for p in axes.patches] for axes in (one, other)]
+    np.testing.assert_allclose(stairs[0][0].edges, np.linspace(-2, 8, 6))
+    assert [int(s.values.sum()) for s in stairs[0]] == [4, 4, 4, 4]  # filled, and its outline
+    assert [int(s.values.sum()) for s in stairs[1]] == [2, 2]
+    np.testing.assert_array_equal(stairs[0][0].values, [2, 1, 1, 0, 0])
+    assert [t.get_text() for t in figure.legends[0].texts] == ["ensemble", "best"]
+    assert overlaps(figure) == []

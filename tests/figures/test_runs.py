@@ -296,3 +296,26 @@ def test_convergence_shows_every_site_and_what_is_small():
     assert len(both.axes[0].lines) == 2 * 2 * 9 + 1
     with pytest.raises(ValueError, match=r"moved nothing that is known \(moving: no"):
         figures.convergence(Told(pd.DataFrame(lines)[:0], Small("moving: no round yet")))
+
+
+def test_watched_numbers_are_lines_by_round():
+    record = type("Record", (), {})
+
+    def run_of(shares):
+        run = type("Run", (), {})()
+        run.records = []
+        for number, share in enumerate(shares, 1):
+            one = record()
+            one.number, one.watched = number, {"rates_above_$0.9$": share}
+            run.records.append(one)
+        return run
+
+    figure = figures.watched(run_of([0.1, 0.4, 0.7]))
+    (line,) = figure.axes[0].lines
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 2, 3], [0.1, 0.4, 0.7])
+    assert [t.get_text() for t in figure.legends[0].texts] == [r"rates_above_\$0.9\$"]
+    assert overlaps(figure) == []
+    chains = type("Chains", (), {"runs": [run_of([0.1, 0.4]), run_of([0.2, 0.3])]})()
+    assert len(figures.watched(chains).axes[0].lines) == 2
+    with pytest.raises(ValueError, match="the method watches no number; expected one that does"):
+        figures.watched(run_of([]))

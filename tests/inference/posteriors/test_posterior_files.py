@@ -40,6 +40,8 @@ STATISTICS = {  # and the axes of their own
     "apfl": {"alpha": ()},
     "metavd": {
         "dropout_rate": (),
+        "exact_beta": (),
+        "rates_above_0.9": (),
         "sparsity": (),
         "dropout_rate.fc1.weight": NETWORK["fc1.weight"],
         "log_alpha.fc1.weight": NETWORK["fc1.weight"],

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
+import pyro
 import pytest
 import torch
 import toys
@@ -246,6 +247,98 @@ def test_a_guide_with_spread_is_taught_by_its_means(tiny):
         close(state.server[f"spread/{n}"], value)
 
 
+def test_any_pyro_program_may_be_the_posterior(tiny):
+    """One that cannot run for several draws at once: it branches, loops and returns its model."""
+
+    def fit(models: Tensors, size: torch.Tensor):
+        def program() -> Tensors:
+            along = pyro.sample("along", pyro.distributions.Beta(2.0, 2.0))
+            pair = (
+                (0, 1) if float(pyro.sample("coin", pyro.distributions.Bernoulli(0.5))) else (1, 2)
+            )
+            return {n: v[pair[0]].lerp(v[pair[1]], along.to(v)) for n, v in models.items()}
+
+        return program
+
+    state = last(made(teachers="S", posterior=fit, samples=8), tiny, 1)
+    sent, drawn = (
+        torch.cat([v.flatten(1) for v in part.values()], 1)
+        for part in (role("w", state.message), held(state.server))
+    )
+    pairs = set()
+    for one in drawn:
+        share = torch.linalg.lstsq(sent.T, one[:, None]).solution[:, 0]
+        close(sent.T @ share, one, 1e-9)
+        close(share.sum(), 1.0, 1e-9)
+        assert float(share[(share.abs() < 1e-9).nonzero().flatten()[0]].abs()) < 1e-9
+        pairs |= {tuple((share.abs() > 1e-9).tolist())}
+    assert pairs == {(True, True, False), (False, True, True)}
+    run = pyrofl.fit(made(teachers="S", posterior=fit), tiny, 1, progress=False)
+    assert run.posterior(5)["head.bias"].shape[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda models: {"head.bias": models["head.bias"][0]},
+            "posterior gives no site fc1.weight",
+        ),
+        (
+            lambda models: {n: v[:2] if n == "head.bias" else v[0] for n, v in models.items()},
+            r"posterior gives head.bias of shape \[2, 3\]; expected \[3\]",
+        ),
+    ],
+)
+def test_a_posterior_of_other_parameters_is_refused(tiny, change, told):
+    method = made(teachers="S", posterior=lambda models, size: lambda: change(models))
+    with pytest.raises(ValueError, match=told):
+        last(method, tiny, 1)
+
+
+def agreeing(weights: Tensors, teachers: Tensors) -> float:
+    """Return on which share of the rows a network says what the teachers' mean does."""
+    target = predictions(NET, teachers, X).mean(0).argmax(-1)
+    return float((NET.apply(weights, X).argmax(-1) == target).double().mean())
+
+
+def test_agreement_with_the_teachers_is_told_of_every_round(tiny):
+    run = pyrofl.fit(made(), tiny, 3, progress=False)
+    server = run.state.server
+    after = agreeing(student(server), held(server))
+    before = agreeing({n: v[0] for n, v in held(server).items()}, held(server))  # the average
+    told = run.rounds.iloc[-1]
+    assert told["agreement"] == pytest.approx(after)
+    assert told["agreement_lost"] == pytest.approx(before - after)
+    wild = pyrofl.fit(made(distil_lr=30.0, distil_lr_end=30.0), tiny, 1, progress=False)
+    assert any("the student agrees with its teachers on fewer" in note for note in wild.notes)
+    assert "agreement" not in pyrofl.fit(made(distil="none"), tiny, 1, progress=False).rounds
+
+
+def test_probabilities_are_squared_for_vanilla_distillation_alone(tiny):
+    for teachers, as_usual in (("C", True), ("AC", False), ("SAC", False)):
+        one, same, other = (
+            student(last(made(teachers=teachers, sharpen=sharpen), tiny, 1).server)
+            for sharpen in (None, as_usual, not as_usual)
+        )
+        toys.assert_same(one, same)
+        assert not torch.equal(one["head.bias"], other["head.bias"])
+
+
+def test_start_of_swa_and_weight_decay_are_settings(tiny):
+    # Collected from the last cycle end on, SWA is its iterate: SGD that stops there.
+    steps = {"distil_lr": 0.05, "distil_lr_end": 0.05}  # 6 of them, a cycle of 2
+    late = student(last(made(swa_start=0.9, **steps), tiny, 1).server)
+    plain = student(last(made(distil="sgd", **steps), tiny, 1).server)
+    toys.assert_same(late, plain, atol=1e-14)
+    none = student(last(made(distil_epochs=0), tiny, 1).server)
+    pulled = last(made(distil_weight_decay=0.5, distil="sgd", distil_epochs=50), tiny, 1)
+    size = [
+        sum(float(v.square().sum()) for v in w.values()) for w in (student(pulled.server), none)
+    ]
+    assert size[0] < 0.5 * size[1]
+
+
 def test_ones_own_method_can_be_distilled(tiny):
     own = fedavg.build(NET, prior=priors.fixed(), batch=2)
     method = fedbe.distilled(own, NET, X, distil_epochs=1, samples=2)
@@ -272,7 +365,8 @@ def test_the_unlabelled_rows_may_be_of_another_type(tiny):
 
 def test_two_rounds_give_the_numbers_they_gave_before(tiny):
     net = build("mlp:3", (4,), 3)
-    state = last(fedbe.build(net, unlabelled=X, epochs=2, **{**QUICK, "lr": 0.1}), tiny, 2)
+    old = {**QUICK, "lr": 0.1, "distil_lr_end": 4e-4, "sharpen": True}
+    state = last(fedbe.build(net, unlabelled=X, epochs=2, **old), tiny, 2)
     # The start is drawn in single precision, which vector units round differently.
     close(state.server["w/head.bias"], [-0.0242180, -0.2214043, -0.0413846], 1e-6)
 
@@ -298,6 +392,8 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
         ({"cycle": 0}, "cycle is 0; expected a whole number of at least 1"),
         ({"distil_lr": -1.0}, "lr is -1"),
         ({"distil_lr_end": -1.0}, "distil_lr_end is -1.0; expected a number of at least 0"),
+        ({"swa_start": 1.0}, "swa_start is 1.0; expected a number from 0 to below 1"),
+        ({"distil_weight_decay": -1.0}, "distil_weight_decay is -1"),
         ({"distil_momentum": 1.0}, "distil_momentum is 1.0; expected a number from 0 to below 1"),
         ({"done": 1.5, "decay": True}, "done is 1.5"),
         ({"likelihood": likelihoods.normal()}, "likelihood is Normal"),

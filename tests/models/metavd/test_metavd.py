@@ -202,6 +202,80 @@ def test_a_vd_spread_is_averaged_and_an_ensembles_is_kept():
     close(received["spread/fc2.weight"][1], rows.mean(0))
 
 
+# How fast spreads move
+
+
+def fast(**options: Any) -> Method:
+    """Return a method whose rates run away: steps of 0.9 on a divergence that counts ten-fold."""
+    return small(**({"lr": 0.3, "clip": 1e9, "epochs": 4, "beta": 100.0, "scale": 0.3} | options))
+
+
+def spreads(server: Tensors, method: Method) -> torch.Tensor:
+    whose = Who(torch.arange(len(SIZES)), torch.ones(len(SIZES)).double())
+    return role("spread", method.download(server, whose))["fc2.weight"]
+
+
+@pytest.mark.parametrize("dropout", ["meta", "vd", "ensemble"])
+def test_no_spread_of_any_client_moves_by_more_than_the_bound(dropout):
+    data, most = toys.blobs(SIZES), 0.05
+    free, bound = (fast(dropout=dropout, hyper_step=step) for step in (None, most))
+    half = bernoulli(0.5)  # absent clients move with psi, and coast
+    moves = {}
+    for method in (free, bound):
+        states = [first(method, data, 0), *federate(method, data, 6, participation=half)]
+        s = [spreads(state.server, method) for state in states]
+        moves[method is bound] = [float((b - a).abs().max()) for a, b in pairwise(s)]
+    assert max(moves[False]) > 3 * most  # it would have moved further
+    assert max(moves[True]) <= most * (1 + 1e-5)
+    assert max(moves[True]) > 0.9 * most  # and goes as far as it may
+
+
+def test_a_bound_that_is_never_reached_changes_nothing():
+    data = toys.blobs(SIZES)
+    free, bound = (last(small(hyper_step=step), data, 3).server for step in (None, 1e3))
+    toys.assert_same(free, bound)
+
+
+def test_a_shortened_step_of_a_linear_hypernetwork_is_a_share_of_the_whole():
+    source, server, found = linear_hypernetwork()
+    slope = {"server/psi/bias0": source.slope(server, WHO, found)["server/psi/bias0"]}
+    moved = hypernetwork.learn(server, slope, {"server/psi/bias0": sgd(1.0, 0.6)}, clip=1e9)
+    source = replace(source, optims={"server/psi/bias0": sgd(1.0, 0.6)})
+    whole = moved["server/psi/bias0"] - server["server/psi/bias0"]  # s moves as the bias does
+    share = 0.01 / whole.abs().max()
+    short = hypernetwork.shortened(source, server, moved, 0.01)
+    close(short["server/psi/bias0"], server["server/psi/bias0"] + share * whole)
+    velocity = "server/optim/server/psi/bias0:momentum_buffer"
+    close(short[velocity], share * moved[velocity])
+
+
+def test_the_share_of_high_rates_is_told_of_every_round_and_warned_of():
+    method = small(on="fedavg", lr=0.1, beta=100.0, scale=0.3)
+    run = pyrofl.fit(method, toys.blobs(SIZES), 5, progress=False)
+    shares = list(run.rounds["rates_above_0.9"])
+    assert shares[0] < 0.5 < shares[-1]
+    (note,) = run.notes
+    assert note.startswith(f"rates_above_0.9 is {shares[-1]:.2g} in round 5: ")
+    assert "hyper_step=0.1" in note
+    assert note in run.summary()["verdict"]
+    theta, s = run.state.server["loc/fc2.weight"], spreads(run.state.server, run.method)
+    high = (s.clamp(-8.5, 8.5).exp() > 9 * theta.square()).double()  # rate > 0.9: alpha > 9
+    assert shares[-1] == pytest.approx(float(high.mean()))
+    close(run.statistics()["rates_above_0.9"], high.flatten(1).mean(1))
+    assert pyrofl.fit(small(), toys.blobs(SIZES), 1, progress=False).notes == []
+    assert pyrofl.fit(small(dropout="none"), toys.blobs(SIZES), 1, progress=False).notes == []
+
+
+def test_beta_of_exact_bayes_is_told_and_is_exact():
+    data = toys.blobs(SIZES)
+    told = pyrofl.fit(small(), data, 1, progress=False).statistics()["exact_beta"]
+    close(told, [30 / n for n in SIZES])
+    # A client alone that is given that number is trained as by beta=None.
+    alone = toys.blobs(SIZES[1:2])
+    pair = [last(small(beta=beta), alone, 2).server for beta in (None, 30 / SIZES[1])]
+    toys.assert_same(*pair, atol=1e-13)
+
+
 # Sizes
 
 
@@ -558,6 +632,7 @@ def test_snip_fixes_its_mask_after_round_one():
         ({"bayesian": "fc2.bias"}, "fc2.bias belongs to Linear"),
         ({"scale": 0.0}, "scale is 0.0; expected a number above 0"),
         ({"draws": 0}, "draws is 0"),
+        ({"hyper_step": 0.0}, "hyper_step is 0.0; expected a number above 0"),
         ({"clip": 0.0}, "clip is 0.0; expected a number above 0"),
         ({"momentum": 1.0}, "momentum is 1.0; expected a number from 0 to below 1"),
         ({"batch": 0}, "batch is 0"),

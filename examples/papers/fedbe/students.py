@@ -1,0 +1,88 @@
+"""Does distillation help? FedBE's student beside the average it starts from and its teachers.
+
+Accuracy in percent over all test rows after five rounds: of the clients' average (FedAvg's step
+from the last student), the student, and the ensemble of teachers; and the share of unlabelled rows
+on which student and teachers agree. A line of the CSV is one run.
+
+Run: python examples/papers/fedbe/students.py [--quick] [--data NAME] [--out FILE]
+"""
+
+import argparse
+import csv
+import subprocess
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pyrofl
+from pyrofl import datasets, federations, nets
+from pyrofl.inference.servers.averages import average
+from pyrofl.models import fedbe
+from pyrofl.models.fedbe.distillation import predictions
+from pyrofl.tensors import role
+
+HERE = Path(__file__).parent
+FORMER = {"distil_lr": 1e-3, "distil_lr_end": 4e-4}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "squared": {"sharpen": True},
+    "distil_lr=0.001": FORMER,
+    "distil_lr=0.001, squared": FORMER | {"sharpen": True},
+    "std_scale=0.1": {"std_scale": 0.1},
+    "teachers=AC": {"teachers": "AC"},
+    "v-Distillation": {"teachers": "C", "distil": "sgd"},
+}
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--quick", action="store_true", help="two seeds of the defaults")
+parser.add_argument("--data", default="digits", help="a data set with classes")
+parser.add_argument("--partitions", nargs="+", default=["step:2,minor=2", "dirichlet:0.1"])
+parser.add_argument("--clients", type=int, default=20)
+parser.add_argument("--server", type=float, default=0.2, help="share of rows without labels")
+parser.add_argument("--net", default="mlp:50")
+parser.add_argument("--rounds", type=int, default=5)
+parser.add_argument("--seeds", type=int, default=10)
+parser.add_argument("--out", type=Path, default=HERE / "students.csv")
+args = parser.parse_args()
+seeds, settings = (2, ["defaults"]) if args.quick else (args.seeds, list(SETTINGS))
+
+dataset = datasets.load(args.data)
+net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
+commit = subprocess.run(
+    ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
+).stdout.strip()
+HEAD = ("partition", "setting", "seed", "average", "student", "ensemble", "agreement")
+
+
+def scores(partition: str, name: str, seed: int) -> list[float]:
+    """Return the numbers of one run."""
+    data = federations.split(
+        dataset, partition, args.clients, seed=seed, test="labels_global", server=args.server
+    )
+    method = fedbe.build(net, unlabelled=data.unlabelled, **SETTINGS[name])
+    run = pyrofl.fit(method, data, args.rounds, seed=seed, progress=False)
+    server, rows = run.state.server, data.pooled_test
+    mean = average(role("w", run.state.message), run.state.who.size)
+
+    def right(models: Any) -> float:
+        probs = predictions(net, models, data.x[rows]).mean(0)
+        return 100 * float((probs.argmax(-1) == data.y[rows]).double().mean())
+
+    one = [{n: v[None] for n, v in w.items()} for w in (mean, role("w", server))]
+    teachers = role("server/teacher/w", server)
+    return [*map(right, [*one, teachers]), 100 * run.records[-1].watched["agreement"]]
+
+
+args.out.parent.mkdir(parents=True, exist_ok=True)
+with args.out.open("w", newline="") as file:
+    table = csv.writer(file)
+    table.writerow((*HEAD, "seconds", "commit"))
+    for partition in args.partitions:
+        for name in settings:
+            for seed in range(seeds):
+                begun = perf_counter()
+                found = [f"{v:.2f}" for v in scores(partition, name, seed)]
+                seconds = f"{perf_counter() - begun:.1f}"
+                table.writerow((partition, name, seed, *found, seconds, commit))
+            file.flush()
+            print(f"{partition}, {name}: done", flush=True)
