@@ -25,6 +25,7 @@ NETWORK = {
 HEAD = {n: axes for n, axes in NETWORK.items() if n.startswith("head")}
 # Latent sites and the axes of their own; in the rest all parameters are.
 SITES = {
+    "fedem": {"pi": ("pi_dim_0",)},
     "fedpop": HEAD,
     "metavd": {"fc1.weight": NETWORK["fc1.weight"]},
     "pfedmb": {"alpha": ("alpha_dim_0", "alpha_dim_1")},
