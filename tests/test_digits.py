@@ -23,7 +23,7 @@ def clients(seed: int) -> Federation:
 def accuracy(name: str, data: Federation, seed: int) -> float:
     """Fit a method with its defaults; return how its main model does, adapted if it adapts."""
     build = import_module(f"pyrofl.models.{name}").build
-    own = {"unlabelled": data.unlabelled} if name == "fedbe" else {}
+    own = {"unlabelled": data.unlabelled} if name in ("fedbe", "predbayes") else {}
     net = nets.build("mlp:50", (64,), 10)
     run = pyrofl.fit(build(net, **own), data, 20, seed=seed, progress=False)
     assert not any(record.rejected for record in run.records)
