@@ -25,7 +25,7 @@ def clients(seed: int) -> Federation:
 def accuracy(name: str, data: Federation, seed: int) -> float:
     """Fit a method with its defaults; return how its main model does, adapted if it adapts."""
     build = import_module(f"pyrofl.models.{name}").build
-    own = {"unlabelled": data.unlabelled} if name == "fedbe" else {}
+    own = {"unlabelled": data.unlabelled} if name in ("fedbe", "predbayes") else {}
     net = nets.build("mlp:50", (64,), 10)
     run = pyrofl.fit(build(net, **own), data, 20, seed=seed, progress=False)
     assert not any(record.rejected for record in run.records)
@@ -37,6 +37,7 @@ def accuracy(name: str, data: Federation, seed: int) -> float:
 
 PAPERS = ("pfedvem", "pfedmb", "metavd", "fedbe", "fedabml")
 AROUND_FEDAVG = ("fedopt", "ditto", "pfedme", "apfl", "perfedavg", "reptile", "ifca", "fedpa")
+GROUPS = ("fedem", "fedamp", "fedfomo")
 IN_PARTS = ("fedper", "fedrep", "fedbabu", "lgfedavg")
 BAYESIAN = ("fedpop", "pfedbayes")
 
@@ -46,7 +47,11 @@ BAYESIAN = ("fedpop", "pfedbayes")
     ("names", "seed"),
     [
         *((PAPERS, seed) for seed in range(10)),
-        *((names, seed) for names in (AROUND_FEDAVG, IN_PARTS, BAYESIAN) for seed in range(3)),
+        *(
+            (names, seed)
+            for names in (AROUND_FEDAVG, GROUPS, IN_PARTS, BAYESIAN)
+            for seed in range(3)
+        ),
     ],
 )
 def test_defaults_beat_training_alone(names, seed):

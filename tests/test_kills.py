@@ -30,7 +30,7 @@ def run() -> Iterator[Nursery]:
 
 
 def command(method: str, out: Path, rounds: int = 2, draws: int = 2) -> list[str]:
-    net = ["--server-data", "10"] if method == "fedbe" else []
+    net = ["--server-data", "10"] if method in ("fedbe", "predbayes") else []
     if method in ("fedper", "fedrep", "fedbabu", "lgfedavg"):
         net += ["--net", "mlp:3"]
     words = ["run", method, "--rounds", str(rounds), "--posterior-draws", str(draws)]

@@ -56,6 +56,15 @@ def blobs(
     )
 
 
+def crossed(clients: int = 6) -> Federation:
+    """Return clients who agree on x but not on its label: odd ones have labels of their own."""
+    data = blobs((20,) * clients)
+    y = data.y.clone()
+    for rows in data.train[1::2] + data.test[1::2]:
+        y[rows] = (y[rows] + 2) % CLASSES
+    return replace(data, y=y)
+
+
 def net(spec: str = "mlp:6") -> Network:
     return build(spec, (FEATURES,), CLASSES)
 

@@ -219,7 +219,7 @@ def distilled(
             f"teachers is {teachers!r} with {samples} samples; expected some of the letters S, A "
             "and C, each once, and an ensemble that is not empty"
         )
-    rows = None if distil == "none" else _fitting(net, unlabelled, likelihood)
+    rows = None if distil == "none" else distillation.fitting(net, unlabelled, likelihood)
     fits: dict[str, Fit] = {
         "gaussian": partial(gaussian, std_scale=std_scale),
         "dirichlet": partial(dirichlet, alpha=alpha),
@@ -327,23 +327,3 @@ def members(received: Tensors, local: Tensors) -> list[Tensors]:
     count = next(iter(held.values())).shape[1] if held else 0
     known = local | received
     return [known | {n: v[:, m] for n, v in held.items()} for m in range(count)] or [known]
-
-
-def _fitting(net: Network, unlabelled: Tensor | None, likelihood: Likelihood) -> Tensor:
-    """Return the unlabelled rows after a trial with one of them."""
-    if unlabelled is None or not len(unlabelled):
-        raise ValueError(
-            "unlabelled is missing; expected rows [U, *x] for the server to distil on, such as "
-            "Federation.unlabelled (on the command line: --server-data)"
-        )
-    dtype = unlabelled.dtype if unlabelled.is_floating_point() else None
-    weights = {n: p.detach().to(unlabelled.device, dtype) for n, p in net.module.named_parameters()}
-    try:
-        outputs = net.apply(weights, unlabelled[:1])
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise ValueError(
-            f"unlabelled has shape {tuple(unlabelled.shape)}; expected rows that the network "
-            f"takes: {error}"
-        ) from error
-    distillation.log_answers(outputs, unlabelled[:1], likelihood)
-    return unlabelled

@@ -40,6 +40,26 @@ def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
     return log_prob[:, 0].T
 
 
+def fitting(net: Network, unlabelled: Tensor | None, likelihood: Likelihood) -> Tensor:
+    """Return the unlabelled rows after a trial with one of them."""
+    if unlabelled is None or not len(unlabelled):
+        raise ValueError(
+            "unlabelled is missing; expected rows [U, *x] for the server to distil on, such as "
+            "Federation.unlabelled (on the command line: --server-data)"
+        )
+    dtype = unlabelled.dtype if unlabelled.is_floating_point() else None
+    weights = {n: p.detach().to(unlabelled.device, dtype) for n, p in net.module.named_parameters()}
+    try:
+        outputs = net.apply(weights, unlabelled[:1])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ValueError(
+            f"unlabelled has shape {tuple(unlabelled.shape)}; expected rows that the network "
+            f"takes: {error}"
+        ) from error
+    log_answers(outputs, unlabelled[:1], likelihood)
+    return unlabelled
+
+
 def predictions(
     net: Network, models: Tensors, x: Tensor, likelihood: Likelihood = categorical
 ) -> Tensor:

@@ -18,7 +18,17 @@ from hostile.settings import kind_of, known
 # Values of another kind, for every number that a method can be told.
 ODD = ("'ten'", "[1]", "1j", "object()", "{}", "nan", "-1", "b'1'", "tensor([1.,2.])", "None", "()")
 NUMBERS = ("count", "whole", "positive", "not negative", "share", "below one")
-MAYBE_NONE = ("batch", "own_epochs", "lr_prior", "embedding", "damping", "prune", "scale")
+MAYBE_NONE = (
+    "batch",
+    "own_epochs",
+    "lr_prior",
+    "embedding",
+    "damping",
+    "prune",
+    "scale",
+    "downloads",
+)
+MAYBE_NONE += ("length",)
 DEEP = ("fedper", "fedrep", "fedbabu", "fedpop", "lgfedavg", "pfedvem")
 
 
@@ -29,7 +39,7 @@ def settings() -> Iterator[tuple[str, str]]:
         at = crc32(f"{method}.{name}".encode()) % len(ODD)
         value = ODD[at] if name not in MAYBE_NONE or ODD[at] != "None" else "'ten'"
         if kind in NUMBERS:
-            more = ",unlabelled=x" if method == "fedbe" else ""
+            more = ",unlabelled=x" if method in ("fedbe", "predbayes") else ""
             yield (
                 f"{method}.build({'deep' if method in DEEP else 'net'},{name}={value}{more})",
                 name,

@@ -11,20 +11,22 @@ from hostile.flags import DIGITS, EITHER, MOST
 
 # What settings are called, and what they may be. A new setting needs a place here.
 COUNTS = "batch draws steps tune_steps distil_batch cycle samples clusters adapt_steps branches "
-COUNTS += "m_step_iters embedding width"
+COUNTS += "m_step_iters embedding width components downloads least rows "
+COUNTS += "thin"
 WHOLE = "epochs own_epochs fine_tune head_epochs base_epochs burn_in distil_epochs depth"
-POSITIVE = "tau noise concentration clip hyper_step"
+POSITIVE = "tau noise concentration clip hyper_step sigma length"
 NOT_NEGATIVE = "lr scale lr_alpha lr_prior lr_head lr_base lr_centre inner_lr server_lr client_lr "
 NOT_NEGATIVE += "hyper_lr distil_lr distil_lr_end weight_decay mu rho strength kl temperature "
-NOT_NEGATIVE += "std_scale distil_weight_decay"
-SHARE = "prune_from prune drop damping"
-BELOW_ONE = "momentum server_momentum beta1 beta2 memory distil_momentum sparsity swa_start"
+NOT_NEGATIVE += "std_scale distil_weight_decay chain_lr"
+SHARE = "prune_from prune drop damping explore self_weight"
+BELOW_ONE = "momentum server_momentum beta1 beta2 memory distil_momentum sparsity swa_start "
+BELOW_ONE += "held_back"
 YES_OR_NO = "remember decay fresh_tau own_base natural logit_average sharpen shared weighted"
 WORDS = "average confidence coords covariance distil dropout meta_grad on optimiser option order "
-WORDS += "posterior precision sampling tune guide"
+WORDS += "posterior precision sampling tune guide attention kernel"
 PATTERNS = "head merge bayesian branched teachers"
-NO_WORDS = "prior augment"  # of the signature, but nothing that words can say
-BOTH = {"alpha": "a share of apfl, a positive number of fedbe", "beta": "a share or a factor"}
+NO_WORDS = "prior augment tuning"  # of the signature, but nothing that words can say
+BOTH = {"alpha": "a share of apfl, a positive number of others", "beta": "a share or a factor"}
 KINDS: dict[str, str] = {
     name: kind
     for kind, names in {
@@ -92,9 +94,10 @@ TINY = {
     **dict.fromkeys(("share", "below one"), ("1e-300",)),
 }
 ENDLESS = "epochs own_epochs head_epochs base_epochs burn_in steps m_step_iters tune_steps draws "
-ENDLESS += "fine_tune adapt_steps samples distil_epochs branches clusters width depth"
+ENDLESS += "fine_tune adapt_steps samples distil_epochs branches clusters width depth components "
+ENDLESS += "rows thin"
 FIRST, WORDY, EACH = 8, 6, 1  # values for the first method of a setting, and for every method
-SERVER = {"fedbe": ("--server-data", "20")}
+SERVER = dict.fromkeys(("fedbe", "predbayes"), ("--server-data", "20"))
 DEEP = ("fedper", "fedrep", "fedbabu", "fedpop", "lgfedavg", "pfedvem", "metavd", "fedbe")
 
 

@@ -10,9 +10,8 @@ import toys
 from checks import close
 from promises import Promises
 from torch.nn.functional import cross_entropy, one_hot
-from toys import last
+from toys import crossed, last
 
-from pyrofl.data import Federation
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.loop.participation import fixed
 from pyrofl.inference.loop.rounds import advance, first
@@ -21,15 +20,6 @@ from pyrofl.nets import build
 from pyrofl.tensors import generator, role, under
 
 PROMISES = {"ifca": Promises(message=(toys.ALL + 1, 2 * toys.ALL), sent=frozenset({"cluster"}))}
-
-
-def crossed(clients: int = 6) -> Federation:
-    """Return clients who agree on x but not on its label: odd ones have labels of their own."""
-    data = toys.blobs((20,) * clients)
-    y = data.y.clone()
-    for rows in data.train[1::2] + data.test[1::2]:
-        y[rows] = (y[rows] + 2) % toys.CLASSES
-    return replace(data, y=y)
 
 
 def test_one_cluster_is_fedavg(tiny):

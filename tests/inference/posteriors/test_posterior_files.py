@@ -23,18 +23,32 @@ NETWORK = {
     "head.bias": ("head_out",),
 }
 HEAD = {n: axes for n, axes in NETWORK.items() if n.startswith("head")}
+KERNEL: dict[str, tuple[str, ...]] = {"log_length": (), "log_scale": ()}
 # Latent sites and the axes of their own; in the rest all parameters are.
 SITES = {
+    "fedem": {"pi": ("pi_dim_0",)},
     "fedpop": HEAD,
     "metavd": {"fc1.weight": NETWORK["fc1.weight"]},
+    "pfedgp": {n: v for n, v in NETWORK.items() if n not in HEAD} | KERNEL,
     "pfedmb": {"alpha": ("alpha_dim_0", "alpha_dim_1")},
     "pfedvem": HEAD,
 }
 BASE = NETWORK.keys() - HEAD.keys()
 # What all clients have together, a posterior or a point, has no axis of clients.
-GLOBAL = ("fedavg", "fedavgm", "fedbe", "fedopt", "fedpa", "fedprox", "pvi", "scaffold")
+GLOBAL = (
+    "fedavg",
+    "fedavgm",
+    "fedbe",
+    "fedopt",
+    "fedpa",
+    "fedprox",
+    "predbayes",
+    "pvi",
+    "scaffold",
+)
 SHARED = dict.fromkeys(GLOBAL, NETWORK.keys())
 SHARED |= {"fedper": BASE, "fedrep": BASE, "lgfedavg": HEAD.keys()}
+SHARED["pfedgp"] = BASE | KERNEL.keys()
 RANDOM = {"fedabml", "fedbe", "fedpop", "metavd", "pfedbayes", "pfedvem", "pvi"}
 STATISTICS = {  # and the axes of their own
     "apfl": {"alpha": ()},

@@ -1,0 +1,149 @@
+"""FedAMP: the server mixes for each client a model of its own, in which similar clients weigh more.
+
+Huang, Chu, Zhou, Wang, Liu, Pei and Zhang, "Personalized Cross-Silo Federated Learning on Non-IID
+Data", AAAI 2021.
+
+    p(w_j | u_j)  = Normal(u_j, alpha I / (lambda n_j))
+    p(y | x, w_j) = Categorical(logits=net(x; w_j))
+    q(w_j)        = Delta(w_j)                            so each client finds its MAP
+
+    client   w_j = SGD from its last w_j on the mean loss per row
+                   plus lambda / (2 alpha) ||w_j - u_j||^2
+    server   u_j = sum_i xi_ji w_i, a model for each client, where the weights sum to one:
+
+    "exponential"  xi_ji = alpha A'(||w_j - w_i||^2) for i other than j, A(d) = 1 - exp(-d / sigma)
+    "cosine"       xi_ji = (1 - xi_jj) exp(sigma cos(w_j, w_i)) / sum_i exp(sigma cos(w_j, w_i)),
+                   xi_jj fixed (HeurFedAMP, for deep networks)
+
+With the former both steps go down one objective, sum_j L_j(w_j) + lambda / 2 sum_{i<j} A(||w_i -
+w_j||^2), in turns: where they stand still its gradient is zero, whatever alpha is. The server
+needs every model apart, so that neither sums of messages nor noise in sums will do.
+
+Departures from the paper: a client that was never heard receives the even mean of all that were; a
+client that does not take part is mixed by its last model. Where the weights of the others pass one,
+which the paper's small alpha rules out, they are scaled to it. The text at hand ended with its
+introduction, so equations have no numbers here; A is that of common code, where alpha and sigma are
+1 each. `strength` (lambda / alpha), alpha and sigma here were chosen on handwritten digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal, Unpack
+
+import pyro.distributions as dist
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import cosine_similarity
+
+from pyrofl.arguments import NotNegative, Positive, Range, checked
+from pyrofl.data import Who
+from pyrofl.inference.method import Method, as_trained
+from pyrofl.models import fedavg
+from pyrofl.models.priors import LocationScale, proximal
+from pyrofl.models.shared import kept_models
+from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
+from pyrofl.tensors import Tensors, role, under
+
+Part = Annotated[float, Range(0, 1)]
+
+
+@repeatable
+@checked
+def build(
+    net: Network,
+    *,
+    attention: Literal["exponential", "cosine"] = "cosine",
+    strength: NotNegative = 1.0,
+    alpha: Positive = 1.0,
+    sigma: Positive = 10.0,
+    self_weight: Part = 0.5,
+    prior: LocationScale = dist.Normal,
+    **training: Unpack[fedavg.Descent],
+) -> Method:
+    """Build FedAMP.
+
+    Args:
+        net: the network; every client has all its parameters for itself.
+        attention: how the server weighs clients' models, see above; "cosine" is HeurFedAMP.
+        strength: lambda / alpha, of the pull between w_j and u_j, per datum.
+        alpha: of "exponential": how far u_j goes to the others.
+        sigma: of "exponential": squared distance within which clients are alike; of "cosine": how
+            much more the most similar weigh.
+        self_weight: of "cosine": xi_jj.
+        prior: location-scale family of p(w_j | u_j).
+        training: of w_j, as in `fedavg.build`, without `merge`.
+
+    Raises:
+        ValueError: if there is a `merge`, as every client has a mean of its own.
+    """
+    if "merge" in training:
+        told = dict(training)["merge"]
+        raise ValueError(f"merge is {told!r}; expected none, as every client has a mean of its own")
+    base = fedavg.build(net, prior=proximal(strength, prior, loc="cloud/w"), **training)
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        """Start everybody at one draw."""
+        return kept_models.begin(base.init(generator, clients), clients)
+
+    def weigh(models: Tensor, heard: Tensor, me: int) -> Tensor:
+        """Return xi_j [J], given all models as rows [J, D]."""
+        others = heard.clone()
+        others[me] = 0
+        if attention == "exponential":
+            return by_distance(models, others, me, alpha, sigma)
+        return by_angle(models, others, me, self_weight, sigma)
+
+    def download(server: Tensors, who: Who) -> Tensors:
+        """Send u_j."""
+        held, even = role(kept_models.MODEL, server), kept_models.evenly(server)
+        models, heard = (
+            torch.cat([v.flatten(1) for v in held.values()], 1),
+            server[kept_models.HEARD],
+        )
+        known = kept_models.is_heard(server, who.ids).tolist()
+        ids = zip(who.ids.tolist(), known, strict=True)
+        xi = [weigh(models, heard, i) if seen else even for i, seen in ids]
+        return under("cloud", kept_models.combined(server, torch.stack(xi)))
+
+    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Start at u_j."""
+        return role("cloud", received)
+
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        """Send w_j."""
+        return {n: local[n] for n in role("cloud", received)}
+
+    return replace(
+        base,
+        name="fedamp",
+        init=init,
+        download=download,
+        join=join,
+        upload=upload,
+        merge=kept_models.keep,
+        views={"personal": as_trained},
+        facts=kept_models.FACTS,
+    )
+
+
+def by_distance(models: Tensor, others: Tensor, me: int, alpha: float, sigma: float) -> Tensor:
+    """Return alpha A'(||w_j - w_i||^2) of the others, and the rest of one for the client itself.
+
+    >>> models = torch.tensor([[0.0], [1.0], [3.0]])
+    >>> by_distance(models, torch.tensor([0.0, 1.0, 1.0]), 0, alpha=1.0, sigma=2.0)
+    tensor([0.6912, 0.3033, 0.0056])
+    """
+    squared = (models - models[me]).square().sum(1)
+    near = others * alpha / sigma * (-squared / sigma).exp()
+    xi = near / near.sum().clamp(min=1)
+    return xi.index_fill(0, torch.tensor(me, device=xi.device), float(1 - xi.sum()))
+
+
+def by_angle(models: Tensor, others: Tensor, me: int, own: float, sigma: float) -> Tensor:
+    """Share 1 - own among the others by exp(sigma cos(w_j, w_i)); all is the client's if alone."""
+    cosine = torch.stack([cosine_similarity(v, models[me], 0) for v in models])
+    xi = torch.where(others > 0, sigma * cosine, -torch.inf).softmax(0) * (1 - own)
+    xi = xi if bool(others.any()) else torch.zeros_like(others)
+    return xi.index_fill(0, torch.tensor(me, device=xi.device), float(1 - xi.sum()))

@@ -1,0 +1,225 @@
+"""FedEM: rows come from K common distributions, which every client mixes by weights of its own.
+
+Marfoq, Neglia, Bellet, Kameni and Vidal, "Federated Multi-Task Learning under a Mixture of
+Distributions", NeurIPS 2021. The latent z_i says which distribution row i is of:
+
+    p(pi_j)              = Dirichlet(1, ..., 1)          flat on the simplex, personal
+    p(z_i | pi_j)        = Categorical(pi_j)             summed out
+    p(y_i | x_i, z_i, w) = Categorical(logits=net(x_i; w_{z_i}))
+    q(pi_j)              = Delta, or a Dirichlet, see `guide`;  w_1 ... w_K have a flat prior
+
+    client   q_ik = pi_jk p(y_i | x_i, w_k) / sum_k pi_jk p(y_i | x_i, w_k)         the E-step
+             pi_jk = sum_i q_ik / n_j                                               the M-step
+             w_jk = SGD from w_k on -1/n_j sum_i q_ik log p(y_i | x_i, w_k), q fixed
+    server   w_k = sum_j n_j w_jk / sum_j n_j
+
+A client predicts by sum_k pi_jk p(y | x, w_k). One component is FedAvg. IFCA is this where every
+client has all rows in the component that fits them best. Who comes later finds its weights by the
+first two lines on its own rows, w as received (`adapt`).
+
+Departures from the paper: none known. The text at hand ended with its introduction, so equations
+have no numbers here; the steps are those of the authors' code. With guide="dirichlet" the client's
+part is variational Bayes: q(pi_j) = Dirichlet(a + sum_i q_i), and log pi in the E-step is its mean.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Generator, Size, Tensor
+
+from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import with_rows
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.optim import sgd
+from pyrofl.inference.programs import Likelihood, Prior, Program, built_for
+from pyrofl.inference.servers.averages import Combine
+from pyrofl.inference.servers.pooled import Pooled, by_size
+from pyrofl.models import guides
+from pyrofl.models.guides import simplex
+from pyrofl.models.likelihoods import Categorical, categorical
+from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
+from pyrofl.tensors import Tensors, pick, role, under
+
+FAMILIES: dict[str, guides.Family] = {"point": guides.delta, "dirichlet": simplex.dirichlet}
+
+
+@repeatable
+@checked
+def build(
+    net: Network,
+    *,
+    components: Count = 3,
+    likelihood: Likelihood = categorical,
+    prior: Prior | None = None,
+    guide: Literal["point", "dirichlet"] | guides.Family = "point",
+    epochs: Whole = 5,
+    batch: Count | None = 10,
+    lr: NotNegative = 0.05,
+    momentum: ShareBelowOne = 0.9,
+    adapt_steps: Count = 20,
+    merge: str | Combine = "mean",
+) -> Method:
+    """Build FedEM.
+
+    Args:
+        net: the network; every component has all its parameters.
+        components: K.
+        likelihood: of a row, given a component's outputs.
+        prior: on "pi" [K]; a Dirichlet, whose posterior is one, too. Default a flat one.
+        guide: family of q(pi): "point" for its mode, the paper's where the prior is flat, or
+            "dirichlet".
+        epochs: local epochs on the components, after one E-step and the weights' M-step.
+        batch: rows in a step; None takes all.
+        lr: learning rate; the loss is a mean over the rows, each counted by its q_ik.
+        momentum: of SGD, which starts afresh each round.
+        adapt_steps: E-steps and M-steps of the weights before a test of clients that come later.
+        merge: how the server makes one component of the clients', as in `fedavg.build`.
+
+    Raises:
+        ValueError: if `guide` is another family; in a round, if the prior is no Dirichlet, or one
+            below 1 that has no mode where the guide is a point.
+    """
+    family = FAMILIES[guide] if isinstance(guide, str) else guide
+    if family not in FAMILIES.values():
+        told = getattr(family, "__name__", family)
+        raise ValueError(f"guide is {told}; expected 'point' or 'dirichlet', which EM can fit")
+    shape = Size((components,))
+    q = family({"pi": shape}, loc="weight", spread="log_count")
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        """Start every component at a draw of its own."""
+        starts = [net.init(generator) for _ in range(components)]
+        return under("component", {n: torch.stack([s[n] for s in starts]) for n in net.shapes})
+
+    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Start at equal weights."""
+        even = torch.full_like(who.size, 1 / components)[:, None].expand(-1, components)
+        return {"log_count/pi": torch.zeros_like(even)} if q.random else {"weight/pi": even}
+
+    def fits(local: Tensors, data: Batch) -> TorchDistribution:
+        """Return what every component says of a row, batch shape [C, B, K]."""
+        w = role("component", local)
+        each = [{n: v.select(2, k) for n, v in w.items()} for k in range(components)]
+        outputs = torch.stack([net(own, data.x) for own in each], 2)
+        return likelihood(outputs, data.x.unsqueeze(2))
+
+    def known(received: Tensors, local: Tensors, data: Batch) -> TorchDistribution:
+        """Return p(pi_j)."""
+        if prior is None:
+            return dist.Dirichlet(data.size.new_ones(shape))
+        return prior("pi", shape, received, local, data)
+
+    def model(received: Tensors, local: Tensors, data: Batch) -> None:
+        """State p(pi_j), and p(y | x, pi_j) without z."""
+        with data.clients():
+            pi = pyro.sample("pi", known(received, local, data))
+            with data.rows():
+                pyro.sample("y", mixed(pi, fits(local, data)), obs=data.y)
+
+    def log_density(local: Tensors, data: Batch) -> Tensor:
+        """Return log p(y_i | x_i, w_k), [C, B, K]."""
+        return fits(with_rows(pick(local, "component/*"), len(data)), data).log_prob(
+            data.y.unsqueeze(2)
+        )
+
+    @built_for(model=model, guide=q)
+    def expect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Set q_i (the E-step), and pi_j to what fits it best (the M-step)."""
+        with torch.no_grad():
+            share = responsibilities(log_weight(local), log_density(local, data))
+        share = share * data.mask.unsqueeze(2)
+        before = known(with_rows(received, len(data)), with_rows(local, len(data)), data)
+        return {"rows/q": share, **weigh(before, share.sum(1))}
+
+    def log_weight(local: Tensors) -> Tensor:
+        """Return the mean of log pi_j under q, [C, K]."""
+        if not q.random:
+            return local["weight/pi"].log()
+        count = local["log_count/pi"].exp()
+        return count.digamma() - count.sum(-1, keepdim=True).digamma()
+
+    def weigh(before: TorchDistribution, count: Tensor) -> Tensors:
+        """Return q(pi_j) after counts [C, K] of rows."""
+        count = count + concentration(before, not q.random).expand(len(count), 1, -1)[:, 0]
+        if q.random:
+            return {"log_count/pi": count.log()}
+        return {"weight/pi": (count - 1) / (count.sum(-1, keepdim=True) - components)}
+
+    @built_for(model=model, guide=q)
+    def complete(
+        model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
+    ) -> Tensor:
+        """Return the mean over rows of -sum_k q_ik log p(y_i | x_i, w_k), [C]."""
+        cost = -(data.of(local["rows/q"]) * log_density(local, data)).sum(2)
+        return torch.where(data.mask, cost, 0).sum(1) / data.mask.sum(1).clamp(min=1)
+
+    def personal(received: Tensors, local: Tensors) -> Tensors:
+        """Read the weights, and the components as received or trained."""
+        return local
+
+    return Method(
+        name="fedem",
+        init=init,
+        join=join,
+        model=model,
+        guide=q,
+        phases=(
+            Phase((expect,)),
+            Phase((Step("component/*", sgd(lr, momentum), complete),), epochs, batch),
+        ),
+        merge=Pooled({"component/*": by_size}, how=merge),
+        adapt=(Phase((expect,), adapt_steps),),
+        views={"personal": personal},
+    )
+
+
+def responsibilities(log_weight: Tensor, log_density: Tensor) -> Tensor:
+    """Return q_ik of rows [C, B, K], given log pi [C, K] and log p(y_i | x_i, w_k) [C, B, K].
+
+    >>> weight, density = torch.tensor([[0.5, 0.5]]), torch.tensor([[[0.9, 0.1], [0.2, 0.6]]])
+    >>> responsibilities(weight.log(), density.log())
+    tensor([[[0.9000, 0.1000],
+             [0.2500, 0.7500]]])
+    """
+    return (log_weight.unsqueeze(1) + log_density).softmax(-1)
+
+
+def mixed(weight: Tensor, fn: TorchDistribution) -> TorchDistribution:
+    """Mix distributions of batch shape [C, B, K] by weights [..., C, 1, K]."""
+    found: TorchDistribution
+    if isinstance(fn, dist.Categorical):
+        found = Categorical(logits=(weight.log().unsqueeze(-1) + fn.logits).logsumexp(-2))
+    elif isinstance(fn, dist.Bernoulli):
+        found = dist.Bernoulli(probs=(weight * fn.probs).sum(-1).clamp(0, 1))
+    else:
+        whole = torch.broadcast_shapes(weight.shape, fn.batch_shape)
+        own = dist.Categorical(probs=weight.expand(whole))
+        found = dist.MixtureSameFamily(own, fn.expand(whole))
+    return found
+
+
+def concentration(prior: TorchDistribution, has_mode: bool) -> Tensor:
+    """Return that of a Dirichlet [..., K]; refuse what is none, or has no mode where it needs one.
+
+    >>> concentration(dist.Dirichlet(torch.ones(2)), has_mode=True)
+    tensor([1., 1.])
+    """
+    if not isinstance(prior, dist.Dirichlet):
+        told = type(prior).__name__
+        raise ValueError(
+            f"prior of pi is a {told}; expected a Dirichlet, for which steps are closed"
+        )
+    if has_mode and bool((prior.concentration < 1).any()):
+        least = float(prior.concentration.min())
+        raise ValueError(
+            f"prior of pi is a Dirichlet of {least:g}, which has no mode; expected 1 or more, or "
+            "guide='dirichlet'"
+        )
+    return prior.concentration

@@ -1,0 +1,241 @@
+"""pFedGP: every client has a Gaussian process on features that all clients learn together.
+
+Achituve, Shamsian, Navon, Chechik and Fetaya, "Personalized Federated Learning With Gaussian
+Processes", NeurIPS 2021. The process takes the place of the network's head, one function f_k for
+each of its K outputs, with one kernel on z = base(x; w):
+
+    p(f_k)       = GP(0, s^2 exp(-||z - z'||^2 / (2 l^2)))    or s^2 z'z / l^2, `kernel`
+    p(y | x, f)  = Categorical(logits=f(x)), or any other likelihood of K numbers
+    q(f | D_j)   = Laplace's approximation, which a normal likelihood makes the exact posterior
+    p(w, s, l)   flat; q = Delta                              shared
+
+    client   w, s, l = SGD from w, s, l on -E_q(f | half of the batch) log p(y | x, f) of the other
+    server   w, s, l = sum_j n_j (w, s, l)_j / sum_j n_j
+
+A client keeps what its rows say of f, and nothing of it travels: of at most `rows` of them the
+features z_i, and a normal site on f(x_i) with precision R_i R_i' and shift b_i, both from a Taylor
+series of log p(y_i | f) where the posterior peaks. With these, P the kernel between the rows (the
+same for all K) and B = I + R'PR,
+
+    f(x) | D_j   has mean  k_x'(b - R B^-1 R'P b)  and covariance  s_x^2 I - k_x' R B^-1 R' k_x
+
+Before a test (`adapt`) that is done anew with the features of the received w, which is all that a
+new client needs. The view "personal" without it is the client's model as it left its training.
+
+Departures from the paper: of several classes it makes a tree of binary ones with Polya-Gamma
+variables and Gibbs draws; here all classes are one softmax and Laplace (Rasmussen and Williams,
+"Gaussian Processes for Machine Learning", 2006, section 3.5). There is a client's subset of rows,
+but none of its two kinds of inducing points. The objective is the predictive likelihood of the
+authors' code, with half of a batch to learn from, by Jensen's bound; its gradient takes the
+curvatures R as given. s and l are learned, the kernel starts at their code's s^2 = 8, and l at the
+square root of the number of features. Only the paper's first pages were at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Generator, Size, Tensor
+
+from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import elbo, with_rows
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.optim import sgd
+from pyrofl.inference.programs import Likelihood, Prior, Program, built_for, flat
+from pyrofl.inference.servers.averages import Combine
+from pyrofl.inference.servers.pooled import Pooled, by_size
+from pyrofl.models import guides
+from pyrofl.models.likelihoods import categorical
+from pyrofl.models.pfedgp.processes import Kernel, lower, predicted, sites
+from pyrofl.models.shared.personal_copies import own, start_own
+from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
+from pyrofl.tensors import Tensors, role, under
+
+SPREADS = ("log_length", "log_scale")  # log l and log s, which are trained as w is
+
+
+@repeatable
+@checked
+def build(
+    net: Network,
+    *,
+    kernel: Literal["rbf", "linear"] = "rbf",
+    length: Positive | None = None,
+    scale: Positive = 8.0**0.5,
+    rows: Count = 50,
+    likelihood: Likelihood = categorical,
+    prior: Prior = flat,
+    guide: guides.Family = guides.delta,
+    draws: Count = 5,
+    epochs: Whole = 1,
+    batch: Count | None = 32,
+    lr: NotNegative = 0.05,
+    momentum: ShareBelowOne = 0.9,
+    merge: str | Combine = "mean",
+) -> Method:
+    """Build pFedGP.
+
+    Args:
+        net: the network, a sequential one whose head is one fully connected layer: in its place
+            comes a Gaussian process on what the layers below make of a row. Without layers below
+            it is one on the row itself.
+        kernel: "rbf", or "linear", with which f is a linear head with a normal prior.
+        length: l at the start; default the square root of the number of features.
+        scale: s at the start, the standard deviation of f.
+        rows: most rows of a client that its process is given, evenly spaced; the work before a
+            test grows as (rows K)^3.
+        likelihood: of a row, given K numbers.
+        prior: on w, log s and log l.
+        guide: family of q(w, s, l), which are points.
+        draws: Monte Carlo samples of f in every loss.
+        epochs: local epochs.
+        batch: rows in a step, of which every second is learned from and the rest is predicted;
+            None takes all.
+        lr: learning rate; the loss is a mean over the rows.
+        momentum: of SGD, which starts afresh each round.
+        merge: how the server makes one of the clients', as in `fedavg.build`.
+
+    Raises:
+        ValueError: if the network has another head, or `guide` is another family.
+    """
+    if guide is not guides.delta:
+        told = getattr(guide, "__name__", guide)
+        raise ValueError(
+            f"guide is {told}; expected guides.delta, as the network is a point and f is random"
+        )
+    base, features, outputs = parted(net)
+    below = {} if base is None else base.shapes
+    shapes = {**below, **dict.fromkeys(SPREADS, Size(()))}
+    points = guide(shapes, loc="w")
+    process = Kernel(kernel)
+    # What a client keeps has the names of the head, in whose place it is.
+    first, *_, last = (*net.matching(net.head), *net.matching(net.head))
+    kept = {"z": f"z/{first}", "shift": f"shift/{last}", "root": f"root/{last}"}
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        """Start the base as the network does."""
+        start = zip(SPREADS, (length or features**0.5, scale), strict=True)
+        spreads = {n: torch.tensor(v, dtype=torch.float64).log() for n, v in start}
+        return points.start(spreads | ({} if base is None else net.init(generator)))
+
+    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Know of no row yet."""
+        sizes = {"z": (features,), "shift": (outputs,), "root": (outputs, outputs)}
+        none = {n: who.size.new_zeros(len(who.ids), rows, *s) for n, s in sizes.items()}
+        return start_own(received, who, generator) | {kept[n]: v for n, v in none.items()}
+
+    def run(local: Tensors, x: Tensor) -> Tensor:
+        """Return the features [C, B, features] of rows."""
+        return x.flatten(2) if base is None else base(role("w", local), x)
+
+    def spreads(local: Tensors) -> list[Tensor]:
+        """Return log l and log s."""
+        return [local[f"w/{n}"] for n in SPREADS]
+
+    def model(received: Tensors, local: Tensors, data: Batch) -> None:
+        """State what is said of f(x) before any row of the client, and p(y | x, f)."""
+        with data.clients():
+            for n, shape in shapes.items():
+                pyro.sample(n, prior(n, shape, received, local, data))
+            with data.rows():
+                sd = process.diagonal(run(local, data.x), *spreads(local)).sqrt().unsqueeze(-1)
+                apart = dist.Normal(torch.zeros_like(sd), sd).expand((*sd.shape[:2], outputs))
+                f = pyro.sample("f", apart.to_event(1))
+                pyro.sample("y", likelihood(f, data.x), obs=data.y)
+
+    def recall(received: Tensors, local: Tensors, data: Batch) -> None:
+        """Say of f(x) what the client keeps."""
+        points(received, local, data)
+        known = {n: local[name].squeeze(1) for n, name in kept.items()}
+        z, own_z = run(local, data.x), known.pop("z")
+        among, across = (process(own_z, other, *spreads(local)) for other in (own_z, z))
+        mean, spread = predicted(among, across, process.diagonal(z, *spreads(local)), **known)
+        with data.clients(), data.rows():
+            at_rows = dist.MultivariateNormal(mean, scale_tril=lower(spread))
+            pyro.sample("f", at_rows, infer={"is_auxiliary": True})  # no site of the posterior
+
+    def learned(local: Tensors, x: Tensor, y: Tensor, mask: Tensor) -> Tensors:
+        """Return what rows [C, N] say of f, as it is kept; local has no axis of rows."""
+        local = with_rows(local, len(x))
+        z = run(local, x) * mask.unsqueeze(2)
+        with torch.no_grad():
+            shift, root = sites(
+                lambda f: likelihood(f, x).log_prob(y),
+                process(z, z, *spreads(local)),
+                mask,
+                outputs,
+            )
+        return {kept["z"]: z, kept["shift"]: shift, kept["root"]: root}
+
+    inner = elbo(draws, 0.0, mean=True)
+    q = replace(points, program=recall, random=True, points="")
+
+    @built_for(model=model, guide=q)
+    def predictive(
+        model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
+    ) -> Tensor:
+        """Return the mean loss of half of the rows given the others, and the prior's per row."""
+        known, asked = data.split(2)
+        half = local | learned(local, known.x, known.y, known.mask)
+        cost = inner(model, guide, received, half, asked)
+        down, up = (with_rows(t, len(data)) for t in (received, local))
+        for n, shape in shapes.items():
+            before = prior(n, shape, down, up, data).log_prob(up[f"w/{n}"])
+            cost = cost - before.reshape(len(data)) / data.size
+        return cost
+
+    @built_for(model=model, guide=q)
+    def remember(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Keep what the client's rows say of f under the network as it is now."""
+        count = data.mask.sum(1)
+        place = spaced(count, rows)
+        mine = torch.arange(len(data), device=place.device)[:, None]
+        mask = torch.arange(rows, device=place.device) < count[:, None]
+        with torch.no_grad():
+            said = learned(local, data.x[mine, place], data.y[mine, place], mask)
+        return said | under("own", {n: local[n] for n in received})
+
+    keep = Phase((remember,))
+    step = Step("w/*", sgd(lr, momentum), predictive)
+    return Method(
+        name="pfedgp",
+        init=init,
+        join=join,
+        model=model,
+        guide=q,
+        phases=(Phase((step,), epochs, batch), keep),
+        merge=Pooled({"*": by_size}, how=merge),
+        adapt=(keep,),
+        views={"personal": own},
+    )
+
+
+def parted(net: Network) -> tuple[Network | None, int, int]:
+    """Return the layers below the head, and the numbers of features and of outputs."""
+    head, cut = net.matching(net.head), net.split(net.head)
+    weight = max(head.values(), key=len)
+    alone = len(head) == len(net.shapes)
+    if len(head) > 2 or len(weight) not in (1, 2) or not (alone or cut):
+        raise ValueError(
+            f"the network's head is {net.head!r}; expected one fully connected layer at the end of "
+            "a sequential network, in whose place the Gaussian process comes"
+        )
+    outputs, features = weight if len(weight) == 2 else (1, *weight)
+    return (cut[0] if cut else None), features, outputs
+
+
+def spaced(size: Tensor, most: int) -> Tensor:
+    """Return places [C, most] of rows, evenly spaced among a client's size [C], or all of them.
+
+    >>> spaced(torch.tensor([6, 2]), 3)
+    tensor([[0, 2, 4],
+            [0, 1, 1]])
+    """
+    place, size = torch.arange(most, device=size.device), size.unsqueeze(1)
+    return torch.where(size > most, place * size // most, torch.minimum(place, size - 1))

@@ -1,0 +1,129 @@
+"""Gaussian processes of several clients side by side, for any likelihood, by Laplace.
+
+K functions share a kernel, P [C, N, N] between a client's rows. What a row says of f(x_i) is held
+as a normal site: `shift` [C, N, K], precision times mean, and `root` [C, N, K, K], with precision
+root root'. Sites of zeros say nothing, so that clients may have different numbers of rows.
+
+Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, sections 3.4 and 3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+NEWTON = 30  # steps to the peak of the posterior at most; a normal likelihood takes two
+LOOSE = 4096  # roundings that a matrix may lack to be positive
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel s^2 k(z / l, z' / l); log l and log s are [C, 1]."""
+
+    kind: Literal["rbf", "linear"]
+
+    def __call__(self, a: Tensor, b: Tensor, log_length: Tensor, log_scale: Tensor) -> Tensor:
+        """Return [C, A, B] between features [C, A, d] and [C, B, d]."""
+        length, square = log_length.exp()[..., None], (2 * log_scale).exp()[..., None]
+        a, b = a / length, b / length
+        if self.kind == "linear":
+            return square * (a @ b.mT)
+        sizes = (v.square().sum(2) for v in (a, b))
+        apart = next(sizes).unsqueeze(2) + next(sizes).unsqueeze(1) - 2 * a @ b.mT
+        return square * (-0.5 * apart.clamp(min=0)).exp()
+
+    def diagonal(self, z: Tensor, log_length: Tensor, log_scale: Tensor) -> Tensor:
+        """Return [C, B], of every row of features [C, B, d] with itself."""
+        square = (2 * log_scale).exp()
+        if self.kind == "linear":
+            return square * (z / log_length.exp()[..., None]).square().sum(2)
+        return square.expand(z.shape[:2])
+
+
+def sites(
+    log_prob: Callable[[Tensor], Tensor], among: Tensor, mask: Tensor, outputs: int
+) -> tuple[Tensor, Tensor]:
+    """Return shift and root of the sites that touch the likelihood where the posterior peaks.
+
+    Args:
+        log_prob: f [C, N, K] -> log p(y | f), [C, N].
+        among: P, [C, N, N].
+        mask: [C, N] bool, False where there is no row.
+        outputs: K.
+    """
+    f = among.new_zeros(*mask.shape, outputs)
+    for _ in range(NEWTON):
+        shift, root = touching(log_prob, f, mask)
+        last, f = f, among @ weights(among, shift, root)[0]
+        # A client of no numbers compares as still, and must not keep others going.
+        if not bool(((f - last).abs() > torch.finfo(f.dtype).eps ** (1 / 3) * (1 + f.abs())).any()):
+            break
+    return touching(log_prob, f, mask)
+
+
+def touching(
+    log_prob: Callable[[Tensor], Tensor], f: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return shift and root of the second-order Taylor series of the log likelihood at f."""
+    with torch.enable_grad():
+        f = f.detach().requires_grad_()
+        slope = torch.autograd.grad(log_prob(f).sum(), f, create_graph=True)[0]
+        rows = [
+            torch.autograd.grad(s.sum(), f, retain_graph=True, allow_unused=True)[0]
+            if s.requires_grad
+            else None
+            for s in slope.unbind(2)
+        ]
+    curve = torch.stack([torch.zeros_like(f) if r is None else -r for r in rows], 2)
+    root = lower(curve) * mask[..., None, None]
+    f, slope = f.detach(), slope.detach() * mask.unsqueeze(2)
+    return (root @ (root.mT @ f.unsqueeze(3))).squeeze(3) + slope, root
+
+
+def lower(matrix: Tensor) -> Tensor:
+    """Return roots of matrices [..., K, K] that may be singular; of bad ones those of diagonals."""
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    loose = LOOSE * torch.finfo(matrix.dtype).eps * diagonal.amax(-1, keepdim=True).clamp(min=0)
+    found, bad = torch.linalg.cholesky_ex(matrix + torch.diag_embed(loose.expand_as(diagonal)))
+    alone = torch.diag_embed(diagonal.clamp(min=0).sqrt())
+    return torch.where((bad > 0)[..., None, None], alone, found)
+
+
+def weights(among: Tensor, shift: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (P + precision^-1)^-1 times the sites' means [C, N, K], and the root of B.
+
+    B = I + root' P root, [C, N K, N K]; the mean of f at the rows is P times the former.
+    """
+    clients, n, k = shift.shape
+    inner = torch.einsum("cij,cikl,cjkm->ciljm", among, root, root).reshape(clients, n * k, n * k)
+    eye = torch.eye(n * k, dtype=among.dtype, device=among.device)
+    half, bad = torch.linalg.cholesky_ex(eye + inner)
+    half = half.masked_fill((bad > 0)[:, None, None], torch.nan)
+    pulled = torch.einsum("cikl,cik->cil", root, among @ shift).reshape(clients, n * k, 1)
+    solved = torch.cholesky_solve(pulled, half).reshape(clients, n, k)
+    return shift - torch.einsum("cikl,cil->cik", root, solved), half
+
+
+def predicted(
+    among: Tensor, across: Tensor, alone: Tensor, shift: Tensor, root: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return mean [C, B, K] and covariance [C, B, K, K] of f at other rows.
+
+    Args:
+        among: the kernel between the rows with sites, [C, N, N].
+        across: between these and the other rows, [C, N, B].
+        alone: of the other rows with themselves, [C, B].
+        shift: of the sites.
+        root: of the sites.
+    """
+    (clients, n, k), asked = shift.shape, across.shape[2]
+    pull, half = weights(among, shift, root)
+    met = torch.einsum("cikl,cib->cilbk", root, across).reshape(clients, n * k, asked * k)
+    told = torch.linalg.solve_triangular(half, met, upper=False).reshape(clients, -1, asked, k)
+    eye = torch.eye(k, dtype=among.dtype, device=among.device)
+    spread = alone[..., None, None] * eye - torch.einsum("cabk,cabl->cbkl", told, told)
+    return across.mT @ pull, spread

@@ -1,0 +1,212 @@
+"""beta-PredBayes: one model learns what lies between clients' predictions' product and mixture.
+
+Hasan, Zhang, Guo, Chen and Poupart, "Calibrated One Round Federated Learning with Bayesian
+Inference in the Predictive Space", AAAI 2024.
+
+    p(w_j)        = Normal(0, 1), or another `prior`
+    p(y | x, w_j) = Categorical(logits=net(x; w_j))
+    q(w_j)        = Delta, along a Langevin chain
+
+    client   w_j1 ... w_jS = a chain's states, some epochs apart, after SGD from w
+    server   p_j(y | x) = sum_s p(y | x, w_js) / S                 of J clients
+             product    ~ prod_j p_j                               a Bayesian committee machine
+             mixture    = sum_j p_j / J
+             p_beta     ~ product^beta mixture^(1 - beta)
+             w          = SGD from the mean of all w_js on -1/U sum_u p_beta log p(. | x_u; w)
+
+The x_u are unlabelled rows that the server holds. The product is too sure where clients know the
+same things; beta is given, or found on rows of the server's with labels (`tuning`), where the mean
+log loss of p_beta is convex in it. The paper makes one round; here another may follow, from w.
+`ensemble` predicts by p_beta itself, from the messages of a round. The mixture alone, beta = 0, is
+FedBE's ensemble of its clients' models, with draws of their posteriors in their place.
+
+Departures from the paper: the chain is Langevin's with a constant step where theirs is a cyclical
+one with momentum (`temperature=0` leaves SGD); the student starts at the mean of all states, where
+theirs starts at one client's last; there is no regression. The authors' code gives the formulas
+above for a uniform prior predictive; of the paper's text the first page was at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, checked
+from pyrofl.data import Batch, Who
+from pyrofl.inference.facts import INCOMPARABLE
+from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.programs import Likelihood, built_for
+from pyrofl.inference.servers.averages import average
+from pyrofl.models import fedavg, guides
+from pyrofl.models.fedbe import distillation
+from pyrofl.models.fedpop import langevin
+from pyrofl.models.likelihoods import categorical
+from pyrofl.models.priors import fixed
+from pyrofl.models.shared.personal_copies import only_step
+from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
+from pyrofl.tensors import Tensors, role, under
+
+HALVINGS = 50  # of the interval in which beta is looked for
+
+
+@repeatable
+@checked
+def build(
+    net: Network,
+    *,
+    unlabelled: Tensor | None = None,
+    beta: Share = 0.5,
+    tuning: tuple[Tensor, Tensor] | None = None,
+    samples: Count = 5,
+    thin: Count = 1,
+    temperature: NotNegative = 1.0,
+    chain_lr: NotNegative = 0.01,
+    distil_epochs: Whole = 50,
+    distil_batch: Count = 64,
+    distil_lr: NotNegative = 0.05,
+    distil_momentum: ShareBelowOne = 0.9,
+    **training: Unpack[fedavg.LocalTraining],
+) -> Method:
+    """Build beta-PredBayes.
+
+    Args:
+        net: the network; all its parameters are shared.
+        unlabelled: [U, *x], the server's rows.
+        beta: 1 for the product, 0 for the mixture.
+        tuning: x [V, *x] and y [V], rows of the server's with labels on which beta is found in
+            every round, instead of the one given.
+        samples: S.
+        thin: epochs between two of them.
+        temperature: of the chain; 1 is the posterior.
+        chain_lr: step of the chain, on the loss as a mean over rows.
+        distil_epochs: over the unlabelled rows.
+        distil_batch: rows in a step; the loss is their mean.
+        distil_lr: learning rate.
+        distil_momentum: of SGD.
+        training: of the clients before the chain, as in `fedavg.build`, without `merge`.
+
+    Raises:
+        ValueError: if the unlabelled rows are missing or do not fit the network, the likelihood has
+            infinitely many answers, `guide` is another family than the delta, or there is a
+            `merge`.
+    """
+    if "merge" in training:
+        told = dict(training)["merge"]
+        raise ValueError(f"merge is {told!r}; expected none, as predictions are put together")
+    if training.get("guide", guides.delta) is not guides.delta:
+        told = getattr(training["guide"], "__name__", training["guide"])
+        raise ValueError(f"guide is {told}; expected guides.delta, as a chain draws the samples")
+    settings: fedavg.LocalTraining = {"prior": fixed(), **training}
+    likelihood = settings.get("likelihood", categorical)
+    rows = distillation.fitting(net, unlabelled, likelihood)
+    base = fedavg.build(net, **settings)
+    burn_in, step = only_step(base)
+
+    def keeping(s: int) -> Phase:
+        def keep(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Keep where the chain is."""
+            return under(f"sample/{s}", {n: local[n] for n in received})
+
+        return Phase((keep,))
+
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        """Send all that were kept, [C, S, *p]."""
+        each = [role(f"sample/{s}", local) for s in range(samples)]
+        kept = {n: torch.stack([e[f"w/{n}"] for e in each], 1) for n in net.shapes}
+        return under("sample", kept)
+
+    @built_for(model=base.model)
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Distil what all messages predict together."""
+        models = role("sample", message)
+        like = next(iter(models.values()))
+        share = torch.tensor(beta).to(like)
+        if tuning is not None:
+            x, y = tuning[0].to(like), tuning[1].to(like.device)
+            share = tuned(each_predicts(net, models, x, likelihood), y)
+        x = rows.to(like.device, like.dtype if rows.is_floating_point() else None)
+        student = distillation.distil(
+            net,
+            average({n: v.mean(1) for n, v in models.items()}, who.size),
+            x,
+            between(each_predicts(net, models, x, likelihood), share).exp(),
+            generator,
+            likelihood=likelihood,
+            swa=False,
+            epochs=distil_epochs,
+            batch=distil_batch,
+            lr=distil_lr,
+            momentum=distil_momentum,
+        )
+        return under("w", student) | {"server/beta": share}
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        """Start at the network's own draw."""
+        return base.init(generator, clients) | {"server/beta": torch.tensor(beta)}
+
+    chain = replace(burn_in, moves=langevin("w", chain_lr, step.loss, temperature), epochs=thin)
+    drawn = tuple(phase for s in range(samples) for phase in (chain, keeping(s)))
+    return replace(
+        base,
+        name="predbayes",
+        init=init,
+        phases=(burn_in, *drawn),
+        upload=upload,
+        merge=merge,
+        facts={"w/*": INCOMPARABLE},
+    )
+
+
+def each_predicts(
+    net: Network, models: Tensors, x: Tensor, likelihood: Likelihood = categorical
+) -> Tensor:
+    """Return every client's predictive distribution [J, U, K], given its samples [J, S, *p]."""
+    clients = len(next(iter(models.values())))
+    flat = {n: v.flatten(0, 1) for n, v in models.items()}
+    found = distillation.predictions(net, flat, x, likelihood)
+    return found.reshape(clients, -1, *found.shape[1:]).mean(1)
+
+
+def between(each: Tensor, beta: Tensor | float) -> Tensor:
+    """Return log p_beta [U, K] of clients' predictive distributions [J, U, K].
+
+    >>> each = torch.tensor([[[0.8, 0.2]], [[0.5, 0.5]]])
+    >>> [between(each, beta).exp() for beta in (1.0, 0.0)]
+    [tensor([[0.8000, 0.2000]]), tensor([[0.6500, 0.3500]])]
+    """
+    product, mixture = extremes(each)
+    return (beta * product + (1 - beta) * mixture).log_softmax(-1)
+
+
+def extremes(each: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logarithms of the product and of the mixture, [U, K] each."""
+    log_each = each.clamp(min=torch.finfo(each.dtype).tiny).log()
+    return log_each.sum(0).log_softmax(-1), log_each.logsumexp(0).log_softmax(-1)
+
+
+def tuned(each: Tensor, y: Tensor) -> Tensor:
+    """Return the beta in 0 to 1 of the least mean log loss at labels y [U], a convex function."""
+    product, mixture = extremes(each)
+    gap = product - mixture
+    low, high = gap.new_tensor(0.0), gap.new_tensor(1.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        mean = (between(each, middle).exp() * gap).sum(-1)
+        rises = bool((mean - gap.gather(1, y[:, None]).squeeze(1)).mean() > 0)
+        low, high = (low, middle) if rises else (middle, high)
+    return (low + high) / 2
+
+
+def ensemble(
+    net: Network,
+    message: Tensors,
+    x: Tensor,
+    beta: float | Tensor,
+    likelihood: Likelihood = categorical,
+) -> Tensor:
+    """Predict by p_beta itself: the probabilities [U, K] of rows, from a round's messages."""
+    return between(each_predicts(net, role("sample", message), x, likelihood), beta).exp()

@@ -1,0 +1,53 @@
+"""Servers that keep the last model of every client, so that clients may learn from each other's.
+
+The server holds "server/model/NAME" [J, *p], and in "server/heard" [J] whether client j has sent
+its own; before that its model is the common start. What is sent to a client never says whose.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Who
+from pyrofl.inference.facts import PER_CLIENT, Facts
+from pyrofl.tensors import Tensors, role, spread_out, under
+
+MODEL, HEARD = "server/model", "server/heard"
+FACTS: Facts = {f"{MODEL}/* {HEARD}": PER_CLIENT}
+
+
+def begin(start: Tensors, clients: int) -> Tensors:
+    """Return a server that has heard nobody, given the start [*p] that all share."""
+    return under(MODEL, spread_out(start, clients)) | {HEARD: torch.zeros(clients)}
+
+
+def keep(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    """Keep every message, as the model of its client."""
+    held, at = role(MODEL, server), who.ids
+    models = {n: v.index_copy(0, at, message[n]) for n, v in held.items()}
+    heard = server[HEARD].index_fill(0, at, 1.0)
+    return server | under(MODEL, models) | {HEARD: heard}
+
+
+def is_heard(server: Tensors, ids: Tensor) -> Tensor:
+    """Say of whom the server has a model, bool [...]; ids beyond its rows are of newcomers."""
+    heard = server[HEARD]
+    return (ids < len(heard)) & (heard[ids.clamp(max=len(heard) - 1)] > 0)
+
+
+def evenly(server: Tensors) -> Tensor:
+    """Return weights [J] of the mean model of all that were heard, or of the common start."""
+    heard = server[HEARD]
+    if not bool(heard.any()):
+        return torch.eye(len(heard)).to(heard)[0]
+    return heard / heard.sum()
+
+
+def combined(server: Tensors, weights: Tensor) -> Tensors:
+    """Return sums of the models by weights [C, J]: [C, *p].
+
+    Client by client, so that the last bit does not depend on who is beside.
+    """
+    models = role(MODEL, server).items()
+    return {n: torch.stack([torch.tensordot(own, v, 1) for own in weights]) for n, v in models}

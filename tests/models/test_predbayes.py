@@ -1,0 +1,122 @@
+"""beta-PredBayes: products and mixtures by hand, beta, and what the student learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import toys
+from checks import close
+from promises import Promises
+from toys import last
+
+from pyrofl.inference.loop.rounds import advance, first
+from pyrofl.inference.privacy import sums
+from pyrofl.models import fedavg, guides, likelihoods, predbayes
+from pyrofl.models.fedbe import distillation
+from pyrofl.nets import build
+from pyrofl.tensors import generator, role
+
+S = 5
+X = toys.blobs().x[-30:]
+PROMISES = {
+    "predbayes": Promises(
+        message=(S * toys.ALL, toys.ALL),
+        settings={"unlabelled": X},
+        rises=frozenset({"w/*"}),
+        any_number="sample/*",
+        numbers=False,
+    )
+}
+QUICK: dict[str, object] = {"unlabelled": X, "distil_epochs": 5, "samples": 2, "epochs": 2}
+
+
+def test_products_and_mixtures_by_hand():
+    each = torch.tensor([[[0.7, 0.2, 0.1]], [[0.2, 0.3, 0.5]]])
+    product = torch.tensor([0.14, 0.06, 0.05]) / 0.25
+    mixture = torch.tensor([0.45, 0.25, 0.3])
+    close(predbayes.between(each, 1.0).exp()[0], product, 1e-6)
+    close(predbayes.between(each, 0.0).exp()[0], mixture, 1e-6)
+    halfway = (product * mixture).sqrt()
+    close(predbayes.between(each, 0.5).exp()[0], halfway / halfway.sum(), 1e-6)
+    sure = torch.tensor([[[1.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]]])
+    assert predbayes.between(sure, 1.0).isfinite().all()
+
+
+def test_clients_that_agree_are_too_sure_together():
+    each = torch.tensor([0.8, 0.2]).expand(10, 1, 2)
+    assert float(predbayes.between(each, 1.0).exp()[0, 0]) > 0.999
+    close(predbayes.between(each, 0.0).exp()[0, 0], 0.8, 1e-6)
+
+
+def test_beta_is_where_the_loss_is_least():
+    rng = generator(5)
+    each = torch.randn(4, 200, 3, generator=rng, dtype=torch.float64).softmax(-1)
+    truth = predbayes.between(each, 0.3).exp()
+    y = torch.multinomial(truth, 1, generator=rng).squeeze(1)
+
+    def loss(beta: float) -> float:
+        return -float(predbayes.between(each, beta).gather(1, y[:, None]).mean())
+
+    found = float(predbayes.tuned(each, y))
+    assert 0.05 < found < 0.6
+    assert loss(found) < min(loss(found + 0.01), loss(found - 0.01))
+    sharp = predbayes.between(each, 1.0).argmax(-1)
+    close(predbayes.tuned(each, sharp), 1.0, 1e-6)
+    dull = predbayes.between(each, 1.0).argmin(-1)
+    close(predbayes.tuned(each, dull), 0.0, 1e-6)
+
+
+def test_the_mixture_of_points_is_fedbes_ensemble(tiny):
+    net, x = build("mlp:5", (4,), 3), torch.randn(9, 4, generator=generator(1)).double()
+    models = {
+        n: torch.randn(3, 1, *s, generator=generator(2)).double() for n, s in net.shapes.items()
+    }
+    found = predbayes.ensemble(net, {f"sample/{n}": v for n, v in models.items()}, x, 0.0)
+    teachers = {n: v[:, 0] for n, v in models.items()}
+    close(found, distillation.predictions(net, teachers, x).mean(0))
+
+
+def test_without_a_chain_and_a_teacher_it_is_fedavg(tiny):
+    net, x = build("mlp:5", (4,), 3), torch.randn(9, 4, generator=generator(1)).double()
+    still = predbayes.build(
+        net, unlabelled=x, chain_lr=0.0, temperature=0.0, distil_epochs=0, prior=fedavg.flat
+    )
+    plain = last(fedavg.build(net), tiny, 1)
+    state = last(still, tiny, 1)
+    for n in net.shapes:
+        close(state.message[f"sample/{n}"][:, 2], plain.message[f"w/{n}"])
+
+
+def test_the_student_learns_what_the_ensemble_predicts(blobs):
+    method = predbayes.build(toys.net(), unlabelled=X, samples=3)
+    state = last(method, blobs, 1)
+    taught = predbayes.ensemble(toys.net(), state.message, X, 0.5)
+    start = first(method, blobs, 0).server
+    apart = []
+    for server in (start, state.server):
+        models = {n: v[None] for n, v in role("w", server).items()}
+        told = distillation.predictions(toys.net(), models, X)[0]
+        apart.append(float((taught * (taught.log() - told.log())).sum(-1).mean()))
+    assert apart[1] < 0.05 < apart[0]
+
+
+def test_beta_is_found_on_rows_with_labels(blobs):
+    rows = torch.cat(blobs.test)
+    method = predbayes.build(toys.net(), tuning=(blobs.x[rows], blobs.y[rows]), **QUICK)
+    state = advance(method, blobs, first(method, blobs, 0), *[torch.arange(12)] * 2)
+    each = predbayes.each_predicts(toys.net(), role("sample", state.message), blobs.x[rows])
+    close(state.server["server/beta"], predbayes.tuned(each, blobs.y[rows]))
+
+
+def test_what_it_cannot_be_is_refused():
+    net = toys.net()
+    with pytest.raises(ValueError, match=r"predbayes: .*; expected"):
+        sums.summed(predbayes.build(net, unlabelled=X))
+    for options, words in (
+        ({"unlabelled": None}, "unlabelled is missing"),
+        ({"guide": guides.mean_field}, r"guide is mean_field; expected guides\.delta"),
+        ({"merge": "median"}, "merge is 'median'; expected none"),
+        ({"likelihood": likelihoods.normal()}, "the likelihood is Normal; expected one with fin"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            predbayes.build(net, **({"unlabelled": X} | options))
