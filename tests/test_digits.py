@@ -37,6 +37,7 @@ PAPERS = ("pfedvem", "pfedmb", "metavd", "fedbe", "fedabml")
 AROUND_FEDAVG = ("fedopt", "ditto", "pfedme", "apfl", "perfedavg", "reptile", "ifca", "fedpa")
 IN_PARTS = ("fedper", "fedrep", "fedbabu", "lgfedavg")
 BAYESIAN = ("fedpop", "pfedbayes")
+GAUSSIAN = ("fisher", "fola")
 
 
 @pytest.mark.slow
@@ -44,7 +45,11 @@ BAYESIAN = ("fedpop", "pfedbayes")
     ("names", "seed"),
     [
         *((PAPERS, seed) for seed in range(10)),
-        *((names, seed) for names in (AROUND_FEDAVG, IN_PARTS, BAYESIAN) for seed in range(3)),
+        *(
+            (names, seed)
+            for names in (AROUND_FEDAVG, IN_PARTS, BAYESIAN, GAUSSIAN)
+            for seed in range(3)
+        ),
     ],
 )
 def test_defaults_beat_training_alone(names, seed):
