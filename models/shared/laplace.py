@@ -92,7 +92,7 @@ class Laplace:
 
     def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Count no information."""
-        centre = flattened(role("w", received))
+        centre = flattened(role("w", local))
         d = self.layout.size
         return {
             "information": centre.new_zeros(
