@@ -166,7 +166,7 @@ class Tilted:
             factor = self.core.factor(precision, flattened(role("w", local)))
             return self.known(*self.core.normals.moments(factor))
 
-        train = self.core.training(self.loss, epochs, batch, lr, momentum)
+        train = self.core.training(epochs, batch, lr, momentum, 1.0)
         return Phase((self.begin,)), *train, Phase((settle,))
 
     def by_chain(
@@ -258,7 +258,7 @@ class Tilted:
     ) -> Tensor:
         """Return minus the log density of the tilted distribution per row, [C]."""
         fit = at(self.core.point, elbo(kl=0.0, mean=True))
-        away = flattened(role("w", local)) - local["cavity"]
+        away = flattened(role("w", local)) - local["prior/mean"]
         pull = self.core.factor(received["precision"], away)["shift"]
         held: Tensor = 0.5 * (away * pull).sum(-1) / data.size
         return fit(model, guide, received, local, data) + held
@@ -266,7 +266,8 @@ class Tilted:
     def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Start at the cavity's mean."""
         mean, _ = self.core.normals.moments(pick(received, "shift precision"))
-        return under("w", parted(mean, self.core.net.shapes)) | {"cavity": mean}
+        prior = {"mean": mean, "precision": received["precision"]}
+        return under("w", parted(mean, self.core.net.shapes)) | under("prior", prior)
 
     def root(self, second: Tensor) -> Tensor:
         """Return the root of a covariance; NaN where it is none."""

@@ -30,13 +30,11 @@ from __future__ import annotations
 
 from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import Method, Phase, as_received
 from pyrofl.inference.programs import Likelihood, Prior, built_for
 from pyrofl.inference.servers.averages import Combine
 from pyrofl.inference.servers.pooled import Pooled, Total, evenly
 from pyrofl.models import guides
-from pyrofl.models.fedpop import at
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
 from pyrofl.models.shared.laplace import Laplace
@@ -97,13 +95,12 @@ def build(
         """Multiply the prior by the factors."""
         return core.posterior(times_prior(pooled))
 
-    loss = at(core.point, elbo(kl=0.0, mean=True))
     return Method(
         name="fisher",
         init=core.init,
         model=core.model,
         guide=core.q,
-        phases=(*core.training(loss, epochs, batch, lr, momentum), Phase((settle,))),
+        phases=(*core.training(epochs, batch, lr, momentum), Phase((settle,))),
         upload=core.upload,
         merge=Pooled({"*": Total(evenly)}, product, merge),
         views={"global": as_received},

@@ -22,7 +22,8 @@ after one round, and J times as narrow further on as it would be.
 
 Departures from the paper, of which the abstract and the authors' code could be read: their code
 adds up squares of mean gradients of minibatches along the way for F_j, here it is the expected
-information at w_j; and has a prior of no precision, where this one is stated. It also has pruning.
+information at w_j. Its prior has no precision, and it has pruning. Here the prior's pull is a
+proximal step, for which no precision is too high, after each step of SGD.
 """
 
 from __future__ import annotations
@@ -30,17 +31,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import Method, Phase, as_received
-from pyrofl.inference.programs import Likelihood, Prior, Program, built_for
+from pyrofl.inference.programs import Likelihood, Prior, built_for
 from pyrofl.inference.servers.averages import Combine
 from pyrofl.inference.servers.pooled import Pooled, Total, by_size, evenly
 from pyrofl.models import guides
-from pyrofl.models.fedpop import at
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.laplace import Laplace
@@ -85,7 +84,6 @@ def build(
         ValueError: if the prior is not normal, the guide another one, or a full covariance too big.
     """
     core = Laplace(net, likelihood, prior, guide)
-    fit = at(core.point, elbo(kl=0.0, mean=True))
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Start training at the network's own draw, which is no part of the prior."""
@@ -101,21 +99,12 @@ def build(
     @built_for(guide=core.q)
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Keep the prior in sight."""
-        return under("known", known(received))
-
-    def pulled(
-        model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
-    ) -> Tensor:
-        """Return the loss per row of the likelihood and the prior, [C]."""
-        away = flattened(role("w", local)) - local["known/mean"]
-        pull = core.factor(local["known/precision"], away)["shift"]
-        prior_loss = strength / 2 * (away * pull).sum(-1) / data.size
-        return fit(model, guide, received, local, data) + prior_loss
+        return under("prior", known(received))
 
     @built_for(guide=core.q)
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Make q_j."""
-        precision = local["known/precision"] + local["information"]
+        precision = local["prior/precision"] + local["information"]
         factor = core.factor(precision, flattened(role("w", local)))
         return factor | core.stated(*core.normals.moments(factor))
 
@@ -137,7 +126,7 @@ def build(
     pooling = Pooled({"*": by_size}, next_prior, merge)
     if together:
         pooling = replace(pooling, weights={"*": Total(evenly)}, of=changes)
-    phases = core.training(pulled, epochs, batch, lr, momentum)
+    phases = core.training(epochs, batch, lr, momentum, strength)
     return Method(
         name="fola",
         init=init,

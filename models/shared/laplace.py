@@ -18,18 +18,20 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import NOT_NEGATIVE, SHARED, Fact, Moments
 from pyrofl.inference.method import Phase, Step
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Guide, Likelihood, Loss, Prior, Supervised, built_for
+from pyrofl.inference.programs import Guide, Likelihood, Prior, Supervised, built_for
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import guides
+from pyrofl.models.fedpop import at
 from pyrofl.models.pvi.gaussians import LARGEST, PARAMETERS, Normals
 from pyrofl.models.pvi.sites import Layout
 from pyrofl.models.pvi.unconstrained import of_network
 from pyrofl.models.shared.vectors import flattened, parted
 from pyrofl.nets import Network
-from pyrofl.tensors import Tensors, role, times
+from pyrofl.tensors import Tensors, role, times, under
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,15 @@ class Laplace:
         }
 
     def training(
-        self, loss: Loss, epochs: int, batch: int | None, lr: float, momentum: float
+        self, epochs: int, batch: int | None, lr: float, momentum: float, strength: float = 0.0
     ) -> tuple[Phase, ...]:
-        """Return the phases that find w_j and F_j; the loss is at `point`."""
+        """Return the phases that find w_j and F_j.
+
+        With `strength`, w_j is the optimum under a prior, "prior/mean" and "prior/precision", to
+        that power. As it may be much stiffer than the rows, it is no part of the gradient: after
+        each step of SGD comes the proximal one, whose length is what momentum makes of lr, so that
+        both together rest at the optimum, and no precision is too high.
+        """
 
         @built_for(model=self.model)
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
@@ -111,8 +119,26 @@ class Laplace:
             rows = information(self.net, self.likelihood, role("w", local), data)
             return {"information": local["information"] + self.packed(rows)}
 
-        climb = Phase((Step("w/*", sgd(lr, momentum), loss),), epochs, batch)
-        return climb, Phase((self.begin,)), Phase((inform,), 1, batch)
+        def tie(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Prepare (I + c P)^-1."""
+            precision, c = local["prior/precision"], lr * strength / (1 - momentum) / data.size
+            if not self.normals.full:
+                return {"hold": 1 / (1 + c[:, None] * precision)}
+            eye = torch.eye(self.layout.size, dtype=c.dtype, device=c.device)
+            whole = eye + c[:, None, None] * self.normals.matrix(precision)
+            return {"hold": torch.linalg.inv_ex(whole).inverse}
+
+        def pull(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Take the proximal step: m + (I + c P)^-1 (w - m)."""
+            mean, hold = local["prior/mean"], local["hold"]
+            away = flattened(role("w", local)) - mean
+            near = mean + (times(hold, away) if self.normals.full else hold * away)
+            return under("w", parted(near, self.net.shapes))
+
+        step = Step("w/*", sgd(lr, momentum), at(self.point, elbo(kl=0.0, mean=True)))
+        climb = Phase((step, pull) if strength else (step,), epochs, batch)
+        first = (Phase((tie,)),) if strength else ()
+        return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
 
     def packed(self, rows: Tensor) -> Tensor:
         """Return R'R of rows [C, R, d] as precisions are kept."""

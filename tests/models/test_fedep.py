@@ -18,10 +18,7 @@ from pyrofl.models import fedep, guides, likelihoods, pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import build
 
-# The loss has the distance from the cavity in it, which is where training starts.
-PROMISES = {
-    "fedep": Promises(message=(2 * toys.ALL, 2 * toys.ALL), rises=frozenset({"w/*"})),
-}
+PROMISES = {"fedep": Promises(message=(2 * toys.ALL, 2 * toys.ALL))}
 
 NET, NORMAL = build("linear", (3,), 1), likelihoods.normal()
 

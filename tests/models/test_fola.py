@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import pyro.distributions as dist
 import pytest
 import torch
 import toys
 from checks import close
 from promises import Promises
-from regressions import EVEN, PRIOR, TASK, posterior, q_of
+from regressions import EVEN, MEAN, PRIOR, TASK, posterior, q_of
 
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.method import Method
-from pyrofl.models import fola, guides, likelihoods
+from pyrofl.models import fola, guides, likelihoods, priors
 from pyrofl.nets import build
 
 PROMISES = {
@@ -41,6 +42,16 @@ def test_a_round_for_each_client_is_the_exact_posterior_and_more_are_too_many():
     close(covariance, exact[1], 1e-9)
     precision = torch.linalg.inv(exact[1]) + EVEN.precision.mean(0)
     close(q_of(beyond.server)[1], torch.linalg.inv(precision), 1e-9)
+
+
+def test_no_precision_is_too_high():
+    prior = priors.fixed(dist.Normal, MEAN, 1e-3)
+    mean, covariance = q_of(
+        toys.last(exactly(together=True, prior=prior), TASK.federation, 1).server
+    )
+    exact = TASK.pooled(torch.full((3,), MEAN), torch.eye(3) * 1e6)
+    close(mean, exact[0], 1e-9)
+    close(covariance, exact[1], 1e-12)
 
 
 def test_the_prior_holds_clients_back():
