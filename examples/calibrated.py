@@ -19,6 +19,7 @@ from pyrofl.models import (
     fald,
     fedabml,
     fedep,
+    fedhb,
     fedpa,
     fedpop,
     fisher,
@@ -40,7 +41,7 @@ torch.set_num_threads(1)
 sizes = [14, 6, 9, 4, 7]
 rows = torch.arange(sum(sizes)).split(sizes)
 x = torch.randn(sum(sizes), 2, generator=generator(0), dtype=torch.float64)
-x[:, 1] = 0.6 * x[:, 0] + 0.8 * x[:, 1]  # columns that are alike, so that weights depend
+x[:, 1] = 0.85 * x[:, 0] + 0.53 * x[:, 1]  # columns that are alike, so that weights depend
 data = Federation(x, 0 * x[:, 0], rows, [r[:0] for r in rows], names=tuple("ABCDE"))
 net = nets.build("linear", (2,), 1)
 linear = {"likelihood": likelihoods.normal()}
@@ -48,7 +49,7 @@ fixed = linear | {"prior": priors.fixed(dist.Normal, 0.0, 1.0)}
 sgd = {"epochs": 40 if args.quick else 300, "batch": None, "lr": 0.1}
 full = {"guide": guides.full_covariance}
 natural = {"moments": "natural", "lr": 1.0, "epochs": 3, "draws": 8}
-step = 0.15 / float(torch.linalg.eigvalsh(x.T @ x)[-1])  # of the chain, a seventh of the stable
+step = 0.3 / float(torch.linalg.eigvalsh(x.T @ x)[-1])  # of the chain, a seventh of the stable
 chain = fixed | {"batch": None, "lr": step, "burn_in": 0.2, "keep": 10_000}
 longest = 20 if args.quick else 600
 local = 2 if args.quick else 40
@@ -99,6 +100,12 @@ OWN = [
         20,
     ),
     ("fedabml", "kl=1", fedabml.build(net, scale=1.0, kl=1.0, epochs=local, lr=0.05, **linear), 20),
+    (
+        "fedhb",
+        "normal-inverse-Wishart",
+        fedhb.build(net, scale=1.0, spread=1.0, draws=8, epochs=local, **linear),
+        20,
+    ),
     ("fedabml", "kl=0.1", fedabml.build(net, scale=1.0, epochs=local, lr=0.05, **linear), 20),
 ]
 

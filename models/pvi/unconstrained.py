@@ -183,8 +183,8 @@ def layouts(
     return Layout(ours), Layout(tuple(s for s in found if s not in ours))
 
 
-def of_network(net: Network, prior: Prior, wide: float) -> tuple[Layout, Layout]:
-    """Lay the parameters of a network in one vector; there are no others."""
+def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tuple[Layout, Layout]:
+    """Lay the parameters of a network in two vectors: those that clients share, and all others."""
 
     def drawn(received: Tensors, local: Tensors, data: Batch) -> None:
         with data.clients():
@@ -193,7 +193,7 @@ def of_network(net: Network, prior: Prior, wide: float) -> tuple[Layout, Layout]
 
     one = torch.ones(1, 1, dtype=torch.float64)
     nobody = Batch(one, one, one.bool(), one[0], one[0].long())
-    return layouts(drawn, nobody, "*", wide, draws=64)
+    return layouts(drawn, nobody, shared, wide, draws=64)
 
 
 def _traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:
