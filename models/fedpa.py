@@ -35,6 +35,7 @@ from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.fedopt import stepped
 from pyrofl.models.shared.personal_copies import only_step
+from pyrofl.models.shared.vectors import flattened, parted
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, role, under
@@ -84,8 +85,8 @@ def build(
 
     def send(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         drawn = torch.stack([local[f"sample/{s}"] for s in range(samples)], 1)
-        start = flattened(received)
-        return unflattened(start - change(start, drawn, rho), received)
+        start, shapes = flattened(received), {n: v.shape[1:] for n, v in received.items()}
+        return parted(start - change(start, drawn, rho), shapes)
 
     draws = tuple(phase for s in range(samples) for phase in draw(s))
     method = replace(base, name="fedpa", phases=(burn_in, *draws, Phase((send,))))
@@ -113,14 +114,3 @@ def change(w: Tensor, drawn: Tensor, rho: float) -> Tensor:
     inner = torch.where((info == 0)[:, None, None], inner, torch.nan)
     answer: Tensor = (gap - (apart.mT @ inner)[..., 0]) / shrink
     return answer
-
-
-def flattened(tensors: Tensors) -> Tensor:
-    """Return all parameters of every client in one row: [C, d]."""
-    return torch.cat([v.reshape(len(v), -1) for v in tensors.values()], 1)
-
-
-def unflattened(rows: Tensor, like: Tensors) -> Tensors:
-    """Give rows [C, d] the names and shapes of tensors [C, *p]."""
-    parts = rows.split([v[0].numel() for v in like.values()], 1)
-    return {n: part.reshape(v.shape) for (n, v), part in zip(like.items(), parts, strict=True)}

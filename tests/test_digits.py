@@ -40,6 +40,7 @@ AROUND_FEDAVG = ("fedopt", "ditto", "pfedme", "apfl", "perfedavg", "reptile", "i
 GROUPS = ("fedem", "fedamp", "fedfomo")
 IN_PARTS = ("fedper", "fedrep", "fedbabu", "lgfedavg")
 BAYESIAN = ("fedpop", "pfedbayes")
+GAUSSIAN = ("fisher", "fola", "fedep", "fald", "fedhb", "virtual")
 
 
 @pytest.mark.slow
@@ -49,7 +50,7 @@ BAYESIAN = ("fedpop", "pfedbayes")
         *((PAPERS, seed) for seed in range(10)),
         *(
             (names, seed)
-            for names in (AROUND_FEDAVG, GROUPS, IN_PARTS, BAYESIAN)
+            for names in (AROUND_FEDAVG, GROUPS, IN_PARTS, BAYESIAN, GAUSSIAN)
             for seed in range(3)
         ),
     ],

@@ -64,12 +64,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-import pyro
 import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
-from pyrofl.data import Batch, Federation
+from pyrofl.data import Federation
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised
 from pyrofl.models import guides
@@ -79,10 +78,9 @@ from pyrofl.models.pvi.gaussians import enough
 from pyrofl.models.pvi.membership import join, leave
 from pyrofl.models.pvi.partitioned import Covariance, Partitioned
 from pyrofl.models.pvi.summed import Summed
-from pyrofl.models.pvi.unconstrained import decentred, layouts, with_hidden_rows
+from pyrofl.models.pvi.unconstrained import decentred, layouts, of_network, with_hidden_rows
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
-from pyrofl.tensors import Tensors
 
 __all__ = ["build", "hierarchical", "join", "leave"]
 
@@ -128,14 +126,7 @@ def build(
     if guide not in (guides.mean_field, guides.delta):
         raise ValueError(f"guide is {guide}; expected mean_field or delta, and see covariance")
 
-    def priors(received: Tensors, local: Tensors, data: Batch) -> None:
-        with data.clients():
-            for n, shape in net.shapes.items():
-                pyro.sample(n, prior(n, shape, received, local, data))
-
-    one = torch.ones(1, 1)
-    nobody = Batch(one, one, one.bool(), one[0], one[0].long())
-    sites = layouts(priors, nobody, "*", scale, draws=64)
+    sites = of_network(net, prior, scale)
 
     def start(generator: Generator) -> tuple[Tensor, Tensor]:
         centre = sites[0].joined(net.init(generator))

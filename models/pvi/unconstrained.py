@@ -23,8 +23,9 @@ from pyrofl.inference.elbo import latent
 from pyrofl.inference.look import refuse_subsampling
 from pyrofl.inference.loop.noise import ClientNoise, open_latent
 from pyrofl.inference.mistakes import idle, nearest
-from pyrofl.inference.programs import Program
+from pyrofl.inference.programs import Prior, Program
 from pyrofl.models.pvi.sites import Layout, Site
+from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, default_type, generator, like, matches
 
 QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
@@ -180,6 +181,19 @@ def layouts(
                 "be each client's own, as every row has one of its own"
             )
     return Layout(ours), Layout(tuple(s for s in found if s not in ours))
+
+
+def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tuple[Layout, Layout]:
+    """Lay the parameters of a network in two vectors: those that clients share, and all others."""
+
+    def drawn(received: Tensors, local: Tensors, data: Batch) -> None:
+        with data.clients():
+            for n, shape in net.shapes.items():
+                pyro.sample(n, prior(n, shape, received, local, data))
+
+    one = torch.ones(1, 1, dtype=torch.float64)
+    nobody = Batch(one, one, one.bool(), one[0], one[0].long())
+    return layouts(drawn, nobody, shared, wide, draws=64)
 
 
 def _traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:

@@ -1,0 +1,272 @@
+"""FALD: one Langevin chain of all clients, of which the server has the draws; and FSGLD.
+
+Deng, Zhang, Ma, Song and Lin, "On Convergence of Federated Averaging Langevin Dynamics", UAI 2024
+(2021); with surrogates, El Mekkaoui, Mesquita, Blomstedt and Kaski, "Federated Stochastic Gradient
+Langevin Dynamics", UAI 2021.
+
+    p(w)        = any prior, Normal(0, I)
+    p(y | x, w) = Categorical(logits=net(x; w))
+    draws       of w, one of each round, in a chain whose stationary law is near p(w | D)
+
+    client   w_j = w_j - lr grad U_j(w_j) + (2 lr J temperature)^1/2 xi,   xi ~ Normal(0, I)
+             U_j(w) = -J log p(D_j | w) - log p(w)                 J clients, of which it is one
+    server   w   = mean_j w_j, which is kept, and is the next draw
+
+The mean of U_j is U = -log p(w, D), and that of J noises has variance 2 lr temperature: with one
+local step this is Langevin's of all rows. With more, clients that differ drift to posteriors of
+their own in between. Surrogates, normal factors t_j of each client's rows, take that out,
+
+             U_j(w) - log prod_k t_k(w) + J log t_j(w)            "conducive" gradients
+
+which has the same mean, as the terms that are added cancel. Here t_j is renewed in every round, the
+second-order expansion about the w that came down. In a normal linear model U_j is then U and, with
+the rows all in one batch, the chain of any number of local steps has the exact mean, and along each
+axis of precision P the variance temperature / (P (1 - lr P / 2)).
+
+`posterior` and `to_arviz` give the draws of the chain, in their order: of those after a share
+`burn_in` of the rounds, each asked-for draw is the next one along the chain, thinned or repeated to
+the number that is asked for. So chains of several seeds have R-hat and ESS that mean something, and
+a chain of few rounds shows a small ESS. The view "global" predicts by the last draw, "ensemble" by
+the mean over some of them.
+
+Of the papers' text abstract and introduction could be read; no equation numbers. Departures:
+clients count evenly, as the server knows their number and not their rows; noise is independent
+between clients (the paper's rho = 0). Where not all report, the chain is noisier than it should be,
+by J over their number: partial reports leave a bias, as the paper finds. FSGLD moves one chain from
+client to client and finds surrogates once; here all clients are visited at once.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, checked
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.facts import INCOMPARABLE, SHARED
+from pyrofl.inference.method import Method, Move, Phase, Step, View, as_received
+from pyrofl.inference.optim import sgd
+from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised, built_for
+from pyrofl.inference.servers.averages import Combine
+from pyrofl.inference.servers.pooled import Pooled, Total, Weight, evenly
+from pyrofl.models import guides
+from pyrofl.models.fedbe import members
+from pyrofl.models.fisher import STANDARD
+from pyrofl.models.likelihoods import categorical
+from pyrofl.models.pvi.gaussians import PARAMETERS, Normals
+from pyrofl.models.scaffold import gradient
+from pyrofl.models.shared.laplace import information
+from pyrofl.models.shared.vectors import flattened
+from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
+from pyrofl.tensors import Tensors, role, spread_out, times, under
+
+HELD = "server/draw"  # role of the chain, [rounds, *p]
+
+Surrogates = Literal["none", "diagonal", "full"]
+
+
+@repeatable
+@checked
+def build(
+    net: Network,
+    *,
+    likelihood: Likelihood = categorical,
+    prior: Prior = STANDARD,
+    guide: guides.Family = guides.delta,
+    surrogates: Surrogates = "none",
+    temperature: NotNegative = 1.0,
+    burn_in: ShareBelowOne = 0.5,
+    keep: Count = 1000,
+    ensemble: Count = 10,
+    epochs: Count = 5,
+    batch: Count | None = 10,
+    lr: Positive = 1e-5,
+    merge: str | Combine = "mean",
+) -> Method:
+    """Build FALD or, with surrogates, FSGLD.
+
+    Args:
+        net: the network; all its parameters are shared and Bayesian.
+        likelihood: of a row, given the network's outputs.
+        prior: on the parameters.
+        guide: `delta`, as draws are the chain's own.
+        surrogates: "none" is FALD; normal factors of each client's rows, "diagonal", or "full" for
+            a few hundred parameters.
+        temperature: of the chain; 1 is exact Bayes, 0 leaves gradient descent.
+        burn_in: share of the rounds whose draws do not count.
+        keep: rounds of the chain that the server remembers, the last ones.
+        ensemble: draws that predict together, in the view "ensemble".
+        epochs: local epochs.
+        batch: rows in a step; None takes all, or else the chain has noise of minibatches, too.
+        lr: step of the chain, on the scale of U; times all rows it is that of a mean loss.
+        merge: how one model is made of the clients', as in `fedavg.build`; other than "mean" the
+            noise is not what it should be.
+
+    Raises:
+        ValueError: if the guide is another one, or a full factor too big.
+    """
+    if guide is not guides.delta:
+        raise ValueError(f"guide is {guide}; expected delta, as draws are those of the chain")
+    model, q = Supervised(net, likelihood, prior), guides.delta(net.shapes, loc="w")
+    names = [f"w/{n}" for n in net.shapes]
+    factors = Factors(net, likelihood, surrogates == "full")
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        """Start at the network's own draw."""
+        share = {"share": torch.tensor(1.0 / clients)}
+        none = under("total", factors.none()) if surrogates != "none" else {}
+        return q.start(net.init(generator)) | share | none
+
+    def energy(
+        model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
+    ) -> Tensor:
+        """Return lr U_j, [C]."""
+        share = received["share"]
+        found = elbo(kl=lambda *_: share)(model, guide, received, local, data) / share
+        if surrogates != "none":
+            w = flattened({n: local[n] for n in names})
+            found = found + factors.energy(role("total", received), w)
+            found = found - factors.energy(role("own", local), w) / share
+        return lr * found
+
+    def shake(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Add the noise of a step."""
+        width, moved = (2 * lr * temperature / received["share"]).sqrt(), {}
+        with data.clients():  # the noise of a site is the client's own
+            for n in names:
+                zero = torch.zeros_like(local[n]).unsqueeze(1)
+                fn = dist.Normal(zero, torch.ones_like(zero)).to_event(zero.dim() - 2)
+                noise = pyro.sample(f"_noise/{n}", fn).squeeze(1)
+                moved[n] = local[n] + width.view(-1, *(1 for _ in noise.shape[1:])) * noise
+        return moved
+
+    def update(server: Tensors, pooled: Tensors) -> Tensors:
+        """Go on from the mean, and remember it."""
+        now = {n: pooled[n] for n in names}
+        past = role(HELD, server)
+        chain = {
+            n: torch.cat([past[n], v[None]])[-keep:] if past else v[None]
+            for n, v in role("w", now).items()
+        }
+        total = {n: v + pooled[f"change/{n}"] for n, v in role("total", server).items()}
+        return server | now | under(HELD, chain) | under("total", total)
+
+    def counted(server: Tensors, draws: int) -> Tensors:
+        """Return that many draws after the burn-in, [draws, *p], in their order."""
+        chain = role(HELD, server) or {n: server[f"w/{n}"][None] for n in net.shapes}
+        rounds = len(next(iter(chain.values())))
+        first = int(burn_in * rounds)
+        at = first + (torch.arange(draws) * (rounds - first)) // draws
+        return {n: v[at.to(v.device)] for n, v in chain.items()}
+
+    def drawn(server: Tensors, draws: int, generator: Generator) -> tuple[Tensors, Tensors]:
+        """Return draws of the chain."""
+        return counted(server, draws), {}
+
+    def with_draws(server: Tensors, who: Who) -> Tensors:
+        """Send some draws, too."""
+        some = under("teacher/w", counted(server, ensemble))
+        sent = {n: v for n, v in server.items() if not n.startswith("server/")}
+        return spread_out(sent | some, len(who.ids))
+
+    weights: dict[str, Weight] = {"change/*": Total(evenly), "*": evenly}
+    chain = Phase((Step("w/*", sgd(1.0), energy), shake), epochs, batch)
+    own: tuple[Phase, ...] = ()
+    if surrogates != "none":
+        own = factors.phases(model, q, names, batch)
+    return Method(
+        name="fald",
+        init=init,
+        model=model,
+        guide=q,
+        join=factors.join if own else lambda received, who, generator: {},
+        phases=(*own[:-1], chain, *own[-1:]),
+        upload=lambda received, local: {
+            n: v for n, v in local.items() if n in names or n.startswith("change/")
+        },
+        rejoin=refused if own else lambda server, who: server,
+        merge=Pooled(weights, update, merge),
+        views={"global": as_received, "ensemble": View(members, with_draws, drawn)},
+        facts={" ".join(net.shapes): SHARED, "w/*": INCOMPARABLE},
+    )
+
+
+class Factors:
+    """Normal factors t_j of each client's rows, about the w that comes down, as natural parameters.
+
+    A client keeps "own/shift" and "own/precision", the server their sum as "total/...".
+    """
+
+    def __init__(self, net: Network, likelihood: Likelihood, full: bool) -> None:
+        """Lay the parameters in one vector."""
+        self.net, self.likelihood = net, likelihood
+        self.normals = Normals(sum(s.numel() for s in net.shapes.values()), full)
+
+    def none(self) -> Tensors:
+        """Return a factor of 1."""
+        d = self.normals.size
+        entries = d * (d + 1) // 2 if self.normals.full else d
+        return {"shift": torch.zeros(d), "precision": torch.zeros(entries)}
+
+    def join(self, received: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Start with a factor of 1."""
+        return under("own", {n: torch.zeros_like(received[f"total/{n}"]) for n in PARAMETERS})
+
+    def times(self, precision: Tensor, w: Tensor) -> Tensor:
+        """Return P w, [C, d]."""
+        return times(self.normals.matrix(precision), w) if self.normals.full else precision * w
+
+    def energy(self, factor: Tensors, w: Tensor) -> Tensor:
+        """Return minus the log of a factor at w [C, d]: [C]."""
+        value: Tensor = (w * (self.times(factor["precision"], w) / 2 - factor["shift"])).sum(-1)
+        return value
+
+    def phases(
+        self, model: Program, guide: Program, names: list[str], batch: int | None
+    ) -> tuple[Phase, ...]:
+        """Return what makes the new factor: two phases before the chain, one after it."""
+
+        @built_for(model=model, guide=guide)
+        def slope(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Begin with the slope of -log p(D_j | w), and no information."""
+            found = gradient(model, guide, elbo(kl=0.0), names, received, local, data)
+            none = torch.zeros_like(received["total/precision"])
+            return {"new/precision": none, "slope": flattened(found)}
+
+        @built_for(model=model)
+        def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Add the information of some rows."""
+            rows = information(self.net, self.likelihood, role("w", received), data)
+            found = rows.square().sum(1)
+            if self.normals.full:
+                found = self.normals.packed(rows.mT @ rows)
+            return {"new/precision": local["new/precision"] + found}
+
+        def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Take the new factor, and tell what has changed."""
+            w = flattened({n: received[n] for n in names})
+            precision = local["new/precision"]
+            shift = self.times(precision, w) - local["slope"]
+            new = {"shift": shift, "precision": precision}
+            change = {n: v - local[f"own/{n}"] for n, v in new.items()}
+            return under("own", new) | under("change", change)
+
+        moves: list[Move] = [slope, inform, renew]
+        before, add, after = (Phase((m,), 1, batch if m is inform else None) for m in moves)
+        return before, add, after
+
+
+def refused(server: Tensors, who: Who) -> Tensors:
+    """Refuse clients that have lost their factor, which is in the sum for good."""
+    if len(who.ids):
+        raise ValueError(
+            "fald: what a client has lost, its surrogate, is in the server's sum for good; "
+            "expected surrogates='none'"
+        )
+    return server

@@ -1,0 +1,338 @@
+"""FedEP: expectation propagation, in which each client refines its own factor of the posterior.
+
+Guo, Greengard, Wang, Gelman, Kim and Xing, "Federated Learning as Variational Inference: A Scalable
+Expectation Propagation Approach", ICLR 2023.
+
+    p(w)        = Normal(m0, S0)                     S0 diagonal
+    p(y | x, w) = Categorical(logits=net(x; w))
+    q(w)        = p(w) prod_j t_j(w)                 normal factors, diagonal or full
+
+    client   tilted_j(w) = p(D_j | w) q(w) / t_j(w),  q / t_j the cavity, which it is sent
+             q_j = the normal with moments of tilted_j, by one of
+               laplace    its mode by SGD, and there the precision of the cavity + the Fisher
+                          information of the rows
+               langevin   draws of a Langevin chain, as SGLD where batches are small
+               nuts       draws of Pyro's No-U-Turn sampler, for few parameters and rows
+               natural    natural gradients of KL[q_j || tilted_j] instead of moments
+    server   t_j = t_j^(1 - damping) (q_j t_j / q)^damping
+
+"natural" is PVI, and the server is PVI's in all (see `pvi`): it keeps the factors, adapts the
+damping, and halves a step after which q would be no distribution. In a normal linear model one
+round of damping 1 makes the exact posterior, whatever the moments come from.
+
+With `stateless` nobody keeps factors: each is taken for the mean one, t = (q / p)^(1 / J),
+
+    server   t = t^(1 - damping) (prod over those who reported of q_j t / q)^(damping / reported)
+
+so the server needs a mean alone, and clients may be too many to remember. With full factors that is
+exact where factors are; with diagonal ones clients that differ leave a bias in the mean.
+
+Draws tell the moments of the tilted distribution, most of which is the cavity where clients are
+many: what is left of them for the factor is noise, unless draws are many, too.
+
+Of the paper's text the abstract and introduction could be read, and its code; no equation numbers.
+Departures: the paper's covariances of chains are shrunk towards a multiple of the identity and
+scaled by the number of rows, here they are as drawn; with `langevin` and more variables than draws
+take the diagonal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.infer import MCMC, NUTS
+from torch import Tensor
+
+from pyrofl.arguments import (
+    Count,
+    Positive,
+    PositiveShare,
+    ShareBelowOne,
+    Whole,
+    checked,
+)
+from pyrofl.data import Batch, Who
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.facts import INCOMPARABLE, Rule
+from pyrofl.inference.method import Method, Phase, View, keep_nothing, send_all
+from pyrofl.inference.programs import Likelihood, Prior, Program, built_for
+from pyrofl.inference.servers.averages import CannotMerge
+from pyrofl.inference.servers.pooled import Pooled, evenly
+from pyrofl.models import guides
+from pyrofl.models.fedpop import at, langevin
+from pyrofl.models.fisher import STANDARD
+from pyrofl.models.likelihoods import categorical
+from pyrofl.models.pvi.gaussians import PARAMETERS, enough
+from pyrofl.models.pvi.partitioned import HALVINGS, Partitioned
+from pyrofl.models.shared.laplace import Laplace
+from pyrofl.models.shared.vectors import flattened, parted
+from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
+from pyrofl.tensors import Tensors, generator, pick, role, seeded, under
+
+Moments = Literal["laplace", "langevin", "nuts", "natural"]
+FLOOR = 1e-10  # smallest variance of draws
+
+
+@repeatable
+@checked
+def build(
+    net: Network,
+    *,
+    likelihood: Likelihood = categorical,
+    prior: Prior = STANDARD,
+    guide: guides.Family = guides.mean_field,
+    moments: Moments = "laplace",
+    stateless: bool = False,
+    damping: PositiveShare | None = None,
+    scale: Positive = 0.05,
+    draws: Count = 100,
+    burn_in: Whole = 5,
+    epochs: Whole = 5,
+    batch: Count | None = 10,
+    lr: Positive = 0.01,
+    momentum: ShareBelowOne = 0.9,
+) -> Method:
+    """Build FedEP.
+
+    Args:
+        net: the network; all its parameters are shared and Bayesian.
+        likelihood: of a row, given the network's outputs.
+        prior: on the parameters; independent normals.
+        guide: `mean_field` for diagonal factors, or `full_covariance`.
+        moments: where those of the tilted distribution come from, see above.
+        stateless: let nobody keep factors.
+        damping: share of the way that factors are moved. None adapts it, see `pvi.hierarchical`;
+            if stateless, it is J^-1/2 for J clients.
+        scale: standard deviation of q(w) before round one.
+        draws: of nuts, after as many to warm up; of natural gradients, an even number.
+        burn_in: epochs of the chain of langevin before its draws count.
+        epochs: local epochs: of SGD, of draws of langevin, or of natural gradients.
+        batch: rows in a step; None takes all. Nuts always does.
+        lr: learning rate, at most 1 for natural gradients; the loss is a mean over the rows.
+        momentum: of SGD.
+
+    Raises:
+        ValueError: if the prior is not normal, the guide another one, or lr or draws do not suit
+            natural gradients.
+    """
+    core = Laplace(net, likelihood, prior, guide)
+    size, covariance = core.layout.size, "full" if core.normals.full else "diagonal"
+    if moments == "natural" and lr > 1:
+        raise ValueError(f"lr is {lr}, of natural gradients; expected at most 1")
+    samples = enough(draws, size, covariance) if moments == "natural" else 2
+
+    def start(source: torch.Generator) -> tuple[Tensor, Tensor]:
+        centre = core.layout.joined(net.init(source))
+        return centre, torch.full_like(centre, scale)
+
+    layouts = core.layout, type(core.layout)(())
+    pvi = Partitioned(core.model, *layouts, covariance, samples, damping, start)  # type: ignore[arg-type]
+    method = replace(pvi.method(epochs, batch, min(lr, 1.0)), name="fedep")
+    if moments != "natural":
+        tilted = Tilted(core, method.guide)
+        phases = {
+            "laplace": partial(tilted.by_mode, epochs, batch, lr, momentum),
+            "langevin": partial(tilted.by_chain, burn_in, epochs, batch, lr),
+            "nuts": partial(tilted.by_nuts, draws),
+        }
+        wanders = {"w/*": INCOMPARABLE} if moments == "langevin" else {}
+        method = replace(method, phases=phases[moments](), facts={**method.facts, **wanders})
+    return without_factors(method, core, damping) if stateless else method
+
+
+@dataclass(frozen=True)
+class Tilted:
+    """A client's rows times the cavity, which it receives: q_j as mean [C, d] and root."""
+
+    core: Laplace
+    guide: Program
+
+    def by_mode(
+        self, epochs: int, batch: int | None, lr: float, momentum: float
+    ) -> tuple[Phase, ...]:
+        """Find the mode, and the curvature there."""
+
+        @built_for(guide=self.guide)
+        def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Take the normal around the mode."""
+            precision = received["precision"] + local["information"]
+            factor = self.core.factor(precision, flattened(role("w", local)))
+            return self.known(*self.core.normals.moments(factor))
+
+        train = self.core.training(epochs, batch, lr, momentum, 1.0)
+        return Phase((self.begin,)), *train, Phase((settle,))
+
+    def by_chain(
+        self, burn_in: int, epochs: int, batch: int | None, lr: float
+    ) -> tuple[Phase, ...]:
+        """Run a Langevin chain, and take moments of what comes after a burn-in."""
+        steps = langevin("w", lr, self.loss)
+
+        def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Count a draw."""
+            u = flattened(role("w", local)) - local["centre"]
+            square = u[..., None] * u[:, None] if self.core.normals.full else u.square()
+            return {
+                "sum": local["sum"] + u,
+                "squares": local["squares"] + square,
+                "drawn": local["drawn"] + 1,
+            }
+
+        def nothing(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Count none yet, about where the chain is."""
+            u = flattened(role("w", local))
+            full = self.core.normals.full
+            squares = torch.zeros_like(u[..., None] * u[:, None] if full else u)
+            return {
+                "centre": u,
+                "sum": torch.zeros_like(u),
+                "squares": squares,
+                "drawn": torch.zeros_like(data.size),
+            }
+
+        @built_for(guide=self.guide)
+        def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Take the normal with the moments of the draws."""
+            count = local["drawn"][:, None]
+            mean = local["sum"] / count
+            if self.core.normals.full:
+                second = local["squares"] / count[..., None] - mean[..., None] * mean[:, None]
+            else:
+                second = local["squares"] / count - mean.square()
+            return self.known(local["centre"] + mean, self.root(second))
+
+        counted = Phase((*steps, collect), epochs, batch)
+        chain = Phase((self.begin,)), Phase(steps, burn_in, batch), Phase((nothing,))
+        return *chain, counted, Phase((settle,))
+
+    def by_nuts(self, draws: int) -> tuple[Phase, ...]:
+        """Draw from the tilted distribution of one client after the other."""
+
+        @built_for(model=self.core.model, guide=self.guide)
+        def sampled(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Draw, from a stream of the client's own."""
+            with data.clients():
+                zero = torch.zeros_like(data.size, dtype=torch.float64)[:, None]
+                noise = pyro.sample("_seed", dist.Normal(zero, torch.ones_like(zero)))
+            found = []
+            start = self.core.normals.moments(pick(received, "shift precision"))[0]
+            for c, key in enumerate(noise.view(torch.int64).flatten().tolist()):
+                energy = partial(self.energy, received, data.some(torch.tensor([c])), c)
+                source = int(torch.randint(2**62, (), generator=generator("nuts", str(key))))
+                with seeded(source), poutine.block(), torch.enable_grad():
+                    kernel = NUTS(potential_fn=energy)
+                    chain = MCMC(
+                        kernel,
+                        draws,
+                        draws,
+                        {"u": start[c].detach()},
+                        disable_progbar=True,
+                    )
+                    chain.run()
+                found.append(chain.get_samples()["u"])
+            u = torch.stack(found)
+            mean, away = u.mean(1), u - u.mean(1, keepdim=True)
+            full = self.core.normals.full
+            second = away.mT @ away / (draws - 1) if full else u.var(1)
+            return self.known(mean, self.root(second))
+
+        return (Phase((sampled,)),)
+
+    def energy(self, received: Tensors, data: Batch, c: int, at: Tensors) -> Tensor:
+        """Return minus the log density of one client at u [d], but for a number."""
+        w = {n: v[None, None] for n, v in parted(at["u"], self.core.net.shapes).items()}
+        rows = self.core.likelihood(self.core.net(w, data.x), data.x).log_prob(data.y)
+        cavity = {n: received[n][c] for n in PARAMETERS}
+        half = self.core.factor(cavity["precision"] / 2, at["u"])["shift"]
+        return -(rows * data.mask).sum() - (at["u"] * (cavity["shift"] - half)).sum()
+
+    def loss(
+        self, model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
+    ) -> Tensor:
+        """Return minus the log density of the tilted distribution per row, [C]."""
+        fit = at(self.core.point, elbo(kl=0.0, mean=True))
+        away = flattened(role("w", local)) - local["prior/mean"]
+        pull = self.core.factor(received["precision"], away)["shift"]
+        held: Tensor = 0.5 * (away * pull).sum(-1) / data.size
+        return fit(model, guide, received, local, data) + held
+
+    def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Start at the cavity's mean."""
+        mean, _ = self.core.normals.moments(pick(received, "shift precision"))
+        prior = {"mean": mean, "precision": received["precision"]}
+        return under("w", parted(mean, self.core.net.shapes)) | under("prior", prior)
+
+    def root(self, second: Tensor) -> Tensor:
+        """Return the root of a covariance; NaN where it is none."""
+        if not self.core.normals.full:
+            return second.clamp(min=FLOOR).sqrt()
+        found, info = torch.linalg.cholesky_ex(second)
+        return torch.where((info == 0)[:, None, None], found, torch.nan)
+
+    def known(self, mean: Tensor, root: Tensor) -> Tensors:
+        """Return q_j as PVI's guide reads it."""
+        moved = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
+        return {"mean": mean, "root": root, "moved": moved}
+
+
+def without_factors(method: Method, core: Laplace, damping: float | None) -> Method:
+    """Let a server of factors know q alone, and take each factor for the mean one."""
+
+    def init(source: torch.Generator, clients: int) -> Tensors:
+        """Start as with factors, and remember how many there would be."""
+        share = torch.tensor(1 / clients, dtype=torch.float64)
+        return pick(method.init(source, clients), "shift precision") | {"server/share": share}
+
+    def others(server: Tensors) -> Tensors:
+        """Return q / t."""
+        prior = core.factor_of_prior
+        share = server["server/share"]
+        return {n: torch.lerp(server[n], prior[n].to(share), share) for n in PARAMETERS}
+
+    def cavity(server: Tensors, who: Who) -> Tensors:
+        """Send q / t."""
+        return send_all(others(server), who)
+
+    def merged(server: Tensors, pooled: Tensors) -> Tensors:
+        """Move the mean factor, part of the way."""
+        share, known = server["server/share"], others(server)
+        rate = float(share.sqrt()) if damping is None else damping
+        prior = {n: v.to(share) for n, v in core.factor_of_prior.items()}
+        goal = {n: prior[n] + (pooled[n] - known[n]) / share for n in PARAMETERS}
+        for _ in range(HALVINGS):
+            q = {n: server[n] + rate * (goal[n] - server[n]) for n in PARAMETERS}
+            if bool(core.normals.proper(q["precision"])):
+                return server | q
+            rate /= 2
+        raise CannotMerge(f"q is no distribution after {HALVINGS} halvings of the damping")
+
+    def read(received: Tensors, local: Tensors) -> Tensors:
+        """Read q."""
+        mean, root = core.normals.moments(pick(received, "shift precision"))
+        return local | {"mean": mean, "root": root}
+
+    def anew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Begin as who joins."""
+        return method.join(received, data.who, generator(0))
+
+    # What is sent is no change of what the server has, but a distribution as well.
+    left = ("shift", "precision")
+    marks = {n: fact for n, fact in method.facts.items() if "server/" not in n and n not in left}
+    marks["precision"] = Rule("a precision of a normal distribution", core.normals.proper)
+    return replace(
+        method,
+        init=init,
+        join=keep_nothing,
+        phases=(Phase((anew,)), *method.phases),
+        download=cavity,
+        merge=Pooled({"*": evenly}, merged),
+        views={"global": View(read, send_all)},
+        facts=marks,
+    )

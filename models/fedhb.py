@@ -1,0 +1,311 @@
+"""FedHB: a prior over the clients' prior, and its posterior in closed form at the server.
+
+Kim and Hospedales, "FedHB: Hierarchical Bayesian Federated Learning", 2023. Every weight is random:
+
+    p(w_j | phi)    = Normal(mu, diag(sigma^2)),   phi = (mu, sigma^2)           "niw"
+    p(phi)          = Normal(mu; 0, sigma^2 / count) inverse-gamma(sigma^2; df / 2, df spread^2 / 2)
+    p(y | x, w_j)   = Categorical(logits=net(x; w_j))
+    q(phi)          = of the same family, with m, l, n, psi for 0, count, df, df spread^2
+    q(w_j)          = Normal(m_j, diag(v_j)), made anew in every round
+
+    client   q_j = argmin E[-log p(D_j | w)] + KL[q_j || Normal(m, psi / n)]
+             which is the expectation over q(phi) of KL[q_j || p(w | phi)], but for a number
+    server   l = count + J,   n = df + J,   m = sum_j m_j / l
+             psi = df spread^2 + sum_j (v_j + m_j^2) - l m^2          of J clients
+
+and with K kinds of clients, each near one of K centres,
+
+    p(w_j | phi)    = 1/K sum_k Normal(r_k, sigma^2 I),   p(r_k) = Normal(0, I)  "mixture"
+    q(w_j), q(r_k)  = points
+
+    client   w_j = argmin -log p(D_j | w) - log sum_k exp(-|w - r_k|^2 / (2 sigma^2)),  from the
+             centre under which its rows are likeliest
+             c_jk = softmax_k of -|w_j - r_k|^2 / (2 sigma^2)
+    server   r_k = sum_j c_jk w_j / (sigma^2 + sum_j c_jk)            one step of EM
+
+Where some report, sums are J times their mean. The model for a client never seen has q(phi)
+integrated out: Student's t, of which the guide takes mean and variance; of "mixture" it is the
+heaviest centre. Personal models are the client's, trained from there.
+
+Of the paper's text abstract and introduction could be read; no equation numbers, and the updates
+above are worked out from the model. Departures: an independent normal-inverse-Wishart of one
+dimension (normal-inverse-gamma) for each weight, where the paper states one of all; q(w_j) has
+learned variances, where the paper's are dropout's; points have no spread at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Generator, Size, Tensor
+
+from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
+from pyrofl.data import Batch
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.facts import NOT_NEGATIVE, SHARE, normals
+from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.optim import adam
+from pyrofl.inference.programs import Likelihood, Program, Supervised, built_for, flat
+from pyrofl.inference.servers.averages import Combine
+from pyrofl.inference.servers.pooled import UNUSED, Pooled, Weight, by, evenly
+from pyrofl.models import guides
+from pyrofl.models.likelihoods import categorical
+from pyrofl.models.priors import LocationScale, as_event
+from pyrofl.models.shared.personal_copies import Look
+from pyrofl.nets import Network
+from pyrofl.recipes import repeatable
+from pyrofl.tensors import Tensors, like, pick, role, under
+
+
+@repeatable
+@checked
+def build(
+    net: Network,
+    *,
+    likelihood: Likelihood = categorical,
+    prior: LocationScale = dist.Normal,
+    guide: guides.Family = guides.mean_field,
+    centres: Whole = 0,
+    count: Positive = 1.0,
+    df: Positive = 3.0,
+    spread: Positive = 0.1,
+    scale: Positive = 0.05,
+    kl: Positive = 1.0,
+    draws: Count = 2,
+    epochs: Whole = 5,
+    batch: Count | None = 50,
+    lr: NotNegative = 0.01,
+    fine_tune: Whole = 5,
+    merge: str | Combine = "mean",
+) -> Method:
+    """Build FedHB.
+
+    Args:
+        net: the network; all its parameters are random.
+        likelihood: of a row, given the network's outputs.
+        prior: location-scale family of p(w_j | phi) at the moments that clients receive; the
+            closed forms are those of the normal.
+        guide: family of q(w_j); `delta` with centres.
+        centres: K of the mixture; 0 is the normal-inverse-Wishart prior.
+        count: how many clients at 0 the prior of mu is worth.
+        df: how many clients of deviation `spread` the prior of sigma^2 is worth.
+        spread: of clients around mu, by the prior; with centres, sigma.
+        scale: psi / n before round one, as a standard deviation: where clients start.
+        kl: weight of the KL divergence; 1 is exact Bayes.
+        draws: Monte Carlo samples of every loss.
+        epochs: local epochs.
+        batch: rows in a step; None takes all.
+        lr: learning rate of Adam, which starts afresh each round; the loss is a mean over the rows.
+        fine_tune: epochs before the personal model is tested.
+        merge: how the server makes one of first and second moments, as in `fedavg.build`.
+
+    Raises:
+        ValueError: if there are centres, and the guide is not delta or the prior not normal.
+    """
+    if centres:
+        if guide is not guides.delta or prior is not dist.Normal:
+            raise ValueError(
+                f"centres is {centres}, guide {guide} and prior {prior}; expected the guide delta "
+                "and a normal prior, as what clients have in a mixture are points"
+            )
+        return Mixture(net, likelihood, centres, spread).method(epochs, batch, lr, fine_tune, merge)
+    q = guide(net.shapes, scale=scale, loc="w", spread="spread")
+
+    def of_population(
+        name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
+    ) -> TorchDistribution:
+        """State p(w_j | phi), with phi integrated out of its logarithm."""
+        width = received[f"log_scale/{name}"].exp()
+        return as_event(prior(received[f"loc/{name}"], width), len(shape))
+
+    def init(generator: Generator, clients: int) -> Tensors:
+        """Start at the network's own draw."""
+        start = net.init(generator)
+        width = {n: torch.full_like(v, scale).log() for n, v in start.items()}
+        known = {"counted": torch.tensor(0.0), "server/clients": torch.tensor(float(clients))}
+        return under("loc", start) | under("log_scale", width) | known
+
+    @built_for(guide=q)
+    def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Start q_j at what came down."""
+        width = {n: v.exp() for n, v in role("log_scale", received).items()}
+        return q.start(role("loc", received), width)
+
+    @built_for(guide=q)
+    def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Tell moments of q_j."""
+        mean, variance = q.moments(received, local, data)
+        square = {n: variance[n] + v.square() for n, v in mean.items()}
+        return under("mean", mean) | under("square", square)
+
+    def update(server: Tensors, pooled: Tensors) -> Tensors:
+        """Make the posterior of phi in closed form."""
+        clients = server["server/clients"]
+        known = update_of(
+            {n: v * clients for n, v in role("mean", pooled).items()},
+            {n: v * clients for n, v in role("square", pooled).items()},
+            float(clients),
+            (count, df, spread),
+        )
+        return server | known | {"counted": clients}
+
+    @built_for(guide=q)
+    def anyone(received: Tensors, local: Tensors) -> Tensors:
+        """Read mean and variance of Student's t, the law of a client never seen."""
+        level, freedom = count + received["counted"], df + received["counted"]
+        wider = ((level + 1) / level * freedom / (freedom - 2).clamp(min=1)).sqrt()
+        wider = torch.where(received["counted"] > 0, wider, 1.0)
+        width = role("log_scale", received)
+        return local | q.start(
+            role("loc", received), {n: like(wider, v) * v.exp() for n, v in width.items()}
+        )
+
+    loss = elbo(draws if q.random else None, kl, mean=True)
+    climb = Step(q.names, adam(lr), loss)
+    return Method(
+        name="fedhb",
+        init=init,
+        model=Supervised(net, likelihood, of_population),
+        guide=q,
+        phases=(Phase((begin,)), Phase((climb,), epochs, batch), Phase((settle,))),
+        upload=lambda received, local: {
+            n: v for n, v in local.items() if n.startswith(("mean/", "square/"))
+        },
+        merge=Pooled({"*": evenly}, update, merge),
+        adapt=(Phase((begin,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
+        views=personal_of(anyone, fine_tune),
+        facts={"square/*": NOT_NEGATIVE, **normals("loc", "log_scale", torch.exp)},
+    )
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Clients of K kinds; the server holds loc/NAME [K, *p], and how many are of each, mass [K]."""
+
+    net: Network
+    likelihood: Likelihood
+    kinds: int
+    sigma: float
+
+    def method(
+        self, epochs: int, batch: int | None, lr: float, fine_tune: int, merge: str | Combine
+    ) -> Method:
+        """Return the method; arguments are those of `build`."""
+        model, q = (
+            Supervised(self.net, self.likelihood, flat),
+            guides.delta(self.net.shapes, loc="w"),
+        )
+        fit = elbo(kl=0.0)
+
+        def init(generator: Generator, clients: int) -> Tensors:
+            """Start each centre at a draw of the network's own."""
+            each = [self.net.init(generator) for _ in range(self.kinds)]
+            loc = {n: torch.stack([one[n] for one in each]) for n in self.net.shapes}
+            mass = torch.full((self.kinds,), clients / self.kinds)
+            return under("loc", loc) | {"mass": mass, "server/clients": torch.tensor(1.0 * clients)}
+
+        @built_for(model=model, guide=q)
+        def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Start at the centre under which the rows are likeliest."""
+            at = [q.start(self.centre(received, k)) for k in range(self.kinds)]
+            costs = [fit(model, q, received, local | one, data) for one in at]
+            best = torch.stack(costs, 1).argmin(1)
+            return q.start(self.centre(received, best))
+
+        def near(
+            model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
+        ) -> Tensor:
+            """Return the loss per row, [C]."""
+            away = -torch.logsumexp(self.nearness(received, local), 1)
+            return (fit(model, guide, received, local, data) + away) / data.size
+
+        def tell(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Tell of which kind the client is, [C, K]."""
+            return {"kind": self.nearness(received, local).softmax(1)}
+
+        def named(server: Tensors, message: Tensors) -> Tensors:
+            """Let w_j stand for every centre; nothing is copied."""
+            if "kind" not in message:  # the server's own
+                return pick(message, "loc/* mass")
+            each = {n: v[:, None].expand(-1, self.kinds, *v.shape[1:]) for n, v in message.items()}
+            return under("loc", role("w", each)) | {"mass": message["kind"]}
+
+        def update(server: Tensors, pooled: Tensors) -> Tensors:
+            """Make the step of EM."""
+            mass = pooled["mass"] * server["server/clients"]
+            loc = centres_of(mass, role("loc", pooled), self.sigma)
+            kept = {
+                n: torch.where(like(mass > UNUSED, v), v, server[f"loc/{n}"])
+                for n, v in loc.items()
+            }
+            return server | under("loc", kept) | {"mass": mass}
+
+        def heaviest(received: Tensors, local: Tensors) -> Tensors:
+            """Read the centre of most clients."""
+            return local | q.start(self.centre(received, received["mass"].argmax(1)))
+
+        climb = Step("w/*", adam(lr), near)
+        weights: dict[str, Weight] = {"loc/*": by("kind"), "mass": evenly}
+        return Method(
+            name="fedhb",
+            init=init,
+            model=model,
+            guide=q,
+            phases=(Phase((choose,)), Phase((climb,), epochs, batch), Phase((tell,))),
+            upload=lambda received, local: pick(local, "w/* kind"),
+            merge=Pooled(weights, update, merge, named),
+            adapt=(Phase((choose,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
+            views=personal_of(heaviest, fine_tune),
+            facts={"kind": SHARE},
+        )
+
+    def centre(self, received: Tensors, which: int | Tensor) -> Tensors:
+        """Return one centre, or each client's own, [C, *p]."""
+        clients = torch.arange(len(received["mass"]), device=received["mass"].device)
+        return {n: v[clients, which] for n, v in role("loc", received).items()}
+
+    def nearness(self, received: Tensors, local: Tensors) -> Tensor:
+        """Return -|w_j - r_k|^2 / (2 sigma^2), [C, K]."""
+        parts = [
+            (local[f"w/{n}"][:, None] - v).flatten(2).square().sum(2)
+            for n, v in role("loc", received).items()
+        ]
+        return -torch.stack(parts).sum(0) / (2 * self.sigma**2)
+
+
+def personal_of(anyone: Look, fine_tune: int) -> dict[str, Look]:
+    """Return the views: the client's own model, which is anyone's where it has not been tuned."""
+
+    def own(received: Tensors, local: Tensors) -> Tensors:
+        """Read what the client has made of it, if it has."""
+        return local if any(n.startswith("w/") for n in local) else anyone(received, local)
+
+    return ({"personal": own} if fine_tune else {}) | {"global": anyone}
+
+
+def centres_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
+    """Return r_k, [K, *p], of how many clients are of each kind, [K], and their means [K, *p]."""
+    share = mass / (sigma**2 + mass)
+    return {n: like(share, v) * v for n, v in mean.items()}
+
+
+def update_of(
+    first: Tensors, second: Tensors, clients: float, prior: tuple[float, float, float]
+) -> Tensors:
+    """Return m and log (psi / n)^1/2 of sums of E[w_j] and E[w_j^2] over clients.
+
+    Args:
+        first: [*p] by name.
+        second: [*p] by name.
+        clients: J.
+        prior: count, df and spread.
+    """
+    count, df, spread = prior
+    level, freedom = count + clients, df + clients
+    mean = {n: v / level for n, v in first.items()}
+    psi = {n: df * spread**2 + second[n] - level * v.square() for n, v in mean.items()}
+    width = {n: (v / freedom).log() / 2 for n, v in psi.items()}
+    return under("loc", mean) | under("log_scale", width)

@@ -1,0 +1,262 @@
+"""Normal posteriors of a network's parameters by Laplace's approximation, summed over clients.
+
+What the rows of a client say is taken for a normal factor around the point w that it found,
+
+    t_j(w) = exp(s_j'w - w'F_j w / 2),    F_j = sum_i J_i' H_i J_i,    s_j = F_j w_j
+
+J_i the slope of the outputs of row i and H_i the curvature of -log p(y_i | outputs): the Fisher
+information of a categorical, normal, Bernoulli, binomial or Poisson likelihood, and the Gauss-
+Newton matrix of any. Factors are natural parameters, as those of PVI: a product is a sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Batch
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.facts import NOT_NEGATIVE, SHARED, Fact, Moments
+from pyrofl.inference.method import Phase, Step
+from pyrofl.inference.optim import sgd
+from pyrofl.inference.programs import Guide, Likelihood, Prior, Supervised, built_for
+from pyrofl.inference.servers.averages import CannotMerge
+from pyrofl.models import guides
+from pyrofl.models.fedpop import at
+from pyrofl.models.pvi.gaussians import LARGEST, PARAMETERS, Normals
+from pyrofl.models.pvi.sites import Layout
+from pyrofl.models.pvi.unconstrained import of_network
+from pyrofl.models.shared.vectors import flattened, parted
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors, role, times, under
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """A network with a normal prior, and a normal q(w) that a server holds as its guide reads it.
+
+    Clients train "w/NAME" from the mean of q; "information" becomes their F_j.
+    """
+
+    net: Network
+    likelihood: Likelihood
+    prior: Prior
+    guide: guides.Family
+
+    def __post_init__(self) -> None:
+        """Refuse guides of other families, too many parameters, and priors that are not normal."""
+        if self.guide not in (guides.mean_field, guides.full_covariance):
+            raise ValueError(f"guide is {self.guide}; expected mean_field or full_covariance")
+        if not bool(self.layout.each("exact").all()):
+            raise ValueError(
+                "prior is not a normal with fixed moments, whose product with normal factors is "
+                "one; expected such as priors.fixed(dist.Normal, 0.0, 1.0)"
+            )
+        if self.guide is guides.full_covariance and self.layout.size > LARGEST:
+            raise ValueError(
+                f"guide is full_covariance, of {self.layout.size} parameters; expected at most "
+                f"{LARGEST}, or mean_field"
+            )
+
+    # The server
+
+    def init(self, generator: Generator, clients: int) -> Tensors:
+        """Start at the network's own draw, as wide as the prior."""
+        sd = self.layout.each("sd")
+        return self.stated(self.layout.joined(self.net.init(generator)).to(sd), sd)
+
+    def posterior(self, factor: Tensors) -> Tensors:
+        """State a factor as the guide reads it, or raise CannotMerge if it is no distribution."""
+        if not bool(self.normals.proper(factor["precision"])):
+            raise CannotMerge("the product of the factors is no distribution")
+        return self.stated(*self.normals.moments(factor))
+
+    def stated(self, mean: Tensor, root: Tensor) -> Tensors:
+        """State a normal as the guide reads it: mean [..., d], root, or standard deviations."""
+        centre = parted(mean, self.net.shapes)
+        if not self.normals.full:
+            return self.q.start(centre, parted(root, self.net.shapes))
+        root = torch.diag_embed(root) if root.dim() == mean.dim() else root
+        sd = root.diagonal(dim1=-2, dim2=-1)
+        row, column = torch.tril_indices(self.layout.size, self.layout.size, -1)
+        below = (root / sd[..., None])[..., row, column]
+        return self.q.start(centre) | {"spread/log_sd": sd.log(), "spread/below": below}
+
+    @cached_property
+    def factor_of_prior(self) -> Tensors:
+        """The natural parameters of the prior."""
+        return self.normals.independent(*self.layout.prior())
+
+    # A client
+
+    def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Count no information."""
+        centre = flattened(role("w", local))
+        d = self.layout.size
+        return {
+            "information": centre.new_zeros(
+                *centre.shape[:-1], d * (d + 1) // 2 if self.normals.full else d
+            )
+        }
+
+    def training(
+        self, epochs: int, batch: int | None, lr: float, momentum: float, strength: float = 0.0
+    ) -> tuple[Phase, ...]:
+        """Return the phases that find w_j and F_j.
+
+        With `strength`, w_j is the optimum under a prior, "prior/mean" and "prior/precision", to
+        that power. As it may be much stiffer than the rows, it is no part of the gradient: after
+        each step of SGD comes the proximal one, whose length is what momentum makes of lr, so that
+        both together rest at the optimum, and no precision is too high.
+        """
+
+        @built_for(model=self.model)
+        def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Add the information of some rows."""
+            rows = information(self.net, self.likelihood, role("w", local), data)
+            return {"information": local["information"] + self.packed(rows)}
+
+        def tie(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Prepare (I + c P)^-1."""
+            precision, c = local["prior/precision"], lr * strength / (1 - momentum) / data.size
+            if not self.normals.full:
+                return {"hold": 1 / (1 + c[:, None] * precision)}
+            eye = torch.eye(self.layout.size, dtype=c.dtype, device=c.device)
+            whole = eye + c[:, None, None] * self.normals.matrix(precision)
+            return {"hold": torch.linalg.inv_ex(whole).inverse}
+
+        def pull(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+            """Take the proximal step: m + (I + c P)^-1 (w - m)."""
+            mean, hold = local["prior/mean"], local["hold"]
+            away = flattened(role("w", local)) - mean
+            near = mean + (times(hold, away) if self.normals.full else hold * away)
+            return under("w", parted(near, self.net.shapes))
+
+        step = Step("w/*", sgd(lr, momentum), at(self.point, elbo(kl=0.0, mean=True)))
+        climb = Phase((step, pull) if strength else (step,), epochs, batch)
+        first = (Phase((tie,)),) if strength else ()
+        return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
+
+    def packed(self, rows: Tensor) -> Tensor:
+        """Return R'R of rows [C, R, d] as precisions are kept."""
+        if not self.normals.full:
+            return rows.square().sum(1)
+        return self.normals.packed(rows.mT @ rows)
+
+    def factor(self, precision: Tensor, mean: Tensor) -> Tensors:
+        """Return the natural parameters of a normal with this precision, which may be singular."""
+        whole = self.normals.matrix(precision) if self.normals.full else None
+        return {
+            "shift": precision * mean if whole is None else times(whole, mean),
+            "precision": precision,
+        }
+
+    def precision(self, q: Tensors) -> Tensor:
+        """Return the precision [C, ...] of a normal as the guide reads it."""
+        if not self.normals.full:
+            _, variance = self.q.moments(q, q, None)  # type: ignore[arg-type]
+            return flattened(variance).reciprocal()
+        own = role("spread", q)
+        root = torch.diag_embed(own["log_sd"].exp())
+        row, column = torch.tril_indices(self.layout.size, self.layout.size, -1)
+        root[..., row, column] = own["below"] * own["log_sd"].exp()[..., row]
+        return self.normals.naturals(flattened(role("w", q)), root)["precision"]
+
+    def upload(self, received: Tensors, local: Tensors) -> Tensors:
+        """Send a factor."""
+        return {n: local[n] for n in PARAMETERS}
+
+    # What it is made of
+
+    @cached_property
+    def model(self) -> Supervised:
+        """The prior, times the likelihood of every row."""
+        return Supervised(self.net, self.likelihood, self.prior)
+
+    @cached_property
+    def point(self) -> Guide:
+        """The guide while a client trains."""
+        return guides.delta(self.net.shapes, loc="w")
+
+    @cached_property
+    def q(self) -> Guide:
+        """The guide of the posterior."""
+        return self.guide(self.net.shapes, loc="w", spread="spread")
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The parameters, laid in one vector."""
+        return of_network(self.net, self.prior, 1.0)[0]
+
+    @cached_property
+    def normals(self) -> Normals:
+        """Normals of the parameters."""
+        return Normals(self.layout.size, self.guide is guides.full_covariance)
+
+    @property
+    def facts(self) -> dict[str, Fact | tuple[Fact, ...]]:
+        """What holds by name."""
+        known: dict[str, Fact | tuple[Fact, ...]] = {
+            f"{self.layout.names}{' _spread' if self.normals.full else ''}": SHARED,
+            "w/* spread/*": Moments(self._moments),
+        }
+        return known if self.normals.full else known | {"precision": NOT_NEGATIVE}
+
+    def _moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return mean and standard deviation of every parameter."""
+        one = {n: v[None] for n, v in q.items()}
+        mean, variance = self.q.moments(one, one, None)  # type: ignore[arg-type]
+        return {n: (v[0], variance[n][0].sqrt()) for n, v in mean.items()}
+
+
+def information(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Tensor:
+    """Return a root R of the information of every client's rows: F = R'R.
+
+    Args:
+        net: the network.
+        likelihood: of a row, given the network's outputs, one number or one axis of them.
+        w: where, [C, *p].
+        data: the rows, [C, B]; padding counts nothing.
+
+    Returns:
+        [C, B * outputs, d].
+    """
+    clients, width = data.mask.shape
+
+    def alone(value: Tensor) -> Tensor:
+        """Let every row be a client of its own, whose slope is then that of one row."""
+        return value.reshape(clients * width, 1, *value.shape[2:])
+
+    each = {
+        n: alone(v.detach()[:, None].expand(clients, width, *v.shape[1:])).requires_grad_()
+        for n, v in w.items()
+    }
+    x, y = alone(data.x), alone(data.y)
+    outputs = net(each, x)
+    roots = _root_of_curvature(likelihood, outputs.detach(), x, y)
+    slopes = [
+        torch.autograd.grad(outputs, list(each.values()), root, retain_graph=True)
+        for root in roots.unbind(-1)
+    ]
+    rows = [flattened(dict(zip(each, slope, strict=True))) for slope in slopes]
+    found = torch.stack(rows, 1).view(clients, width, len(rows), -1)
+    return torch.where(data.mask[..., None, None], found, 0.0).flatten(1, 2)
+
+
+def _root_of_curvature(likelihood: Likelihood, outputs: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return roots [..., K, K] of the curvature of -log p(y | outputs), [..., K]; where >= 0."""
+    at = outputs.requires_grad_()
+    slope = torch.autograd.grad(-likelihood(at, x).log_prob(y).sum(), at, create_graph=True)[0]
+    if not slope.requires_grad:
+        return torch.zeros_like(torch.diag_embed(outputs.detach()))
+    curves = [
+        torch.autograd.grad(part.sum(), at, retain_graph=True, materialize_grads=True)[0]
+        for part in slope.unbind(-1)
+    ]
+    curve = torch.stack(curves, -1)
+    good = curve.isfinite().all(-1).all(-1)[..., None, None]
+    values, vectors = torch.linalg.eigh(torch.where(good, curve, 0.0))
+    return torch.where(good, vectors * values.clamp(min=0).sqrt()[..., None, :], torch.nan)
