@@ -72,6 +72,8 @@ Rate = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 DECAY = 5e-4  # of the weights of all that the server learns about spreads
 LONGEST = 100.0  # norm of all the server's pseudo-gradients together
 
+TUNE_OVER = {"lr": (0.02, 0.07, 0.2), "hyper_lr": (0.01, 0.09, 0.9), "beta": (1.0, 10.0, 100.0)}
+
 
 @repeatable
 @checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -16,11 +16,23 @@ from pyrofl.cli.folders import Made
 from pyrofl.cli.pairs import By
 from pyrofl.cli.pairs import scored as with_score
 from pyrofl.cli.report import compare_lines
+from pyrofl.cli.setup import OF_TUNING
 from pyrofl.files import run_folder
 from pyrofl.paired import Interval, interval
 
 MOST = 60  # lines of a table
-UNTOLD = ("do", "out", "overwrite", "resume", "quiet", "folder", "method", "seed")
+UNTOLD: tuple[str, ...] = (
+    "do",
+    "out",
+    "overwrite",
+    "resume",
+    "quiet",
+    "folder",
+    "method",
+    "methods",
+    "seed",
+)
+UNTOLD += ("seeds", *OF_TUNING)
 CAPTIONS = {
     "partition": "Who holds how many training rows of which class",
     "curves": "Scores after rounds of training",
@@ -90,7 +102,7 @@ def scored(folder: Path, made: Sequence[Made], several: bool) -> Section:
     section = Section("Scores")
     if several and (folder / "compare.csv").is_file():
         read = run_folder.read_csv(folder / "compare.csv")
-        of: Any = [(*(r[n] for n in run_folder.COMPARE[:-1]), float(r["value"])) for r in read]
+        of: Any = [(*(r | {"value": float(r["value"])}).values(),) for r in read]
         section.table(*compare_lines(of))
         section.note("Clients weigh the same; ±: one standard error over seeds.")
         return section.figure(folder / "figures/comparison.png", CAPTIONS["comparison"])
@@ -278,8 +290,15 @@ def repeated(made: Sequence[Made], several: bool) -> Section:
 def repeating(made: Sequence[Made], several: bool) -> str:
     """Return the command line of a run, or of a comparison, with all that had a value."""
     methods, seeds = (sorted({getattr(one, n) for one in made}) for n in ("method", "seed"))
-    words = ["pyrofl", "compare" if several else "run", *methods]
-    for name, value in made[0].facts["arguments"].items():
+    command = ["compare" if several else "run", *methods]
+    text = spelled(command, made[0].facts["arguments"], seeds[0])
+    return f"{text} --seeds {len(seeds)}" if several else text
+
+
+def spelled(command: Sequence[str], arguments: Mapping[str, Any], seed: int) -> str:
+    """Write a command line with all arguments that have a value."""
+    words = ["pyrofl", *command]
+    for name, value in arguments.items():
         if name in UNTOLD or value in (None, False, []):
             continue
         flag = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
@@ -290,6 +309,4 @@ def repeating(made: Sequence[Made], several: bool) -> str:
             words.append(flag)
         else:
             words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
-    words += ["--seed", str(seeds[0])]
-    words += ["--seeds", str(len(seeds))] if several else []
-    return shlex.join(words)
+    return shlex.join([*words, "--seed", str(seed)])
