@@ -299,7 +299,7 @@ def spelled(command: Sequence[str], arguments: Mapping[str, Any], seed: int) -> 
     """Write a command line with all arguments that have a value."""
     words = ["pyrofl", *command]
     for name, value in arguments.items():
-        if name in UNTOLD or value in (None, False, []):
+        if name in UNTOLD or value is None or value is False or value == []:  # 0 is a value
             continue
         flag = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
         text = ",".join(value) if isinstance(value, list) else str(value)

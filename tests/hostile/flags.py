@@ -48,8 +48,17 @@ NEITHER += ("None", "true", "-1", "1/2", "3%", "1e-3", "--", "1\n2", "1\0", "\x1
 ODD_ONES = ("+1", " 1", "1 ", "\uff11", "\u0661", "01", "1_0")  # as Python reads numbers
 NO_SHARES = ("nan", "inf", "-inf", "-0.1", "1.1", "1e308", "1e999", "ten", "", " ", "50%", "0,5")
 NO_SHARES += ("1/2", "0x1p-1", "½", "None", "--", "-1e-300", "1.0000001", LONG)
-OTHERS = ("--seeds", "--turns", "--out", "--data-dir", "--quick", "--settings", "--hold-back")
-TOGGLES = ("--tune", "--overwrite", "--resume", "--fold-messages", "--rows", "--quiet")
+OTHERS = (
+    "--seeds",
+    "--turns",
+    "--out",
+    "--data-dir",
+    "--quick",
+    "--settings",
+    "--hold-back",
+    "--tune",
+)
+TOGGLES = ("--overwrite", "--resume", "--fold-messages", "--rows", "--quiet")
 
 
 def given(flag: str, value: str) -> tuple[str, ...]:
