@@ -24,6 +24,7 @@ from pyrofl.cli.sections import (
     posteriors,
     repeated,
     scored,
+    tuned,
     verdicts,
 )
 from pyrofl.files.lock import locked
@@ -65,6 +66,7 @@ def sections(folder: Path, made: Sequence[Made]) -> list[Section]:
     found += [
         verdicts(made),
         scored(folder, made, several),
+        *tuned(folder, first),
         asked(made),
         held(first),
         learned(folder, first, several),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from base64 import b64encode
 from collections import Counter
@@ -140,6 +141,26 @@ def _means(made: Made) -> list[tuple[Any, ...]]:
 
 def _ends(of: Any) -> str:
     return f"{of.low:.4g} to {of.high:.4g}"
+
+
+def tuned(folder: Path, made: Sequence[Made]) -> list[Section]:
+    """Say how settings were chosen, if a comparison has chosen some."""
+    section, lines = Section("How settings were chosen"), []
+    for one in made:
+        path = folder / f"{one.method}-tune"
+        if (path / "tune.json").is_file():
+            had = json.loads((path / "tune.json").read_text(encoding="utf-8"))
+            chosen, about = _words(had["chosen"]) or "defaults", had["about"]
+            count, share = len(about["settings"]), about["held back"]
+            cost = (had["rounds"], float(had["seconds"]))
+            lines.append((one.method, chosen, count, had["metric"], had["score"], *cost))
+            section.figure(path / "figures/tune.png", f"{one.method}: all settings, by rounds")
+    if not lines:
+        return []
+    head = ("method", "chosen", "settings", "by", "score", "rounds", "seconds")
+    told = f"On {share:g} of the training rows of every client, held back; no test row was seen."
+    section.table(head, lines).note(told)
+    return [section]
 
 
 def asked(made: Sequence[Made]) -> Section:

@@ -104,7 +104,9 @@ def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tm
     assert main([*words, "--resume"]) == 0
     assert (out / "compare.csv").read_bytes() == before
     assert main(["report", str(out)]) == 0
-    assert "lr=" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "How settings were chosen" in page
+    assert "On 0.2 of the training rows of every client, held back; no test row was seen." in page
 
 
 def test_a_method_all_of_whose_settings_fail_keeps_its_own(tmp_path, capsys, monkeypatch):
