@@ -34,6 +34,7 @@ def run() -> Iterator[Nursery]:
 def test_tune_writes_what_it_chose_and_the_command_that_runs_it(tmp_path, capsys):
     out = tmp_path / "tuned"
     words = ["tune", "fedavg", *LR, *DATA, "--set", "epochs=2", "--hold-back", "0.25"]
+    words += ["--split-seed", "0"]
     assert main([*words, "--out", str(out)]) == 0
     table, said = capsys.readouterr().out.split("\n\n")
     rows, facts = read_csv(out / "tune.csv"), json.loads((out / "tune.json").read_text())
@@ -49,6 +50,7 @@ def test_tune_writes_what_it_chose_and_the_command_that_runs_it(tmp_path, capsys
     assert not list(out.glob("*.pt"))
     repeat = shlex.split(said.splitlines()[-1])
     assert repeat == shlex.split(facts["command"])
+    assert repeat[repeat.index("--split-seed") + 1] == "0"  # a value, if a small one
     assert main([*repeat[1:], "--out", str(tmp_path / "run"), "--quiet"]) == 0
     again = json.loads((tmp_path / "run/run.json").read_text())["arguments"]["settings"]
     assert again == ["epochs=2", *best.split()]
