@@ -40,6 +40,8 @@ from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, like, role
 
+TUNE_OVER = {"lr": fedavg.RATES, "alpha": (0.25, 0.5, 0.75)}
+
 
 @repeatable
 @checked

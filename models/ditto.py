@@ -33,6 +33,8 @@ from pyrofl.models.shared.personal_copies import only_step, own, run_on, seen_by
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 
+TUNE_OVER = {"lr": fedavg.RATES, "strength": (0.1, 1.0, 10.0)}
+
 
 @repeatable
 @checked

@@ -63,6 +63,8 @@ Average = Literal["mnu", "std", "moments"]
 
 FLOOR = 1e-4  # smallest standard deviation of the prior
 
+TUNE_OVER = {"lr": (0.03, 0.1, 0.3, 1.0), "kl": (0.01, 0.1, 1.0)}
+
 
 @repeatable
 @checked

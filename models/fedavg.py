@@ -72,6 +72,10 @@ class CentredTraining(Descent, total=False):
     merge: str | Combine
 
 
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+TUNE_OVER = {"lr": RATES, "momentum": (0.0, 0.9)}
+
+
 @repeatable
 @checked
 def build(

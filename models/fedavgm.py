@@ -27,6 +27,8 @@ from pyrofl.models.fedopt import stepped
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 
+TUNE_OVER = {"lr": fedavg.RATES, "server_lr": (0.3, 1.0), "server_momentum": (0.5, 0.9)}
+
 
 @repeatable
 @checked

@@ -32,6 +32,8 @@ from pyrofl.recipes import repeatable
 
 Tune = Literal["head", "base", "all"]
 
+TUNE_OVER = {"lr": fedavg.RATES, "momentum": (0.0, 0.9)}
+
 
 @repeatable
 @checked

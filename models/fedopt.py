@@ -43,6 +43,8 @@ from pyrofl.tensors import Tensors
 Adaptation = Literal["adam", "yogi", "adagrad"]
 Optimiser = Literal["adam", "yogi", "adagrad", "sgd"]
 
+TUNE_OVER = {"lr": fedavg.RATES, "server_lr": (0.003, 0.01, 0.03, 0.1)}
+
 
 @repeatable
 @checked

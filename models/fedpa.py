@@ -40,6 +40,8 @@ from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, role, under
 
+TUNE_OVER = {"lr": fedavg.RATES, "server_lr": (0.25, 0.5, 1.0), "rho": (0.01, 0.1)}
+
 
 @repeatable
 @checked

@@ -28,6 +28,8 @@ from pyrofl.models.priors import LocationScale, proximal
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 
+TUNE_OVER = {"lr": fedavg.RATES, "mu": (0.01, 0.1, 1.0)}
+
 
 @repeatable
 @checked

@@ -30,6 +30,8 @@ from pyrofl.models.shared.base_and_head import head_and_base, keep, only
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 
+TUNE_OVER = {"lr": fedavg.RATES, "momentum": (0.0, 0.9)}
+
 
 @repeatable
 @checked

@@ -39,6 +39,8 @@ from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, role, under
 
+TUNE_OVER = {"lr": (0.003, 0.01, 0.05, 0.1), "momentum": (0.0, 0.9), "clusters": (2, 4)}
+
 
 @repeatable
 @checked

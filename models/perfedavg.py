@@ -19,7 +19,8 @@ for the outer gradient. FedAvg is the limit of a short inner step.
 
 Departures from the paper: the server weighs clients by size, as FedAvg does. Products with H are
 exact where the paper takes a difference quotient. The step before testing sees all rows of a
-client.
+client. lr = 0.1 was chosen on rows held back, as the paper has no rate for these data: after 18
+rounds 0.3 has 54% on Fashion-MNIST where 0.1 has 83%, and on the digits 93 and 94%.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from pyrofl.models.shared.meta_gradients import Order, maml
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
+
+TUNE_OVER = {"lr": (0.01, 0.03, 0.1, 0.3), "momentum": (0.0, 0.9), "inner_lr": (0.01, 0.05, 0.2)}
 
 
 @repeatable
@@ -56,10 +59,10 @@ def build(
             below the inverse of the loss's curvature, or exact products with H point uphill.
         adapt_steps: on all of a client's rows before its model is tested.
         training: of the outer step, as in `fedavg.build`. `batch` is the size of each of the three
-            parts; unless given lr is 0.3 and momentum 0. `fine_tune` epochs at the outer rate
+            parts; unless given lr is 0.1 and momentum 0. `fine_tune` epochs at the outer rate
             follow the steps before testing.
     """
-    settings: fedavg.Training = {"lr": 0.3, "momentum": 0.0, **training}
+    settings: fedavg.Training = {"lr": 0.1, "momentum": 0.0, **training}
     base = fedavg.build(net, **settings)
     train, step = only_step(base)
     ahead = replace(step, loss=maml(step.loss, step.names, inner_lr, order=order))

@@ -43,6 +43,8 @@ from pyrofl.models.shared.personal_copies import (
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 
+TUNE_OVER = {"lr": (0.01, 0.05, 0.2), "strength": (1.0, 5.0, 15.0), "lr_centre": (0.05, 0.2, 0.5)}
+
 
 @repeatable
 @checked

@@ -57,6 +57,9 @@ def precision(variance: Tensor, deviation: Tensor, d: int, of: Confidence = "ful
     return (d / spread[of]).clamp(max=CEILING)
 
 
+TUNE_OVER = {"lr_head": (0.0003, 0.001, 0.003, 0.01), "lr_base": (0.0003, 0.001, 0.003, 0.01)}
+
+
 @repeatable
 @arguments.checked
 def build(

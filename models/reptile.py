@@ -28,6 +28,8 @@ from pyrofl.models import fedavg, fedavgm
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 
+TUNE_OVER = {"lr": fedavg.RATES, "server_lr": (0.25, 0.5, 1.0)}
+
 
 @repeatable
 @checked

@@ -29,6 +29,7 @@ from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.servers.pooled import Pooled
+from pyrofl.inference.tune import tune
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -61,6 +62,7 @@ __all__ = [
     "posterior",
     "sgd",
     "to_arviz",
+    "tune",
 ]
 
 MODULES = {

@@ -58,6 +58,7 @@ NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, open_low=True)]
 ShareBelowOne = Annotated[float, Range(0, 1, open_high=True)]
+ProperShare = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 Count = Annotated[int, Range(1)]
 Whole = Annotated[int, Range(0)]
 

@@ -40,7 +40,7 @@ VERBS = (
 )
 VERBS += ("loop", "halves", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
 VERBS += ("chains", "description", "movement", "records", "verdict", "saving", "loading", "loggers")
-VERBS += ("budget", "engines", "privacy", "run")
+VERBS += ("budget", "engines", "privacy", "run", "tune")
 
 
 def part(file: Path) -> str:

@@ -116,6 +116,9 @@ class Settings(Teaching, fedavg.Training, total=False):
     """The server's settings and the clients'."""
 
 
+TUNE_OVER = {"lr": fedavg.RATES, "distil_lr": (0.001, 0.003, 0.01)}
+
+
 @repeatable
 @checked
 def build(

@@ -87,6 +87,8 @@ RUNAWAY = Watched(
     "round; expected fewer rounds, hyper_step=0.1, a smaller hyper_lr or a smaller beta",
 )
 
+TUNE_OVER = {"lr": (0.02, 0.07, 0.2), "hyper_lr": (0.01, 0.09, 0.9), "beta": (1.0, 10.0, 100.0)}
+
 
 @repeatable
 @checked

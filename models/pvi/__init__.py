@@ -87,6 +87,8 @@ __all__ = ["build", "hierarchical", "join", "leave"]
 STANDARD = fixed()  # Normal(0, 1)
 USUAL = 128  # Monte Carlo draws of a client with few variables
 
+TUNE_OVER = {"lr": (0.1, 0.3, 1.0), "damping": (None, 0.1, 0.3, 1.0), "scale": (0.02, 0.05, 0.2)}
+
 
 @repeatable
 @checked

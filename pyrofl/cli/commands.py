@@ -5,39 +5,36 @@ from __future__ import annotations
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any, get_args
 
 from pyrofl import figures
-from pyrofl.cli import answer, report
-from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, show, tell
+from pyrofl.cli import answer, report, tuning
+from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, say, show
 from pyrofl.cli.methods import (
     Epochs,
     Job,
     about,
     arguments,
     builds,
-    foldable,
-    methods,
-    privacy,
+    jobs,
     readable,
 )
 from pyrofl.cli.rehearsal import UNASKED, rehearse
 from pyrofl.cli.resuming import keeping, opened, rescued, tested, unlearned
-from pyrofl.cli.setup import participation, resolve, split, task, threads
+from pyrofl.cli.setup import resolve, split, threads
 from pyrofl.data.csv_files import LIKELIHOODS
 from pyrofl.data.datasets import DATASETS
 from pyrofl.files import run_folder
 from pyrofl.inference import loggers
 from pyrofl.inference.checkpoints import Keeper
-from pyrofl.inference.engines.start import starting
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import fit
 from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.loop.participation import Stragglers
-from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.run import Run
 from pyrofl.nets import NETWORKS
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts
@@ -106,20 +103,28 @@ def run(args: Namespace) -> None:
 def compare(args: Namespace) -> None:
     """Fit several methods with several seeds on the same clients, and write all their folders.
 
-    A run that fails is named in the end, and the others are compared; so is one that diverged or
-    merged nothing, which is compared too. An interrupt ends all.
+    With --tune the settings of each are chosen first. A run that fails is named in the end, and
+    the others are compared; so is one that diverged or merged nothing, which is compared too. An
+    interrupt ends all.
     """
     args.out = args.out or "runs/compare"
     resolve(args)
-    asked = rehearse(jobs(args, args.methods, range(args.seed, args.seed + args.seeds)))
+    seeds = range(args.seed, args.seed + args.seeds)
+    asked = rehearse(jobs(args, args.methods, seeds))
+    searches = tuning.searches(args, asked)
     left = (
-        rf"compare\.csv|answer\.csv|report\.html|figures|({'|'.join(builds())})-\d+"
+        rf"compare\.csv|answer\.csv|report\.html|figures|({'|'.join(builds())})-(\d+|tune)"
         if args.resume
         else ""
     )
     folder = run_folder.prepare(args.out, args.overwrite, left)
     run_folder.prepare(folder / "figures", overwrite=True)
     with opened(asked, folder):
+        if searches:
+            words, chosen = tuning.all_done(searches)
+            args.settings = [*args.settings, *words]
+            asked = rehearse(jobs(args, args.methods, seeds))
+            asked = [replace(job, tuned=chosen[job.name]) for job in asked]
         fit_all(args, asked, folder)
 
 
@@ -203,27 +208,6 @@ def partition(args: Namespace) -> None:
     )
 
 
-def jobs(args: Namespace, names: Sequence[str], seeds: Sequence[int]) -> list[Job]:
-    """Make the tasks and methods of a command, and refuse what needs no work to be refused."""
-    tasks = [task(args, seed) for seed in seeds]
-    if len({(found.split, found.seeds) for found in tasks}) < len(tasks):
-        raise ValueError(
-            f"--seeds is {args.seeds}, and the seeds of split, init, participation and noise are "
-            "all given, so that runs would be equal; expected --seeds 1, or one of them left out"
-        )
-    starting(args.engine, args.workers, tasks[0].data)
-    built = [methods(names, args.settings, found, args.rounds) for found in tasks]
-    who = [participation(args.participation, found.data.clients) for found in tasks]
-    asked = privacy(args.privacy)
-    of = [
-        ({n: with_privacy(m, asked, at.data.clients, draw) for n, m in made.items()}, at, draw)
-        for made, at, draw in zip(built, tasks, who, strict=True)
-    ]
-    for name in names if args.fold_messages else ():
-        foldable(name, of[0][0][name])
-    return [Job(args, name, made[name], at, draw) for name in names for made, at, draw in of]
-
-
 def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]]:
     """Fit a method, test it and write its folder; say which figures could not be drawn."""
     args, task, data = job.args, job.task, job.task.data
@@ -290,9 +274,3 @@ def blamed(reason: str, names: Sequence[str]) -> str:
     'ward 3: left'
     """
     return max((n for n in names if reason.startswith(f"{n}: ")), key=len, default="the server")
-
-
-def say(args: Namespace, text: str) -> None:
-    """Print a line for people, unless they want quiet."""
-    if not args.quiet:
-        tell(f"{text}\n")

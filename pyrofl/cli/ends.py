@@ -135,6 +135,12 @@ def tell(text: str) -> None:
         sys.stderr.flush()
 
 
+def say(args: Namespace, text: str) -> None:
+    """Print a line for people, unless they want quiet."""
+    if not args.quiet:
+        tell(f"{text}\n")
+
+
 def _open_streams() -> None:
     """Let both streams take any text: there may be none, or one that knows only ASCII."""
     for name in ("stdout", "stderr"):

@@ -19,12 +19,14 @@ from torch import Tensor
 
 import pyrofl.models
 from pyrofl.arguments import known
-from pyrofl.cli.setup import Task
+from pyrofl.cli.setup import Task, participation, task
 from pyrofl.inference.budget import Privacy
+from pyrofl.inference.engines.start import starting
 from pyrofl.inference.loop.messages import inbox
 from pyrofl.inference.loop.participation import Draw
 from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.method import Method
+from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.models.likelihoods import named
 from pyrofl.models.shared.schedules import uneven
 
@@ -49,6 +51,7 @@ class Job:
     reporting: Draw
     groups: str | Sequence[str] = "all"  # of posterior.nc
     coords: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of its axes
+    tuned: str = ""  # what --tune has chosen, in words
 
     @property
     def path(self) -> Path:
@@ -98,6 +101,27 @@ def _built(
     if DONE not in wanted or ("decay" in wanted and not arguments.get("decay")):
         return method  # nothing in it depends on the round
     return lambda number: build(task.net, **arguments, done=number / rounds)
+
+
+def jobs(args: Namespace, names: Sequence[str], seeds: Sequence[int]) -> list[Job]:
+    """Make the tasks and methods of a command, and refuse what needs no work to be refused."""
+    tasks = [task(args, seed) for seed in seeds]
+    if len({(found.split, found.seeds) for found in tasks}) < len(tasks):
+        raise ValueError(
+            f"--seeds is {args.seeds}, and the seeds of split, init, participation and noise are "
+            "all given, so that runs would be equal; expected --seeds 1, or one of them left out"
+        )
+    starting(args.engine, args.workers, tasks[0].data)
+    built = [methods(names, args.settings, found, args.rounds) for found in tasks]
+    who = [participation(args.participation, found.data.clients) for found in tasks]
+    asked = privacy(args.privacy)
+    of = [
+        ({n: with_privacy(m, asked, at.data.clients, draw) for n, m in made.items()}, at, draw)
+        for made, at, draw in zip(built, tasks, who, strict=True)
+    ]
+    for name in names if args.fold_messages else ():
+        foldable(name, of[0][0][name])
+    return [Job(args, name, made[name], at, draw) for name in names for made, at, draw in of]
 
 
 def foldable(name: str, method: Scheduled) -> None:

@@ -25,6 +25,7 @@ from pyrofl.cli.sections import (
     posteriors,
     repeated,
     scored,
+    tuned,
     verdicts,
 )
 from pyrofl.files.lock import locked
@@ -67,6 +68,7 @@ def sections(folder: Path, made: Sequence[Made]) -> list[Section]:
         verdicts(made),
         scored(folder, made, several),
         classes(first),
+        *tuned(folder, first),
         asked(made),
         held(first),
         learned(folder, first, several),

@@ -12,8 +12,16 @@ from importlib import import_module
 from math import inf
 from typing import Any, NoReturn, get_args
 
-from pyrofl.arguments import Count, Positive, PositiveShare, Share, ShareBelowOne, Whole
-from pyrofl.cli import commands, predicting
+from pyrofl.arguments import (
+    Count,
+    Positive,
+    PositiveShare,
+    ProperShare,
+    Share,
+    ShareBelowOne,
+    Whole,
+)
+from pyrofl.cli import commands, grids, predicting, tuning
 from pyrofl.cli.answer import answer
 from pyrofl.cli.ends import complaint, ended, show
 from pyrofl.cli.page import report
@@ -27,6 +35,7 @@ from pyrofl.inference.engines.start import Engine
 from pyrofl.inference.loggers import Logger
 from pyrofl.inference.loop.messages import OnBadMessage
 from pyrofl.inference.posteriors.axes import GROUPS
+from pyrofl.inference.tune import By as TuneBy
 
 MOST = 2**31 - 1  # what is longer is no count that anybody waits for
 CORES = max(64, os.cpu_count() or 1)  # too many threads kill a process
@@ -96,13 +105,14 @@ PATH: dict[str, Any] = {"type": at_home}
 SOME, FLAG, REQUIRED = {"nargs": "+"}, {"action": "store_true"}, PATH | {"required": True}
 COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare))
 PORT, POSITIVE_NUMBER = number(Count, 65535), number(Positive, 1e9)
-BELOW_ONE = number(ShareBelowOne)
+BELOW_ONE, PROPER = number(ShareBelowOne), number(ProperShare)
 SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
-WORDS = (OnBadMessage, Missing, Until, Prepare, By, Logger, Engine)
+OVER = {"nargs": "+", "action": "extend"}
+WORDS = (OnBadMessage, Missing, Until, Prepare, By, Logger, Engine, TuneBy)
 KINDS = ({"choices": get_args(words)} for words in WORDS)
-ON_BAD, MISSING, UNTIL, PREPARE, BY, LOG, ENGINE = KINDS
+ON_BAD, MISSING, UNTIL, PREPARE, BY, LOG, ENGINE, TUNE_BY = KINDS
 
 Row = tuple[str, dict[str, Any], Any, str]
 """A flag and a name for its value, its kind, its default, what it means."""
@@ -179,6 +189,20 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
     ("--resume", FLAG, False, "go on from the checkpoint, if there is one"),
     ("--quiet", FLAG, False, "print nothing but the table"),
 )
+UNTRIED = ("--until", "--privacy", "--every", "--posterior-draws", "--groups", "--rows", "--log")
+TRIED = tuple(row for row in FIT if row[0].partition(" ")[0] not in UNTRIED)
+TUNING: tuple[Row, ...] = (  # how settings are chosen
+    (
+        "--settings N",
+        FEW | {"dest": "tries"},
+        None,
+        f"to try of every method; default all of --over, else {grids.TRIES} of the method's own",
+    ),
+    ("--metric", TUNE_BY, None, "to choose by; default accuracy, or nll where y is a number"),
+    ("--hold-back SHARE", PROPER, 0.2, "of every client's training rows, to choose on"),
+)
+OVER_ROW: Row = ("--over NAME=VALUE,...", OVER, [], "values of settings to try, all combinations")
+TUNE: Row = ("--tune", FLAG, False, "choose every method's settings first, see pyrofl tune")
 BENCH: tuple[Row, ...] = (
     ("--quick", FLAG, False, "about a minute: few turns, few cases"),
     ("--case NAME", CASES, None, "only this one"),
@@ -221,7 +245,12 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
     "compare": (
         "fit several methods on the same clients",
         commands.compare,
-        (METHODS, *DATA, *FIT, SEEDS),
+        (METHODS, *DATA, *FIT, SEEDS, TUNE, *TUNING),
+    ),
+    "tune": (
+        "choose a method's settings on rows held back inside the clients",
+        tuning.tune,
+        (METHOD, OVER_ROW, *TUNING, *DATA, *TRIED),
     ),
     "partition": ("draw who holds which classes", commands.partition, (*DATA, FIGURE)),
     "predict": ("predict new rows by a run's folder", predicting.predict, PREDICT),

@@ -40,8 +40,8 @@ TABLES = ("metrics.csv", "clients.csv", rows.NAME, "posterior.nc")
 PAGE = "report.html"  # by the command report
 RESULTS = (LAST, *TABLES, PAGE, *(f"figures/{name}.png" for name in FIGURES))
 
-CompareRow = tuple[str, int, str, str, str, float]
-"""method, seed, model, adapted, metric, value: one line of compare.csv."""
+CompareRow = tuple[str, int, str, str, str, float, str]
+"""method, seed, model, adapted, metric, value, tuned: one line of compare.csv."""
 
 PRIVACY = ("epsilon", "delta")  # of `Run.privacy`
 SMALLEST = 0.1  # share of the clients that counts as small
@@ -230,9 +230,10 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
         for prefix, part in parts.items():
             for metric in s.values:
                 name, value = f"{prefix}{metric}", part.mean(metric)
-                yield job.name, job.task.seed, s.model, s.adapted, name, value
+                yield job.name, job.task.seed, s.model, s.adapted, name, value, job.tuned
         for name in PRIVACY if spent and s.population == "training" else ():
-            yield job.name, job.task.seed, s.model, s.adapted, name, getattr(spent, name)
+            value = getattr(spent, name)
+            yield job.name, job.task.seed, s.model, s.adapted, name, value, job.tuned
 
 
 def compare_table(rows: Iterable[CompareRow]) -> str:
@@ -241,17 +242,19 @@ def compare_table(rows: Iterable[CompareRow]) -> str:
 
 
 def compare_lines(rows: Iterable[CompareRow]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the head and the lines of that table."""
+    """Return the head and the lines of that table; what was tuned stands at the end."""
     from pandas import DataFrame
 
     found = DataFrame(rows, columns=list(run_folder.COMPARE))
     of = ["method", "model", "adapted"]
     shown = [metric for metric in SHOWN if metric in set(found["metric"])]
+    any_tuned = bool((found["tuned"] != "").any())
     lines = []
     for key, part in found.groupby(of, sort=False):
         cells = part.groupby("metric")["value"].agg(spread)
-        lines.append((*key, *(cells.get(metric, "-") for metric in shown)))
-    return (*of, *(SHOWN[metric] for metric in shown)), lines
+        told = [part["tuned"].iloc[0]] * any_tuned
+        lines.append((*key, *(cells.get(metric, "-") for metric in shown), *told))
+    return (*of, *(SHOWN[metric] for metric in shown), *["tuned"] * any_tuned), lines
 
 
 def spread(values: Series) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from pyrofl.cli.ends import tell, what
 from pyrofl.cli.methods import Job, reaching
 from pyrofl.cli.report import LAST, RESULTS
-from pyrofl.cli.setup import Task
+from pyrofl.cli.setup import OF_TUNING, Task
 from pyrofl.files import hashed, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import CHECKPOINT
@@ -29,6 +29,7 @@ FREE = (  # arguments that may differ when a run goes on
     *("out", "overwrite", "seed", "split_seed", "init_seed", "participation_seed", "noise_seed"),
     *("checkpoint_every", "posterior_draws", "groups", "rows", "on_bad_message", "data_dir"),
     *("state_memory", "engine", "workers", "resume", "quiet", "log"),
+    *OF_TUNING,
 )
 
 

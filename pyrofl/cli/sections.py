@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -16,11 +17,23 @@ from pyrofl.cli.folders import Made
 from pyrofl.cli.pairs import LOSSES, By, has_crps, of_model
 from pyrofl.cli.pairs import scored as with_score
 from pyrofl.cli.report import compare_lines
+from pyrofl.cli.setup import OF_TUNING
 from pyrofl.files import run_folder
 from pyrofl.paired import Interval, interval
 
 MOST = 60  # lines of a table
-UNTOLD = ("do", "out", "overwrite", "resume", "quiet", "folder", "method", "seed")
+UNTOLD: tuple[str, ...] = (
+    "do",
+    "out",
+    "overwrite",
+    "resume",
+    "quiet",
+    "folder",
+    "method",
+    "methods",
+    "seed",
+)
+UNTOLD += ("seeds", *OF_TUNING)
 BY_CLASS = (
     "Recall of all is the balanced accuracy; AUROC and average precision are those of a class's "
     "probability against all other rows, by scikit-learn, and of all their means over classes."
@@ -99,7 +112,7 @@ def scored(folder: Path, made: Sequence[Made], several: bool) -> Section:
     section = Section("Scores")
     if several and (folder / "compare.csv").is_file():
         read = run_folder.read_csv(folder / "compare.csv")
-        of: Any = [(*(r[n] for n in run_folder.COMPARE[:-1]), float(r["value"])) for r in read]
+        of: Any = [(*(r | {"value": float(r["value"])}).values(),) for r in read]
         section.table(*compare_lines(of))
         section.note("Clients weigh the same; ±: one standard error over seeds.")
         return section.figure(folder / "figures/comparison.png", CAPTIONS["comparison"])
@@ -167,6 +180,26 @@ def _plain(line: Sequence[Any]) -> list[Any]:
     return [
         "-" if value != value else getattr(value, "item", lambda v=value: v)() for value in line
     ]
+
+
+def tuned(folder: Path, made: Sequence[Made]) -> list[Section]:
+    """Say how settings were chosen, if a comparison has chosen some."""
+    section, lines = Section("How settings were chosen"), []
+    for one in made:
+        path = folder / f"{one.method}-tune"
+        if (path / "tune.json").is_file():
+            had = json.loads((path / "tune.json").read_text(encoding="utf-8"))
+            chosen, about = _words(had["chosen"]) or "defaults", had["about"]
+            count, share = len(about["settings"]), about["held back"]
+            cost = (had["rounds"], float(had["seconds"]))
+            lines.append((one.method, chosen, count, had["metric"], had["score"], *cost))
+            section.figure(path / "figures/tune.png", f"{one.method}: all settings, by rounds")
+    if not lines:
+        return []
+    head = ("method", "chosen", "settings", "by", "score", "rounds", "seconds")
+    told = f"On {share:g} of the training rows of every client, held back; no test row was seen."
+    section.table(head, lines).note(told)
+    return [section]
 
 
 def asked(made: Sequence[Made]) -> Section:
@@ -317,9 +350,16 @@ def repeated(made: Sequence[Made], several: bool) -> Section:
 def repeating(made: Sequence[Made], several: bool) -> str:
     """Return the command line of a run, or of a comparison, with all that had a value."""
     methods, seeds = (sorted({getattr(one, n) for one in made}) for n in ("method", "seed"))
-    words = ["pyrofl", "compare" if several else "run", *methods]
-    for name, value in made[0].facts["arguments"].items():
-        if name in UNTOLD or value in (None, False, []):
+    command = ["compare" if several else "run", *methods]
+    text = spelled(command, made[0].facts["arguments"], seeds[0])
+    return f"{text} --seeds {len(seeds)}" if several else text
+
+
+def spelled(command: Sequence[str], arguments: Mapping[str, Any], seed: int) -> str:
+    """Write a command line with all arguments that have a value."""
+    words = ["pyrofl", *command]
+    for name, value in arguments.items():
+        if name in UNTOLD or value is None or value is False or value == []:  # 0 is a value
             continue
         flag = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
         text = ",".join(value) if isinstance(value, list) else str(value)
@@ -329,6 +369,4 @@ def repeating(made: Sequence[Made], several: bool) -> str:
             words.append(flag)
         else:
             words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
-    words += ["--seed", str(seeds[0])]
-    words += ["--seeds", str(len(seeds))] if several else []
-    return shlex.join(words)
+    return shlex.join([*words, "--seed", str(seed)])

@@ -31,6 +31,7 @@ __all__ = [
     "reliability",
     "save",
     "try_out",
+    "tuning",
     "watched",
 ]
 
@@ -213,6 +214,34 @@ def comparison(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accu
     axes.set_xlabel(style.axis_label(metric))
     note = f"mean ± one standard error; dots: {seeds} seeds" if seeds > 1 else ""
     return with_legend(figure, [axes], looks, note)
+
+
+def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
+    """Draw how settings did on rows held back, and how far each was taken.
+
+    Args:
+        rows: of tune.csv. The chosen setting and the best of the others have colours.
+        metric: that they were compared by.
+    """
+    import pandas
+
+    table = pandas.DataFrame(rows).astype({"rounds": int, "score": float})
+    figure, (axes,) = panels(1, 1, 6.5, 3.8, (0, 0.5))
+    last = table.groupby("setting", sort=False).last()
+    order = last.sort_values(["rounds", "score"], ascending=[False, metric != "accuracy"])
+    first = sorted(order.index, key=lambda name: not bool(last.loc[name, "chosen"]))[:MOST]
+    looks = styles(map(style.plain, first))
+    other = {"color": "#cccccc", "linewidth": 0.8, "marker": ".", "zorder": 1}
+    for name, points in table.groupby("setting", sort=False):
+        look = looks[style.plain(name)] if name in first else other
+        label = style.plain(name) if name in first else "_"
+        axes.plot(points["rounds"], points["score"], label=label, **look)
+    axes.set_xscale("log")
+    axes.set_xticks(sorted(set(table["rounds"])), sorted(set(table["rounds"])))
+    axes.minorticks_off()
+    axes.set_xlabel("rounds of training")
+    axes.set_ylabel(f"{style.axis_label(metric)}\non rows held back")
+    return with_legend(figure, [axes], looks, "the first one is chosen")
 
 
 def reliability(bins: Mapping[str, Bins]) -> Figure:

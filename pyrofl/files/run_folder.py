@@ -18,7 +18,7 @@ from pyrofl.files import lock
 
 METRICS = ("round", "model", "adapted", "population", "metric", "value")
 CLIENTS = ("client", "size", "model", "adapted", "metric", "value")
-COMPARE = ("method", "seed", "model", "adapted", "metric", "value")
+COMPARE = ("method", "seed", "model", "adapted", "metric", "value", "tuned")
 CHECKPOINT = "checkpoint.pt"  # the run as of its last round
 HALF = r"\.[0-9a-f]{32}(\.\w+)?"  # name of what a killed write leaves
 

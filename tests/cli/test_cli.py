@@ -293,7 +293,7 @@ def test_compare_is_run_for_each_seed(tmp_path):
 
 
 def test_compare_table_is_mean_and_standard_error():
-    rows = [("m", s, "personal", "none", "accuracy", v) for s, v in enumerate((0.5, 0.7, 0.9))]
+    rows = [("m", s, "personal", "none", "accuracy", v, "") for s, v in enumerate((0.5, 0.7, 0.9))]
     assert "0.7000 ± 0.1155" in compare_table(rows)  # 0.2 / sqrt(3)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyrofl.cli import commands
+from pyrofl.cli import commands, methods
 from pyrofl.cli.parser import main
 from pyrofl.files import run_folder
 from pyrofl.inference.loop.messages import BadMessage
@@ -270,14 +270,14 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Let two clients send NaN from the so-manieth round on."""
-    real, rounds = commands.methods, itertools.count(0)  # one is the look before round one
+    real, rounds = methods.methods, itertools.count(0)  # one is the look before round one
     poison = faults.entry(torch.nan)
 
     def late(message: Tensors, bad: Tensor) -> Tensors:
         return poison(message, bad & (next(rounds) >= first))
 
     monkeypatch.setattr(
-        commands,
+        methods,
         "methods",
         lambda *given: {n: faults.corrupted(m, late, 1, 3) for n, m in real(*given).items()},
     )

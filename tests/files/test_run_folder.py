@@ -176,7 +176,7 @@ def test_columns_are_the_promised_ones(tmp_path):
     head = (tmp_path / "metrics.csv").read_text().splitlines()[0]
     assert head == "round,model,adapted,population,metric,value"
     assert ",".join(run_folder.CLIENTS) == "client,size,model,adapted,metric,value"
-    assert ",".join(run_folder.COMPARE) == "method,seed,model,adapted,metric,value"
+    assert ",".join(run_folder.COMPARE) == "method,seed,model,adapted,metric,value,tuned"
 
 
 def test_versions_name_what_a_result_depends_on(monkeypatch):

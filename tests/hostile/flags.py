@@ -12,6 +12,8 @@ from hostile.case import DONE, LIKE, NOBODY, OUT, REFUSED, Case, named, shown
 SMALL = ("--clients", "2", "--rounds", "1", "--posterior-draws", "0", "--quiet")
 SCHOOLS = ("--data", "eight_schools", "--partition", "iid", *SMALL)
 DIGITS = ("--per-class", "6", "--net", "softmax", *SMALL)
+TRIED = tuple(word for word in DIGITS if word not in ("--posterior-draws", "0"))
+TUNE = ("tune", "fedavg", *TRIED)
 LITTLE = ("--set", "epochs=1", "draws=1")
 RUN = ("run", "fedavg")
 EITHER = (DONE, REFUSED)
@@ -46,7 +48,16 @@ NEITHER += ("None", "true", "-1", "1/2", "3%", "1e-3", "--", "1\n2", "1\0", "\x1
 ODD_ONES = ("+1", " 1", "1 ", "\uff11", "\u0661", "01", "1_0")  # as Python reads numbers
 NO_SHARES = ("nan", "inf", "-inf", "-0.1", "1.1", "1e308", "1e999", "ten", "", " ", "50%", "0,5")
 NO_SHARES += ("1/2", "0x1p-1", "½", "None", "--", "-1e-300", "1.0000001", LONG)
-OTHERS = ("--seeds", "--turns", "--out", "--data-dir", "--quick")
+OTHERS = (
+    "--seeds",
+    "--turns",
+    "--out",
+    "--data-dir",
+    "--quick",
+    "--settings",
+    "--hold-back",
+    "--tune",
+)
 TOGGLES = ("--overwrite", "--resume", "--fold-messages", "--rows", "--quiet")
 
 
@@ -102,6 +113,15 @@ def of_numbers_elsewhere() -> Iterator[Case]:
                 yield _case(compare, flag, value, told=(flag, *shown(value)))
     for value in (*NEITHER, "0", "-2", MOST):
         yield _case(compare, "--seeds", value, told=("--seeds", *shown(value)))
+    for value in (*NEITHER, "0", "-2", MOST):
+        yield _case((*TUNE, "--out", OUT), "--settings", value, told=("--settings", *shown(value)))
+    for value in (*NO_SHARES, "0", "1"):
+        yield _case(
+            (*TUNE, "--out", OUT), "--hold-back", value, told=("--hold-back", *shown(value))
+        )
+    for flag, value in (("--settings", "2"), ("--metric", "nll")):
+        yield _case(compare, flag, value, told=(flag, "--tune"))
+    yield _case((*compare, "--tune"), "--privacy", "clip=1,noise=1", told=("--privacy",))
     draw = ("partition", "--data", "digits", "--clients", "2", "--out", f"{OUT}.png")
     for flag in OF_DATA:
         for value in ("nan", "-1", "2.5", "ten", ""):
@@ -132,6 +152,8 @@ BOUNDS = ("clip=1", "noise=1", "clip=1,noise=1,", "clip=1,clip=1,noise=1", "clip
 BOUNDS += tuple(f"clip={v},noise=1" for v in ("0", "-1", "nan", "inf", "1e999", "ten", "", "1e308"))
 BOUNDS += tuple(f"clip=1,noise=1,{word}" for word in ("delta=0", "delta=1", "where=home", "seed=1"))
 CLASSES = ("even", "Balanced", "balanced,", "0=", "=1", "0=x", "0=-1", "0=nan", "0=1,0=2", "z=1")
+NO_GRID = ("lr", "lr=", "=0.1", "lr=0.1,", "lr=0.1,0.1", "lr=-1", "lr=nan", "lr=ten", "LR=0.1")
+NO_GRID += ("epochs=2.5", "fedavg.lr=0.1", "likelihood=normal", "lr=1e999", "done=1", "mu=0.1")
 # A flag of text, what goes before it, and of which texts it knows nothing.
 TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--data": ((*RUN, *SCHOOLS), ODD),
@@ -160,6 +182,8 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--groups": ((*RUN, *SCHOOLS), (*ODD, "posterior,", "posterior, prior", "ALL", "all,prior")),
     "--privacy": ((*RUN, *SCHOOLS), (*ODD, *BOUNDS)),
     "--set": ((*RUN, *SCHOOLS), ODD),
+    "--over": (TUNE, (*ODD, *NO_GRID)),
+    "--metric": (TUNE, ODD),
     "--case": (("bench",), ODD),
     "--by": (("answer", "."), ODD),
 }
@@ -169,9 +193,8 @@ def of_texts() -> Iterator[Case]:
     """Yield odd texts for every flag that is a text."""
     for flag, (base, odd) in TEXT.items():
         for value in sorted(odd):
-            told = (
-                () if flag in ("--set", "--server-data") else shown(value) or (flag.split("-")[-1],)
-            )
+            untold = flag in ("--set", "--server-data", "--over")
+            told = () if untold else shown(value) or (flag.split("-")[-1],)
             words = (*base, "--out", OUT, *given(flag, value))
             yield Case(f"{base[0]} {flag}={named(value)}", "flag", words, told=told, make=places)
     for value in ODD:

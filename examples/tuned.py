@@ -1,0 +1,115 @@
+"""All methods on one partition, every one tuned by the same number of settings on rows held back.
+
+One method after the other: `pyrofl compare METHOD --tune` for three seeds, then the tables of all
+that are done and their figure. What is done is not done again, so that it may be stopped at any
+time, and gone on with. Settings that make slow methods cheaper are in `CHEAPER`.
+
+Run: python examples/tuned.py [--data npz:fashion_mnist.npz] [--quick] [--out FOLDER]
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+from datetime import date
+from pathlib import Path
+from time import perf_counter
+
+import pandas as pd
+
+from pyrofl import figures
+from pyrofl.cli import main
+
+CHEAPER = {
+    "fedavg": ["fine_tune=5"],
+    "fedabml": ["steps=1", "draws=1"],
+    "pvi": ["epochs=2"],
+    "pfedme": ["epochs=2"],
+    "pfedbayes": ["epochs=1", "draws=1"],
+}
+METHODS = (
+    "local fedavg perfedavg ifca fedabml ditto pfedvem fedper apfl reptile pvi fedprox fedopt "
+)
+METHODS += (
+    "scaffold fedavgm fedrep fedbabu lgfedavg pfedmb fedpop fedpa fedbe metavd pfedme pfedbayes"
+)
+FOLDER = Path(__file__).parent
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--quick", action="store_true", help="two methods, two rounds: does it run?")
+parser.add_argument("--data", default="digits", help="a data set with classes")
+parser.add_argument("--per-class", default="300", help="training rows of all clients")
+parser.add_argument("--clients", default="100")
+parser.add_argument("--partition", default="dirichlet:0.3,min=10")
+parser.add_argument("--net", default="mlp:50")
+parser.add_argument("--participation", default="0.2")
+parser.add_argument("--rounds", default="18")
+parser.add_argument("--settings", default="6", help="tried for every method")
+parser.add_argument("--seeds", default="3")
+parser.add_argument("--methods", nargs="+", default=METHODS.split())
+parser.add_argument("--seconds", type=float, default=1e9, help="begin no method after so many")
+parser.add_argument("--out", type=Path, default=Path("results/tuned"))
+parser.add_argument("--tables", type=Path, help="where tables go; default --out")
+args = parser.parse_args()
+if args.quick:
+    args.methods, args.rounds, args.settings, args.seeds = ["local", "fedavg"], "2", "2", "1"
+    args.per_class, args.clients = "20", "4"
+
+
+def command(method):
+    """Return the words of one method's comparison."""
+    words = ["compare", method, "--data", args.data, "--per-class", args.per_class]
+    words += ["--clients", args.clients, "--partition", args.partition, "--split-seed", "0"]
+    words += ["--server-data", "0.1", "--net", args.net, "--participation", args.participation]
+    words += ["--rounds", args.rounds, "--every", args.rounds, "--seeds", args.seeds]
+    words += ["--posterior-draws", "0", "--tune", "--settings", args.settings]
+    words += ["--set", *CHEAPER[method]] if method in CHEAPER else []
+    return [*words, "--out", str(args.out / method)]
+
+
+def commit():
+    """Return the commit that is checked out, or "" where there is none."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=FOLDER, capture_output=True, text=True
+    )
+    return found.stdout.strip()
+
+
+def about(method):
+    """Return what a method's table and budget lines say besides scores."""
+    path = args.out / method
+    tuned = json.loads((path / f"{method}-tune/tune.json").read_text())
+    runs = [json.loads(p.read_text()) for p in sorted(path.glob(f"{method}-[0-9]*/run.json"))]
+    return {
+        "method": method,
+        "chosen": " ".join(f"{n}={v}" for n, v in tuned["chosen"].items()),
+        "settings": len(tuned["about"]["settings"]),
+        "tuning_rounds": tuned["rounds"],
+        "tuning_seconds": round(tuned["seconds"], 1),
+        "rounds": sum(run["rounds"] for run in runs),
+        "seconds": round(sum(sum(run["seconds"]) for run in runs), 1),
+        **json.loads((path / "made.json").read_text()),
+        "command": shlex.join(["pyrofl", *command(method)]),
+    }
+
+
+begun = perf_counter()
+for method in args.methods:
+    folder = args.out / method
+    if (folder / "made.json").exists() or perf_counter() - begun > args.seconds:
+        continue
+    code = main([*command(method), "--resume", "--quiet"])
+    if code == 130:  # interrupted
+        break
+    if (folder / "compare.csv").exists():  # a run that diverged is a result
+        made = {"code": code, "commit": commit(), "date": str(date.today())}
+        (folder / "made.json").write_text(json.dumps(made))
+
+done = [m for m in args.methods if (args.out / m / "made.json").exists()]
+tables = args.tables or args.out
+tables.mkdir(parents=True, exist_ok=True)
+scores = pd.concat([pd.read_csv(args.out / m / "compare.csv") for m in done])
+scores.to_csv(tables / "scores.csv", index=False)
+pd.DataFrame([about(m) for m in done]).to_csv(tables / "budget.csv", index=False)
+figures.save(figures.comparison(scores.fillna(""), "accuracy"), tables / "tuned.png")
+print(f"{tables} holds scores.csv, budget.csv and tuned.png of {len(done)} methods")

@@ -1,0 +1,111 @@
+"""Which settings are tried: those that --over names, or a method's TUNE_OVER."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from itertools import islice, product
+from random import Random
+from typing import Any
+
+from pyrofl.arguments import known
+from pyrofl.cli.methods import Scheduled, arguments, builds, parse, reaching
+from pyrofl.inference.description import described
+from pyrofl.inference.loop.rounds import by_round
+
+TRIES = 9  # settings of every method, unless asked for otherwise
+
+Words = dict[str, str]
+"""A setting as it is written behind --set: name -> value."""
+
+
+def asked(method: str, over: Sequence[str], fixed: Sequence[str]) -> list[Words]:
+    """Read "name=value,value ..." into all combinations, in their order.
+
+    >>> asked("fedavg", ["lr=0.1,0.3", "fine_tune=0,5"], [])[1]
+    {'lr': '0.1', 'fine_tune': '5'}
+    """
+    own, found = arguments(builds()[method]), dict[str, list[str]]()
+    for word in over:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"--over {word!r} has no values; expected name=value,value,...")
+        known(name, own, f"setting of {method}:")
+        values = text.split(",")
+        for value in values:
+            parse(value, own[name], f"--over {name}")
+        if name in found or len(set(values)) < len(values):
+            raise ValueError(f"--over {word!r}: expected every name once, and no two values alike")
+        found[name] = values
+    if twice := sorted(found.keys() & {word.partition("=")[0] for word in reaching(fixed, method)}):
+        raise ValueError(f"{twice[0]} is given by --set and by --over; expected one of them")
+    return _product(found)
+
+
+def own(
+    method: str, build: Callable[..., Scheduled], fixed: Sequence[str], seed: int
+) -> list[Words]:
+    """Return combinations of the method's own values in a random order, its defaults first."""
+    values: Mapping[str, Sequence[Any]] = getattr(
+        import_module(f"pyrofl.models.{method}"), "TUNE_OVER", {}
+    )
+    given = {word.partition("=")[0] for word in reaching(fixed, method)}
+    every = _product({n: [*map(word, v)] for n, v in values.items() if n not in given})
+    usual = _parts(build())
+    first = next((one for one in every if _parts(build(**one)) == usual), {})
+    return [first, *Random(seed).sample(every, len(every))]
+
+
+def chosen(
+    method: str,
+    over: Sequence[str],
+    tries: int | None,
+    build: Callable[..., Scheduled],
+    fixed: Sequence[str],
+    seed: int,
+) -> list[Words]:
+    """Return the settings to try, no two of which make the same method.
+
+    Args:
+        method: its name.
+        over: words of --over; without any, the method's own values are drawn from.
+        tries: how many; None takes all of --over, or `TRIES`.
+        build: makes the method of a setting, and refuses a bad one.
+        fixed: words of --set.
+        seed: of what is drawn.
+    """
+    if over:
+        every = asked(method, over, fixed)
+        count = len(every) if tries is None else tries
+        some = every if count == len(every) else Random(seed).sample(every, len(every))
+    else:
+        count, some = TRIES if tries is None else tries, own(method, build, fixed, seed)
+    found = list(islice(_different(some, build), count))
+    if len(found) < count:
+        cure = "" if over else ", or more of them by pyrofl tune --over NAME=VALUE,VALUE"
+        raise ValueError(
+            f"--settings is {count}, and of {method} there are {len(found)} to try; expected at "
+            f"most so many{cure}"
+        )
+    return found
+
+
+def _different(some: Sequence[Words], build: Callable[..., Scheduled]) -> Iterator[Words]:
+    seen: list[dict[str, str]] = []
+    for setting in some:
+        if (made := _parts(build(**setting))) not in seen:
+            seen.append(made)
+            yield setting
+
+
+def _parts(method: Scheduled) -> dict[str, str]:
+    return described(by_round(method)(0))
+
+
+def _product(values: Mapping[str, Sequence[str]]) -> list[Words]:
+    return [dict(zip(values, some, strict=True)) for some in product(*values.values())]
+
+
+def word(value: Any) -> str:
+    """Write a value as --set reads it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

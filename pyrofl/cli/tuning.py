@@ -1,0 +1,246 @@
+"""The command tune, and compare --tune: settings chosen on rows held back inside the clients."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any
+
+from pyrofl import figures
+from pyrofl.cli import grids
+from pyrofl.cli.ends import FAILED, Stopped, ending, say, show, tell
+from pyrofl.cli.methods import Job, Scheduled, jobs, methods, reaching
+from pyrofl.cli.report import drawn, figures_lack
+from pyrofl.cli.resuming import FREE
+from pyrofl.cli.sections import spelled
+from pyrofl.cli.setup import SEEDED, resolve, threads
+from pyrofl.files import hashed, run_folder
+from pyrofl.files.lock import locked
+from pyrofl.inference.loop.participation import Stragglers
+from pyrofl.inference.tune import COLUMNS, Try, Tuned, told
+from pyrofl.inference.tune import tune as choose
+
+FACTS, TABLE, FIGURE = "tune.json", "tune.csv", "tune"
+FOLDER = "tune"  # behind the method's name, in the folder of a comparison
+
+
+@dataclass(frozen=True)
+class Search:
+    """One method whose settings are to be chosen.
+
+    Attributes:
+        job: the method with the settings that --set gives, and its task.
+        fixed: these settings.
+        path: the folder of what comes out.
+    """
+
+    job: Job
+    fixed: tuple[str, ...]
+    path: Path
+
+    def build(self, **setting: str) -> Scheduled:
+        """Make the method with a setting."""
+        job, words = self.job, [f"{name}={text}" for name, text in setting.items()]
+        every = [*reaching(self.fixed, job.name), *words]
+        return methods([job.name], every, job.task, job.args.rounds)[job.name]
+
+    @cached_property
+    def settings(self) -> list[grids.Words]:
+        """All settings to try."""
+        args, name = self.job.args, self.job.name
+        over = getattr(args, "over", [])
+        return grids.chosen(name, over, args.tries, self.build, self.fixed, self.job.task.seed)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the choice depends on, as JSON has it."""
+        args, task = self.job.args, self.job.task
+        found = {n: v for n, v in vars(args).items() if n not in FREE}
+        found |= {"method": self.job.name, "rounds": args.rounds, "settings": self.settings}
+        found |= {"set": reaching(self.fixed, self.job.name), "held back": args.hold_back}
+        return found | {"metric": args.metric, "seeds": {"split": task.split, **vars(task.seeds)}}
+
+
+def tune(args: Namespace) -> None:
+    """Choose the settings of one method, and write which."""
+    args.privacy = None
+    resolve(args)
+    figures.try_out()
+    (job,) = jobs(args, [args.method], [args.seed])
+    path = Path(args.out or f"runs/tune-{args.method}-{args.seed}")
+    search = Search(job, tuple(args.settings), path)
+    own = r"tune\.(csv|json)|figures|\d+\.pt" if args.resume else ""
+    say(args, f"{len(search.settings)} settings of {job.name}, {until(search)}")
+    run_folder.prepare(path, args.overwrite, own)
+    with locked(path) as dead:
+        if dead:
+            tell(f"{dead}; taking it over\n")
+        found = done(search)
+        lines = "\n".join(["", *sentences(search, found), f"{command(search, found)}"])
+        show(f"{table(found)}\n{lines}", f"{path} holds {TABLE}")
+        figures_lack(path, drawn_of(search, found))
+        say(args, f"{path} holds {TABLE}, {FACTS} and a figure")
+
+
+def searches(args: Namespace, asked: Sequence[Job]) -> list[Search]:
+    """Return what `compare --tune` has to do first: every method once, by its first seed."""
+    if not args.tune:
+        for flag, dest in (("--settings", "tries"), ("--metric", "metric")):
+            if getattr(args, dest) is not None:
+                raise ValueError(f"{flag} is given, and --tune is not; expected both")
+        return []
+    if args.privacy:
+        raise ValueError(
+            "--tune is given, and --privacy: what is tried spends privacy too, which epsilon does "
+            "not count; expected one of them, and settings chosen on other data"
+        )
+    seeded = args.data.partition(":")[0] in SEEDED and args.split_seed is None
+    if seeded and args.seeds > 1:
+        raise ValueError(
+            "--tune with several seeds, and each draws other test rows, among which those are "
+            "that another holds back; expected --split-seed S, or --seeds 1"
+        )
+    first = list({job.name: job for job in reversed(asked)}.values())[::-1]
+    fixed = tuple(args.settings)
+    found = [Search(job, fixed, Path(args.out, f"{job.name}-{FOLDER}")) for job in first]
+    for search in found:
+        _ = search.settings  # refused before any work
+    return found
+
+
+def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
+    """Choose the settings of several methods: words for --set, and by method what was chosen."""
+    words, text = list[str](), dict[str, str]()
+    for search in some:
+        args, name = search.job.args, search.job.name
+        run_folder.prepare(search.path, overwrite=True)
+        try:
+            found = done(search)
+        except Stopped as stop:
+            if stop.code != FAILED:
+                raise
+            say(args, f"{name}: {stop}; its own settings are taken")
+            text[name] = "none: all failed"
+            continue
+        say(args, f"{name}: {' '.join(sentences(search, found))}")
+        words += [f"{name}.{n}={v}" for n, v in found.best.items()]
+        text[name] = told(found.best)
+        drawn_of(search, found)
+    return words, text
+
+
+def done(search: Search) -> Tuned:
+    """Choose settings, or read which were chosen by a command that is gone on with."""
+    job, path, args = search.job, search.path, search.job.args
+    file = path / FACTS
+    if args.resume and file.exists():
+        return read(file, search.about)
+    if args.overwrite and not args.resume:
+        for old in (file, path / TABLE, *path.glob("*.pt")):
+            old.unlink(missing_ok=True)
+    run_folder.sweep(path)
+    kept = f"; {path} holds what there is, go on with --resume"
+    with threads(args.threads), ending(lambda what: f"{job.name}: {what}{kept}"):
+        found = choose(
+            search.build,
+            job.task.data,
+            search.settings,
+            args.rounds,
+            metric=args.metric,
+            share=args.hold_back,
+            seed=job.task.seeds,
+            draws=args.draws,
+            folder=path,
+            every=args.checkpoint_every,
+            finish="tune" not in args,  # a comparison runs it then
+            about=search.about,
+            progress=not args.quiet,
+            participation=job.reporting,
+            chunk=args.chunk,
+            state_memory=args.state_memory * 2**30,
+            stragglers=Stragglers(args.fail, args.partial),
+            on_bad_message=args.on_bad_message,
+            keep_messages=not args.fold_messages,
+            engine=args.engine,
+            workers=args.workers,
+        )
+        run_folder.write_csv(path / TABLE, COLUMNS, found.lines())
+        run_folder.write_json(file, facts(search, found))
+    for number in () if args.checkpoint_every else range(len(search.settings)):
+        (path / f"{number + 1}.pt").unlink(missing_ok=True)
+    return found
+
+
+def facts(search: Search, found: Tuned) -> dict[str, Any]:
+    """Return what tune.json holds."""
+    tries = [asdict(t) | {"score": t.score if isfinite(t.score) else None} for t in found.tries]
+    return {
+        "about": search.about,
+        "versions": run_folder.versions(),
+        "command": command(search, found),
+        "metric": found.metric,
+        "chosen": found.best,
+        "place": found.chosen,
+        "score": found.score,
+        "rounds": found.rounds,
+        "seconds": found.seconds,
+        "tries": tries,
+    }
+
+
+def read(path: Path, about: dict[str, Any]) -> Tuned:
+    """Read what was chosen, and refuse a choice of another command."""
+    try:
+        had = json.loads(path.read_text(encoding="utf-8"))
+        tries = [
+            Try(**t | {"score": nan if t["score"] is None else t["score"]}) for t in had["tries"]
+        ]
+        found = Tuned(tuple(had["about"]["settings"]), tuple(tries), had["metric"], had["place"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}; expected what tune writes") from error
+    hashed.same(path, had["about"], json.loads(json.dumps(about)))
+    return found
+
+
+def until(search: Search) -> str:
+    """Say how settings are chosen."""
+    args = search.job.args
+    return (
+        f"chosen on {args.hold_back:g} of the training rows of every client, which are held back; "
+        "no test row is looked at"
+    )
+
+
+def sentences(search: Search, found: Tuned) -> Iterator[str]:
+    """Say what was chosen, and what it took."""
+    yield f"{told(found.best)} is the best of {len(found.settings)} settings, {until(search)}:"
+    yield f"{found.metric} {found.score:.4f} there, {found.rounds} rounds, {found.seconds:.1f} s."
+
+
+def table(found: Tuned) -> str:
+    """Lay out all tries."""
+    marks = {True: "*", False: ""}
+    lines = [
+        (name, t.rounds, None if t.problem else t.score, t.seconds, marks[chosen], t.problem)
+        for (name, *_, chosen, _), t in zip(found.lines(), found.tries, strict=True)
+    ]
+    head = ("setting", "rounds", found.metric, "seconds", "chosen", "problem")
+    return run_folder.table(head, lines)
+
+
+def command(search: Search, found: Tuned) -> str:
+    """Return the command that runs the method with what was chosen."""
+    args = vars(search.job.args) | {"settings": list(search.fixed)}
+    args["settings"] += [f"{n}={v}" for n, v in found.best.items()]
+    return spelled(["run", search.job.name], args, search.job.task.seed)
+
+
+def drawn_of(search: Search, found: Tuned) -> list[str]:
+    """Draw all tries; say which figure could not be."""
+    run_folder.prepare(search.path / "figures", overwrite=True)
+    return drawn(search.path, [(FIGURE, lambda: figures.tuning(found.frame(), found.metric))])

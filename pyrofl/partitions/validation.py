@@ -1,0 +1,65 @@
+"""Rows held back inside the clients, to choose settings on, as no test row may be looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.random import default_rng
+from torch import Tensor
+
+from pyrofl.arguments import ProperShare, Whole, checked
+from pyrofl.data import Federation
+from pyrofl.partitions.allocation import set_aside
+
+
+@checked
+def held_back(data: Federation, share: ProperShare = 0.2, *, seed: Whole = 0) -> Federation:
+    """Hold back a share of the training rows of every client that trains, as its test rows.
+
+    Each class is held back in proportion. A client keeps at least one row, and gives at least one
+    if it has two. The table of the federation that is returned has no other rows than these
+    clients' training rows, so that nobody can look at a test row by it; clients that never train
+    are not in it, and what the server holds stays.
+
+    Args:
+        data: the federation.
+        share: of a client's training rows.
+        seed: of which rows.
+
+    Raises:
+        ValueError: if no client has two training rows.
+    """
+    rng = default_rng([seed, 3])
+    parts = [_divided(data, rows.cpu(), share, rng) for rows in data.train[: data.clients]]
+    if not any(len(aside) for _, aside in parts):
+        raise ValueError(
+            "no client has two training rows; expected one at least, to hold back a row of it"
+        )
+    known = torch.cat([rows for both in parts for rows in both]).unique()
+    train, aside = zip(
+        *([torch.searchsorted(known, p) for p in both] for both in parts), strict=True
+    )
+    here = known.to(data.device)
+    return replace(
+        data,
+        x=data.x[here],
+        y=data.y[here],
+        train=train,
+        test=aside,
+        names=data.names[: data.clients],
+        held_out=0,
+        pooled_test=torch.cat(aside).unique(),
+    )
+
+
+def _divided(
+    data: Federation, rows: Tensor, share: float, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Divide a client's rows into those that it trains on and those that are held back."""
+    y = data.y[rows.to(data.device)].cpu().numpy()
+    kinds = y if data.classes else np.zeros(len(rows), dtype=np.int64)
+    count = min(max(1, round(share * len(rows))), len(rows) - 1)
+    kept, aside = (torch.from_numpy(part) for part in set_aside(kinds, count, rng))
+    return rows[kept], rows[aside.sort().values]

@@ -1,0 +1,178 @@
+"""The command tune, and compare --tune."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dying import Nursery
+
+from pyrofl.cli import grids
+from pyrofl.cli.methods import arguments, builds, methods
+from pyrofl.cli.parser import main
+from pyrofl.cli.setup import Task
+from pyrofl.data import datasets
+from pyrofl.files.run_folder import read_csv
+from pyrofl.inference.seeds import Seeds
+from pyrofl.nets import build
+from pyrofl.partitions import federations
+
+DATA = ["--per-class", "12", "--clients", "4", "--net", "softmax", "--rounds", "3", "--quiet"]
+LR = ["--over", "lr=0.0001,0.1", "momentum=0.0,0.9"]
+
+
+@pytest.fixture
+def run() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+def test_tune_writes_what_it_chose_and_the_command_that_runs_it(tmp_path, capsys):
+    out = tmp_path / "tuned"
+    words = ["tune", "fedavg", *LR, *DATA, "--set", "epochs=2", "--hold-back", "0.25"]
+    words += ["--split-seed", "0"]
+    assert main([*words, "--out", str(out)]) == 0
+    table, said = capsys.readouterr().out.split("\n\n")
+    rows, facts = read_csv(out / "tune.csv"), json.loads((out / "tune.json").read_text())
+    assert [row["rounds"] for row in rows] == ["1"] * 4 + ["3"] * 2
+    best = next(row for row in rows if row["chosen"] == "True")["setting"]
+    assert "lr=0.1" in best
+    assert best in said
+    assert "chosen on 0.25 of the training rows of every client" in said
+    assert "no test row is looked at" in said
+    assert len(table.splitlines()) == 7
+    assert facts["rounds"] == 8 == sum({t["setting"]: t["rounds"] for t in facts["tries"]}.values())
+    assert (out / "figures/tune.png").stat().st_size > 5000
+    assert not list(out.glob("*.pt"))
+    repeat = shlex.split(said.splitlines()[-1])
+    assert repeat == shlex.split(facts["command"])
+    assert repeat[repeat.index("--split-seed") + 1] == "0"  # a value, if a small one
+    assert main([*repeat[1:], "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    again = json.loads((tmp_path / "run/run.json").read_text())["arguments"]["settings"]
+    assert again == ["epochs=2", *best.split()]
+
+
+def test_tune_goes_on_after_a_kill_to_the_same_bytes(tmp_path, run):
+    def words(at: Path) -> list[str]:
+        return ["tune", "fedavg", *LR, *DATA, "--out", str(at)]
+
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert run(words(whole)).codes == [0]
+    for resume, doom in (([], 2), (["--resume"], 4)):
+        assert run([*words(out), *resume], training=doom).codes == [-9]
+        assert not (out / "tune.csv").exists()
+    assert list(out.glob("*.pt"))
+    ended = run([*words(out), "--resume", "--set", "epochs=3"])
+    assert ended.codes != [0]
+    assert "is of another run; now set is ['epochs=3'] and was []" in ended.told[-1]
+    for _ in range(2):  # the second time there is nothing left to do
+        assert run([*words(out), "--resume"]).codes == [0]
+        assert (out / "tune.csv").read_bytes() == (whole / "tune.csv").read_bytes()
+    facts = [json.loads((at / "tune.json").read_text()) for at in (out, whole)]
+    for each in facts:
+        del each["seconds"]
+        for one in each["tries"]:
+            del one["seconds"]
+    assert facts[0] == facts[1]
+    ended = run([*words(out), "--resume", "--hold-back", "0.5"])
+    assert ended.codes == [2]
+    assert "tune.json is of another run; now held back is 0.5 and was 0.2" in ended.told[-1]
+
+
+def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tmp_path, capsys):
+    out = tmp_path / "both"
+    words = ["compare", "local", "fedavg", *DATA, "--seeds", "2", "--posterior-draws", "0"]
+    words += ["--tune", "--settings", "3", "--set", "fedavg.momentum=0.5", "--out", str(out)]
+    assert main(words) == 0
+    table = capsys.readouterr().out
+    rows = read_csv(out / "compare.csv")
+    for name in ("local", "fedavg"):
+        facts = json.loads((out / f"{name}-tune/tune.json").read_text())
+        assert len(facts["about"]["settings"]) == 3
+        assert facts["about"]["settings"][0]["lr"] == "0.01"  # the defaults
+        (tuned,) = {row["tuned"] for row in rows if row["method"] == name}
+        assert tuned.split() == [f"{n}={v}" for n, v in facts["chosen"].items()]
+        assert table.count(tuned) >= 1
+        told = json.loads((out / f"{name}-0/run.json").read_text())["arguments"]["settings"]
+        assert set(told) >= {f"{name}.{word}" for word in tuned.split()}
+        assert max(t["rounds"] for t in facts["tries"]) == 1  # the comparison makes the others
+    assert "momentum" not in json.loads((out / "fedavg-tune/tune.json").read_text())["chosen"]
+    assert (out / "local-tune/figures/tune.png").exists()
+    before = (out / "compare.csv").read_bytes()
+    assert main([*words, "--resume"]) == 0
+    assert (out / "compare.csv").read_bytes() == before
+    assert main(["report", str(out)]) == 0
+    page = (out / "report.html").read_text()
+    assert "How settings were chosen" in page
+    assert "On 0.2 of the training rows of every client, held back; no test row was seen." in page
+
+
+def test_a_method_all_of_whose_settings_fail_keeps_its_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("pyrofl.models.fedavg.TUNE_OVER", {"lr": (1e4, 1e5)})
+    words = ["compare", "fedavg", *DATA, "--seeds", "1", "--posterior-draws", "0", "--tune"]
+    words += ["--settings", "2", "--set", "fedavg.weight_decay=1000", "fedavg.lr=1000"]
+    code = main([*words, "--out", str(tmp_path / "one")])
+    assert code in (2, 4)  # fewer settings than were asked for, or a run that diverged
+    words[words.index("--settings") + 1] = "1"
+    assert main([*words, "--out", str(tmp_path / "two")]) == 4
+    assert "none: all failed" in capsys.readouterr().out
+    assert read_csv(tmp_path / "two/compare.csv")[0]["tuned"] == "none: all failed"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--over", "lr"], "--over 'lr' has no values; expected name=value,value,..."),
+        (["--over", "rate=1,2"], "unknown setting of fedavg: 'rate'; expected one of"),
+        (["--over", "lr=0.1,ten"], "--over lr is 'ten'; expected a number"),
+        (["--over", "lr=0.1,-1"], "fedavg: lr is -1.0; expected a number of at least 0"),
+        (["--over", "lr=0.1,0.1"], "expected every name once, and no two values alike"),
+        (["--over", "lr=0.1", "lr=0.2"], "expected every name once, and no two values alike"),
+        (["--over", "lr=0.1", "--set", "lr=1"], "lr is given by --set and by --over; expected one"),
+        (["--over", "lr=0.1,0.10"], "--settings is 2, and of fedavg there are 1 to try; expected"),
+        (["--settings", "99"], "--settings is 99, and of fedavg there are 12 to try; expected at"),
+        (["--metric", "rmse"], "metric is 'rmse', and there is none; expected accuracy or nll"),
+        (["--hold-back", "1"], "--hold-back: found '1'; expected a number above 0 to below 1"),
+    ],
+)
+def test_bad_words_are_refused_in_a_line(tmp_path, capsys, words, told):
+    assert main(["tune", "fedavg", *DATA, *words, "--out", str(tmp_path / "out")]) != 0
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--settings", "2"], "--settings is given, and --tune is not; expected both"),
+        (["--metric", "nll"], "--metric is given, and --tune is not; expected both"),
+        (["--tune", "--privacy", "clip=1,noise=1"], "expected one of them, and settings chosen on"),
+        (["--tune", "--data", "linear"], "expected --split-seed S, or --seeds 1"),
+    ],
+)
+def test_a_comparison_that_cannot_be_tuned_is_refused(tmp_path, capsys, words, told):
+    plain = ["compare", "fedavg", "--rounds", "1", "--quiet", "--set", "lr=0.01"]
+    assert main([*plain, *words, "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert told in line
+
+
+@pytest.mark.parametrize("method", sorted(builds()))
+def test_every_method_has_nine_settings_of_its_own_and_its_defaults_among_them(method):
+    data = datasets.per_class(datasets.load("digits"), 4)
+    federation = federations.split(data, "iid", 2, server=8)
+    task = Task(0, 0, Seeds(0, 0, 0), federation, build("mlp:3", (64,), 10), "categorical")
+
+    def made(**setting: str) -> object:
+        words = [f"{name}={value}" for name, value in setting.items()]
+        return methods([method], words, task, 9)[method]
+
+    found = grids.chosen(method, [], None, made, [], 0)
+    assert len(found) == grids.TRIES
+    assert found[0].keys() == found[1].keys() <= arguments(builds()[method]).keys()
+    assert grids.chosen(method, [], None, made, [], 0) == found
+    assert grids.chosen(method, [], None, made, [], 1)[0] == found[0]

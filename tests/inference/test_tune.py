@@ -1,0 +1,171 @@
+"""Settings chosen by successive halving, where the right one is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import toys
+from torch import nn
+
+import pyrofl
+from pyrofl.data import Federation
+from pyrofl.inference.loop.rounds import first
+from pyrofl.inference.tune import Try, Tuned, halved, rungs, told, tune
+from pyrofl.models import fedavg
+from pyrofl.models.likelihoods import normal
+from pyrofl.nets import Network
+from pyrofl.partitions.validation import held_back
+
+RATES = (1e-6, 0.5, 1.0, 2.5)
+SLOPE = 3.0
+
+
+@pytest.fixture
+def line() -> Federation:
+    """Clients with y = 3 x at x = 1 and -1: each loss is (w - 3)^2 / 2, and w -= lr (w - 3)."""
+    x = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(20)[:, None]
+    rows = torch.arange(40).split([8, 12, 4, 16])
+    parts = [part.split([len(part) // 2] * 2) for part in rows]
+    train, test = zip(*parts, strict=True)
+    return Federation(x, SLOPE * x[:, 0], train, test)
+
+
+def step(**setting: float) -> pyrofl.Method:
+    """One step of gradient descent per round, in closed form."""
+    net = Network(nn.Linear(1, 1, bias=False).double())
+    plain = {"epochs": 1, "batch": None, "momentum": 0.0, "likelihood": normal(1.0)}
+    return fedavg.build(net, **plain, **setting)
+
+
+def chosen(line: Federation, **how: object) -> Tuned:
+    return tune(step, line, {"lr": RATES}, 9, metric="rmse", progress=False, **how)
+
+
+def test_the_right_rate_is_chosen_and_all_scores_are_the_closed_forms(line):
+    found = chosen(line)
+    assert found.best == {"lr": 1.0}
+    begin = first(step(lr=1.0), held_back(line), 0).server
+    off = abs(float(next(iter(begin.values()))) - SLOPE)
+    for one in found.tries:
+        exact = off * abs(1 - RATES[one.setting]) ** one.rounds
+        assert one.problem or one.score == pytest.approx(exact, abs=1e-9)
+    frame = found.frame()
+    assert list(frame["rounds"]) == [1, 1, 1, 1, 3, 3, 9]
+    assert list(frame["setting"])[4:] == ["lr=1.0", "lr=0.5", "lr=1.0"]
+    assert set(frame["setting"][frame["chosen"]]) == {"lr=1.0"}
+    assert found.rounds == 1 + 3 + 9 + 1
+    assert "lr=1.0" in repr(found)
+    assert "after 9 rounds" in repr(found)
+
+
+def test_nothing_is_trained_twice_and_what_is_there_is_gone_on_from(line, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "pyrofl.inference.tune.fit",
+        lambda *args, **how: (
+            made.append(how["start"] and how["start"].state.number) or pyrofl.fit(*args, **how)
+        ),
+    )
+    found = chosen(line, folder=tmp_path)
+    assert made == [None, None, None, None, 1, 1, 3]
+    again = chosen(line, folder=tmp_path)
+    assert len(made) == 7
+    assert again.lines() == found.lines()
+    with pytest.raises(ValueError, match=r"now setting is 'lr=0.1' and was 'lr=1e-06'"):
+        tune(step, line, {"lr": (0.1,)}, 9, folder=tmp_path, progress=False)
+
+
+def test_test_rows_are_not_looked_at(line):
+    found = chosen(line)
+    for rows in line.test:
+        line.x[rows] = math.nan
+        line.y[rows] = math.nan
+    assert chosen(line).lines() == found.lines()
+    held = held_back(line)
+    assert len(held.x) == sum(map(len, line.train))
+    assert bool(held.x.isfinite().all())
+
+
+def test_what_fails_is_last_and_no_crash(line):
+    def sometimes(lr: float) -> pyrofl.Method:
+        method = step(lr=lr)
+        if lr < 1:
+            return method
+
+        def merge(*args: object) -> object:
+            raise RuntimeError("of its own\nsecond line")
+
+        return replace(method, merge=merge)
+
+    found = tune(sometimes, line, {"lr": (1.0, 0.5)}, 3, metric="rmse", progress=False)
+    assert found.best == {"lr": 0.5}
+    assert found.tries[0].problem == "of its own"
+    assert math.isnan(found.tries[0].score)
+    with pytest.raises(ValueError, match=r"all of 1 settings fail, the first: of its own; expect"):
+        tune(sometimes, line, {"lr": (1.0,)}, 3, metric="rmse", progress=False)
+
+
+def test_one_that_diverges_late_gives_way_to_the_next():
+    def attempt(which: int, rounds: int) -> Try:
+        late = "diverged" if (which, rounds) == (2, 9) else ""
+        return Try(which, rounds, math.nan if late else which / 9, 1.0, late)
+
+    tries = halved(4, 9, "accuracy", attempt)
+    assert [(one.setting, one.rounds) for one in tries] == [
+        *((k, 1) for k in range(4)),
+        *((3, 3), (2, 3), (3, 9)),
+    ]
+    tries = halved(3, 9, "accuracy", attempt)
+    assert [one.setting for one in tries] == [0, 1, 2, 2]
+    found = Tuned(({},) * 3, tuple(tries), "accuracy", 1)
+    assert found.score == 1 / 9
+    assert halved(4, 9, "accuracy", attempt, finish=False)[-1].rounds == 3
+    assert len(halved(1, 9, "accuracy", attempt, finish=False)) == 1
+
+
+def test_equal_scores_go_to_the_first():
+    tries = halved(9, 90, "nll", lambda which, rounds: Try(which, rounds, 1.0, 0.0))
+    assert [one.setting for one in tries] == [*range(9), 0, 1, 2, 0]
+    assert rungs(10, 54) == [2, 6, 18, 54]
+
+
+@pytest.mark.parametrize("method", ["accuracy", "nll"])
+def test_a_method_of_classes_with_a_schedule(method):
+    def build(epochs: int) -> object:
+        return lambda number: fedavg.build(
+            toys.net(), epochs=epochs, lr=0.05, decay=True, done=number / 4
+        )
+
+    blobs = toys.blobs()
+    found = pyrofl.tune(build, blobs, [{"epochs": 0}, {"epochs": 4}], 4, metric=method, seed=3)
+    assert told(found.best) == "epochs=4"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"over": {}}, "unused"),
+        ({"over": []}, "over has no setting; expected some settings"),
+        ({"over": {"lr": ()}}, "over has no setting"),
+        ({"over": {"lr": 0.1}}, r"over\['lr'\] is 0.1; expected a list of values"),
+        ({"over": {"lr": "0.1"}}, r"over\['lr'\] is '0.1'; expected a list of values"),
+        ({"over": {"lr": (0.1, 0.1)}}, "over has 'lr=0.1' twice; expected some settings, no two"),
+        ({"over": [3]}, "over has 3; expected dicts, name -> value"),
+        ({"over": {"lr": (0.1, -1.0)}}, "lr is -1.0; expected a number of at least 0"),
+        ({"metric": "accuracy"}, "metric is 'accuracy', and there is none; expected rmse or nll"),
+        ({"metric": "ece"}, "metric is 'ece'; expected one of accuracy, nll, rmse"),
+        ({"rounds": 0}, "rounds is 0; expected a whole number of at least 1"),
+        ({"share": 1.0}, "share is 1.0; expected a number above 0 to below 1"),
+        ({"share": 0}, "share is 0; expected a number above 0 to below 1"),
+    ],
+)
+def test_bad_arguments_are_refused_in_a_line(line, given, told):
+    asked = {"over": {"lr": (0.1,)}, "rounds": 1, "metric": "rmse"} | given
+    if told == "unused":  # nothing to choose from is one setting, the defaults
+        assert tune(step, line, progress=False, **asked).best == {}
+        return
+    with pytest.raises(ValueError, match=told):
+        tune(step, line, progress=False, **asked)
