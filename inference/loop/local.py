@@ -54,16 +54,17 @@ def train(
     round_ = Training(method, data, noise, partial(stream, seed, Stream.ORDER, number))
     asked = method.phases if phases is None else phases
     each = [ways(method, phase, local, data) for phase in asked]
-    groups, bound = [], int(data.sizes.max())
+    groups = []
     with pyro.validation_enabled(False), torch.enable_grad():
         for some in alike(sizes, [way.most for way in each]):
             before, rows = cut(local, some), int(sizes[some[0]])
             own = [phase for way in each for phase in way.of(rows)]
             whose = Who(who.ids[some], who.size[some])
-            after = round_.run(own, cut(received, some), before, whose)
-            kept = {n: v for n, v in after.local.items() if n in known or n[:5] != "rows/"}
-            width = max(width for _, width in grouped(own, sizes[some], bound))
-            groups.append(Group(some, before, width, after._replace(local=kept)))
+            for part in round_.run(own, cut(received, some), before, whose):
+                after = part.after.local
+                kept = {n: v for n, v in after.items() if n in known or n[:5] != "rows/"}
+                after = part.after._replace(local=kept)
+                groups.append(part._replace(places=some[part.places], after=after))
         after, _ = as_one(groups)
     return local | after.local, after.losses, after.made, after.first
 
@@ -104,8 +105,13 @@ class Training(NamedTuple):
     noise: Callable[[str], Generator]
     order: Callable[[str], Generator]
 
-    def run(self, phases: Sequence[Phase], received: Tensors, local: Tensors, who: Who) -> Trained:
-        """Run phases for clients; full batches are padded to the longest of a group."""
+    def run(
+        self, phases: Sequence[Phase], received: Tensors, local: Tensors, who: Who
+    ) -> list[Group]:
+        """Run phases for clients; full batches are padded to the longest of a group.
+
+        Groups that have nothing to do with each other are returned as they are.
+        """
         sizes, begun, axes = self.data.sizes[who.ids.cpu()], local, Axes()
         bound = int(self.data.sizes.max())
         parts = grouped(phases, sizes, bound)
@@ -113,7 +119,8 @@ class Training(NamedTuple):
         losses: Tensors = {}
         first: Tensors = {}
         made = torch.zeros(len(sizes), dtype=torch.long)
-        for by_rows, group in groupby(phases, by_their_rows):
+        turns = [(by_rows, list(turn)) for by_rows, turn in groupby(phases, by_their_rows)]
+        for by_rows, group in turns:
             turn = [(phase, _epochs(phase, who)) for phase in group]
             groups = []
             for some, width in parts if by_rows else [(torch.arange(len(sizes)), longest)]:
@@ -122,12 +129,15 @@ class Training(NamedTuple):
                 whose = Who(who.ids[some], who.size[some])
                 after = self._in_turn(own, cut(received, some), before, whose, width)
                 groups.append(Group(some, before, width, after))
+            if len(turns) == 1:
+                return groups
             after, found = as_one(groups)
             axes = {n: at for n, at in axes.items() if n not in after.local} | found
             local, made = local | after.local, made + after.made
             losses, first = losses | after.losses, after.first | first
         changed = {n: v for n, v in local.items() if v is not begun.get(n)}
-        return Trained(changed, losses, made, first)
+        everyone = torch.arange(len(sizes))
+        return [Group(everyone, begun, longest, Trained(changed, losses, made, first))]
 
     def _in_turn(
         self,
