@@ -61,10 +61,10 @@ def train(
             own = [phase for way in each for phase in way.of(rows)]
             whose = Who(who.ids[some], who.size[some])
             for part in round_.run(own, cut(received, some), before, whose):
-                after = part.after.local
-                kept = {n: v for n, v in after.items() if n in known or n[:5] != "rows/"}
-                after = part.after._replace(local=kept)
-                groups.append(part._replace(places=some[part.places], after=after))
+                made = part.after.local.items()
+                kept = {n: v for n, v in made if n in known or n[:5] != "rows/"}
+                own_after = part.after._replace(local=kept)
+                groups.append(part._replace(places=some[part.places], after=own_after))
         after, _ = as_one(groups)
     return local | after.local, after.losses, after.made, after.first
 
