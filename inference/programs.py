@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar, cast
@@ -18,7 +18,7 @@ from torch import Size, Tensor
 
 from pyrofl.data import Batch
 from pyrofl.nets import Forward, Network
-from pyrofl.tensors import Tensors, role
+from pyrofl.tensors import Tensors, matches, role
 
 Program = Callable[[Tensors, Tensors, Batch], object]
 """A Pyro model or guide: (received, local, batch), both dicts with tensors [C, 1, *p]."""
@@ -77,12 +77,21 @@ class Spherical(dist.Independent):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of events."""
         constant = self.scale.log() + 0.5 * math.log(2 * math.pi)
-        return self.below_peak(value) - self.event_shape.numel() * constant
+        return self.below_peak(value) - self.entries * constant
 
     def below_peak(self, value: Tensor) -> Tensor:
         """Return the log density less that of the centre: half the squared distance in scales."""
-        apart: Tensor = HalfSquares.apply(value - self.base_dist.loc, self._axes)
-        return -apart / self.scale.square()
+        return -self.half_squares(value - self.base_dist.loc) / self.scale.square()
+
+    def half_squares(self, apart: Tensor) -> Tensor:
+        """Return half the squared distance of events that are so far apart."""
+        found: Tensor = HalfSquares.apply(apart, self._axes)
+        return found
+
+    @property
+    def entries(self) -> int:
+        """Numbers in an event."""
+        return int(self.event_shape.numel())
 
     @property
     def scale(self) -> Tensor:
@@ -114,6 +123,48 @@ class HalfSquares(torch.autograd.Function):
         """Return the gradient by the values."""
         (values,) = ctx.saved_tensors
         return grads[0][ctx.event] * values, None
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """A prior around what came down, of variance 1 / (strength n_j); see `priors.proximal`."""
+
+    strength: float
+    family: LocationScale
+    loc: str
+
+    def __call__(
+        self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
+    ) -> TorchDistribution:
+        """Return the prior of a parameter."""
+        scale = (self.strength * batch.size).rsqrt()[:, None]
+        if (centre := received.get(f"{self.loc}/{name}")) is None:
+            raise ValueError(
+                f"parameter {name} has no centre for its proximal prior, as it does not come down; "
+                "expected by_name with another prior for what stays at home"
+            )
+        return around(self.family, centre, scale)
+
+
+@dataclass(frozen=True)
+class ByName:
+    """Priors by patterns of names, of which the first that match count; see `priors.by_name`."""
+
+    priors: Mapping[str, Prior]
+
+    def __call__(
+        self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
+    ) -> TorchDistribution:
+        """Return the prior of a parameter."""
+        return self.of(name)(name, shape, received, local, batch)
+
+    def of(self, name: str) -> Prior:
+        """Return the prior that a parameter has."""
+        for patterns, chosen in self.priors.items():
+            if matches(name, patterns):
+                return chosen
+        known = ", ".join(self.priors)
+        raise ValueError(f"parameter {name} has no prior; expected a match of {known}")
 
 
 def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:
@@ -153,6 +204,10 @@ class Supervised:
             with data.rows():
                 pyro.sample("y", self.likelihood(run(known | w, data.x), data.x), obs=data.y)
 
+    def prior_of(self, name: str) -> Prior:
+        """Return the prior of a parameter."""
+        return self.prior.of(name) if isinstance(self.prior, ByName) else self.prior
+
     def homes(self, guide: Program, local: Tensors) -> dict[str, str]:
         """Return the local tensor that a parameter is equal to, of those that are points."""
         roles = [r for r in (self.points, getattr(guide, "points", "")) if r]
@@ -184,6 +239,12 @@ class Guide:
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> object:
         """Draw all sites."""
         return self.program(received, local, batch)
+
+
+def of_outputs(likelihood: Likelihood) -> Likelihood:
+    """Mark a likelihood that does not look at x, so that nobody need fetch it."""
+    likelihood.of_outputs = True  # type: ignore[attr-defined]
+    return likelihood
 
 
 def built_for(**programs: Program) -> Callable[[Function], Function]:

@@ -46,6 +46,7 @@ from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import NOT_NEGATIVE, SHARE, normals
+from pyrofl.inference.losses import Look
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Program, Supervised, built_for, flat
@@ -54,7 +55,6 @@ from pyrofl.inference.servers.pooled import UNUSED, Pooled, Weight, by, evenly
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
-from pyrofl.models.shared.personal_copies import Look
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, like, pick, role, under

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyrofl.arguments import Count, Range, checked
-from pyrofl.inference.programs import Likelihood
+from pyrofl.inference.programs import Likelihood, of_outputs
 from pyrofl.recipes import repeatable
 
 Deviation = Annotated[float, Range(0, inf, open_low=True, open_high=True)]
@@ -55,17 +55,20 @@ def normalised(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1)
 
 
+@of_outputs
 def categorical(outputs: Tensor, x: Tensor) -> TorchDistribution:
     """Classify: one logit per class."""
     return Categorical(logits=outputs)
 
 
+@of_outputs
 def bernoulli(outputs: Tensor, x: Tensor) -> TorchDistribution:
     """Yes or no: one output, the logit."""
     answer: TorchDistribution = dist.Bernoulli(logits=outputs.squeeze(-1))
     return answer
 
 
+@of_outputs
 def poisson(outputs: Tensor, x: Tensor) -> TorchDistribution:
     """Count: one output, the log rate."""
     return dist.Poisson(outputs.squeeze(-1).exp())
@@ -81,6 +84,7 @@ def measured(outputs: Tensor, x: Tensor) -> TorchDistribution:
 def normal(scale: Deviation = 1.0) -> Likelihood:
     """Measure with noise of this standard deviation; one output, the mean."""
 
+    @of_outputs
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Normal(outputs.squeeze(-1), scale)
 
@@ -99,7 +103,7 @@ def binomial(trials: Count | None = None) -> Likelihood:
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Binomial(x[..., 0] if trials is None else trials, logits=outputs.squeeze(-1))
 
-    return likelihood
+    return likelihood if trials is None else of_outputs(likelihood)
 
 
 PLAIN: dict[str, Likelihood] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from hashlib import shake_128
@@ -112,10 +112,28 @@ def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:
 
 
 def _joined(values: list[Tensor]) -> Tensor:
-    views = {(v.data_ptr(), v.shape[1:], v.stride(), v.dtype) for v in values}
-    if len(views) == 1 and all(len(v) > 1 and not v.stride(0) for v in values):
+    if _expanded(values):
         return values[0][:1].expand(sum(map(len, values)), *values[0].shape[1:])
     return torch.cat(values)
+
+
+def _expanded(values: Sequence[Tensor]) -> bool:
+    """Say whether all are one tensor, expanded."""
+    views = {(v.data_ptr(), v.shape[1:], v.stride(), v.dtype) for v in values}
+    return len(views) == 1 and all(len(v) > 1 and not v.stride(0) for v in values)
+
+
+def placed(values: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+    """Join tensors along leading axes, each row at its place; see `join_up`."""
+    first, count = values[0], sum(map(len, values))
+    if _expanded(values):
+        return first[:1].expand(count, *first.shape[1:])
+    whole = first.new_empty(count, *first.shape[1:])
+    for value, at in zip(values, places, strict=True):
+        begin = int(at[0])
+        run = torch.equal(at, torch.arange(begin, begin + len(at)))
+        whole[slice(begin, begin + len(at)) if run else at.to(whole.device)] = value
+    return whole
 
 
 def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:

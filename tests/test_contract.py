@@ -36,11 +36,12 @@ from pyrofl.inference.loop.participation import Stragglers, bernoulli, fixed
 from pyrofl.inference.loop.plans import buckets
 from pyrofl.inference.loop.rounds import advance, federate, first
 from pyrofl.inference.loop.state import Round, meet
+from pyrofl.inference.losses import On, Seen, layers
 from pyrofl.inference.method import Method, Step
 from pyrofl.inference.optim import Sgd
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.programs import LocationScale, Program, Supervised, flat
+from pyrofl.inference.programs import LocationScale, Program, Proximal, Supervised, flat
 from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.models import guides, priors
 from pyrofl.tensors import Tensors, generator, matches, size_in_bytes
@@ -143,8 +144,8 @@ def test_clients_may_be_trained_side_by_side_or_one_by_one(name):
 
 @everywhere
 def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
-    def sizes(counts: Tensor) -> list[Tensor]:
-        groups.append(buckets(counts))
+    def sizes(counts: Tensor, worth: int | None = None) -> list[Tensor]:
+        groups.append(buckets(counts, worth))
         return groups[-1]
 
     method = built(name)
@@ -162,20 +163,27 @@ def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
 
 
 def steps_by_rows(method: Method) -> bool:
-    """Say whether a phase moves the first layer by nothing but plain gradients of the outputs."""
-    if not isinstance(method.model, Supervised):
-        return False
+    """Say whether a phase moves the first layer along rows, and to the centre of a prior."""
     received, private = meet(method, data(), first(method, data(), 0), toys.who(data(), 0), 0)
-    weight = method.model.homes(method.guide, private | received).get("fc1.weight", "")
-    if method.model.prior is not flat and weight.partition("/")[0] != method.model.points:
-        return False
-    return any(
-        isinstance(move, Step)
-        and (phase.moves, type(move.loss), type(move.optim)) == ((move,), Elbo, Sgd)
-        and matches(weight, move.names)
-        for phase in method.phases
-        for move in phase.moves
-    )
+    local = private | received
+
+    def along(move: object) -> bool:
+        """Say whether a move is plain SGD on an ELBO that sees the layer as sums."""
+        if not isinstance(move, Step) or not isinstance(move.optim, Sgd):
+            return False
+        *around, core = layers(move.loss)
+        programs = [(one.model, one.guide) for one in around if isinstance(one, On)]
+        model, guide = programs[-1] if programs else (method.model, method.guide)
+        views = [view for one in around if isinstance(one, Seen) for view in one.views]
+        if not isinstance(model, Supervised) or not isinstance(core, Elbo):
+            return False
+        home = model.homes(guide, local).get("fc1.weight", "")
+        near = model.prior is flat or isinstance(model.prior, Proximal)
+        near = near or home.partition("/")[0] == model.points
+        moved = matches(home, move.names) or matches(f"own/{home}", move.names)
+        return bool(home) and near and moved and all(hasattr(view, "reads") for view in views)
+
+    return any(phase.moves and all(map(along, phase.moves)) for phase in method.phases)
 
 
 @everywhere
@@ -184,7 +192,7 @@ def test_clients_with_few_rows_may_train_in_their_space(name, monkeypatch):
     real = row_space.InRows.begin
 
     def counted(self: row_space.InRows, *args: object) -> object:
-        begun.append(self.weight)
+        begun.extend(self.moving)
         return real(self, *args)
 
     monkeypatch.setattr(row_space, "pays", lambda phase, *_: phase.batch is not None)

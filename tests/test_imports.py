@@ -29,6 +29,7 @@ NOUNS += ("data", "partitions", "nets", "figures", "files")
 VERBS = (
     "method",
     "elbo",
+    "losses",
     "programs",
     "facts",
     "seeds",

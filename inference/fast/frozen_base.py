@@ -14,7 +14,7 @@ from pyrofl.inference.elbo import Elbo, with_rows
 from pyrofl.inference.fast.short import ShortElbo, Way
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.programs import Supervised
-from pyrofl.nets import Forward, Network
+from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, matches
 
 ROWS = 16  # of a client that go through a base at once, lest what lies between layers fill memory
@@ -48,8 +48,9 @@ def on_frozen_base(
         """Drop the features."""
         return {FEATURES: local[FEATURES][:, :0].clone()}  # a view would hold on to all of them
 
-    way = cast("Way", FromFeatures(above))  # mypy takes no tuple for a function
-    moves = tuple(replace(step, loss=ShortElbo(cast("Elbo", step.loss), way)) for step in steps)
+    moves = tuple(
+        replace(step, loss=ShortElbo(step.loss, cast("Way", FromFeatures(above)))) for step in steps
+    )
     return (Phase((features,)), replace(phase, moves=moves), Phase((forget,))), inf
 
 
@@ -58,11 +59,13 @@ class FromFeatures(NamedTuple):
 
     above: Network
 
-    def __call__(self, local: Tensors, batch: Batch) -> tuple[Forward, Tensors]:
+    def __call__(
+        self, model: Supervised, received: Tensors, local: Tensors, batch: Batch
+    ) -> tuple[Supervised, Tensors, Tensors]:
         """Return it, see `Way`."""
         known = batch.of(local[FEATURES])
         rest = {n: v for n, v in local.items() if n != FEATURES}
-        return lambda w, _: self.above(w, known), rest
+        return replace(model, forward=lambda w, _: self.above(w, known)), received, rest
 
 
 @lru_cache(maxsize=64)

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import Elbo
-from pyrofl.inference.fast.short import ShortElbo
+from pyrofl.inference.fast.short import is_value
 from pyrofl.inference.fast.tape import NotRecorded, Reads, Tape, compiled
 from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.method import Method, Step
@@ -56,6 +56,7 @@ class Kept(threading.local):
     def __init__(self) -> None:
         """Begin with none."""
         self.found: OrderedDict[object, Recording] = OrderedDict()
+        self.plain: dict[object, object] = {}  # kinds of steps that lay no tensor out -> values
 
 
 RECORDINGS = Kept()
@@ -67,12 +68,37 @@ class Replay:
     def __init__(self, method: Method, step: Step, noise: ClientNoise) -> None:
         """Look at the values."""
         self.noise, self.values = noise, (method.model, method.guide, step.loss, step.optim)
-        kinds: tuple[Any, ...] = Supervised, Guide, (Elbo, ShortElbo), Sgd
-        self.known = all(isinstance(v, k) for v, k in zip(self.values, kinds, strict=True))
+        kinds = (method.model, Supervised), (method.guide, Guide), (step.optim, Sgd)
+        self.known = all(isinstance(v, kind) for v, kind in kinds) and is_value(step.loss)
         self.kind = (identity(self.values), step.repeat) if self.known else None
         self.recording: Recording | None = None
         self.moving: list[Tensor] = []
         self.still: list[Tensor] = []
+
+    def begins(self, params: Tensors, optimiser: Optimizer) -> bool:
+        """Say whether the first step is as all others; then the optimiser has what these need.
+
+        It is if none like it laid a tensor out in another way, and torch's SGD takes a momentum
+        of 0 for none.
+        """
+        optim = self.values[-1]
+        if not isinstance(optim, Sgd) or optim.options.get("dampening"):
+            return False
+        if self._first(params) not in RECORDINGS.plain:
+            return False
+        for p in params.values() if optim.momentum else ():
+            optimiser.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return True
+
+    def begun(self, params: Tensors) -> None:
+        """Note how tensors lie after a first step."""
+        if self.known and all(p.is_contiguous() for p in params.values()):
+            while len(RECORDINGS.plain) >= KEPT:
+                RECORDINGS.plain.pop(next(iter(RECORDINGS.plain)))
+            RECORDINGS.plain[self._first(params)] = self.values
+
+    def _first(self, params: Tensors) -> object:
+        return self.kind, *((n, p.shape[1:], p.dtype, p.device) for n, p in params.items())
 
     def forget(self) -> None:
         """Look at the tensors again, as they are others now."""
@@ -147,7 +173,7 @@ def laid_out(tensors: list[Tensor]) -> tuple[object, ...]:
             v.dtype,
             v.device,
             v.shape,
-            v.stride(),
+            tuple(s if n > 1 else 0 for n, s in zip(v.shape, v.stride(), strict=True)),
             not v.storage_offset(),
             first.setdefault(v.untyped_storage()._cdata, i),
         )

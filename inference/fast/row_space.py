@@ -1,14 +1,22 @@
 """The first layer of a network, trained in the space of a client's rows.
 
-Gradients move a linear layer only along the rows X [n, in] that it sees. While a client trains,
+Gradients move a linear layer only along the rows X [n, in] that it sees, and a normal prior, or
+weight decay, along the line to its centre. While a client trains, each of its weights of the layer
+is therefore
 
-    W_t    = W_0 + C_t' X                 one row of the coefficients C [n, out] per row of X
-    x W_t' = x W_0' + (x X') C_t          for a row x of the client
+    W_t    = sum_k a_kt A_k + C_t' X                   coefficients C [n, out], one a for each A
+    x W_t' = sum_k a_kt x A_k' + (x X') C_t            for a row x of the client
 
-With D the gradient of the loss by the layer's outputs, that by W is D' X, which SGD adds up with
-factors of its own, momentum included. It makes the same steps if the gradient of C is D at the rows
-of the minibatch and 0 at others. Where a client has few rows C is far smaller than W, and W is made
-once, when the client has trained.
+with the weights A that were there at first: A_0, and by how much others were apart from it. With D
+the gradient of the loss by the layer's outputs, that by W is D' X, which SGD adds up with factors
+of its own, momentum and decay included. It makes the same steps on (C, X X' C, a) if the gradient
+of C is D at the rows of the minibatch and 0 at others, that of X X' C is X X' times it, that of a
+is 0, and a prior pulls all three towards those of its centre. With X X' C at hand, products of the
+minibatch's rows are all that a step takes, and for V = sum_k v_k A_k + C' X
+
+    ||V||^2 = <C, X X' C> + 2 sum_k v_k <C, X A_k'> + sum_kl v_k v_l <A_k, A_l>
+
+Where a client has few rows this is far smaller than W, which is made once, when it has trained.
 """
 
 from __future__ import annotations
@@ -16,23 +24,37 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
+from pyro.distributions import Normal
 from torch import Size, Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Elbo
-from pyrofl.inference.fast.short import ShortElbo, Way
+from pyrofl.inference.fast.row_priors import InRowsPrior, dot
+from pyrofl.inference.fast.short import ShortPhase, Way, shortened
+from pyrofl.inference.loop.plans import runs
+from pyrofl.inference.losses import On, Seen, layers, reads_of
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import Optim, Sgd
-from pyrofl.inference.programs import Supervised, flat
-from pyrofl.nets import Forward, Network, stacked
+from pyrofl.inference.programs import (
+    Proximal,
+    Supervised,
+    flat,
+)
+from pyrofl.nets import Network, stacked
 from pyrofl.tensors import Tensors, matches
 
-# Local tensors: X X' [C, n, n], X W_0' [C, n, out], W_0 [C, out, in].
-GRAM, OUTPUTS, START = "rows/gram", "rows/outputs", "rows/start"
+# Local tensors: X X' [C, n, n], X A' [C, k n, out], <A, A> [C, k, k] and A_0 [C, out, in].
+GRAM, OUTPUTS, INNER, START = "rows/gram", "rows/outputs", "rows/inner", "rows/start"
+APART = "rows/apart/"  # and the name of a weight that started apart from A_0: where
+FEW = 2  # clients whose weights stay in the cache between operations: measured
+CENTRE = "rows/centre"  # A_0 in the space, for a prior whose centre came down
+PADDING = 150  # rows of padding in products that take as long as some more of them: measured
 TRAFFIC = 30  # rows whose two products take as long as a step's reading and writing: fits timings
+LINEAR = "fused", "foreach", "weight_decay", "dampening", "nesterov", "maximize"  # options of SGD
 
 
 def with_few_rows(
@@ -40,53 +62,95 @@ def with_few_rows(
 ) -> tuple[tuple[Phase, ...], float] | None:
     """Rewrite a phase that trains the first layer, for clients with few rows.
 
-    It has one step on minibatches, by SGD without weight decay, on an ELBO that depends on the
-    layer by nothing but the network's outputs.
+    It has steps on minibatches, by SGD, on ELBOs that depend on the layer by nothing but the
+    network's outputs and, if at all, a normal prior of one scale per client around what came down.
     """
-    model = method.model
-    if not isinstance(model, Supervised) or model.forward is not None or len(phase.moves) != 1:
+    steps = [move for move in phase.moves if isinstance(move, Step)]
+    known = [one for step in steps if (one := reading(method, step, local))]
+    if not known or len(known) < len(phase.moves):
         return None
-    (step,) = phase.moves
-    if not isinstance(step, Step) or not isinstance(step.loss, Elbo) or not plain(step.optim):
+    layer, centre = known[0].layer, max(one.centre for one in known)
+    if any(one.layer.name != layer.name or one.centre not in ("", centre) for one in known):
         return None
-    layer, homes = first_layer(model.net), model.homes(method.guide, local)
-    weight = homes.get(layer.name, "") if layer else ""
-    if layer is None or not matches(weight, step.names):
+    names = tuple(n for n in local if n.endswith(f"/{layer.name}") and n[:5] != "rows/")
+    moving = tuple(n for n in names if any(matches(n, step.names) for step in steps))
+    read = {n for one in known for n in names if matches(n, one.reads)}
+    if not moving or not read <= {*moving} or not all(map(plain, (s.optim for s in steps))):
         return None
-    if model.prior is not flat and not (model.points and weight.startswith(f"{model.points}/")):
-        return None  # the prior depends on the weight itself
-    most = most_rows(phase, model.net.shapes[layer.name])
-    if not most or not layer.takes(data.x):
+    weights = len(moving) + max(len(moving), 1 + bool(centre))
+    most = most_rows(phase, layer.shape, weights, TRAFFIC * (1 + bool(centre)))
+    if (centre and centre not in local) or not most or not layer.takes(data.x):
         return None
-    rows = InRows(layer, weight)
-    moves = (replace(step, loss=ShortElbo(step.loss, cast("Way", rows))),)
-    return (Phase((rows.begin,)), replace(phase, moves=moves), Phase((rows.end,))), most
+    decays = any(cast("Sgd", step.optim).options.get("weight_decay") for step in steps)
+    rows = InRows(layer, moving, centre, decays)
+    moves = tuple(replace(step, loss=shortened(step.loss, cast("Way", rows))) for step in steps)
+    blind = all(one.blind for one in known)
+    short = ShortPhase(moves, phase.epochs, phase.batch, blind)
+    return (Phase((rows.begin,)), short, Phase((rows.end,))), most
+
+
+class Reading(NamedTuple):
+    """What a step reads of the first layer of a network."""
+
+    layer: FirstLayer
+    reads: str  # patterns of local tensors
+    centre: str  # the received tensor that its prior is around; "" without such a prior
+    blind: bool  # but for the layer's outputs, nothing depends on x
+
+
+def reading(method: Method, step: Step, local: Tensors) -> Reading | None:
+    """Return what a step reads of the first layer; None if that is more than is known here."""
+    *around, core = layers(step.loss)
+    model, guide = method.model, method.guide
+    for one in around:
+        if isinstance(one, On):
+            model, guide = one.model, one.guide
+    if not isinstance(core, Elbo) or not isinstance(model, Supervised) or model.forward is not None:
+        return None
+    layer, homes = first_layer(model.net), model.homes(guide, local)
+    home = homes.get(layer.name) if layer else None
+    if layer is None or home is None:
+        return None
+    centre = "" if model.points and home == f"{model.points}/{layer.name}" else None
+    if centre is None:  # there is a prior
+        prior = model.prior_of(layer.name)
+        near = isinstance(prior, Proximal) and prior.family is Normal
+        if prior is not flat and not near:
+            return None
+        centre = f"{prior.loc}/{layer.name}" if isinstance(prior, Proximal) else ""
+    views = [view for one in around if isinstance(one, Seen) for view in one.views]
+    if not all(map(reads_of, views)):
+        return None
+    blind = hasattr(model.likelihood, "of_outputs")
+    return Reading(layer, " ".join(reads_of(view) for view in views) or home, centre, blind)
 
 
 def plain(optim: Optim) -> bool:
-    """Say whether an optimiser adds up gradients with factors of its own, and nothing else."""
+    """Say whether an optimiser adds up gradients and weights with factors, and nothing else."""
     return isinstance(optim, Sgd) and not any(
-        on for name, on in optim.options.items() if name not in ("fused", "foreach")
+        on for name, on in optim.options.items() if name not in LINEAR
     )
 
 
-def most_rows(phase: Phase, shape: Size) -> int:
+def most_rows(phase: Phase, shape: Size, weights: int = 2, traffic: int = TRAFFIC) -> int:
     """Return the most rows of a client for which a phase takes less time in their space."""
-    return bisect_left(range(1, shape.numel()), True, key=lambda rows: not pays(phase, shape, rows))
+    every = range(1, shape.numel())
+    return bisect_left(every, True, key=lambda n: not pays(phase, shape, n, weights, traffic))
 
 
-def pays(phase: Phase, shape: Size, rows: int) -> bool:
+def pays(phase: Phase, shape: Size, rows: int, weights: int = 2, traffic: int = TRAFFIC) -> bool:
     """Say whether a phase takes less time in the space of so many rows of a client.
 
-    Counted in products of one row with the layer [out, in]: two in every epoch, and what a step
-    reads and writes; against those before and after, X W_0' and C' X, and X X', which may not be
-    larger than the layer.
+    Counted in products of one row with the layer [out, in]: two in every epoch and step, and what a
+    step reads and writes, the `traffic`; against those before and after, X A' and C' X for some
+    `weights`, and X X', which may not be larger than the layer.
     """
     out, wide = shape
     if callable(phase.epochs) or phase.batch is None:
         return False
-    saved = phase.epochs * (1 - rows / wide) * (2 + TRAFFIC / phase.batch)
-    return saved > 2 + rows / out and max(2 * stacked.LARGE, rows**2) <= out * wide
+    steps = phase.epochs * sum(m.repeat for m in phase.moves if isinstance(m, Step))
+    saved = steps * (1 - rows / wide) * (2 + traffic / phase.batch)
+    return saved > weights + rows / out and max(2 * stacked.LARGE, rows**2) <= out * wide
 
 
 @lru_cache(maxsize=64)
@@ -106,13 +170,16 @@ def first_layer(net: Network) -> FirstLayer | None:
         return None
     own = {leaf: name for name, (leaf, _) in first.names.items()}
     below, after = base.parts[:at], base.parts[at + 1 :]
-    return FirstLayer(own["weight"], own.get("bias"), below, after, above)
+    return FirstLayer(
+        own["weight"], net.shapes[own["weight"]], own.get("bias"), below, after, above
+    )
 
 
 class FirstLayer(NamedTuple):
     """A network cut around a linear layer."""
 
     name: str  # of the weight
+    shape: Size
     bias: str | None
     below: list[stacked.Part]  # have no parameters that train, as
     after: list[stacked.Part]
@@ -125,59 +192,155 @@ class FirstLayer(NamedTuple):
 
 
 class InRows(NamedTuple):
-    """A client in the space of its rows, between `begin` and `end`.
+    """Clients in the space of their rows, between `begin` and `end`.
 
-    The local tensor of the layer's weight holds C [C, n, out] then, by clients.
+    The local tensors of the layer's weights hold (C, X X' C, a) by clients then, [C, 2 n + k, out],
+    with the same a beside every output.
     """
 
     layer: FirstLayer
-    weight: str  # its local tensor
+    moving: tuple[str, ...]  # local tensors
+    centre: str  # the received tensor that priors are around, or ""
+    decays: bool  # so that a_0 may be another than 1
 
     def begin(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Compute what no step changes; all coefficients are 0."""
-        rows, old = stacked.run(self.layer.below, {}, batch.x), local[self.weight]
-        gram = torch.bmm(rows, rows.mT).masked_fill_(~batch.mask[:, None], 0)
-        outputs = rows @ (old.mT if old.stride(0) else old[0].T)
-        none = rows.new_zeros(*rows.shape[:2], old.shape[1])
-        return {self.weight: none, GRAM: gram, OUTPUTS: outputs, START: old}
+        """Compute what no step changes; all coefficients are 0, and weights where they start."""
+        rows, hidden = stacked.run(self.layer.below, {}, batch.x), ~batch.mask
+        start = received[self.centre] if self.centre else local[self.moving[0]]
+        apart = {n: local[n] for n in self.moving if not same(local[n], start)}
+        (many, wide), k, out = rows.shape[:2], 1 + len(apart), start.shape[1]
+        gram, outputs = rows.new_zeros(many, wide, wide), rows.new_zeros(many, k * wide, out)
+        inner = rows.new_zeros(many, k, k)
+        for some, n in parts(batch):
+            own = rows[some, :n]
+            gram[some, :n, :n] = torch.bmm(own, own.mT).masked_fill_(hidden[some, None, :n], 0)
+            outputs[some, :n] = made_of(own, start[some])
+            for few in slices(some, rows.device):
+                first = [start[few], *(v[few] - start[few] for v in apart.values())]
+                for i, weight in enumerate(first[1:], 1):
+                    outputs[few, i * wide : i * wide + n] = torch.bmm(rows[few, :n], weight.mT)
+                for i, j in self._crossed(k):
+                    inner[few, i, j] = dot(first[i], first[j])
+        outputs.view(many, k, wide, out).masked_fill_(hidden[:, None, :, None], 0)
+        found = {GRAM: gram, OUTPUTS: outputs, START: start, INNER: inner}
+        if self.centre:
+            at_start = rows.new_tensor([1] + [0] * len(apart))
+            found[CENTRE] = at_start[None, :, None].expand(many, k, out)
+        for name in self.moving:
+            found[name] = rows.new_zeros(many, 2 * wide + k, out)
+            found[name][:, 2 * wide] = 1
+            if name in apart:
+                found[name][:, 2 * wide + 1 + [*apart].index(name)] = 1
+        return found | {f"{APART}{n}": v for n, v in apart.items()}
 
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Make the weight."""
-        rows, moved = stacked.run(self.layer.below, {}, batch.x), batch.of(local[self.weight])
-        forgotten = {n: rows.new_zeros(len(rows), 0) for n in (GRAM, OUTPUTS, START)}
-        return forgotten | {self.weight: torch.baddbmm(local[START], moved.mT, rows)}
+        """Make the weights."""
+        rows, start = stacked.run(self.layer.below, {}, batch.x), local[START]
+        many, wide = batch.mask.shape
+        apart = [local[n] for n in (f"{APART}{m}" for m in self.moving) if n in local]
+        found = {n: rows.new_zeros(many, 0) for n in local if ours(n)}
+        for name in self.moving:
+            moved, shares = local[name][:, :wide], local[name][:, 2 * wide :, :, None]
+            made = found[name] = torch.empty_like(start, memory_format=torch.contiguous_format)
+            for some, n in parts(batch):
+                for few in slices(some, rows.device):
+                    weight = start[few] * shares[few, 0] if self.decays else start[few]
+                    for k, other in enumerate(apart, 1):
+                        weight = torch.addcmul(weight, other[few] - start[few], shares[few, k])
+                    torch.baddbmm(weight, moved[few, :n].mT, rows[few, :n], out=made[few])
+        return found
 
-    def __call__(self, local: Tensors, batch: Batch) -> tuple[Forward, Tensors]:
+    def _crossed(self, many: int) -> list[tuple[int, int]]:
+        """Return which A distances may go along, in pairs, as all start with the same a_0."""
+        along = range(0 if self.decays else 1, many) if self.centre else ()
+        return list(product(along, along))
+
+    def __call__(
+        self, model: Supervised, received: Tensors, local: Tensors, batch: Batch
+    ) -> tuple[Supervised, Tensors, Tensors]:
         """Return what runs the network by the coefficients, see `Way`."""
         layer, at = self.layer, cast("Tensor", batch.at)  # which is there in a minibatch
-        first = torch.arange(len(at), device=at.device)[:, None] * local[GRAM].shape[1]
-        rows = (at + first).flatten()
-        gram, outputs = (
-            local[n].flatten(0, 1).index_select(0, rows).view(*at.shape, -1)
-            for n in (GRAM, OUTPUTS)
-        )
+        client = torch.arange(len(at), device=at.device)[:, None]
+        gram = picked(local[GRAM], at, client)
+        many = local[OUTPUTS].shape[1] // gram.shape[2]
+        outputs = [picked(local[OUTPUTS], at + k * gram.shape[2], client) for k in range(many)]
 
         def run(w: Tensors, _: Tensor) -> Tensor:
-            y = outputs if layer.bias is None else outputs + w[layer.bias]
-            y = RowProducts.apply(y, gram, w[layer.name].squeeze(1), rows)
+            y = RowProducts.apply(w[layer.name].squeeze(1), gram, at, client, *outputs)
+            y = y if layer.bias is None else y + w[layer.bias]
             return layer.above(w, stacked.run(layer.after, {}, y))
 
-        return run, local
+        known = {n: v for n, v in local.items() if not ours(n)}
+        if not self.centre:
+            return replace(model, forward=run), received, known
+        crossed = tuple(self._crossed(many))
+        prior = InRowsPrior(model.prior, layer.name, local[OUTPUTS], local[INNER], crossed)
+        received = received | {self.centre: local[CENTRE]}
+        return replace(model, forward=run, prior=prior), received, known
+
+
+def ours(name: str) -> bool:
+    """Say whether a local tensor is one that `InRows` makes and forgets."""
+    return name in (GRAM, OUTPUTS, INNER, START, CENTRE) or name.startswith(APART)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors are the same view of the same memory."""
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+
+
+def parts(batch: Batch) -> list[tuple[slice, int]]:
+    """Return runs of clients with about as many rows, and the rows of the longest of each."""
+    if batch.x.device.type != "cpu":
+        return [(slice(0, len(batch)), batch.mask.shape[1])]
+    sizes, begin, found = batch.mask.sum(1), 0, []
+    for many in runs(sizes, PADDING):
+        found.append((slice(begin, begin + many), int(sizes[begin : begin + many].max())))
+        begin += many
+    return found
+
+
+def slices(some: slice, device: torch.device) -> list[slice]:
+    """Split a run of clients into those whose weights stay in the processor's cache."""
+    step = FEW if device.type == "cpu" else some.stop
+    return [slice(c, min(c + step, some.stop)) for c in range(some.start, some.stop, step)]
+
+
+def picked(known: Tensor, at: Tensor, client: Tensor) -> Tensor:
+    """Return what is known of rows [C, n, ...] of those at [C, B] of clients [C, 1]."""
+    rows = (at + client * known.shape[1]).flatten()
+    found: Tensor = known.flatten(0, 1).index_select(0, rows).unflatten(0, at.shape)
+    return found
+
+
+def made_of(rows: Tensor, weight: Tensor) -> Tensor:
+    """Return the outputs [C, n, out] of rows; a weight that is only expanded is one for all."""
+    return rows @ (weight.mT if weight.stride(0) else weight[0].T)
 
 
 class RowProducts(torch.autograd.Function):
-    """Add what rows make of coefficients, with the gradient by a weight instead of theirs."""
+    """Outputs of rows by coefficients, with the gradient by a weight instead of theirs."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, gram: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
-        """Return y + gram @ coefficients: [C, B, out], [C, B, n], [C, n, out]; rows are [C * B]."""
-        ctx.rows, ctx.shape = rows, coefficients.shape
-        return torch.baddbmm(y, gram, coefficients)
+    def forward(
+        ctx: Any, whole: Tensor, gram: Tensor, at: Tensor, client: Tensor, *outputs: Tensor
+    ) -> Tensor:
+        """Return [C, B, out] of coefficients [C, 2 n + k, out] at rows [C, B] of clients [C, 1].
+
+        Of these rows are gram [C, B, n] and k outputs [C, B, out].
+        """
+        ctx.gram, ctx.shape, n = gram, whole.shape, gram.shape[2]
+        ctx.rows = (at + client * whole.shape[1]).flatten()
+        y = whole.view(-1, whole.shape[2]).index_select(0, ctx.rows + n).view(*at.shape, -1)
+        for k, known in enumerate(outputs):
+            y = torch.addcmul(y, known, whole[:, None, 2 * n + k])
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients by y and by the coefficients."""
-        (grad,) = grads
+        """Return the gradient by the coefficients."""
+        (grad,), n = grads, ctx.gram.shape[2]
         whole = grad.new_zeros(ctx.shape)
-        whole.view(-1, ctx.shape[-1]).index_add_(0, ctx.rows, grad.flatten(0, 1))
-        return grad, None, whole, None
+        whole.view(-1, ctx.shape[2]).index_add_(0, ctx.rows, grad.reshape(-1, ctx.shape[2]))
+        whole[:, n : 2 * n].baddbmm_(ctx.gram.mT, grad)
+        return whole, None, None, None, *(None for _ in range(ctx.shape[1] - 2 * n))

@@ -1,4 +1,4 @@
-"""An ELBO of a model that runs something shorter in place of its network."""
+"""Losses whose model runs something shorter in place of its network."""
 
 from __future__ import annotations
 
@@ -10,26 +10,54 @@ from torch import Tensor
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import Elbo
-from pyrofl.inference.programs import Program, Supervised
-from pyrofl.nets import Forward
+from pyrofl.inference.losses import On, Seen, WithoutRows, layers, reads_of
+from pyrofl.inference.method import Phase
+from pyrofl.inference.programs import Guide, Loss, Program, Supervised
 from pyrofl.tensors import Tensors
 
-Way = Callable[[Tensors, Batch], tuple[Forward, Tensors]]
-"""(local, batch) -> what runs instead of the network, and local without what only that reads."""
+Way = Callable[[Supervised, Tensors, Tensors, Batch], tuple[Supervised, Tensors, Tensors]]
+"""(model, received, local, batch) -> a model that takes it, and what that reads of the two."""
 
 
 @dataclass(frozen=True)
 class ShortElbo:
     """The loss of a rewritten phase. A value, as `Elbo` is."""
 
-    loss: Elbo
+    loss: Loss
     way: Way
 
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
         """Return one value per client, [C]."""
-        run, rest = self.way(local, batch)
-        return self.loss(
-            replace(cast("Supervised", model), forward=run), guide, received, rest, batch
-        )
+        short, received, local = self.way(cast("Supervised", model), received, local, batch)
+        return self.loss(short, guide, received, local, batch)
+
+
+@dataclass(frozen=True)
+class ShortPhase(Phase):
+    """A phase on minibatches whose tensors hold a client's rows: it runs in groups by their number.
+
+    Attributes:
+        blind: whether no move looks at x, which is therefore not fetched: it is empty.
+    """
+
+    blind: bool = False
+
+
+def shortened(loss: Loss, way: Way) -> Loss:
+    """Let a loss take a way: with the programs and the rows that reach it."""
+    if isinstance(loss, (On, WithoutRows)):
+        return replace(loss, loss=shortened(loss.loss, way))
+    return ShortElbo(loss, way)
+
+
+def is_value(loss: Loss) -> bool:
+    """Say whether a loss is an ELBO, however it is wrapped, that depends on its tensors alone."""
+    *around, core = layers(loss)
+    if isinstance(core, ShortElbo):
+        return is_value(core.loss)
+    views = [view for one in around if isinstance(one, Seen) for view in one.views]
+    others = [(one.model, one.guide) for one in around if isinstance(one, On)]
+    known = all(isinstance(p, Supervised) and isinstance(q, Guide) for p, q in others)
+    return isinstance(core, Elbo) and known and all(map(reads_of, views))

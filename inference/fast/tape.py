@@ -8,11 +8,13 @@ it. What depends on no given tensor is a constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from math import isfinite
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -48,11 +50,16 @@ class Call(NamedTuple):
     def written(self) -> list[Tensor]:
         """Return the tensors that it wrote into."""
         found: list[Tensor] = []
-        for i, argument in enumerate(self.op._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = self.args[i] if i < len(self.args) else self.options.get(argument.name)
-                found += _tensors(value)
+        for i, name in _writes(self.op):
+            found += _tensors(self.args[i] if i < len(self.args) else self.options.get(name))
         return found
+
+
+@cache
+def _writes(op: Any) -> list[tuple[int, str]]:
+    """Return places and names of the arguments that an operation writes into."""
+    known = [(i, a.name, a.alias_info) for i, a in enumerate(op._schema.arguments)]
+    return [(i, name) for i, name, alias in known if alias is not None and alias.is_write]
 
 
 class Tape(TorchDispatchMode):
@@ -102,109 +109,162 @@ def compiled(tape: Tape, moving: Sequence[Tensor], given: Sequence[Tensor]) -> C
     """
     if tape.odd:
         raise NotRecorded(tape.odd)
-    code = _Code([*moving, *given])
-    for call in _needed(tape.calls, moving, given):
-        code.add(call)
+    calls = _needed([_touches(call) for call in tape.calls], moving, given)
+    code = _Code([*moving, *given], {v for one in calls for v in one.written})
+    for one in calls:
+        code.add(one)
     return code.done()
 
 
-def _needed(calls: list[Call], moving: Sequence[Tensor], given: Sequence[Tensor]) -> list[Call]:
+class Touches(NamedTuple):
+    """The storages that a call makes, reads and writes into."""
+
+    call: Call
+    made: set[int]
+    read: set[int]
+    written: set[int]
+
+
+def _touches(call: Call) -> Touches:
+    groups = call.made(), call.read(), call.written()
+    return Touches(call, *({_storage(v) for v in some} for some in groups))
+
+
+def _needed(
+    calls: list[Touches], moving: Sequence[Tensor], given: Sequence[Tensor]
+) -> list[Touches]:
     """Return the calls that depend on what is given, and that what moves depends on."""
     live = {_storage(v) for v in moving}
-    fresh = {_storage(v) for call in calls for v in call.made()}
-    written = {_storage(v) for call in calls for v in call.written()}
+    fresh = {v for one in calls for v in one.made}
+    written = {v for one in calls for v in one.written}
     known = live | {_storage(v) for v in given}
     if written - live - (fresh - known):
         raise NotRecorded("something else is written into")
     depends, found = known | written, []
-    for call in calls:
-        made = {_storage(v) for v in call.made()}
-        if depends & (made | {_storage(v) for v in call.read()}):
-            depends |= made
-            found.append(call)
+    for one in calls:
+        if depends & (one.made | one.read):
+            depends |= one.made
+            found.append(one)
     needed = []
-    for call in reversed(found):
-        read = {_storage(v) for v in call.read()}
-        made = {_storage(v) for v in call.made()} - read
-        if live & (made | {_storage(v) for v in call.written()}):
-            live |= read
-            needed.append(call)
+    for one in reversed(found):
+        if live & ((one.made - one.read) | one.written):
+            live |= one.read
+            needed.append(one)
     return needed[::-1]
 
 
 class _Code:
-    """A graph of calls, whose nodes are found by storage, offset, size and stride."""
+    """Lines of Python, whose variables are found by storage, offset, size and stride."""
 
-    def __init__(self, given: Sequence[Tensor]) -> None:
-        self.graph = fx.Graph()
-        self.constants: list[Tensor] = []
-        self.nodes: dict[Any, fx.Node] = {}
-        self.roots: dict[int, tuple[fx.Node, int, torch.dtype]] = {}  # storage -> whole, its offset
-        for i, value in enumerate(given):
-            self._know(value, self.graph.placeholder(f"given_{i}"))
+    def __init__(self, given: Sequence[Tensor], written: set[int]) -> None:
+        self.written = written  # storages that any call writes into
+        self.lines: list[tuple[str, str, list[str]]] = []  # variable, what it is, of which others
+        self.values: dict[str, Any] = {}  # that the code names
+        self.known: dict[Any, str] = {}
+        self.twins: dict[tuple[str, ...], str] = {}  # what is made of the same values
+        self.roots: dict[int, tuple[str, int, torch.dtype]] = {}  # storage -> whole, its offset
+        self.given = [f"given_{i}" for i in range(len(given))]
+        for name, value in zip(self.given, given, strict=True):
+            self._know(value, name)
 
-    def _know(self, value: Tensor, node: fx.Node) -> None:
-        self.nodes.setdefault(_seen(value), node)
-        whole = node, int(value.storage_offset()), value.dtype
+    def _know(self, value: Tensor, name: str) -> None:
+        self.known.setdefault(_seen(value), name)
+        whole = name, int(value.storage_offset()), value.dtype
         self.roots.setdefault(_storage(value), whole)
 
-    def add(self, call: Call) -> None:
-        """Add a call, unless it makes only views."""
-        read, made = {_storage(v) for v in call.read()}, call.made()
-        writes = bool(call.written())
-        if not writes and all(_storage(v) in read for v in made):
+    def add(self, one: Touches) -> None:
+        """Add a call, unless it makes only views, or what is there already."""
+        call, made = one.call, one.call.made()
+        if not one.written and one.made <= one.read:
             return
-        args, options = self._named(call.args), self._named(call.options)
-        if writes and (name := _name(call)).endswith("_") and hasattr(torch.Tensor, name):
-            node = self.graph.call_method(name, args, options)
+        used: list[str] = []
+        args = [self._named(v, used) for v in call.args]
+        options = [f"{n}={self._named(v, used)}" for n, v in call.options.items()]
+        pure = not one.written and not self.written & (one.made | one.read)
+        if pure and isinstance(call.out, Tensor):
+            key = (str(call.op), *args, *options)
+            if (twin := self.twins.get(key) or _unchanged(call, args)) is not None:
+                self._know(call.out, twin)
+                return
+        if one.written and (name := _name(call)).endswith("_") and hasattr(torch.Tensor, name):
+            text = f"{args.pop(0)}.{name}"
         else:
-            node = self.graph.call_function(_quick(call), args, options)
+            text = self._constant(_quick(call))
+        node = self._line(f"{text}({', '.join(args + options)})", used)
+        if pure and isinstance(call.out, Tensor):
+            self.twins[key] = node
         if isinstance(call.out, Tensor):
-            self._know(call.out, node) if _storage(call.out) not in read else None
+            self._know(call.out, node) if _storage(call.out) not in one.read else None
             return
         for i, value in enumerate(made):
-            if _storage(value) not in read:
-                self._know(value, self.graph.call_function(_item, (node, i)))
+            if _storage(value) not in one.read:
+                self._know(value, self._line(f"{node}[{i}]", [node]))
 
     def done(self) -> Callable[..., Any]:
-        """Compile."""
-        self.graph.output(None)
-        run, constants = fx.GraphModule({}, self.graph).forward, self.constants
-        return lambda *given: run(*given, *constants)
+        """Compile; a variable is forgotten where it is used last, so that its memory serves on."""
+        last = {name: i for i, (_, _, used) in enumerate(self.lines) for name in used}
+        body = []
+        for i, (name, text, used) in enumerate(self.lines):
+            over = [n for n in {*used} if last[n] == i and n[:5] == "made_"]
+            body.append(f" {name} = {text}" if name in last else f" {text}")
+            body += [f" del {', '.join(sorted(over))}"] if over else []
+        code = "\n".join([f"def run({', '.join(self.given)}):", *body, " return"])
+        values = dict(self.values)
+        exec(compile(code, "<recording>", "exec"), values)
+        run: Callable[..., Any] = values["run"]
+        return run
 
-    def _named(self, value: Any) -> Any:
+    def _line(self, text: str, used: list[str]) -> str:
+        name = f"made_{len(self.lines)}"
+        self.lines.append((name, text, used))
+        return name
+
+    def _constant(self, value: Any) -> str:
+        if type(value) in (bool, int, type(None)):
+            return repr(value)
+        name = f"constant_{len(self.values)}"
+        self.values[name] = value
+        return name
+
+    def _named(self, value: Any, used: list[str]) -> str:
+        """Write an argument; `used` takes the variables that are in it."""
         if isinstance(value, Tensor):
-            return self._node(value)
+            used.append(self._node(value))
+            return used[-1]
         if isinstance(value, (list, tuple)):
-            return type(value)(map(self._named, value))
-        if isinstance(value, dict):
-            return {n: self._named(v) for n, v in value.items()}
-        return value
+            return f"[{', '.join(self._named(v, used) for v in value)}]"
+        if type(value) is float and isfinite(value):
+            return repr(value)
+        return self._constant(value)
 
-    def _node(self, value: Tensor) -> fx.Node:
+    def _node(self, value: Tensor) -> str:
         """Return what stands for a tensor: known, a view of what is known, or a constant."""
         seen = _seen(value)
-        if seen not in self.nodes:
-            self.nodes[seen] = self._new(value)
-        return self.nodes[seen]
+        if seen not in self.known:
+            self.known[seen] = self._new(value)
+        return self.known[seen]
 
-    def _new(self, value: Tensor) -> fx.Node:
+    def _new(self, value: Tensor) -> str:
         if (storage := _storage(value)) not in self.roots:
-            self.constants.append(value.detach())
-            return self.graph.placeholder(f"constant_{len(self.constants)}")
+            return self._constant(value.detach())
         root, begin, dtype = self.roots[storage]
         if value.dtype != dtype or value.is_conj() or value.is_neg():
             raise NotRecorded("a tensor seen as one of another type")
         offset = value.storage_offset()
         if begin and offset != begin:
             raise NotRecorded("a part of a tensor that is itself a part")
-        where = () if offset == begin else (offset,)
-        shape = list(value.shape), list(value.stride())
-        return self.graph.call_function(torch.as_strided, (root, *shape, *where))
+        where = "" if offset == begin else f", {offset}"
+        shape = f"{tuple(value.shape)}, {tuple(value.stride())}"
+        return self._line(f"{self._constant(torch.as_strided)}({root}, {shape}{where})", [root])
 
 
-def _item(values: Any, i: int) -> Any:
-    return values[i]
+def _unchanged(call: Call, args: list[str]) -> str | None:
+    """Return what a call multiplies by one, and so makes again with the same bits."""
+    if _name(call) != "mul" or type(call.args[1]) is not float or call.args[1] != 1:
+        return None
+    one, out = call.args[0], call.out
+    alike = _seen(one)[1:] == _seen(out)[1:] and not out.storage_offset()
+    return args[0] if alike else None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

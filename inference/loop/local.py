@@ -14,7 +14,18 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.batch import share
 from pyrofl.inference.fast import ways
-from pyrofl.inference.loop.plans import Axes, Plan, alike, buckets, joined, narrowed, plan, roomy
+from pyrofl.inference.fast.short import ShortPhase
+from pyrofl.inference.loop.plans import (
+    WORTH_SHORT,
+    Axes,
+    Plan,
+    alike,
+    buckets,
+    joined,
+    narrowed,
+    plan,
+    roomy,
+)
 from pyrofl.inference.loop.steps import Feed, PhaseRun
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.seeds import Seed, Stream, stream
@@ -43,16 +54,17 @@ def train(
     round_ = Training(method, data, noise, partial(stream, seed, Stream.ORDER, number))
     asked = method.phases if phases is None else phases
     each = [ways(method, phase, local, data) for phase in asked]
-    groups, bound = [], int(data.sizes.max())
+    groups = []
     with pyro.validation_enabled(False), torch.enable_grad():
         for some in alike(sizes, [way.most for way in each]):
             before, rows = cut(local, some), int(sizes[some[0]])
             own = [phase for way in each for phase in way.of(rows)]
             whose = Who(who.ids[some], who.size[some])
-            after = round_.run(own, cut(received, some), before, whose)
-            kept = {n: v for n, v in after.local.items() if n in known or n[:5] != "rows/"}
-            width = max(roomy(sizes[part], bound) for part in buckets(sizes[some]))
-            groups.append(Group(some, before, width, after._replace(local=kept)))
+            for part in round_.run(own, cut(received, some), before, whose):
+                made = part.after.local.items()
+                kept = {n: v for n, v in made if n in known or n[:5] != "rows/"}
+                own_after = part.after._replace(local=kept)
+                groups.append(part._replace(places=some[part.places], after=own_after))
         after, _ = as_one(groups)
     return local | after.local, after.losses, after.made, after.first
 
@@ -79,10 +91,10 @@ def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
     """Put what has become of groups together, and tell axes of rows; see `joined`."""
     places, before, widths, after = zip(*groups, strict=True)
     changed, losses, made, first = zip(*after, strict=True)
-    local, axes = joined(changed, before, widths)
+    local, axes = joined(changed, before, widths, places)
     back = torch.cat(places).argsort()
     both = (cut(join_up(part), back) for part in (losses, first))
-    return Trained(cut(local, back), next(both), torch.cat(made)[back], next(both)), axes
+    return Trained(local, next(both), torch.cat(made)[back], next(both)), axes
 
 
 class Training(NamedTuple):
@@ -93,30 +105,39 @@ class Training(NamedTuple):
     noise: Callable[[str], Generator]
     order: Callable[[str], Generator]
 
-    def run(self, phases: Sequence[Phase], received: Tensors, local: Tensors, who: Who) -> Trained:
-        """Run phases for clients; full batches are padded to the longest of a group."""
+    def run(
+        self, phases: Sequence[Phase], received: Tensors, local: Tensors, who: Who
+    ) -> list[Group]:
+        """Run phases for clients; full batches are padded to the longest of a group.
+
+        Groups that have nothing to do with each other are returned as they are.
+        """
         sizes, begun, axes = self.data.sizes[who.ids.cpu()], local, Axes()
         bound = int(self.data.sizes.max())
-        parts = [(some, roomy(sizes[some], bound)) for some in buckets(sizes)]
+        parts = grouped(phases, sizes, bound)
         longest = max(width for _, width in parts)
         losses: Tensors = {}
         first: Tensors = {}
         made = torch.zeros(len(sizes), dtype=torch.long)
-        for full, group in groupby(phases, lambda phase: phase.batch is None):
+        turns = [(by_rows, list(turn)) for by_rows, turn in groupby(phases, by_their_rows)]
+        for by_rows, group in turns:
             turn = [(phase, _epochs(phase, who)) for phase in group]
             groups = []
-            for some, width in parts if full else [(torch.arange(len(sizes)), longest)]:
+            for some, width in parts if by_rows else [(torch.arange(len(sizes)), longest)]:
                 before = narrowed(cut(local, some), axes, width)
                 own = [(phase, epochs[some]) for phase, epochs in turn]
                 whose = Who(who.ids[some], who.size[some])
                 after = self._in_turn(own, cut(received, some), before, whose, width)
                 groups.append(Group(some, before, width, after))
+            if len(turns) == 1:
+                return groups
             after, found = as_one(groups)
             axes = {n: at for n, at in axes.items() if n not in after.local} | found
             local, made = local | after.local, made + after.made
             losses, first = losses | after.losses, after.first | first
         changed = {n: v for n, v in local.items() if v is not begun.get(n)}
-        return Trained(changed, losses, made, first)
+        everyone = torch.arange(len(sizes))
+        return [Group(everyone, begun, longest, Trained(changed, losses, made, first))]
 
     def _in_turn(
         self,
@@ -126,11 +147,12 @@ class Training(NamedTuple):
         who: Who,
         width: int,
     ) -> Trained:
-        """Run phases, all on full batches of a width or none, epochs [C] times."""
+        """Run phases, those on full batches on some of a width, epochs [C] times."""
         method, data, noise, order = self
         ids, begun = who.ids.tolist(), local
         rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
-        whole = data.batch(who.ids, width=width) if phases[0][0].batch is None else None
+        full = any(phase.batch is None for phase, _ in phases)
+        whole = data.batch(who.ids, width=width) if full else None
         losses: Tensors = {}
         first: Tensors = {}
         made = torch.zeros(len(ids), dtype=torch.long)
@@ -141,9 +163,11 @@ class Training(NamedTuple):
             # Clients that finish early must be the last: stepping then means a shorter prefix.
             rank = steps.argsort(descending=True, stable=True)
             back, ranked = rank.argsort(), Who(who.ids[rank], who.size[rank])
-            feed = (
-                _again(whole.some(rank)) if whole else _minibatches(data, ranked, schedule.of(rank))
-            )
+            if whole and phase.batch is None:
+                feed = _again(whole.some(rank))
+            else:
+                blind = isinstance(phase, ShortPhase) and phase.blind
+                feed = _minibatches(data, ranked, schedule.of(rank), blind)
             own = Streams(noise, [names[c] for c in rank.tolist()])
             run = PhaseRun(method, phase, cut(received, rank), cut(local, rank), ranked, own)
             run.go(steps[rank], feed)
@@ -178,15 +202,28 @@ def _again(whole: Batch) -> Feed:
     return lambda _, active: shorter(active)
 
 
-def _minibatches(data: Federation, who: Who, schedule: Plan) -> Feed:
+def _minibatches(data: Federation, who: Who, schedule: Plan, blind: bool) -> Feed:
     rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
     part = share(who.size, mask)
 
     def feed(t: int, active: int) -> Batch:
         first = Who(who.ids[:active], who.size[:active])
-        return data.gather(first, *(v[t, :active] for v in (rows, mask, at, part)))
+        now, seen, places, shares = (v[t, :active] for v in (rows, mask, at, part))
+        return data.gather(first, now, seen, places, shares, blind)
 
     return feed
+
+
+def grouped(phases: Sequence[Phase], sizes: Tensor, bound: int) -> list[tuple[Tensor, int]]:
+    """Return places of clients in groups by their numbers of rows [C], and how far to pad each."""
+    short = any(isinstance(phase, ShortPhase) for phase in phases)
+    found = buckets(sizes, WORTH_SHORT if short else None)
+    return [(some, roomy(sizes[some], bound)) for some in found]
+
+
+def by_their_rows(phase: Phase) -> bool:
+    """Say whether clients run a phase in groups by their number of rows."""
+    return phase.batch is None or isinstance(phase, ShortPhase)
 
 
 def _epochs(phase: Phase, who: Who) -> Tensor:

@@ -12,9 +12,10 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pyrofl.tensors import Tensors, join_up
+from pyrofl.tensors import Tensors, cut, placed
 
 WORTH = 2000  # rows of padding in a step that cost more time than a step more: measured
+WORTH_SHORT = 500  # the same where clients train in the space of their rows: measured
 
 ROOM = 256  # rows of padding that a group may have so that shapes recur, which replay asks for
 
@@ -74,10 +75,10 @@ def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
     return [torch.tensor([c for c, w in enumerate(within) if w == kind]) for kind in kinds]
 
 
-def buckets(sizes: Tensor) -> list[Tensor]:
-    """Group places of clients by their numbers of rows [C], the largest first."""
+def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
+    """Group places of clients by their numbers of rows [C], the largest first; see `runs`."""
     order = sizes.argsort(descending=True, stable=True)
-    return list(order.split(_runs(sizes[order])))
+    return list(order.split(runs(sizes[order], worth)))
 
 
 def roomy(sizes: Tensor, bound: int) -> int:
@@ -86,18 +87,18 @@ def roomy(sizes: Tensor, bound: int) -> int:
     None is longer than the bound, that of all clients: programs may be made for no more.
     """
     longest = int(sizes.max())
-    most = min(longest // 4, ROOM // len(sizes))
+    most = min(longest // 2, ROOM // len(sizes))
     step = 1 << max(0, most.bit_length() - 1)
     return min(-(-longest // step) * step, bound)
 
 
-def _runs(sizes: Tensor) -> list[int]:
+def runs(sizes: Tensor, worth: int | None = None) -> list[int]:
     """Cut sizes that fall wherever that saves more rows of padding than a group is worth."""
     spared = (sizes[0] - sizes) * torch.arange(len(sizes), 0, -1)
     first = int(spared.argmax())
-    if spared[first] <= WORTH:
+    if spared[first] <= (WORTH if worth is None else worth):
         return [len(sizes)]
-    return [*_runs(sizes[:first]), *_runs(sizes[first:])]
+    return [*runs(sizes[:first], worth), *runs(sizes[first:], worth)]
 
 
 def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
@@ -110,14 +111,18 @@ def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
 
 
 def joined(
-    parts: Sequence[Tensors], before: Sequence[Tensors], widths: Sequence[int]
+    parts: Sequence[Tensors],
+    before: Sequence[Tensors],
+    widths: Sequence[int],
+    places: Sequence[Tensor],
 ) -> tuple[Tensors, Axes]:
-    """Concatenate what groups have changed [C, ...], or had before; widths are of their longest.
+    """Put what groups have changed [C, ...], or had before, at their places among all clients.
 
-    Rows are padded to the longest client of all; where they are is told, if groups differ there.
+    Widths are of their longest. Rows are padded to the longest client of all; where they are is
+    told, if groups differ there.
     """
     if len(parts) == 1:
-        return parts[0], {}
+        return cut(parts[0], places[0].argsort()), {}
     changed: Tensors = {}
     axes: Axes = {}
     for name in dict.fromkeys(n for part in parts for n in part):
@@ -128,7 +133,7 @@ def joined(
         if len({v.shape[1:] for v in found}) > 1:
             axes[name] = _rows(name, found, widths)
             found = [_widened(v, axes[name], max(widths)) for v in found]
-        changed |= join_up({name: v} for v in found)
+        changed[name] = placed(found, places)
     return changed, axes
 
 

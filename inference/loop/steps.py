@@ -13,6 +13,7 @@ from pyrofl.inference.fast.replay import Replay
 from pyrofl.inference.loop.noise import AHEAD, ClientNoise
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import narrow
+from pyrofl.nets.stacked import LARGE
 from pyrofl.tensors import Tensors, cut, pick, under
 
 Feed = Callable[[int, int], Batch]
@@ -62,6 +63,8 @@ class PhaseRun:
         self.first = {n: torch.full_like(v, torch.nan) for n, v in self.total.items()}
         self.waiting = {*self.first}  # for their first step
         self.again = [Replay(method, step, self.noise) for step in steps]
+        parts = zip(self.again, self.params, self.optimisers, strict=True)
+        self.ready = [again.begins(mine, optimiser) for again, mine, optimiser in parts]
 
     def go(self, steps: Tensor, feed: Feed) -> None:
         """Make the steps of every client, [C] with the most first."""
@@ -81,17 +84,20 @@ class PhaseRun:
                 self._moves(feed(t, active), begun=t > 0)
 
     def _moves(self, batch: Batch, begun: bool) -> None:
-        gradient = iter(zip(self.params, self.optimisers, self.again, strict=True))
+        gradient = iter(zip(self.params, self.optimisers, self.again, self.ready, strict=True))
         for move in self.phase.moves:
             if isinstance(move, Step):
-                params, optimiser, again = next(gradient)
+                params, optimiser, again, ready = next(gradient)
                 written = partial(self._step, move, params, optimiser, batch)
-                for _ in range(move.repeat):
-                    if begun and len(self.again) == len(self.phase.moves):
+                for i in range(move.repeat):
+                    usual = begun or (ready and (i > 0 or move.repeat == 1))
+                    if usual and len(self.again) == len(self.phase.moves):
                         touched = partial(self._touched, move, params, optimiser)
                         again.make(written, touched, batch)
+                        self._note(move, self.total[move.names][: len(batch)])
                     else:
                         written()
+                        again.begun(params)
                 continue
             changed = move(self.received, self.now, batch)
             if not self.once:  # a move may return tensors that others of its writes overwrite
@@ -134,10 +140,14 @@ class PhaseRun:
         optimiser.step()
         for p in params.values():
             p.grad = None  # so that the next gradients take this memory, still in the cache
+        self._note(step, loss.detach())
+        self.total[step.names][: len(loss)].add_(loss.detach(), alpha=1 / step.repeat)
+
+    def _note(self, step: Step, loss: Tensor) -> None:
+        """Note the loss of a first step."""
         if step.names in self.waiting:
             self.waiting.remove(step.names)
-            self.first[step.names][: len(loss)] = loss.detach()
-        self.total[step.names][: len(loss)].add_(loss.detach(), alpha=1 / step.repeat)
+            self.first[step.names][: len(loss)] = loss
 
     def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:
         """Let a parameter lie in memory as its gradients do; optimisers are three times faster."""
@@ -145,7 +155,7 @@ class PhaseRun:
         if any(name in mine and other.state.get(mine[name]) for other, mine in others):
             return  # what another optimiser remembers lies as the parameter does now
         strides = (p[0].numel(), *torch.empty_like(grad[0]).stride())
-        if strides != p.stride():
+        if strides != p.stride() and p[0].numel() >= LARGE:  # or a copy of the gradient is cheap
             whole = self.local[name]
             self.local[name] = torch.empty_strided(
                 whole.shape, strides, dtype=whole.dtype, device=whole.device

@@ -18,10 +18,18 @@ from torch import Size, Tensor
 
 from pyrofl.arguments import NotNegative, Positive, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import LocationScale, Prior, around, as_event, flat
+from pyrofl.inference.programs import (
+    ByName,
+    LocationScale,
+    Prior,
+    Proximal,
+    around,
+    as_event,
+    flat,
+)
 from pyrofl.models.priors.horseshoe import Horseshoe
 from pyrofl.recipes import repeatable
-from pyrofl.tensors import Tensors, matches
+from pyrofl.tensors import Tensors
 
 __all__ = [
     "Horseshoe",
@@ -64,21 +72,7 @@ def proximal(strength: NotNegative, family: LocationScale = dist.Normal, loc: st
         family: location-scale family.
         loc: role of the received centre.
     """
-    if strength == 0:
-        return flat
-
-    def prior(
-        name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
-    ) -> TorchDistribution:
-        scale = (strength * batch.size).rsqrt()[:, None]
-        if (centre := received.get(f"{loc}/{name}")) is None:
-            raise ValueError(
-                f"parameter {name} has no centre for its proximal prior, as it does not come down; "
-                "expected by_name with another prior for what stays at home"
-            )
-        return around(family, centre, scale)
-
-    return prior
+    return Proximal(strength, family, loc) if strength else flat
 
 
 @repeatable
@@ -137,13 +131,4 @@ def by_name(priors: Mapping[str, Prior]) -> Prior:
     Raises:
         ValueError: when a parameter matches none.
     """
-
-    def prior(
-        name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
-    ) -> TorchDistribution:
-        for patterns, chosen in priors.items():
-            if matches(name, patterns):
-                return chosen(name, shape, received, local, batch)
-        raise ValueError(f"parameter {name} has no prior; expected a match of {', '.join(priors)}")
-
-    return prior
+    return ByName(priors)

@@ -6,21 +6,16 @@ A client holds parameters twice: those that came down, such as "w/fc1.weight", a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from torch import Generator
 
-import torch
-from torch import Generator, Tensor
-
-from pyrofl.data import Batch, Who
+from pyrofl.data import Who
+from pyrofl.inference.losses import Look, On, Seen, WithoutRows, linear
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.programs import Loss, Program, built_for
+from pyrofl.inference.programs import Loss
 from pyrofl.tensors import Tensors, role, under
 
-Look = Callable[[Tensors, Tensors], Tensors]
-"""(received, local) -> what programs are to read instead of one of the two."""
 
-
+@linear("own/*")
 def own(received: Tensors, local: Tensors) -> Tensors:
     """Read the client's own parameters in the place of those that travel."""
     return local | role("own", local)
@@ -31,43 +26,22 @@ def start_own(received: Tensors, who: Who, generator: Generator) -> Tensors:
     return under("own", received)
 
 
-def seen_by(view: Look, loss: Loss, centre: Look = lambda received, _: received) -> Loss:
+def seen_by(view: Look, loss: Loss, centre: Look | None = None) -> Loss:
     """Let a loss read a view as local, such as `own`, and `centre` as received, with slopes."""
-
-    def seen(
-        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
-    ) -> Tensor:
-        return loss(model, guide, centre(received, local), view(received, local), batch)
-
-    return seen
+    return Seen(loss, view, centre)
 
 
 def run_on(method: Method, loss: Loss, within: Method) -> Loss:
     """Let a loss run a method's programs as part of another one."""
-
-    @built_for(model=within.model, guide=within.guide)
-    def on(
-        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
-    ) -> Tensor:
-        return loss(method.model, method.guide, received, local, batch)
-
-    return on
+    return On(loss, method.model, method.guide, (within.model, within.guide))
 
 
 def without_rows(loss: Loss) -> Loss:
     """Take a loss of no rows: what is left is the divergence of the guide from the prior.
 
-    It keeps its scale. One masked row remains, on which the network's cost does not count.
+    It keeps its scale.
     """
-
-    def divergence(
-        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
-    ) -> Tensor:
-        none, first = torch.zeros_like(batch.mask[:, :1]), torch.zeros_like(batch.ids)[:, None]
-        row = replace(batch, x=batch.x[:, :1], y=batch.y[:, :1], mask=none, at=first)
-        return loss(model, guide, received, local, row)
-
-    return divergence
+    return WithoutRows(loss)
 
 
 def only_step(method: Method) -> tuple[Phase, Step]:

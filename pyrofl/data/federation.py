@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pyrofl.data.batch import Batch
 from pyrofl.data.recipe import Recipe
@@ -220,10 +221,14 @@ class Federation(Summarised):
         mask: Tensor,
         at: Tensor | None = None,
         share: Tensor | None = None,
+        blind: bool = False,
     ) -> Batch:
-        """Return the batch of rows [C, B]; who knows their `share` [C, 1] saves counting them."""
-        flat = rows.flatten().to(self.x.device)
-        x, y = (v.index_select(0, flat).unflatten(0, rows.shape) for v in (self.x, self.y))
+        """Return the batch of rows [C, B]; who knows their `share` [C, 1] saves counting them.
+
+        That of a `blind` phase has no x to speak of: it is empty.
+        """
+        flat, table = rows.flatten().to(self.x.device), self.x[:, :0] if blind else self.x
+        x, y = (v.index_select(0, flat).unflatten(0, rows.shape) for v in (table, self.y))
         weights = None
         if self.weights is not None:
             own = self._table.index_select(0, flat).unflatten(0, rows.shape)
@@ -275,10 +280,8 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
 def stack(data: Federation, rows: list[Tensor], who: Who, width: int = 1) -> Batch:
     """Pad lists of rows, one per client, to a batch; a client's own first row fills its gaps."""
     width = max([width, *(len(r) for r in rows)])
-    index = torch.empty(len(rows), width, dtype=torch.long)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for c, (i, r) in enumerate(zip(who.ids.tolist(), rows, strict=True)):
-        index[c] = r[0] if len(r) else data.train[i][0]
-        index[c, : len(r)] = r
-        mask[c, : len(r)] = True
-    return data.gather(who, index, mask)
+    mine = [r if len(r) else data.train[i][:1] for i, r in zip(who.ids.tolist(), rows, strict=True)]
+    mask = torch.arange(width) < torch.tensor([len(r) for r in rows])[:, None]
+    index = torch.zeros(len(rows), width, dtype=torch.long)
+    index[:, : max(map(len, mine))] = pad_sequence(mine, batch_first=True)
+    return data.gather(who, torch.where(mask, index, index[:, :1]), mask)

@@ -457,7 +457,7 @@ BAD = {
     "run local --device quantum": "device 'quantum' cannot be used",
     "run local --rounds 0": "--rounds: found '0'; expected a whole number of at least 1",
     "run local --seed -1": "--seed: found '-1'",
-    "run local --held-out x": "--held-out: found 'x'",
+    "run local --held-out x": "--held-out is 'x', and partition slices:5 has no names",
     "run local --participation most": "participation is 'most'",
     "run local --participation 21": "count of participants is 21",
     "run local --participation 1.5": "share is 1.5; expected",

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from pyrofl.inference.fast import replay
 from pyrofl.inference.fast.replay import RECORDINGS, Recording
+from pyrofl.inference.fast.tape import Tape, compiled
 from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.loop.steps import PhaseRun
 from pyrofl.inference.method import Method, Step
 from pyrofl.inference.programs import Supervised
-from pyrofl.models import fedavg, fedper, fedrep, guides, local, pfedvem
+from pyrofl.models import ditto, fedavg, fedper, fedrep, guides, local, pfedme, pfedvem
 from pyrofl.models.priors import fixed
 
 METHODS: dict[str, Callable[[], Method]] = {
@@ -29,6 +31,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "fedper": lambda: fedper.build(toys.net(), batch=4),
     "fedrep": lambda: fedrep.build(toys.net(), batch=4, head_epochs=4),
     "pfedvem": lambda: pfedvem.build(toys.net(), batch=4, lr_head=0.01),
+    "ditto": lambda: ditto.build(toys.net(), batch=4),
+    "pfedme": lambda: pfedme.build(toys.net(), batch=4, momentum=0.0, lr=0.01, steps=3),
 }
 
 
@@ -61,6 +65,39 @@ def test_the_bits_are_those_of_steps_as_written(name, chunk, monkeypatch):
     as_written(monkeypatch)
     for one, other in zip(quick, federate(method, data, 2, chunk=chunk), strict=True):
         toys.assert_same_round(one, other, rtol=0, atol=0)
+
+
+def test_first_steps_are_made_by_recordings_too(monkeypatch):
+    method, data = METHODS["fedavg"](), toys.blobs()
+    first = [step for step in federate(method, data, 3)][-1]
+    written: list[int] = []
+    real = PhaseRun._step
+
+    def counted(self, *args):
+        written.append(1)
+        real(self, *args)
+
+    monkeypatch.setattr(PhaseRun, "_step", counted)
+    again = next(federate(method, data, 4, start=first))
+    assert not written
+    as_written(monkeypatch)
+    other = next(federate(method, data, 4, start=first))
+    assert written
+    toys.assert_same_round(again, other, rtol=0, atol=0)
+    assert torch.equal(again.begun["w/*"], other.begun["w/*"])
+
+
+def test_code_makes_nothing_twice():
+    x, scale, total = torch.rand(3), torch.rand(3), torch.zeros(3)
+    tape = Tape()
+    with tape:
+        total.add_((x * scale).exp() * 1.0 + (x * scale).exp())
+    run = compiled(tape, [total], [x, scale])
+    with Tape() as again:
+        run(total, x, scale)
+    names = [str(call.op._schema.name) for call in again.calls]
+    assert names == ["aten::mul", "aten::exp", "aten::add", "aten::add_"]
+    torch.testing.assert_close(total, 4 * (x * scale).exp())
 
 
 def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
+import pyro.distributions as dist
 import pytest
 import torch
 import toys
@@ -13,21 +15,49 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Size, nn
 
+from pyrofl.inference import fast
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fast import row_space
 from pyrofl.inference.fast.row_space import RowProducts, first_layer, pays, with_few_rows
+from pyrofl.inference.loop import local as training
 from pyrofl.inference.loop import plans
 from pyrofl.inference.loop.participation import bernoulli
 from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.loop.state import meet
+from pyrofl.inference.losses import Seen
 from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.optim import adam
-from pyrofl.models import fedavg, fedbabu, fedper, fedprox, guides, local, pfedvem
-from pyrofl.models.priors import fixed
+from pyrofl.inference.optim import adam, sgd
+from pyrofl.inference.programs import of_outputs
+from pyrofl.models import (
+    apfl,
+    ditto,
+    fedavg,
+    fedbabu,
+    fedper,
+    fedprox,
+    guides,
+    local,
+    pfedme,
+    pfedvem,
+)
+from pyrofl.models.priors import by_name, fixed, proximal
 from pyrofl.nets import Network, build
+from pyrofl.tensors import Tensors
 
-TAKEN = {"fedavg": fedavg, "fedbabu": fedbabu, "fedper": fedper, "local": local, "pfedvem": pfedvem}
+TAKEN = {
+    **{m.__name__.split(".")[-1]: m.build for m in (fedavg, fedbabu, fedper, local, pfedvem)},
+    "decay": partial(fedavg.build, weight_decay=0.1),
+    "apfl": partial(apfl.build, momentum=0.5),
+    "fedprox": fedprox.build,
+    "fedprox, a sum": lambda *args, **kwargs: summed(fedprox.build(*args, mu=0.01, **kwargs)),
+    "fedprox with decay": partial(fedprox.build, mu=0.5, weight_decay=0.1, momentum=0.0),
+    "ditto": ditto.build,
+    "ditto with decay": partial(ditto.build, weight_decay=0.1, momentum=0.5),
+    "pfedme": partial(pfedme.build, lr=0.01, steps=3),
+    "pfedme with decay": partial(pfedme.build, lr=0.01, steps=2, momentum=0.5, weight_decay=0.1),
+    "by name": partial(fedavg.build, prior=by_name({"head.*": fixed(), "*": proximal(0.3)})),
+}
 
 
 def short(method: Method) -> bool:
@@ -48,28 +78,33 @@ def always(monkeypatch) -> list[int]:
     seen: list[int] = []
     apply = RowProducts.apply
 
-    def counted(y, gram, coefficients, rows):
+    def counted(coefficients, gram, *others):
         seen.append(gram.shape[-1])
-        return apply(y, gram, coefficients, rows)
+        return apply(coefficients, gram, *others)
 
     monkeypatch.setattr(RowProducts, "apply", counted)
     monkeypatch.setattr(row_space, "pays", lambda *_: True)
     return seen
 
 
-@pytest.mark.parametrize(("chunk", "worth"), [(1, 2000), (5, 0), (None, 2000), (None, 0)])
-@pytest.mark.parametrize("name", TAKEN)
+WAYS = [(name, *way) for name in TAKEN for way in ((5, 0), (None, 2000))]
+
+
+@pytest.mark.parametrize(("name", "chunk", "worth"), [*WAYS, ("fedavg", 1, 0), ("pfedme", 1, 0)])
 def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
-    monkeypatch.setattr(plans, "WORTH", worth)  # 0: a group of full batches for every size
-    method, data = TAKEN[name].build(toys.net("mlp:7,6"), batch=4), toys.blobs()
+    monkeypatch.setattr(plans, "WORTH", worth)  # 0: a group for every size
+    monkeypatch.setattr(training, "WORTH_SHORT", worth)
+    method, data = TAKEN[name](toys.net("mlp:7,6"), batch=4), toys.blobs()
     who = bernoulli(0.5)
-    one, other = (
-        federate(m, data, 3, participation=who, chunk=chunk) for m in (method, without(method))
-    )
-    for short, long in zip(one, other, strict=True):
-        toys.assert_same_round(short, long, rtol=1e-8, atol=1e-10)
+    one = list(federate(method, data, 2, participation=who, chunk=chunk))
     assert max(always) == max(toys.SIZES)
     assert 40 in always, "the longest client must have been trained in the space of its rows"
+    monkeypatch.setattr(fast, "REWRITES", ())
+    always.clear()
+    other = federate(method, data, 2, participation=who, chunk=chunk)
+    for short, long in zip(one, other, strict=True):
+        toys.assert_same_round(short, long, rtol=1e-9, atol=1e-11)
+    assert not always
 
 
 @given(
@@ -102,6 +137,21 @@ def test_the_weight_moves_along_the_rows_alone(always):
         along = change @ torch.linalg.pinv(x) @ x
         torch.testing.assert_close(along, change, rtol=1e-8, atol=1e-10)
         assert len(own) >= 8 or torch.linalg.matrix_rank(change) <= len(own)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_rows_are_fetched_for_a_likelihood_that_looks_at_them(marked, always):
+    seen: list[int] = []
+
+    def likelihood(outputs, x):
+        seen.append(x.shape[2] if x.dim() > 2 else 0)
+        return dist.Categorical(logits=outputs if marked else outputs * (1 + x[..., :1]))
+
+    method = fedavg.build(toys.net(), likelihood=of_outputs(likelihood) if marked else likelihood)
+    one = next(federate(method, toys.blobs(), 1, check=False))
+    assert always
+    assert {*seen} == ({0} if marked else {8})
+    toys.assert_same_round(one, next(federate(without(method), toys.blobs(), 1)), rtol=1e-9)
 
 
 def test_rows_of_others_in_the_padding_do_no_harm(always):
@@ -139,6 +189,31 @@ def test_clients_that_make_no_step_keep_the_weight(always):
     assert not always
 
 
+def seen_otherwise(method: Method) -> Method:
+    """Let steps read models through a view that nobody has marked as linear."""
+
+    def view(received: Tensors, local: Tensors) -> Tensors:
+        return local | {n.removeprefix("own/"): v for n, v in local.items() if n[:4] == "own/"}
+
+    send, keep = method.phases
+    assert isinstance(send.moves[0], Step)
+    sent = replace(send, moves=(replace(send.moves[0], optim=adam(0.01)),))
+    (step,) = keep.moves
+    assert isinstance(step, Step)
+    assert isinstance(step.loss, Seen)
+    step = replace(step, loss=replace(step.loss, view=view))
+    return replace(method, phases=(sent, replace(keep, moves=(step,))))
+
+
+def summed(method: Method) -> Method:
+    """Let losses be totals, so that priors pull clients as hard as their rows are many."""
+    (phase,) = method.phases
+    (step,) = phase.moves
+    assert isinstance(step, Step)
+    step = replace(step, loss=elbo(), optim=sgd(0.001, 0.5))
+    return replace(method, phases=(replace(phase, moves=(step,)),))
+
+
 def optimised_by_adam(method: Method) -> Method:
     (phase,) = method.phases
     (step,) = phase.moves
@@ -150,15 +225,15 @@ def optimised_by_adam(method: Method) -> Method:
     "make",
     [
         lambda: fedavg.build(toys.net(), prior=fixed()),
-        lambda: fedprox.build(toys.net()),
+        lambda: fedprox.build(toys.net(), prior=dist.Laplace),
+        lambda: seen_otherwise(ditto.build(toys.net())),
         lambda: fedavg.build(toys.net(), guide=guides.mean_field),
-        lambda: fedavg.build(toys.net(), weight_decay=0.1),
         lambda: fedavg.build(toys.net("softmax")),
         lambda: pfedvem.build(toys.net(), head="*", scale=0.1),
         lambda: pfedvem.build(toys.net(), head="fc1.*"),
         lambda: optimised_by_adam(fedavg.build(toys.net())),
     ],
-    ids=["prior", "prox", "guide", "decay", "softmax", "bayes", "first", "adam"],
+    ids=["prior", "laplace", "view", "guide", "softmax", "bayes", "first", "adam"],
 )
 def test_where_the_steps_would_differ_none_is_cut_short(make: Callable[[], Method], always):
     method = make()
@@ -303,8 +378,10 @@ def test_it_is_done_where_it_was_measured_to_pay(rows, inputs, outputs, epochs, 
 
 
 def test_it_pays_less_with_more_rows_and_more_with_more_epochs():
+    step = (Step("*", adam(0.1)),)
+
     def at(rows: int, epochs: int) -> bool:
-        return pays(Phase((), epochs, 10), Size((100, 784)), rows)
+        return pays(Phase(step, epochs, 10), Size((100, 784)), rows)
 
     for epochs in range(1, 30):
         worth = [at(rows, epochs) for rows in range(1, 1000)]
@@ -314,8 +391,8 @@ def test_it_pays_less_with_more_rows_and_more_with_more_epochs():
     assert at(240, 5)
     assert not at(240, 1)
     assert not at(400, 20)  # though it would be faster: its X X' is larger than the layer
-    assert not pays(Phase((), lambda ids: ids, 10), Size((100, 784)), 1)
-    assert not pays(Phase((), 5, None), Size((100, 784)), 1)
+    assert not pays(Phase(step, lambda ids: ids, 10), Size((100, 784)), 1)
+    assert not pays(Phase(step, 5, None), Size((100, 784)), 1)
 
 
 def test_only_a_plain_linear_first_layer_is_cut_off():

@@ -1,0 +1,106 @@
+"""Losses that wrap others, as values: what rewrites a phase looks into them.
+
+A loss is an `Elbo`, perhaps `Seen` through views of the tensors, of another method's programs, `On`
+them, or `WithoutRows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Batch
+from pyrofl.inference.programs import Loss, Program
+from pyrofl.tensors import Tensors
+
+Look = Callable[[Tensors, Tensors], Tensors]
+"""(received, local) -> what programs are to read instead of one of the two."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def linear(reads: str) -> Callable[[Function], Function]:
+    """Mark a view that gives a program nothing but sums of local tensors, whose names match.
+
+    Its factors, one per client, are no functions of what moves beside these tensors; and it depends
+    on nothing but what it is given.
+    """
+
+    def mark(function: Function) -> Function:
+        function.reads = reads  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def reads_of(view: Look) -> str:
+    """Return the patterns that a view was marked with by `linear`, or ""."""
+    return str(getattr(view, "reads", ""))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A loss whose programs read views, as local and as received; None changes nothing."""
+
+    loss: Loss
+    view: Look
+    centre: Look | None = None
+
+    @property
+    def views(self) -> list[Look]:
+        """The views that there are."""
+        return [look for look in (self.view, self.centre) if look]
+
+    def __call__(
+        self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return one value per client, [C]."""
+        centre = self.centre(received, local) if self.centre else received
+        return self.loss(model, guide, centre, self.view(received, local), batch)
+
+
+@dataclass(frozen=True)
+class On:
+    """A loss that runs programs of its own, in a method that was built for others."""
+
+    loss: Loss
+    model: Program
+    guide: Program
+    within: tuple[Program, Program]
+
+    @property
+    def built_for(self) -> dict[str, Program]:
+        """The programs of the method, see `programs.built_for`."""
+        return dict(zip(("model", "guide"), self.within, strict=True))
+
+    def __call__(
+        self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return one value per client, [C]."""
+        return self.loss(self.model, self.guide, received, local, batch)
+
+
+@dataclass(frozen=True)
+class WithoutRows:
+    """A loss of no rows. One masked row remains, on which the network's cost does not count."""
+
+    loss: Loss
+
+    def __call__(
+        self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return one value per client, [C]."""
+        none, first = torch.zeros_like(batch.mask[:, :1]), torch.zeros_like(batch.ids)[:, None]
+        row = replace(batch, x=batch.x[:, :1], y=batch.y[:, :1], mask=none, at=first)
+        return self.loss(model, guide, received, local, row)
+
+
+def layers(loss: Loss) -> Iterator[Loss]:
+    """Yield a loss and those that it wraps, to the innermost."""
+    yield loss
+    if isinstance(loss, (Seen, On, WithoutRows)):
+        yield from layers(loss.loss)
