@@ -11,6 +11,7 @@ import argparse
 import json
 import shlex
 import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 from time import perf_counter
@@ -106,6 +107,8 @@ for method in args.methods:
         (folder / "made.json").write_text(json.dumps(made))
 
 done = [m for m in args.methods if (args.out / m / "made.json").exists()]
+if not done:
+    sys.exit("no method is done yet; expected to be run again, which goes on")
 tables = args.tables or args.out
 tables.mkdir(parents=True, exist_ok=True)
 scores = pd.concat([pd.read_csv(args.out / m / "compare.csv") for m in done])

@@ -109,7 +109,6 @@ BELOW_ONE, PROPER = number(ShareBelowOne), number(ProperShare)
 SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
 CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
-OVER = {"nargs": "+", "action": "extend"}
 WORDS = (OnBadMessage, Missing, Until, Prepare, By, Logger, Engine, TuneBy)
 KINDS = ({"choices": get_args(words)} for words in WORDS)
 ON_BAD, MISSING, UNTIL, PREPARE, BY, LOG, ENGINE, TUNE_BY = KINDS
@@ -201,7 +200,7 @@ TUNING: tuple[Row, ...] = (  # how settings are chosen
     ("--metric", TUNE_BY, None, "to choose by; default accuracy, or nll where y is a number"),
     ("--hold-back SHARE", PROPER, 0.2, "of every client's training rows, to choose on"),
 )
-OVER_ROW: Row = ("--over NAME=VALUE,...", OVER, [], "values of settings to try, all combinations")
+OVER: Row = ("--over NAME=VALUE,...", SETTINGS | {"dest": "over"}, [], "all combinations to try")
 TUNE: Row = ("--tune", FLAG, False, "choose every method's settings first, see pyrofl tune")
 BENCH: tuple[Row, ...] = (
     ("--quick", FLAG, False, "about a minute: few turns, few cases"),
@@ -250,7 +249,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
     "tune": (
         "choose a method's settings on rows held back inside the clients",
         tuning.tune,
-        (METHOD, OVER_ROW, *TUNING, *DATA, *TRIED),
+        (METHOD, OVER, *TUNING, *DATA, *TRIED),
     ),
     "partition": ("draw who holds which classes", commands.partition, (*DATA, FIGURE)),
     "predict": ("predict new rows by a run's folder", predicting.predict, PREDICT),
