@@ -64,7 +64,7 @@ def build(
     samples: Count = 5,
     thin: Count = 1,
     temperature: NotNegative = 1.0,
-    chain_lr: NotNegative = 0.01,
+    chain_lr: NotNegative = 0.05,
     distil_epochs: Whole = 50,
     distil_batch: Count = 64,
     distil_lr: NotNegative = 0.05,
@@ -87,7 +87,8 @@ def build(
         distil_batch: rows in a step; the loss is their mean.
         distil_lr: learning rate.
         distil_momentum: of SGD.
-        training: of the clients before the chain, as in `fedavg.build`, without `merge`.
+        training: of the clients before the chain, as in `fedavg.build`, without `merge`; lr is
+            0.05 unless given.
 
     Raises:
         ValueError: if the unlabelled rows are missing or do not fit the network, the likelihood has
@@ -100,7 +101,7 @@ def build(
     if training.get("guide", guides.delta) is not guides.delta:
         told = getattr(training["guide"], "__name__", training["guide"])
         raise ValueError(f"guide is {told}; expected guides.delta, as a chain draws the samples")
-    settings: fedavg.LocalTraining = {"prior": fixed(), **training}
+    settings: fedavg.LocalTraining = {"lr": 0.05, "prior": fixed(), **training}
     likelihood = settings.get("likelihood", categorical)
     rows = distillation.fitting(net, unlabelled, likelihood)
     base = fedavg.build(net, **settings)

@@ -37,7 +37,7 @@ def accuracy(name: str, data: Federation, seed: int) -> float:
 
 PAPERS = ("pfedvem", "pfedmb", "metavd", "fedbe", "fedabml")
 AROUND_FEDAVG = ("fedopt", "ditto", "pfedme", "apfl", "perfedavg", "reptile", "ifca", "fedpa")
-GROUPS = ("fedem", "fedamp", "fedfomo")
+GROUPS = ("fedem", "fedamp", "fedfomo", "pfedgp", "predbayes")
 IN_PARTS = ("fedper", "fedrep", "fedbabu", "lgfedavg")
 BAYESIAN = ("fedpop", "pfedbayes")
 GAUSSIAN = ("fisher", "fola", "fedep", "fald", "fedhb", "virtual")

@@ -27,8 +27,8 @@ variables and Gibbs draws; here all classes are one softmax and Laplace (Rasmuss
 "Gaussian Processes for Machine Learning", 2006, section 3.5). There is a client's subset of rows,
 but none of its two kinds of inducing points. The objective is the predictive likelihood of the
 authors' code, with half of a batch to learn from, by Jensen's bound; its gradient takes the
-curvatures R as given. s and l are learned, the kernel starts at their code's s^2 = 8, and l at the
-square root of the number of features. Only the paper's first pages were at hand.
+curvatures R as given. s and l are learned, from s^2 = 8 and l = 1 as in that code; a batch is 32
+rows, where it takes all. Only the paper's first page was at hand, so equations have no numbers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def build(
     net: Network,
     *,
     kernel: Literal["rbf", "linear"] = "rbf",
-    length: Positive | None = None,
+    length: Positive = 1.0,
     scale: Positive = 8.0**0.5,
     rows: Count = 50,
     likelihood: Likelihood = categorical,
@@ -86,7 +86,7 @@ def build(
             comes a Gaussian process on what the layers below make of a row. Without layers below
             it is one on the row itself.
         kernel: "rbf", or "linear", with which f is a linear head with a normal prior.
-        length: l at the start; default the square root of the number of features.
+        length: l at the start, the distance of features within which f is much the same.
         scale: s at the start, the standard deviation of f.
         rows: most rows of a client that its process is given, evenly spaced; the work before a
             test grows as (rows K)^3.
@@ -112,17 +112,19 @@ def build(
     base, features, outputs = parted(net)
     below = {} if base is None else base.shapes
     shapes = {**below, **dict.fromkeys(SPREADS, Size(()))}
-    points = guide(shapes, loc="w")
+    points = guide(below, loc="w")
     process = Kernel(kernel)
-    # What a client keeps has the names of the head, in whose place it is.
+    # What stands in the place of the head has its names.
     first, *_, last = (*net.matching(net.head), *net.matching(net.head))
     kept = {"z": f"z/{first}", "shift": f"shift/{last}", "root": f"root/{last}"}
+    homes = {n: f"w/{n}" for n in below}
+    homes |= {n: f"{n}/{at}" for n, at in zip(SPREADS, (first, last), strict=True)}
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Start the base as the network does."""
-        start = zip(SPREADS, (length or features**0.5, scale), strict=True)
-        spreads = {n: torch.tensor(v, dtype=torch.float64).log() for n, v in start}
-        return points.start(spreads | ({} if base is None else net.init(generator)))
+        start = zip(SPREADS, (length, scale), strict=True)
+        begun = {homes[n]: torch.tensor(v, dtype=torch.float64).log() for n, v in start}
+        return begun | ({} if base is None else points.start(net.init(generator)))
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Know of no row yet."""
@@ -136,7 +138,7 @@ def build(
 
     def spreads(local: Tensors) -> list[Tensor]:
         """Return log l and log s."""
-        return [local[f"w/{n}"] for n in SPREADS]
+        return [local[homes[n]] for n in SPREADS]
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         """State what is said of f(x) before any row of the client, and p(y | x, f)."""
@@ -152,6 +154,9 @@ def build(
     def recall(received: Tensors, local: Tensors, data: Batch) -> None:
         """Say of f(x) what the client keeps."""
         points(received, local, data)
+        with data.clients():
+            for n, value in zip(SPREADS, spreads(local), strict=True):
+                pyro.sample(n, dist.Delta(value))
         known = {n: local[name].squeeze(1) for n, name in kept.items()}
         z, own_z = run(local, data.x), known.pop("z")
         among, across = (process(own_z, other, *spreads(local)) for other in (own_z, z))
@@ -186,7 +191,7 @@ def build(
         cost = inner(model, guide, received, half, asked)
         down, up = (with_rows(t, len(data)) for t in (received, local))
         for n, shape in shapes.items():
-            before = prior(n, shape, down, up, data).log_prob(up[f"w/{n}"])
+            before = prior(n, shape, down, up, data).log_prob(up[homes[n]])
             cost = cost - before.reshape(len(data)) / data.size
         return cost
 
@@ -202,7 +207,7 @@ def build(
         return said | under("own", {n: local[n] for n in received})
 
     keep = Phase((remember,))
-    step = Step("w/*", sgd(lr, momentum), predictive)
+    step = Step(" ".join(homes.values()), sgd(lr, momentum), predictive)
     return Method(
         name="pfedgp",
         init=init,

@@ -28,7 +28,6 @@ MAYBE_NONE = (
     "scale",
     "downloads",
 )
-MAYBE_NONE += ("length",)
 DEEP = ("fedper", "fedrep", "fedbabu", "fedpop", "lgfedavg", "pfedvem")
 
 

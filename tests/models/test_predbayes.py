@@ -81,7 +81,7 @@ def test_without_a_chain_and_a_teacher_it_is_fedavg(tiny):
     still = predbayes.build(
         net, unlabelled=x, chain_lr=0.0, temperature=0.0, distil_epochs=0, prior=fedavg.flat
     )
-    plain = last(fedavg.build(net), tiny, 1)
+    plain = last(fedavg.build(net, lr=0.05), tiny, 1)
     state = last(still, tiny, 1)
     for n in net.shapes:
         close(state.message[f"sample/{n}"][:, 2], plain.message[f"w/{n}"])

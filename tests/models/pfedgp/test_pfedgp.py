@@ -23,7 +23,7 @@ from pyrofl.nets import Network, build
 from pyrofl.tensors import generator, role
 
 SENT = toys.BASE + 2
-PROMISES = {"pfedgp": Promises(message=(SENT, SENT))}
+PROMISES = {"pfedgp": Promises(message=(SENT, SENT), any_number="log_length/* log_scale/*")}
 NOISE = 0.5
 
 
@@ -152,7 +152,9 @@ def test_a_prior_pulls_the_spreads(tiny):
     narrow = priors.by_name({"log_scale": priors.fixed(loc=3.0, scale=0.01), "*": priors.flat})
     net = build("mlp:5", (4,), 3)
     free, pulled = (
-        last(pfedgp.build(net, prior=p, lr=1e-4, momentum=0.0), tiny, 2).server["w/log_scale"]
+        last(pfedgp.build(net, prior=p, lr=1e-4, momentum=0.0), tiny, 2).server[
+            "log_scale/head.bias"
+        ]
         for p in (priors.flat, narrow)
     )
     assert pulled > free + 0.05
