@@ -11,18 +11,19 @@ from hostile.flags import DIGITS, EITHER, MOST
 
 # What settings are called, and what they may be. A new setting needs a place here.
 COUNTS = "batch draws steps tune_steps distil_batch cycle samples clusters adapt_steps branches "
-COUNTS += "m_step_iters embedding width"
-WHOLE = "epochs own_epochs fine_tune head_epochs base_epochs burn_in distil_epochs depth"
-POSITIVE = "tau noise concentration clip"
+COUNTS += "m_step_iters embedding width keep ensemble"
+WHOLE = "epochs own_epochs fine_tune head_epochs base_epochs burn_in distil_epochs depth centres"
+POSITIVE = "tau noise concentration clip count df spread"
 NOT_NEGATIVE = "lr scale lr_alpha lr_prior lr_head lr_base lr_centre inner_lr server_lr client_lr "
 NOT_NEGATIVE += "hyper_lr distil_lr distil_lr_end weight_decay mu rho strength kl temperature "
 NOT_NEGATIVE += "std_scale"
 SHARE = "prune_from prune drop damping"
-BELOW_ONE = "momentum server_momentum beta1 beta2 memory distil_momentum sparsity"
-YES_OR_NO = "remember decay fresh_tau own_base natural logit_average sharpen shared weighted"
+BELOW_ONE = "momentum server_momentum beta1 beta2 memory distil_momentum sparsity discard"
+YES_OR_NO = "remember decay fresh_tau own_base natural logit_average sharpen shared weighted "
+YES_OR_NO += "stateless together"
 WORDS = "average confidence coords covariance distil dropout meta_grad on optimiser option order "
-WORDS += "posterior precision sampling tune guide"
-PATTERNS = "head merge bayesian branched teachers"
+WORDS += "posterior precision sampling tune guide moments surrogates"
+PATTERNS = "head private merge bayesian branched teachers"
 NO_WORDS = "prior augment"  # of the signature, but nothing that words can say
 BOTH = {"alpha": "a share of apfl, a positive number of fedbe", "beta": "a share or a factor"}
 KINDS: dict[str, str] = {
@@ -95,7 +96,17 @@ ENDLESS = "epochs own_epochs head_epochs base_epochs burn_in steps m_step_iters 
 ENDLESS += "fine_tune adapt_steps samples distil_epochs branches clusters width depth"
 FIRST, WORDY, EACH = 8, 6, 1  # values for the first method of a setting, and for every method
 SERVER = {"fedbe": ("--server-data", "20")}
-DEEP = ("fedper", "fedrep", "fedbabu", "fedpop", "lgfedavg", "pfedvem", "metavd", "fedbe")
+DEEP = (
+    "fedper",
+    "fedrep",
+    "fedbabu",
+    "fedpop",
+    "lgfedavg",
+    "pfedvem",
+    "metavd",
+    "fedbe",
+    "virtual",
+)
 
 
 @cache
