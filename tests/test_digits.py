@@ -37,7 +37,7 @@ PAPERS = ("pfedvem", "pfedmb", "metavd", "fedbe", "fedabml")
 AROUND_FEDAVG = ("fedopt", "ditto", "pfedme", "apfl", "perfedavg", "reptile", "ifca", "fedpa")
 IN_PARTS = ("fedper", "fedrep", "fedbabu", "lgfedavg")
 BAYESIAN = ("fedpop", "pfedbayes")
-GAUSSIAN = ("fisher", "fola", "fedep", "fald", "fedhb", "virtual")
+GAUSSIAN = ("fisher", "fola", "fald", "fedhb", "virtual")
 
 
 @pytest.mark.slow

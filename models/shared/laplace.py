@@ -33,7 +33,7 @@ from pyrofl.models.shared.vectors import flattened, parted
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, times, under
 
-MOST = 1e20  # largest precision of a diagonal, beyond which single precision soon has no number
+MOST = 1e12  # largest precision of a diagonal; with more, single precision soon has no number
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,13 @@ class Laplace:
         }
 
     def training(
-        self, epochs: int, batch: int | None, lr: float, momentum: float, strength: float = 0.0
+        self,
+        epochs: int,
+        batch: int | None,
+        lr: float,
+        momentum: float,
+        strength: float = 0.0,
+        clip: float | None = None,
     ) -> tuple[Phase, ...]:
         """Return the phases that find w_j and F_j.
 
@@ -137,7 +143,7 @@ class Laplace:
             near = mean + (times(hold, away) if self.normals.full else hold * away)
             return under("w", parted(near, self.net.shapes))
 
-        step = Step("w/*", sgd(lr, momentum), at(self.point, elbo(kl=0.0, mean=True)))
+        step = Step("w/*", sgd(lr, momentum, clip), at(self.point, elbo(kl=0.0, mean=True)))
         climb = Phase((step, pull) if strength else (step,), epochs, batch)
         first = (Phase((tie,)),) if strength else ()
         return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
