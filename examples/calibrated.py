@@ -50,7 +50,7 @@ sgd = {"epochs": 40 if args.quick else 300, "batch": None, "lr": 0.1}
 full = {"guide": guides.full_covariance}
 natural = {"moments": "natural", "lr": 1.0, "epochs": 3, "draws": 8}
 step = 0.3 / float(torch.linalg.eigvalsh(x.T @ x)[-1])  # of the chain, a seventh of the stable
-chain = fixed | {"batch": None, "lr": step, "burn_in": 0.2, "keep": 10_000}
+chain = fixed | {"batch": None, "lr": step, "discard": 0.2, "keep": 10_000}
 longest = 20 if args.quick else 600
 local = 2 if args.quick else 40
 

@@ -24,7 +24,7 @@ the rows all in one batch, the chain of any number of local steps has the exact 
 axis of precision P the variance temperature / (P (1 - lr P / 2)).
 
 `posterior` and `to_arviz` give the draws of the chain, in their order: of those after a share
-`burn_in` of the rounds, each asked-for draw is the next one along the chain, thinned or repeated to
+`discard` of the rounds, each asked-for draw is the next one along the chain, thinned or repeated to
 the number that is asked for. So chains of several seeds have R-hat and ESS that mean something, and
 a chain of few rounds shows a small ESS. The view "global" predicts by the last draw, "ensemble" by
 the mean over some of them.
@@ -81,12 +81,12 @@ def build(
     guide: guides.Family = guides.delta,
     surrogates: Surrogates = "none",
     temperature: NotNegative = 1.0,
-    burn_in: ShareBelowOne = 0.5,
+    discard: ShareBelowOne = 0.5,
     keep: Count = 1000,
     ensemble: Count = 10,
     epochs: Count = 5,
     batch: Count | None = 10,
-    lr: Positive = 1e-5,
+    lr: Positive = 4e-5,
     merge: str | Combine = "mean",
 ) -> Method:
     """Build FALD or, with surrogates, FSGLD.
@@ -99,7 +99,7 @@ def build(
         surrogates: "none" is FALD; normal factors of each client's rows, "diagonal", or "full" for
             a few hundred parameters.
         temperature: of the chain; 1 is exact Bayes, 0 leaves gradient descent.
-        burn_in: share of the rounds whose draws do not count.
+        discard: share of the rounds whose draws do not count.
         keep: rounds of the chain that the server remembers, the last ones.
         ensemble: draws that predict together, in the view "ensemble".
         epochs: local epochs.
@@ -161,7 +161,7 @@ def build(
         """Return that many draws after the burn-in, [draws, *p], in their order."""
         chain = role(HELD, server) or {n: server[f"w/{n}"][None] for n in net.shapes}
         rounds = len(next(iter(chain.values())))
-        first = int(burn_in * rounds)
+        first = int(discard * rounds)
         at = first + (torch.arange(draws) * (rounds - first)) // draws
         return {n: v[at.to(v.device)] for n, v in chain.items()}
 

@@ -73,7 +73,7 @@ def build(
     df: Positive = 3.0,
     spread: Positive = 0.1,
     scale: Positive = 0.05,
-    kl: Positive = 1.0,
+    kl: Positive = 0.1,
     draws: Count = 2,
     epochs: Whole = 5,
     batch: Count | None = 50,
@@ -94,7 +94,8 @@ def build(
         df: how many clients of deviation `spread` the prior of sigma^2 is worth.
         spread: of clients around mu, by the prior; with centres, sigma.
         scale: psi / n before round one, as a standard deviation: where clients start.
-        kl: weight of the KL divergence; 1 is exact Bayes.
+        kl: weight of the KL divergence; 1 is exact Bayes. The default was chosen on handwritten
+            digits, as that of pFedBayes.
         draws: Monte Carlo samples of every loss.
         epochs: local epochs.
         batch: rows in a step; None takes all.

@@ -33,7 +33,7 @@ from dataclasses import replace
 import torch
 from torch import Generator
 
-from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked
+from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.method import Method, Phase, as_received
 from pyrofl.inference.programs import Likelihood, Prior, built_for
@@ -63,6 +63,7 @@ def build(
     batch: Count | None = 10,
     lr: NotNegative = 0.01,
     momentum: ShareBelowOne = 0.9,
+    clip: Positive | None = 10.0,
     merge: str | Combine = "mean",
 ) -> Method:
     """Build FOLA.
@@ -78,6 +79,7 @@ def build(
         batch: rows in a step, and of what F_j is added up from; None takes all.
         lr: learning rate; the loss is a mean over the rows.
         momentum: of SGD, which starts afresh each round.
+        clip: largest norm of a gradient, that of the authors' code.
         merge: of P_j and P_j w_j, as in `fedavg.build`.
 
     Raises:
@@ -126,7 +128,7 @@ def build(
     pooling = Pooled({"*": by_size}, next_prior, merge)
     if together:
         pooling = replace(pooling, weights={"*": Total(evenly)}, of=changes)
-    phases = core.training(epochs, batch, lr, momentum, strength)
+    phases = core.training(epochs, batch, lr, momentum, strength, clip)
     return Method(
         name="fola",
         init=init,

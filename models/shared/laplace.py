@@ -33,6 +33,8 @@ from pyrofl.models.shared.vectors import flattened, parted
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, times, under
 
+MOST = 1e12  # largest precision of a diagonal; with more, single precision soon has no number
+
 
 @dataclass(frozen=True)
 class Laplace:
@@ -103,7 +105,13 @@ class Laplace:
         }
 
     def training(
-        self, epochs: int, batch: int | None, lr: float, momentum: float, strength: float = 0.0
+        self,
+        epochs: int,
+        batch: int | None,
+        lr: float,
+        momentum: float,
+        strength: float = 0.0,
+        clip: float | None = None,
     ) -> tuple[Phase, ...]:
         """Return the phases that find w_j and F_j.
 
@@ -135,7 +143,7 @@ class Laplace:
             near = mean + (times(hold, away) if self.normals.full else hold * away)
             return under("w", parted(near, self.net.shapes))
 
-        step = Step("w/*", sgd(lr, momentum), at(self.point, elbo(kl=0.0, mean=True)))
+        step = Step("w/*", sgd(lr, momentum, clip), at(self.point, elbo(kl=0.0, mean=True)))
         climb = Phase((step, pull) if strength else (step,), epochs, batch)
         first = (Phase((tie,)),) if strength else ()
         return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
@@ -143,7 +151,7 @@ class Laplace:
     def packed(self, rows: Tensor) -> Tensor:
         """Return R'R of rows [C, R, d] as precisions are kept."""
         if not self.normals.full:
-            return rows.square().sum(1)
+            return rows.square().sum(1).clamp(max=MOST)
         return self.normals.packed(rows.mT @ rows)
 
     def factor(self, precision: Tensor, mean: Tensor) -> Tensors:
@@ -158,7 +166,7 @@ class Laplace:
         """Return the precision [C, ...] of a normal as the guide reads it."""
         if not self.normals.full:
             _, variance = self.q.moments(q, q, None)  # type: ignore[arg-type]
-            return flattened(variance).reciprocal()
+            return flattened(variance).reciprocal().clamp(max=MOST)
         own = role("spread", q)
         root = torch.diag_embed(own["log_sd"].exp())
         row, column = torch.tril_indices(self.layout.size, self.layout.size, -1)
@@ -258,5 +266,9 @@ def _root_of_curvature(likelihood: Likelihood, outputs: Tensor, x: Tensor, y: Te
     ]
     curve = torch.stack(curves, -1)
     good = curve.isfinite().all(-1).all(-1)[..., None, None]
-    values, vectors = torch.linalg.eigh(torch.where(good, curve, 0.0))
-    return torch.where(good, vectors * values.clamp(min=0).sqrt()[..., None, :], torch.nan)
+    # In double precision and units of the largest, as where all but one are 0 it may not converge.
+    unit = curve.abs().amax((-1, -2), keepdim=True).clamp(min=torch.finfo(curve.dtype).tiny)
+    even = torch.where(good, curve / unit, 0.0).double()
+    values, vectors = torch.linalg.eigh((even + even.mT) / 2)
+    root = (vectors * values.clamp(min=0).sqrt()[..., None, :]).to(curve)
+    return torch.where(good, root * unit.sqrt(), torch.nan)

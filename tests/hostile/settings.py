@@ -11,20 +11,20 @@ from hostile.flags import DIGITS, EITHER, MOST
 
 # What settings are called, and what they may be. A new setting needs a place here.
 COUNTS = "batch draws steps tune_steps distil_batch cycle samples clusters adapt_steps branches "
-COUNTS += "m_step_iters embedding width components downloads least rows "
-COUNTS += "thin"
-WHOLE = "epochs own_epochs fine_tune head_epochs base_epochs burn_in distil_epochs depth"
-POSITIVE = "tau noise concentration clip hyper_step sigma length"
+COUNTS += "m_step_iters embedding width components downloads least rows thin keep ensemble"
+WHOLE = "epochs own_epochs fine_tune head_epochs base_epochs burn_in distil_epochs depth centres"
+POSITIVE = "tau noise concentration clip hyper_step sigma length count df spread"
 NOT_NEGATIVE = "lr scale lr_alpha lr_prior lr_head lr_base lr_centre inner_lr server_lr client_lr "
 NOT_NEGATIVE += "hyper_lr distil_lr distil_lr_end weight_decay mu rho strength kl temperature "
 NOT_NEGATIVE += "std_scale distil_weight_decay chain_lr"
 SHARE = "prune_from prune drop damping explore self_weight"
 BELOW_ONE = "momentum server_momentum beta1 beta2 memory distil_momentum sparsity swa_start "
-BELOW_ONE += "held_back"
-YES_OR_NO = "remember decay fresh_tau own_base natural logit_average sharpen shared weighted"
+BELOW_ONE += "held_back discard"
+YES_OR_NO = "remember decay fresh_tau own_base natural logit_average sharpen shared weighted "
+YES_OR_NO += "stateless together"
 WORDS = "average confidence coords covariance distil dropout meta_grad on optimiser option order "
-WORDS += "posterior precision sampling tune guide attention kernel surrogates"
-PATTERNS = "head merge bayesian branched teachers"
+WORDS += "posterior precision sampling tune guide attention kernel moments surrogates"
+PATTERNS = "head private merge bayesian branched teachers"
 NO_WORDS = "prior augment tuning"  # of the signature, but nothing that words can say
 BOTH = {"alpha": "a share of apfl, a positive number of others", "beta": "a share or a factor"}
 KINDS: dict[str, str] = {
@@ -99,6 +99,7 @@ ENDLESS += "rows thin"
 FIRST, WORDY, EACH = 8, 6, 1  # values for the first method of a setting, and for every method
 SERVER = dict.fromkeys(("fedbe", "predbayes"), ("--server-data", "20"))
 DEEP = ("fedper", "fedrep", "fedbabu", "fedpop", "lgfedavg", "pfedvem", "metavd", "fedbe")
+DEEP += ("virtual",)
 
 
 @cache

@@ -148,7 +148,7 @@ def test_it_learns(surrogates):
     [
         ({"guide": guides.mean_field}, "guide is .*; expected delta, as draws are those of the"),
         ({"lr": 0.0}, "lr is 0.0; expected a number above 0"),
-        ({"burn_in": 1.0}, "burn_in is 1.0"),
+        ({"discard": 1.0}, "discard is 1.0"),
         ({"surrogates": "block"}, "surrogates is 'block'"),
     ],
 )

@@ -75,6 +75,7 @@ def test_it_finds_a_population():
         build("linear", (1,), 1),
         likelihood=likelihoods.normal(),
         batch=None,
+        kl=1.0,
         epochs=100,
         draws=8,
         lr=0.02,

@@ -35,21 +35,13 @@ SITES = {
 }
 BASE = NETWORK.keys() - HEAD.keys()
 # What all clients have together, a posterior or a point, has no axis of clients.
-GLOBAL = (
-    "fedavg",
-    "fedavgm",
-    "fedbe",
-    "fedopt",
-    "fedpa",
-    "fedprox",
-    "predbayes",
-    "pvi",
-    "scaffold",
-)
+GLOBAL = ("fedavg", "fedavgm", "fedbe", "fedopt", "fedpa", "fedprox", "pvi", "scaffold")
+GLOBAL += ("fisher", "fola", "fedep", "fald", "predbayes")
 SHARED = dict.fromkeys(GLOBAL, NETWORK.keys())
-SHARED |= {"fedper": BASE, "fedrep": BASE, "lgfedavg": HEAD.keys()}
+SHARED |= {"fedper": BASE, "fedrep": BASE, "lgfedavg": HEAD.keys(), "virtual": BASE}
 SHARED["pfedgp"] = BASE | KERNEL.keys()
 RANDOM = {"fedabml", "fedbe", "fedpop", "metavd", "pfedbayes", "pfedvem", "pvi"}
+RANDOM |= {"fisher", "fola", "fedep", "fedhb", "virtual"}
 STATISTICS = {  # and the axes of their own
     "apfl": {"alpha": ()},
     "metavd": {
