@@ -1,6 +1,7 @@
 """Figures: every function returns a matplotlib Figure of its own; no window opens."""
 # ruff: noqa: F403
 
+from pyrofl.figures.diagrams import *
 from pyrofl.figures.papers import *
 from pyrofl.figures.posteriors import *
 from pyrofl.figures.runs import *

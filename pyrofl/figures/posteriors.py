@@ -58,7 +58,11 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
 
 
 def forest(
-    fits: Mapping[str, Summary], labels: Sequence[str], title: str, truth: Any = None
+    fits: Mapping[str, Summary],
+    labels: Sequence[str],
+    title: str,
+    truth: Any = None,
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw the intervals of several fits below each other.
 
@@ -67,18 +71,25 @@ def forest(
         labels: of the J rows, from top to bottom.
         title: of the axis, with its unit.
         truth: values [J] that all fits are about.
+        ax: where to draw; None makes a figure.
     """
     height = _height(len(labels) * max(1.0, 0.55 * len(fits)))
-    figure, (axes,) = panels(1, 1, 6.4, height, grid=None)
+    figure, axes = style.one_panel(6.4, height, ax, grid=None)
     _intervals(axes, labels, fits)
     if truth is not None:
         axes.plot(truth, np.arange(len(labels)), "k*", markersize=7, label="later known", zorder=5)
     axes.set_xlabel(title)
-    return with_legend(figure, [axes])
+    return with_legend(figure, [axes], ax=ax)
 
 
 def shrinkage(
-    names: Sequence[str], raw: Any, posterior: Summary, centre: float, title: str, truth: Any = None
+    names: Sequence[str],
+    raw: Any,
+    posterior: Summary,
+    centre: float,
+    title: str,
+    truth: Any = None,
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw how each client's own estimate is pulled towards the population.
 
@@ -89,10 +100,11 @@ def shrinkage(
         centre: mean of the population.
         title: of the axis, with its unit.
         truth: [J], what turned out later.
+        ax: where to draw; None makes a figure.
     """
     order = np.argsort(-np.asarray(raw), kind="stable")
     raw, mean, low, high = (np.asarray(v, dtype=float)[order] for v in (raw, *posterior))
-    figure, (axes,) = panels(1, 1, 6.4, _height(len(raw)), grid=None)
+    figure, axes = style.one_panel(6.4, _height(len(raw)), ax, grid=None)
     places = np.arange(len(raw))
     axes.axvline(centre, color=GREY, linestyle="--", label="population mean")
     axes.hlines(places, raw, mean, color=GREY, linewidth=0.8)
@@ -101,7 +113,7 @@ def shrinkage(
     if truth is not None:
         axes.plot(np.asarray(truth)[order], places, "k*", label="later known", zorder=5)
     axes.set_xlabel(title)
-    return with_legend(figure, [axes])
+    return with_legend(figure, [axes], ax=ax)
 
 
 def pooling(
@@ -298,7 +310,11 @@ def reliability_by_client(bins: Mapping[str, Bins], columns: int = 5) -> Figure:
 
 
 def narrowing(
-    sizes: Sequence[int], fits: Mapping[str, Summary], title: str, truth: float | None = None
+    sizes: Sequence[int],
+    fits: Mapping[str, Summary],
+    title: str,
+    truth: float | None = None,
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw how a new client's posterior narrows with its rows.
 
@@ -307,8 +323,9 @@ def narrowing(
         fits: name -> means and ends of intervals, each [N].
         title: of what is estimated, with its unit.
         truth: what it is.
+        ax: where to draw; None makes a figure.
     """
-    figure, (axes,) = panels(1, 1, 5.8, 3.9, grid="y")
+    figure, axes = style.one_panel(5.8, 3.9, ax, grid="y")
     at, shift = np.arange(len(sizes)), 0.5 / len(fits)
     if truth is not None:
         axes.axhline(truth, color="black", linestyle="--", linewidth=1, label="truth")
@@ -319,7 +336,7 @@ def narrowing(
         axes.errorbar(place, mean, (mean - low, high - mean), **look)
     axes.set_xticks(at, list(map(str, sizes)))
     axes.set(xlabel="rows of the new client", ylabel=title)
-    return with_legend(figure, [axes], note="mean and 95% interval")
+    return with_legend(figure, [axes], note="mean and 95% interval", ax=ax)
 
 
 def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -> None:

@@ -18,6 +18,7 @@ from pyrofl.metrics import Bins
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -149,13 +150,16 @@ def convergence(run: Any) -> Figure:
     return with_legend(figure, grid, looks, "\n".join(told))
 
 
-def comparison(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:
+def comparison(
+    rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy", ax: Axes | None = None
+) -> Figure:
     """Draw the final metric of every method: each seed, and the mean with its standard error.
 
     Args:
         rows: of compare.csv. Every method gets a lane, in the order of the rows; every model and
             adaptation a colour.
         metric: the one to draw.
+        ax: where to draw; None makes a figure.
 
     Raises:
         ValueError: if no row is about the metric.
@@ -170,7 +174,7 @@ def comparison(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accu
     seeds = max(len(values) for marks in lanes.values() for _, values in marks)
     most = max(map(len, lanes.values()))
     each = 0.26 if len(lanes) < 10 else 0.13  # inches for a mark; many methods stand closer
-    figure, (axes,) = panels(1, 1, 6.4, 1.6 + each * len(lanes) * max(2, most), grid="x")
+    figure, axes = style.one_panel(6.4, 1.6 + each * len(lanes) * max(2, most), ax, grid="x")
     step = 0.8 / most
     for lane, marks in enumerate(lanes.values()):
         for i, (name, values) in enumerate(marks):
@@ -188,7 +192,7 @@ def comparison(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accu
         axes.axhline(edge - 0.5, color="#dddddd", linewidth=0.8)
     axes.set_xlabel(style.axis_label(metric))
     note = f"mean ± one standard error; dots: {seeds} seeds" if seeds > 1 else ""
-    return with_legend(figure, [axes], looks, note)
+    return with_legend(figure, [axes], looks, note, ax=ax)
 
 
 def reliability(bins: Mapping[str, Bins]) -> Figure:
@@ -244,15 +248,22 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     return with_legend(figure, [weights])
 
 
-def clients(size: Any, value: Any, metric: str) -> Figure:
-    """Draw a metric of every client, [J], against its number of training rows, [J]."""
+def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figure:
+    """Draw a metric of every client, [J], against its number of training rows, [J].
+
+    Args:
+        size: [J], training rows.
+        value: [J], of the metric; NaN where a client was not tested.
+        metric: what it is.
+        ax: where to draw; None makes a figure.
+    """
     size, value = np.asarray(size), np.asarray(value, dtype=float)
-    figure, (axes,) = panels(1, 1, 5.4, 3.8)
+    figure, axes = style.one_panel(5.4, 3.8, ax)
     axes.scatter(size, value, s=22, color=COLOURS[0], alpha=0.7)
     axes.axhline(float(np.nanmean(value)), color=COLOURS[1], ls="--", label="mean of clients")
     style.mark_sizes(axes.xaxis, size)
     axes.set_ylabel(style.axis_label(metric))
-    return with_legend(figure, [axes])
+    return with_legend(figure, [axes], ax=ax)
 
 
 def differences(
