@@ -38,11 +38,11 @@ class Paper:
 
 
 def paper(text: str) -> Paper:
-    """Take the docstring of a method's module apart.
+    r"""Take the docstring of a method's module apart.
 
-    >>> found = paper("A: averages.\\n\\nB 2020.\\n\\n    w = 1\\n\\nUse it always. It assumes nothing.")
+    >>> found = paper("A: averages.\n\nB 2020.\n\n    w = 1\n\nUse it always.")
     >>> found.name, found.headline, found.source, found.equations, found.use
-    ('A', 'averages', 'B 2020.', (('w = 1',),), 'Use it always. It assumes nothing.')
+    ('A', 'averages', 'B 2020.', (('w = 1',),), 'Use it always.')
     """
     first, *blocks = re.split(r"\n\s*\n", inspect.cleandoc(text))
     name, _, headline = first.partition(": ")

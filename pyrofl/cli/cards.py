@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from textwrap import fill
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -20,8 +21,14 @@ from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.method import Method
 from pyrofl.nets import Network
 
+WIDTH = 100  # of a card in a terminal
 INPUTS, OUTPUTS, SPEC = 64, 10, "mlp:50"  # the network of the digits
-WORDS: dict[Any, str] = {bool: "true or false", NoneType: "none", str: "a word", int: "a whole number"}
+WORDS: dict[Any, str] = {
+    bool: "true or false",
+    NoneType: "none",
+    str: "a word",
+    int: "a whole number",
+}
 WORDS |= {float: "a number"}
 
 
@@ -68,13 +75,15 @@ class Card:
     def told(self) -> str:
         """Lay the card out for a terminal."""
         paper, wire = self.paper, self.wire
-        parts = [f"{paper.name} ({self.key}): {paper.headline}.", paper.source]
-        parts += ["\n".join(f"    {line}" for line in block) for block in paper.equations[:2]]
-        parts += [paper.use, f"Models that can be tested: {', '.join(self.views)}.", self.bytes]
-        parts += [f"Goes up: {_listed(wire.sent)}. Stays at the client: {_listed(wire.kept)}."]
-        parts += ["\n".join(["Settings, for --set NAME=VALUE", *map(_line, self.settings)])]
-        parts += [paper.departures]
-        return "\n\n".join(part for part in parts if part)
+        words = [f"{paper.name} ({self.key}): {paper.headline}.", paper.source, paper.use]
+        words += [f"Models that can be tested: {', '.join(self.views)}.", self.bytes]
+        words += [f"Goes up: {_listed(wire.sent)}. Stays at the client: {_listed(wire.kept)}."]
+        parts = [fill(text, WIDTH) for text in words if text]
+        equations = ["\n".join(f"    {line}" for line in block) for block in paper.equations[:2]]
+        parts[2:2] = equations
+        parts += ["\n".join(["settings, for --set NAME=VALUE", *map(_line, self.settings)])]
+        parts += [fill(paper.departures, WIDTH)] if paper.departures else []
+        return "\n\n".join(parts)
 
     @property
     def bytes(self) -> str:
@@ -109,13 +118,17 @@ def made(name: str, net: Network) -> Method:
     """Return a method with its defaults, for `rows`."""
     build = builds()[name]
     own = {"unlabelled": rows().x} if "unlabelled" in inspect.signature(build).parameters else {}
-    return build(net, **own)
+    method: Method = build(net, **own)
+    return method
 
 
 @lru_cache
 def rows() -> Federation:
     """Return a few rows of two clients, as numbers count here and not what they mean."""
-    sites = {name: (torch.rand(6, INPUTS), torch.arange(6) % OUTPUTS) for name in ("one", "two")}
+    sites = {
+        name: (torch.linspace(-1, 1, 6 * INPUTS).reshape(6, INPUTS), torch.arange(6) % OUTPUTS)
+        for name in ("one", "two")
+    }
     return Federation.of(sites, classes=OUTPUTS)
 
 
@@ -195,7 +208,8 @@ def value(default: Any) -> str:
 
 
 def _line(setting: Setting) -> str:
-    return f"  {setting.name}={setting.default}  ({setting.kind}) {setting.about}".rstrip()
+    text = f"  {setting.name}={setting.default}  [{setting.kind}] {setting.about}"
+    return fill(text.rstrip(), WIDTH, subsequent_indent=" " * 6, break_on_hyphens=False)
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -25,6 +25,7 @@ from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.run import Run
 from pyrofl.metrics import Bins
+from pyrofl.paired import interval
 from pyrofl.partitions.federations import class_counts
 from pyrofl.tensors import Tensors
 
@@ -43,6 +44,7 @@ CompareRow = tuple[str, int, str, str, str, float]
 
 PRIVACY = ("epsilon", "delta")  # of `Run.privacy`
 SMALLEST = 0.1  # share of the clients that counts as small
+MARKED = "* the best mean of its column; beside it: differences on the same seeds, 95% intervals"
 SHOWN = {
     "accuracy": "accuracy",
     "rmse": "RMSE",
@@ -230,21 +232,56 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
 
 def compare_table(rows: Iterable[CompareRow]) -> str:
     """Lay out mean ± standard error over seeds, a line for each method and model."""
-    return run_folder.table(*compare_lines(rows))
+    head, lines = compare_lines(rows)
+    return run_folder.table(head, lines) + f"\n{MARKED}" * head[-1].endswith(" *")
 
 
 def compare_lines(rows: Iterable[CompareRow]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the head and the lines of that table."""
+    """Return the head and the lines of that table.
+
+    The best mean of a column has a star. The last column is how far a line is from the best of the
+    main metric, on the same seeds: the mean difference, and its 95% interval.
+    """
     from pandas import DataFrame
 
     found = DataFrame(rows, columns=list(run_folder.COMPARE))
     of = ["method", "model", "adapted"]
-    shown = [metric for metric in SHOWN if metric in set(found["metric"])]
-    lines = []
-    for key, part in found.groupby(of, sort=False):
-        cells = part.groupby("metric")["value"].agg(spread)
-        lines.append((*key, *(cells.get(metric, "-") for metric in shown)))
-    return (*of, *(SHOWN[metric] for metric in shown)), lines
+    head = [metric for metric in SHOWN if metric in set(found["metric"])]
+    order = list(dict.fromkeys(zip(*(found[column] for column in of), strict=True)))
+    values = found.pivot_table("value", of, ["metric", "seed"], dropna=False)
+    means = DataFrame({m: values[m].mean(axis=1) for m in head})
+    best = {m: _best(means[m].loc[order], m) for m in head if m not in PRIVACY and len(order) > 1}
+    lines: list[tuple[str, ...]] = []
+    for key in order:
+        cells = [spread(known) if len(known := values[m].loc[key].dropna()) else "-" for m in head]
+        stars = [" *" if best.get(m) == key else "" for m in head]
+        lines.append((*key, *map("".join, zip(cells, stars, strict=True))))
+    names = (*of, *(SHOWN[metric] for metric in head))
+    if not best:
+        return names, lines
+    main = values[head[0]]
+    apart = [beside(main.loc[key] - main.loc[best[head[0]]]) for key in order]
+    added = ["" if key == best[head[0]] else text for key, text in zip(order, apart, strict=True)]
+    lines = [(*line, text) for line, text in zip(lines, added, strict=True)]
+    return (*names, f"{SHOWN[head[0]]} beside *"), lines
+
+
+def _best(means: Series, metric: str) -> tuple[str, ...]:
+    """Return the line whose mean is best; of accuracies the largest, of errors the smallest."""
+    key: tuple[str, ...] = means.idxmax() if metric.endswith("accuracy") else means.idxmin()
+    return key
+
+
+def beside(differences: Series) -> str:
+    """Write the mean difference of paired seeds and, of two or more, its 95% interval.
+
+    >>> from pandas import Series
+    >>> beside(Series([-0.02, -0.03, -0.025])), beside(Series([-0.02]))
+    ('-0.025 (-0.037 to -0.013)', '-0.020')
+    """
+    found = interval(differences.dropna().to_numpy())
+    ends = f" ({found.low:+.3f} to {found.high:+.3f})" if found.low == found.low else ""
+    return f"{found.mean:+.3f}{ends}"
 
 
 def spread(values: Series) -> str:

@@ -60,7 +60,10 @@ def plates(relations: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     tall = max(Counter(node.column for node in nodes).values())
     size = (WIDE * columns + 0.4, TALL * tall + 1.3)
     figure, axes = style.one_panel(*size, ax, grid=None)
-    axes.set(xlim=(-0.6 * WIDE, (columns - 0.4) * WIDE), ylim=(-0.75 - TALL * tall / 2, TALL * tall / 2 + 0.55))
+    axes.set(
+        xlim=(-0.6 * WIDE, (columns - 0.4) * WIDE),
+        ylim=(-0.75 - TALL * tall / 2, TALL * tall / 2 + 0.55),
+    )
     axes.set_axis_off()
     for depth, (name, words) in enumerate(PLATES.items()):
         _box(axes, [n for n in nodes if name in n.plates], words, depth)
@@ -94,9 +97,11 @@ def _nodes(relations: Mapping[str, Any]) -> list[Node]:
         home[tensor] = found[place, role]
     for name, site in relations.items():
         reads = tuple(dict.fromkeys(home[n] for n in site.reads if n in home))
-        key = (site.distribution, site.plates, site.observed, reads)
+        key: Any = (site.distribution, site.plates, site.observed, reads)
         key = (*key, name) if not _weight(name) else key
-        home[name] = put(key, Node(site.distribution, site.plates, site.observed, [], [*reads]), name)
+        home[name] = put(
+            key, Node(site.distribution, site.plates, site.observed, [], [*reads]), name
+        )
     return nodes
 
 
@@ -127,7 +132,10 @@ def _placed(nodes: list[Node]) -> list[Node]:
 def _spread_out(nodes: Iterable[Node]) -> None:
     """Spread the nodes of each column; those read from afar lie low, where arrows pass below."""
     nodes = list(nodes)
-    reach = [max((n.column - node.column for n in nodes if i in n.reads), default=0) for i, node in enumerate(nodes)]
+    reach = [
+        max((n.column - node.column for n in nodes if i in n.reads), default=0)
+        for i, node in enumerate(nodes)
+    ]
     for column in {node.column for node in nodes}:
         own = sorted((i for i, n in enumerate(nodes) if n.column == column), key=lambda i: reach[i])
         for place, i in enumerate(own):
@@ -145,9 +153,21 @@ def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
     low, high = low + 0.05 + 0.28 * depth, high - 0.05 - 0.14 * depth
     pad = 0.56 - 0.09 * depth
     corner, size = (left - pad * WIDE, low), (right - left + 2 * pad * WIDE, high - low)
-    look: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.12", "fc": "none", "ec": "#666666"}
+    look: dict[str, Any] = {
+        "boxstyle": "round,pad=0,rounding_size=0.12",
+        "fc": "none",
+        "ec": "#666666",
+    }
     axes.add_patch(FancyBboxPatch(corner, *size, lw=1.2, **look))
-    axes.text(corner[0] + size[0] - 0.1, low + 0.07, words, ha="right", va="bottom", fontsize=9, color="#444444")
+    axes.text(
+        corner[0] + size[0] - 0.1,
+        low + 0.07,
+        words,
+        ha="right",
+        va="bottom",
+        fontsize=9,
+        color="#444444",
+    )
 
 
 def _arrow(axes: Axes, parent: Node, child: Node) -> None:
@@ -171,6 +191,6 @@ def _draw(axes: Axes, node: Node) -> None:
     round_ = 0.02 if tensor else 0.36
     shape = f"round,pad=0,rounding_size={round_}"
     corner = (node.at[0] - wide / 2, node.at[1] - tall / 2)
-    style_ = {"boxstyle": shape, "fc": face, "ec": edge, "lw": 1.4, "zorder": 2}
-    axes.add_patch(FancyBboxPatch(corner, wide, tall, **style_))
+    look: dict[str, Any] = {"boxstyle": shape, "fc": face, "ec": edge, "lw": 1.4, "zorder": 2}
+    axes.add_patch(FancyBboxPatch(corner, wide, tall, **look))
     axes.text(*node.at, node.label, ha="center", va="center", fontsize=8.5, zorder=3)

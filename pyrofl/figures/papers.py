@@ -130,9 +130,7 @@ def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) 
     return with_legend(figure, grid)
 
 
-def densities(
-    entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | None = None
-) -> Figure:
+def densities(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | None = None) -> Figure:
     """Draw how uncertain clients are about each data set (FedABML, figures 5 and 6).
 
     Args:
