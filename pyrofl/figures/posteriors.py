@@ -23,6 +23,9 @@ __all__ = ["cost", "courses", "forest", "lines", "pooling", "shrinkage"]
 __all__ += ["coverage", "narrowing", "predictive_checks", "ranks", "reliability_by_client"]
 
 BAND = 0.99
+MOST_ROWS = 30  # that can be read one by one
+TARGETS = {"difference": (0.0, 0.2), "ratio": (1.0, 0.15)}  # what is equal, and what is near it
+NEAR = "grey: shifts below 0.2 sds, ratios within 15%"
 EXTREME = 0.025  # p values that are marked, at either end
 
 
@@ -31,9 +34,12 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
 
     Args:
         table: what `pyrofl.reference.cost` returns, or some of its rows. Several variables are
-            drawn in standard deviations, one in its own unit.
+            drawn in standard deviations, one in its own unit. Where there are more than 30 rows,
+            posteriors are left out, and every variable gets a lane, in which a dot is a row.
         names: of the two fits.
     """
+    if len(table) > MOST_ROWS:
+        return _lanes(table, names)
     figure = style.canvas(8.4, _height(len(table)))
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))
     ends = ("mean", "low", "high")
@@ -45,16 +51,56 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
         left.set_xlabel(f"mean and 95% interval\n(around the mean of {names[1]}, in its sds)")
     _intervals(left, list(map(str, table.index)), {names[0]: mine, names[1]: other})
     places = np.arange(len(table))
-    shown = ((middle, "difference", 0.0, 0.2), (right, "ratio", 1.0, 0.15))
-    for axes, column, target, near in shown:
+    for axes, column in ((middle, "difference"), (right, "ratio")):
+        _apart(axes, column, table[column].to_numpy(), places, names)
+    return with_legend(figure, [left], note=NEAR)
+
+
+def _lanes(table: Any, names: tuple[str, str]) -> Figure:
+    """Draw shifts and ratios of many rows: a lane for each variable, its worst row by name."""
+    lanes = dict(list(table.groupby("variable", sort=False)))
+    figure, grid = panels(2, 2, 4.2, 0.8 * len(lanes), (0, 1.4), grid=None, sharey=True)
+    for axes, column in zip(grid, TARGETS, strict=True):
+        for lane, part in enumerate(lanes.values()):
+            values, target = part[column].to_numpy(), TARGETS[column][0]
+            places = lane + 0.34 * np.sin(2.4 * np.arange(len(part)))
+            _apart(axes, column, values, places, names)
+            worst = int(np.abs(values - target).argmax())
+            if len(part) > 1:
+                _name(axes, str(part.index[worst]), values[worst], places[worst], target)
+        farthest = float(np.abs(table[column] - TARGETS[column][0]).max())
+        _reach(axes, column, 1.6 * farthest)  # with room for names
+        style.name_rows(axes, list(lanes))
+    grid[0].lines[1].set_label("a row of the variable")
+    return with_legend(figure, grid[:1], note=NEAR)
+
+
+def _name(axes: Axes, name: str, value: float, place: float, target: float) -> None:
+    """Write a name beside a dot, on the side where there are no others."""
+    right = value < target
+    look: dict[str, Any] = {"fontsize": 8, "va": "center", "ha": "right" if right else "left"}
+    box = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1}
+    offset = {"xytext": (-6 if right else 6, 0), "textcoords": "offset points"}
+    axes.annotate(style.plain(name), (value, place), bbox=box, **offset, **look)
+
+
+def _apart(axes: Axes, column: str, values: Any, places: Any, names: tuple[str, str]) -> None:
+    """Draw shifts or ratios at their places, and in grey what is near."""
+    target, near = TARGETS[column]
+    if not axes.lines:
         axes.axvspan(target - near, target + near, color=GREY, alpha=0.2, linewidth=0)
         axes.axvline(target, color=GREY, linewidth=0.8)
-        axes.plot(table[column], places, "o", color=COLOURS[0], markersize=3.5)
-        reach = 1.1 * max(2 * near, float(np.abs(table[column] - target).max()))
-        axes.set_xlim(max(target - reach, 0.0) if column == "ratio" else -reach, target + reach)
-    middle.set_xlabel(f"shift of the mean\n(in sds of {names[1]})")
-    right.set_xlabel(f"ratio of sds\n({names[0]} / {names[1]})")
-    return with_legend(figure, [left], note="grey: shifts below 0.2 sds, ratios within 15%")
+    axes.plot(values, places, "o", color=COLOURS[0], markersize=3.5)
+    _reach(axes, column, float(np.abs(values - target).max()))
+    words = {"difference": f"shift of the mean\n(in sds of {names[1]})"}
+    axes.set_xlabel(words.get(column, f"ratio of sds\n({names[0]} / {names[1]})"))
+
+
+def _reach(axes: Axes, column: str, farthest: float) -> None:
+    """Let an axis go as far to both sides as what is near, twice, and what is farthest."""
+    target, near = TARGETS[column]
+    reach = 1.1 * max(2 * near, farthest)
+    axes.set_xlim(max(target - reach, 0.0) if column == "ratio" else -reach, target + reach)
 
 
 def forest(
@@ -287,26 +333,44 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
     return with_legend(figure, grid)
 
 
-def reliability_by_client(bins: Mapping[str, Bins], columns: int = 5) -> Figure:
-    """Draw a reliability diagram for every client.
+def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> Figure:
+    """Draw beside each other how sure every client's model is, and how often it is right.
 
     Args:
         bins: client -> bins [bins], as `pyrofl.checks.calibration_by_client` returns them.
-        columns: of panels.
+        ax: where to draw; None makes a figure.
     """
-    words: dict[str, Any] = {"across": "confidence", "up": "right (share)", "sharex": True}
-    figure, grid = panels(len(bins), columns, 1.9, 1.9, (0.6, 0.9), **words, sharey=True)
-    look = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
-    for axes, (name, found) in zip(grid, bins.items(), strict=True):
-        count, sure, right = (np.asarray(value.cpu()) for value in found)
-        axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated")
-        style.bubbles(axes, sure, right, count, np.isfinite(sure), "bins; area: rows", look)
-        error = float(calibration_error(found)[0])
-        told = f"{style.plain(name)}: {count.sum():.0f} rows, ECE {error:.2f}"
-        axes.set_title(told, fontsize=8, pad=3)
-        axes.set(xlim=(0, 1), ylim=(-0.05, 1.05), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
-        axes.tick_params(labelsize=8)
-    return with_legend(figure, grid[:1])
+    figure, axes = style.one_panel(6.4, _height(len(bins)), ax, grid=None)
+    names, places = [], np.arange(len(bins))
+    sure, right, low, high = np.full((4, len(bins)), np.nan)
+    for j, (name, found) in enumerate(bins.items()):
+        count, confidence, share = (np.nan_to_num(np.asarray(value.cpu())) for value in found)
+        rows = count.sum()
+        names.append(f"{name} ({rows:.0f} rows, ECE {float(calibration_error(found)[0]):.2f})")
+        if rows:
+            sure[j], right[j] = (count @ values / rows for values in (confidence, share))
+            low[j], high[j] = wilson(right[j], rows)
+    error = (right - low, high - right)
+    look: dict[str, Any] = {"fmt": "o", "color": COLOURS[0], "ms": 5, "lw": 1.6}
+    axes.errorbar(right, places, xerr=error, **look, label="right (share), 95% interval")
+    axes.plot(sure, places, "D", color=COLOURS[1], markersize=5, label="confidence (mean)")
+    style.name_rows(axes, names)
+    axes.set(xlabel="share of the client's rows; probability of the predicted class")
+    axes.set_xlim(right=1.01)
+    return with_legend(figure, [axes], ax=ax)
+
+
+def wilson(share: float, rows: float) -> tuple[float, float]:
+    """Return the ends of Wilson's 95% interval of a share of so many rows.
+
+    >>> low, high = wilson(0.9, 10)
+    >>> round(low, 3), round(high, 3)
+    (0.596, 0.982)
+    """
+    z = 1.959964
+    centre = (share + z**2 / (2 * rows)) / (1 + z**2 / rows)
+    half = z * (share * (1 - share) / rows + z**2 / (4 * rows**2)) ** 0.5 / (1 + z**2 / rows)
+    return centre - half, centre + half
 
 
 def narrowing(

@@ -226,6 +226,8 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
 def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     """Draw what pFedVEM learned about its clients: its confidence and their distance from it.
 
+    Weights are drawn from zero on, so that nearly equal ones look so.
+
     Args:
         tau: [J], precision of each client.
         deviation: [J], ||mu_j - w||^2 / d, mean squared distance of its head from the server's.
@@ -233,19 +235,19 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     """
     tau, deviation, size = (np.asarray(value, dtype=float) for value in (tau, deviation, size))
     share = 100 * tau / tau.sum()
-    figure, (weights, distances, sizes) = panels(3, 3, 11 / 3, 3.6, grid=None)
-    weights.hist(share, bins="rice", color=COLOURS[0], edgecolor="white")
-    weights.set(xlabel=r"weight at the server, $\tau_j \,/\, \Sigma\tau$ (%)", ylabel="clients")
-    distances.hist(deviation, bins="rice", color=COLOURS[2], edgecolor="white")
-    distances.set(xlabel=r"mean squared deviation, $\|\mu_j - w\|^2 \,/\, d$", ylabel="clients")
-    sizes.scatter(size, share, s=18, color=COLOURS[0], alpha=0.7)
-    sizes.set_ylabel("weight at the server (%)")
-    style.mark_sizes(sizes.xaxis, size)
+    figure, (weights, distances) = panels(2, 2, 4.4, 3.6, grid=None)
+    weights.scatter(size, share, s=26, color=COLOURS[0], alpha=0.8)
+    weights.axhline(100 / len(tau), color=COLOURS[1], linestyle="--", label="equal weights")
+    weights.set(ylim=(0, 1.15 * share.max()))
+    weights.set_ylabel(r"weight at the server, $\tau_j \,/\, \Sigma\tau$ (%)")
+    distances.scatter(size, deviation, s=26, color=COLOURS[2], alpha=0.8)
+    distances.set(ylim=(0, 1.15 * deviation.max() or 1.0))
+    distances.set_ylabel(r"mean squared deviation, $\|\mu_j - w\|^2 \,/\, d$")
     for axes in (weights, distances):
-        axes.yaxis.set_major_locator(style.whole_numbers(6))
-    for draw in (weights.axvline, sizes.axhline):
-        draw(100 / len(tau), color=COLOURS[1], linestyle="--", label="equal weights")
-    return with_legend(figure, [weights])
+        style.mark_sizes(axes.xaxis, size)
+    many = share.max() / share.min()
+    note = f"{share.min():.3g} to {share.max():.3g}%: the largest is {many:.3g} times the smallest"
+    return with_legend(figure, [weights], note=note)
 
 
 def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figure:

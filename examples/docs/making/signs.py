@@ -1,0 +1,54 @@
+"""Signs that mean something to Sphinx: formulas as MathML, and stars of docstrings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils.nodes import SkipNode
+from docutils.utils.math.latex2mathml import tex2mathml
+
+# What MyST reads and docutils does not know.
+SIMPLER = {
+    r"\operatorname": r"\mathrm",
+    r"\lVert": r"\|",
+    r"\rVert": r"\|",
+    r"\bigl": "",
+    r"\bigr": "",
+}
+SIMPLER |= {r"\dots": r"\ldots", r"\tfrac": r"\frac", r"\dfrac": r"\frac", r"\lt": "<", r"\gt": ">"}
+
+
+def _simpler(text: str) -> str:
+    for sign, other in SIMPLER.items():
+        text = re.sub(re.escape(sign) + r"(?![A-Za-z])", lambda _, other=other: other, text)
+    return text
+
+
+def inline(writer: Any, node: Any) -> None:
+    """Write a formula in a line."""
+    writer.body.append(tex2mathml(_simpler(node.astext()), as_block=False))
+    raise SkipNode
+
+
+def displayed(writer: Any, node: Any) -> None:
+    """Write a formula in a line of its own."""
+    writer.body.append(
+        f'<div class="formula">{tex2mathml(_simpler(node.astext()), as_block=True)}</div>'
+    )
+    raise SkipNode
+
+
+def plain_signs(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Let stars, bars and names that end in _ stand for themselves, but in code."""
+    code = False
+    for i, line in enumerate(lines):
+        code = line.lstrip().startswith(">>>") or (code and bool(line.strip()))
+        if not code:
+            parts = re.split(r"(`[^`]*`)", line)
+            lines[i] = "".join(p if p.startswith("`") else _escaped(p) for p in parts)
+
+
+def _escaped(text: str) -> str:
+    text = re.sub(r"(?<!\\)([*|])", r"\\\1", text)
+    return re.sub(r"(\w)_(?=\W|$)", r"\1\\_", text)
