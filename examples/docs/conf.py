@@ -21,7 +21,8 @@ release = version = installed("pyrofl")
 quick = globals()["tags"].has("quick")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["making", "gallery/*.py", "_static"]
+exclude_patterns = ["making", "gallery", "_static"]
+exclude_patterns += [f"made/{n}.md" for n in ("methods_table", "gallery_entries", "tutorials_list")]
 html_theme = "furo"
 html_title = "pyrofl"
 html_static_path = ["_static"]

@@ -1,4 +1,7 @@
-"""Figures: every function returns a matplotlib Figure of its own; no window opens."""
+"""Figures: every function returns a matplotlib Figure of its own; no window opens.
+
+Those of one panel draw in `ax=` instead, if they are given axes.
+"""
 # ruff: noqa: F403
 
 from pyrofl.figures.diagrams import *

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plates"]
 
-WIDE, TALL = 2.3, 1.15  # inches from one node to the next
+WIDE, TALL = 2.35, 1.15  # inches from one node to the next
 PLATES = {"clients": "clients j = 1 … J", "rows": r"rows i = 1 … $n_j$"}
 SEEN = "#d9d9d9"
 NAMED = 2  # names of a node's members that there is room for, in each of its lines
@@ -165,7 +165,7 @@ def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
         words,
         ha="right",
         va="bottom",
-        fontsize=9,
+        fontsize=10,
         color="#444444",
     )
 
@@ -193,4 +193,4 @@ def _draw(axes: Axes, node: Node) -> None:
     corner = (node.at[0] - wide / 2, node.at[1] - tall / 2)
     look: dict[str, Any] = {"boxstyle": shape, "fc": face, "ec": edge, "lw": 1.4, "zorder": 2}
     axes.add_patch(FancyBboxPatch(corner, wide, tall, **look))
-    axes.text(*node.at, node.label, ha="center", va="center", fontsize=8.5, zorder=3)
+    axes.text(*node.at, node.label, ha="center", va="center", fontsize=10, zorder=3)

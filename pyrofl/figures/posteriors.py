@@ -80,8 +80,8 @@ def _name(axes: Axes, name: str, value: float, place: float, target: float) -> N
     right = value < target
     look: dict[str, Any] = {"fontsize": 8, "va": "center", "ha": "right" if right else "left"}
     box = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1}
-    offset = {"xytext": (-6 if right else 6, 0), "textcoords": "offset points"}
-    axes.annotate(style.plain(name), (value, place), bbox=box, **offset, **look)
+    look |= {"xytext": (-6 if right else 6, 0), "textcoords": "offset points", "bbox": box}
+    axes.annotate(style.plain(name), (value, place), **look)
 
 
 def _apart(axes: Axes, column: str, values: Any, places: Any, names: tuple[str, str]) -> None:

@@ -86,7 +86,8 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
 
     Args:
         rows: of metrics.csv, each with its "method" and "seed" as well. Every model and population
-            in them gets a panel, every method and adaptation a line.
+            in them gets a panel, every method and adaptation a line. Populations whose curves are
+            the same, to 1% of the range, share a panel.
         metric: the one to draw.
 
     Raises:
@@ -94,13 +95,12 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     """
     table = style.about(metric, rows).astype({"round": int})
     table["line"] = table["method"] + table["adapted"]
-    parts = list(table.groupby(["model", "population"], sort=False))
+    parts = _apart(table)
     looks = styles(table["line"])
     columns = min(3, len(parts))
     figure, grid = panels(len(parts), 3, max(3.6, 6 / columns), 3.1, (0, 0.5), sharey=True)
-    for axes, ((model, population), part) in zip(grid, parts, strict=True):
-        who = style.POPULATIONS.get(population, population)
-        axes.set_title(f"{model} model, {who}", fontsize=10)
+    for axes, (title, part) in zip(grid, parts.items(), strict=True):
+        axes.set_title(title, fontsize=10)
         for name, points in part.groupby("line", sort=False):
             means = points.groupby("round")["value"].agg(["mean", "sem"])
             style.band(axes, means, name, looks[name])
@@ -109,6 +109,26 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
         axes.set_ylabel(style.axis_label(metric))
     note = "mean ± one standard error over seeds" if any(a.collections for a in grid) else ""
     return with_legend(figure, grid, looks, note)
+
+
+def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
+    """Return the rows of each panel by its title; populations with the same curves share one."""
+    near = 0.01 * float(np.ptp(table["value"]))
+    found: dict[str, tuple[str, Any, pandas.DataFrame]] = {}
+    for (model, population), part in table.groupby(["model", "population"], sort=False):
+        who = style.POPULATIONS.get(population, population)
+        means = part.groupby(["line", "round"])["value"].mean()
+        like = (
+            title
+            for title, (other, curves, _) in found.items()
+            if other == model and curves.index.equals(means.index)
+            if float(np.abs(curves - means).max()) <= near
+        )
+        if title := next(like, ""):
+            found = {f"{t}, or {who}" if t == title else t: v for t, v in found.items()}
+        else:
+            found[f"{model} model, {who}"] = (model, means, part)
+    return {title: part for title, (_, _, part) in found.items()}
 
 
 def convergence(run: Any) -> Figure:

@@ -13,7 +13,8 @@ from pyrofl import figures, nets
 from pyrofl.cli import cards
 from pyrofl.cli.methods import builds
 
-TABLES = "../../../NUMBERS.md"
+LETTER = rf"(?:[A-Za-z]|{formulas.GREEK.replace(' ', '|')})"
+SYMBOL = rf"(?<![\w.]){LETTER}(?:_[a-z]{{1,3}}(?![\w=])(?:\^-?\d(?:/\d)?)?|\^-?\d(?:/\d)?(?!\w))"
 
 
 def card_pages() -> Iterator[tuple[str, str | bytes]]:
@@ -95,8 +96,15 @@ def capital(words: str) -> str:
 
 
 def text(words: str) -> str:
-    """Let what is no code stand for itself in Markdown: names with _, stars, dollars, angles."""
+    """Write prose in Markdown: tau_j is a formula, and signs outside of code are themselves."""
     parts = re.split(r"(`[^`]*`)", words)
-    return "".join(
-        p if p.startswith("`") else re.sub(r"([*_$<>\[\]{}^~])", r"\\\1", p) for p in parts
+    return "".join(p if p.startswith("`") else _prose(p) for p in parts)
+
+
+def _prose(words: str) -> str:
+    pieces = re.split(f"({SYMBOL})", words)
+    signs = (
+        f"${formulas.tex(p)}$" if i % 2 else re.sub(r"([*_$<>\[\]{}^~])", r"\\\1", p)
+        for i, p in enumerate(pieces)
     )
+    return "".join(signs)

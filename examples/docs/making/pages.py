@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import GenericAlias, ModuleType
 from typing import Any
 
 import jupytext
@@ -48,6 +48,13 @@ def tutorials(folder: Path) -> Iterator[tuple[str, str]]:
         yield f"tutorials/{script.stem}.ipynb", jupytext.writes(notebook, fmt="ipynb")
     for helper in sorted(folder.glob("[a-z]*.py")):
         yield f"tutorials/{helper.name}", helper.read_text()
+    names = "\n".join(
+        f"made/tutorials/{script.stem}" for script in sorted(folder.glob("[0-9]*.py"))
+    )
+    yield (
+        "tutorials_list.md",
+        f"```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n" if names else "None yet.\n",
+    )
 
 
 def references() -> Iterator[tuple[str, str]]:
@@ -80,7 +87,13 @@ def reference(title: str, module: ModuleType, names: list[str]) -> str:
     parts = [f"# `{title}`\n\n{' '.join(first.split())}"]
     for name in names:
         value = getattr(module, name)
-        if inspect.ismodule(value):
+        if not inspect.isclass(value) and not callable(value):
+            continue  # modules, and tables of names, which `pyrofl list` prints
+        if isinstance(value, GenericAlias):
+            parts.append(f"(pyrofl.{name})=\n`{title}.{name}` is a type: `{value}`.")
+            continue
+        if module is not pyrofl and value is vars(pyrofl).get(name):
+            parts.append(f"{{py:obj}}`pyrofl.{name}` is on [the page of pyrofl](pyrofl.md).")
             continue
         parts.append("\n".join(["```{eval-rst}", *_directive(f"{title}.{name}", value), "```"]))
     return "\n\n".join(parts) + "\n"
@@ -89,5 +102,4 @@ def reference(title: str, module: ModuleType, names: list[str]) -> str:
 def _directive(name: str, value: Any) -> list[str]:
     if inspect.isclass(value):
         return [f".. autoclass:: {name}", "   :members:"]
-    kind: str = "function" if isinstance(value, Callable) and hasattr(value, "__name__") else "data"
-    return [f".. auto{kind}:: {name}"]
+    return [f".. auto{'function' if inspect.isroutine(value) else 'data'}:: {name}"]

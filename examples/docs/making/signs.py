@@ -41,6 +41,8 @@ def displayed(writer: Any, node: Any) -> None:
 
 def plain_signs(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Let stars, bars and names that end in _ stand for themselves, but in code."""
+    if what == "property" and lines:  # what stands before a colon is no type
+        lines[0] = lines[0].replace(": ", "; ")
     code = False
     for i, line in enumerate(lines):
         code = line.lstrip().startswith(">>>") or (code and bool(line.strip()))
