@@ -175,7 +175,8 @@ def _arrow(axes: Axes, parent: Node, child: Node) -> None:
     far = child.column - parent.column > 1
     start, end = (parent.at[0] + 0.4 * WIDE, parent.at[1]), (child.at[0] - 0.4 * WIDE, child.at[1])
     look = {"arrowstyle": "-|>", "color": "#444444", "lw": 1.1, "shrinkA": 0, "shrinkB": 0}
-    bend = -0.28 if parent.at[1] > child.at[1] else 0.28
+    above, level = parent.at[1] > child.at[1], parent.at[1] == child.at[1]
+    bend = 0.5 if level else -0.28 if above else 0.28
     look["connectionstyle"] = f"arc3,rad={bend if far else 0.0}"
     axes.annotate("", end, start, arrowprops=look, zorder=1)
 

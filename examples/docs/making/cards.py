@@ -13,8 +13,9 @@ from pyrofl import figures, nets
 from pyrofl.cli import cards
 from pyrofl.cli.methods import builds
 
-LETTER = rf"(?:[A-Za-z]|{formulas.GREEK.replace(' ', '|')})"
-SYMBOL = rf"(?<![\w.]){LETTER}(?:_[a-z]{{1,3}}(?![\w=])(?:\^-?\d(?:/\d)?)?|\^-?\d(?:/\d)?(?!\w))"
+LETTER = rf"(?:[A-Za-z]|sum|{formulas.GREEK.replace(' ', '|')})"
+POWER = r"\^(?:-?\d(?:/\d)?|[a-z](?!\w))"
+SYMBOL = rf"(?<![\w.]){LETTER}(?:_[a-z]{{1,3}}(?![\w=])(?:{POWER})?|{POWER}(?!\w))"
 
 
 def card_pages() -> Iterator[tuple[str, str | bytes]]:
