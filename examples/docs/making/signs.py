@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from typing import Any
 
 from docutils.nodes import SkipNode
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util.logging import getLogger
+
+LOGGER = getLogger(__name__)
 
 # What MyST reads and docutils does not know.
 SIMPLER = {
@@ -19,23 +24,34 @@ SIMPLER = {
 SIMPLER |= {r"\dots": r"\ldots", r"\tfrac": r"\frac", r"\dfrac": r"\frac", r"\lt": "<", r"\gt": ">"}
 
 
+SIMPLER |= {rf"\{size}{side}": "" for size in ("big", "Big", "bigg") for side in ("", "l", "r")}
+
+
 def _simpler(text: str) -> str:
     for sign, other in SIMPLER.items():
         text = re.sub(re.escape(sign) + r"(?![A-Za-z])", lambda _, other=other: other, text)
     return text
 
 
+def _written(node: Any, as_block: bool) -> str:
+    """Return a formula as MathML; one that cannot be read is a warning, and stays as it is."""
+    text = node.astext()
+    try:
+        return str(tex2mathml(_simpler(text), as_block=as_block))
+    except MathError as error:
+        LOGGER.warning("formula %s: %s", text, error, location=node)
+        return f"<code>{escape(text)}</code>"
+
+
 def inline(writer: Any, node: Any) -> None:
     """Write a formula in a line."""
-    writer.body.append(tex2mathml(_simpler(node.astext()), as_block=False))
+    writer.body.append(_written(node, as_block=False))
     raise SkipNode
 
 
 def displayed(writer: Any, node: Any) -> None:
     """Write a formula in a line of its own."""
-    writer.body.append(
-        f'<div class="formula">{tex2mathml(_simpler(node.astext()), as_block=True)}</div>'
-    )
+    writer.body.append(f'<div class="formula">{_written(node, as_block=True)}</div>')
     raise SkipNode
 
 
