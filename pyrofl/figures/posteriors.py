@@ -350,7 +350,7 @@ def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> F
         if rows:
             sure[j], right[j] = (count @ values / rows for values in (confidence, share))
             low[j], high[j] = wilson(right[j], rows)
-    error = (right - low, high - right)
+    error = np.maximum((right - low, high - right), 0.0)  # where all are right, but for rounding
     look: dict[str, Any] = {"fmt": "o", "color": COLOURS[0], "ms": 5, "lw": 1.6}
     axes.errorbar(right, places, xerr=error, **look, label="right (share), 95% interval")
     axes.plot(sure, places, "D", color=COLOURS[1], markersize=5, label="confidence (mean)")

@@ -88,6 +88,16 @@ def test_every_client_has_its_reliability_diagram(clients):
     assert words(figure) == ["confidence (mean)", "right (share), 95% interval"]
 
 
+def test_a_client_with_all_rows_right_has_an_interval_too():
+    bins = calibration_bins(torch.full((1, 23), 0.95), torch.ones(1, 23), bins=5)
+    one = type(bins)(*(v[0] for v in bins))
+    none = type(bins)(*(torch.zeros(5), torch.full((5,), torch.nan), torch.full((5,), torch.nan)))
+    figure = figures.reliability_by_client({"a": one, "nobody": none})
+    ends = figure.axes[0].containers[0].lines[2][0].get_segments()[0][:, 0]
+    exact = binomtest(23, 23).proportion_ci(method="wilson")
+    np.testing.assert_allclose(ends, (exact.low, exact.high), 1e-6)
+
+
 def test_narrowing_shows_every_fit_at_every_size():
     fit = (np.array([1.0, 2.0]), np.array([0.0, 1.5]), np.array([3.0, 2.5]))
     figure = figures.narrowing((0, 10), {"exact": fit, "own": fit}, "mean", 1.5)
