@@ -4,6 +4,7 @@ Those of one panel draw in `ax=` instead, if they are given axes.
 """
 # ruff: noqa: F403
 
+from pyrofl.figures.checks import *
 from pyrofl.figures.diagrams import *
 from pyrofl.figures.papers import *
 from pyrofl.figures.posteriors import *

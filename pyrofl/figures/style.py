@@ -254,3 +254,8 @@ def with_legend(
     look["ncols"] = min(len(found), max(1, columns))
     figure.legend(found.values(), found.keys(), title=note or None, **look)
     return figure
+
+
+def height(rows: float) -> float:
+    """Return the height of a figure, in inches, for so many rows."""
+    return 1.3 + max(0.11 if rows > 40 else 0.23, 1.5 / rows) * rows
