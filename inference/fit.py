@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from time import perf_counter
@@ -16,6 +15,7 @@ from pyrofl.inference.loop.participation import everyone
 from pyrofl.inference.loop.rounds import LoopOptions, by_round, federate, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.progress import Progress
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seed, continued
@@ -87,7 +87,8 @@ def fit(
             several seeds stops by itself.
         draws: of the guide, for predictions; None takes its mean, or as many as a start's Run.
         metrics: name -> one of your own, scored too; see `evaluate`. None: those of a start's Run.
-        progress: show rounds, loss and the time left.
+        progress: show rounds, loss and the time left: a bar in a terminal or a notebook with
+            ipywidgets, about ten lines elsewhere; all on stderr.
         after: called after every round, before its test, such as a `Keeper`: what stops a test
             loses no round. If the last round of a start's Run lacks its test, that is made first.
         log: called after every round and its test with the run and what the round left, such as
@@ -99,8 +100,6 @@ def fit(
         ValueError: as `federate`, as are other errors; if a start's seed is another, or seeds are
             equal.
     """
-    from tqdm import tqdm
-
     if seeds is not None or isinstance(start, Chains):
         same: dict[str, Any] = {"server": server, "every": every, "until": until, "draws": draws}
         same |= {"metrics": metrics, "progress": progress, "after": after, "log": log, **loop}
@@ -131,8 +130,7 @@ def fit(
         return last
 
     states = federate(method, data, rounds, seed=seed, start=state, **loop)
-    line = {"total": rounds, "initial": state.number, "disable": not progress, "unit": "round"}
-    with closing(states), tqdm(**line) as bar:
+    with closing(states), Progress(rounds, state.number, data.sizes, progress) as shown:
         if known and all(row["round"] != state.number for row in run.history):
             test_if_due()
         clock = perf_counter()
@@ -150,13 +148,12 @@ def fit(
                 log(run, run.records[-1])
             idle = () if len(state.who.ids) else ("nobody reports; server unchanged",)
             for told in (*state.rejected, *idle):
-                bar.write(f"round {state.number}: {told}", sys.stderr)
-            losses = {n: v[v.isfinite()].mean() for n, v in state.loss.items()}
-            bar.set_postfix_str(", ".join(f"{n} {v:.3g}" for n, v in losses.items()))
-            bar.update()
+                shown.tell(f"round {state.number}: {told}")
+            shown.add(run.method, state)
             if last:
                 break
             clock = perf_counter()
         if progress and run.records:
-            bar.write("\n".join([str(run.verdict), *run.notes]), sys.stderr)
+            for told in (str(run.verdict), *run.notes):
+                shown.tell(told)
     return run

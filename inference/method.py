@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
+from importlib import import_module
 from typing import get_args
 
 from torch import Generator, Tensor
 
+from pyrofl import docstrings
 from pyrofl.arguments import Count, Whole, check_fields
 from pyrofl.data import Batch, Who
 from pyrofl.files.pickles import Pickled
@@ -265,6 +268,15 @@ class Method(Pickled, Summarised):
     def title(self) -> str:
         """What it is called, where it has a name."""
         return f"Method {self.name}".strip()
+
+    def _more_html(self) -> str:
+        """Show what its paper says: who wrote it, its equations, where to use it."""
+        if self.recipe is None:
+            return ""
+        paper = docstrings.paper(import_module(self.recipe.maker.partition(":")[0]).__doc__ or "")
+        blocks = "\n\n".join("\n".join(block) for block in paper.equations[:2])
+        texts = (f"<p>{escape(text)}</p>" for text in (paper.source, paper.use) if text)
+        return f"{''.join(texts)}<pre>{escape(blocks)}</pre>"
 
     @property
     def programs(self) -> str:

@@ -32,7 +32,7 @@ from pyrofl.inference.records import RoundRecord, taken_part
 from pyrofl.inference.seeds import Seed
 from pyrofl.inference.verdict import Verdict, verdict
 from pyrofl.metrics import Bins
-from pyrofl.summaries import Summarised
+from pyrofl.summaries import Summarised, picture
 from pyrofl.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -255,6 +255,19 @@ class Run(Pickled, Summarised):
         """How far it went."""
         seconds = sum(record.seconds for record in self.records)
         return f"Run of {self.state.number} rounds, seed {self.seed}, {seconds:.1f} s"
+
+    def _more_html(self) -> str:
+        """Draw its scores round by round, or else how far sites still move."""
+        from pyrofl import figures
+
+        if {row["round"] for row in self.history} - {0}:
+            table = self.metrics.assign(method=self.method.name or "run", seed=0)
+            drawn = figures.curves(table, self.history[0]["metric"])
+        elif not self.convergence().empty:
+            drawn = figures.convergence(self)
+        else:
+            return ""
+        return picture(drawn, "its course, round by round")
 
     def summary(self) -> dict[str, str]:
         """Tell what it is; of the scores, the first two metrics of clients that train."""

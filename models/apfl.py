@@ -16,6 +16,9 @@ Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020.
 alpha_j = 0 is FedAvg and alpha_j = 1 is Local. alpha_j must judge the w that is tested: beside w_j,
 which has just been trained on the client's rows, v_j would seem of no use.
 
+Use it where clients differ in how much they have in common: each learns how to mix a model of its
+own with the common one. It assumes that clients keep state between rounds, and doubles their work.
+
 Departures from the paper: grad is the gradient at the mixture, without the factor alpha_j of the
 derivative by v_j: with it v_j would stand still at alpha_j = 0, and alpha_j stay there. alpha_j
 moves first; in the authors' code after the first minibatch, on its rows. On every minibatch v_j

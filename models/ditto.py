@@ -14,6 +14,9 @@ ICML 2021.
 FedProx with the proximal model kept at home and FedAvg's sent: lambda = 0 is Local beside FedAvg,
 and as lambda grows v_j becomes w.
 
+Use it where a common model is wanted beside personal ones: lambda says how far these may go from
+it. It assumes that clients keep state between rounds, and doubles their work.
+
 Departures from the paper: the server weighs clients by size, as FedAvg does. A client that is met
 later than in round one starts v_j at the w that it receives.
 """

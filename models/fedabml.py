@@ -17,6 +17,10 @@ Meta-Learning: A New Perspective and Practical Algorithms", 2023. Every weight i
 Given phi the likelihood does not depend on theta, so line 9 needs no network and no draws. To
 personalise, phi_i starts at theta, which is then frozen, and makes epochs of steps.
 
+Use it where new clients come all the time and must learn from few rows: a few steps lead from the
+prior to a posterior. It assumes that weights scatter normally around one centre, each weight by
+itself; clients keep nothing.
+
 Departures from the paper: line 9 by default is a step of the natural gradient, in the moments of
 the normal: theta goes a share eta' of the way to phi, whatever n_i and lambda; the plain one is
 an option. The paper runs k = 5 steps on phi where its algorithm prints one: here they are on the

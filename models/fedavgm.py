@@ -12,6 +12,9 @@ Classification", 2019.
 
 The averaging form v = beta v + (1 - beta) (...) is this one with server_lr = 1 - beta; beta = 0
 with server_lr = 1 is FedAvg. Departures from the paper: server_lr, which it leaves at 1.
+
+Use it where few clients report or labels are skewed, so that FedAvg's model swings from round to
+round. It assumes that one model suits all.
 """
 
 from __future__ import annotations

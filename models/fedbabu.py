@@ -15,6 +15,9 @@ ICLR 2022.
 h_0 is drawn by everybody from the common seed, so it need not travel. The personal model as it is
 after training, without tuning, is the paper's global model.
 
+Use it where clients hold classes in other shares and can be tuned before use: only the base learns
+in training. It assumes that one representation suits all.
+
 Departures from the paper: defaults of the training are FedAvg's here.
 """
 

@@ -19,6 +19,9 @@ Before round one m = 0 and v = tau^2; as in the paper nothing corrects them for 
 is FedAvgM: m = beta1 m + d and w = w + server_lr m, with beta1 = 0 and server_lr = 1 FedAvg. Any
 other method's server takes such steps by `stepped`.
 
+Use it where FedAvg is slow, or few clients report: the server adapts its step for every weight. It
+assumes that one model suits all, and needs a learning rate at the server.
+
 Departures from the paper: clients are weighted by size, as in FedAvg.
 """
 

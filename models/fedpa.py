@@ -15,6 +15,10 @@ Perspective and Practical Algorithms", ICLR 2021.
 One sample is FedAvg with averaged iterates. A message is w - delta_j, what FedAvg's server would
 make of it: here too the server takes what clients send for models, and goes to their mean.
 
+Use it where clients make many local steps and one model is wanted: clients report where their
+posteriors lie, not where SGD stopped. It assumes that samples of SGD stand for a client's
+posterior.
+
 Departures from the paper: Sigma_j^-1 by Woodbury's identity instead of a recursion, at the same
 cost of l^2 d. Clients count by size, as in the authors' code; their momentum starts afresh with
 every sample.

@@ -11,6 +11,9 @@ Arivazhagan, Aggarwal, Singh and Choudhary, "Federated Learning with Personaliza
 
 With an empty head this is FedAvg, with an empty base Local. Departures from the paper: heads start
 at one common draw.
+
+Use it where rows look alike everywhere, but clients label them in ways of their own. It assumes
+that one representation suits all; heads stay at home, so newcomers have to train one.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ MLSys 2020.
 
 mu = 0 is FedAvg. Departures from the paper: the server weighs clients by size, as FedAvg does,
 where the paper draws them by size and averages evenly.
+
+Use it where some clients do more work than others, or rows are unlike, so that FedAvg drifts. It
+assumes that one model suits all; mu has to be chosen.
 """
 
 from __future__ import annotations

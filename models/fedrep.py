@@ -14,6 +14,9 @@ Federated Learning", ICML 2021.
 FedPer in turns. pFedVEM with a delta guide, a flat prior and heads in minibatches is this. With
 `fine_tune` the head is fitted to the averaged base before a test, which is how a new client starts.
 
+Use it where many clients have few rows each and share a representation: heads are fitted first,
+then the base. It assumes that few features are common to all; heads stay at home.
+
 Departures from the paper: bases count by size, where clients are equal in the paper; heads start at
 one common draw.
 """

@@ -14,6 +14,9 @@ NeurIPS 2020.
 One cluster is FedAvg. The server's step is that of pFedMB where every client puts all its weight
 on one branch. A cluster that nobody chose stays as it was.
 
+Use it where clients fall into a few groups with tasks of their own. It assumes that the number of
+groups is known and every client belongs to one; as many models come down in every round.
+
 Departures from the paper: clients are weighted by size, as in FedAvg; the paper divides by the
 number of clients of the cluster.
 """

@@ -14,6 +14,9 @@ FedPer with the parts exchanged. Departures from the paper: no auxiliary losses 
 representation (they are optional there); its experiments start from a trained FedAvg model, which
 `federate(server=...)` does for the head; new clients train, where the paper averages the
 predictions of all bases.
+
+Use it where rows look different at each client, as from other sensors, and labels mean the same. It
+assumes that clients can learn a representation alone; bases stay at home.
 """
 
 from __future__ import annotations

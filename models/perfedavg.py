@@ -17,6 +17,9 @@ Every minibatch has three parts, for the inner gradient, the outer one and H: "h
 "first" leaves H out (FO) and "exact" differentiates F_j itself (MAML), both with the last two parts
 for the outer gradient. FedAvg is the limit of a short inner step.
 
+Use it where every client makes a step or a few on rows of its own before use: training looks ahead
+to them. It assumes that a common start is a few steps from every client's model.
+
 Departures from the paper: the server weighs clients by size, as FedAvg does. Products with H are
 exact where the paper takes a difference quotient. The step before testing sees all rows of a
 client. lr = 0.1 was chosen on rows held back, as the paper has no rate for these data: after 18

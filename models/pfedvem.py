@@ -15,6 +15,10 @@ Expectation Maximization", CVPR 2023. A shared base and a personal Bayesian head
 tau_j is taken before the head moves: the server weighs by a confidence that is one E-step old, as
 in the authors' algorithm. All clients train in every round; some report.
 
+Use it where clients differ in how many rows they have and how odd they are: the server weighs each
+head by its confidence. It assumes that heads scatter normally around a common one; all clients
+train in every round and keep their heads.
+
 Departures from the paper: its algorithm prints argmin of the ELBO and n_j/K sum f - KL; here, as in
 the authors' code, the client minimises n_j/K sum f + KL. A client that turns NaN does not report,
 where the authors' code restores its head and reports. Confidence is at most 1 / lr_head, beyond

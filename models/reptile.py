@@ -13,6 +13,9 @@ Nichol, Achiam and Schulman, "On First-Order Meta-Learning Algorithms", 2018.
 FedAvgM without momentum and with fine-tuning: server_lr = 1 is FedAvg. With `server_momentum` = 0.9
 the server is MetaVD's.
 
+Use it where clients are tuned before use and second derivatives cost too much. It assumes that a
+common start is a few steps from every client's model.
+
 Departures from the paper: clients are weighted by size, as in FedAvg. Local training is SGD, the
 paper's is Adam.
 """

@@ -16,6 +16,9 @@ Federated Learning", ICML 2020.
 c_j, the client's estimate of its own gradient, is private; its change is sent. All c are zero
 before round one.
 
+Use it where the same clients come again and again, make many local steps on unlike rows, and one
+model is wanted. It assumes that clients keep state between rounds.
+
 Departures from the paper: local momentum, off by default. With momentum a gradient counts more the
 earlier it comes, so option II divides by the sum of these weights instead of K, which keeps c_j+
 a mean of the client's gradients. A client without a step keeps its c_j.

@@ -26,6 +26,7 @@ from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.relations import relations
 from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.servers.pooled import Pooled
@@ -60,6 +61,7 @@ __all__ = [
     "fit",
     "load",
     "posterior",
+    "relations",
     "sgd",
     "to_arviz",
     "tune",

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Mapping
 from html import escape
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Summarised(ABC):
@@ -31,4 +38,19 @@ class Summarised(ABC):
             f"<tr><th>{escape(name)}</th><td>{escape(str(fact))}</td></tr>"
             for name, fact in self.summary().items()
         )
-        return f"<table><caption>{escape(self.title)}</caption>{''.join(rows)}</table>"
+        told = f"<table><caption>{escape(self.title)}</caption>{''.join(rows)}</table>"
+        return told + self._more_html()
+
+    def _more_html(self) -> str:
+        """Return what a notebook shows below the facts."""
+        return ""
+
+
+def picture(figure: Figure, about: str) -> str:
+    """Return a figure as HTML that needs no file; `about` is for who cannot see it."""
+    file = BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
+        figure.savefig(file, format="png", dpi=80, facecolor="white")
+    data = b64encode(file.getvalue()).decode()
+    return f'<img alt="{escape(about)}" src="data:image/png;base64,{data}">'

@@ -1,4 +1,4 @@
-"""The fault table of the README: what the tests inject, and how often, counted from the tests.
+"""The table of faults in `examples/docs/guarantees.md`: what tests inject, counted from them.
 
 `python tests/fault_table.py` rewrites it. With `--hostile` it first lets every method meet its
 hostile federations again, which takes a minute, and notes what became of them. With
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TESTS = Path(__file__).parent
-README = TESTS.parent / "README.md"
+PAGE = TESTS.parent / "examples" / "docs" / "guarantees.md"
 HOSTILE = TESTS / "hostile" / "federations.json"
 INPUTS = TESTS / "hostile" / "table.json"
 FILES = (
@@ -154,18 +154,18 @@ def became(counts: Path, promise: str) -> tuple[int, str]:
 
 
 def written() -> str:
-    """Return the table as the README has it."""
+    """Return the table as the page has it."""
     return HEAD + "".join(f"| {kind} | {n:,} | {promise} |\n" for kind, n, promise in rows())
 
 
 def shown(text: str) -> str:
-    """Return the table that a README shows."""
+    """Return the table that a page shows."""
     start = text.index(HEAD)
     return text[start : text.index("\n\n", start) + 1]
 
 
 def main(words: list[str]) -> None:
-    """Rewrite the README's table."""
+    """Rewrite the page's table."""
     if "--hostile" in words:
         from hostile.test_federations import hunt
         from test_contract import METHODS
@@ -175,9 +175,9 @@ def main(words: list[str]) -> None:
         from hostile.table import meet
 
         meet(words[words.index("--inputs") + 1 :])
-    text = README.read_text()
+    text = PAGE.read_text()
     if INPUTS.exists():
-        README.write_text(text.replace(shown(text), written()))
+        PAGE.write_text(text.replace(shown(text), written()))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import io
+import os
 import re
+import runpy
 import shlex
+import subprocess
+import sys
 import warnings
 from contextlib import redirect_stdout
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from tempfile import mkdtemp
 
+import numpy as np
 import pytest
+from pictures import overlaps
 
+import pyrofl
+from pyrofl import figures
+from pyrofl.cli.methods import builds
 from pyrofl.cli.parser import parser
 from pyrofl.flower.leaving import leaving
 from pyrofl.flower.new import new
@@ -107,3 +120,106 @@ def test_programs_find_what_their_tables_say(section):
         one = values.reshape(values.shape[0] * values.shape[1], -1)[:, int(place or 0)]
         assert one.mean() == pytest.approx(float(mean), abs=0.1 * float(sd) + 0.005)
         assert one.std() == pytest.approx(float(sd), abs=0.1 * float(sd) + 0.005)
+
+
+def shown(page: str) -> str:
+    """Return the text of a page of the site that was built, once for all tests."""
+    return (built() / page).read_text()
+
+
+@cache
+def built() -> Path:
+    """Build the site, warnings as errors, without executing the tutorials."""
+    for needed in ("sphinx", "myst_nb", "furo", "jupytext"):
+        pytest.importorskip(needed)
+    out = Path(mkdtemp()) / "site"
+    words = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-t",
+        "quick",
+        "-b",
+        "html",
+    ]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    made = [*words, "-d", str(out.parent / "trees"), str(DOCS), str(out)]
+    done = subprocess.run(made, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.slow
+def test_the_site_has_a_card_for_every_method():
+    for name in builds():
+        text = shown(f"made/methods/{name}.html")
+        assert "<math" in text
+        assert f'src="../../_images/{name}.svg"' in text
+        assert f"made/methods/{name}.html" in shown("methods.html")
+
+
+@pytest.mark.slow
+def test_the_site_refers_to_every_public_name():
+    for name in set(pyrofl.__all__) - {"Tensors"}:
+        assert f'id="pyrofl.{name}"' in shown("made/reference/pyrofl.html"), name
+    assert "pyrofl.Tensors" in shown("made/reference/pyrofl.html")  # a type, and no class
+    for module in sorted(pyrofl.MODULES.keys() - {"models"}):
+        text, home = shown(f"made/reference/{module}.html"), getattr(pyrofl, module)
+        for name in getattr(home, "__all__", ()):
+            value = getattr(home, name)
+            known = inspect.isclass(value) or inspect.isroutine(value)  # others are types
+            if known and value is not vars(pyrofl).get(name):
+                assert f'id="pyrofl.{module}.{name}"' in text, name
+
+
+@pytest.mark.slow
+def test_the_site_fetches_nothing():
+    for page in built().rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(http[^"]+)"', page.read_text()
+        )
+        assert loaded == [], page.name
+
+
+DRAWING = sorted(
+    name
+    for name, draw in vars(figures).items()
+    if inspect.isfunction(draw) and draw.__annotations__.get("return") == "Figure"
+)
+
+
+def test_every_figure_is_in_the_gallery():
+    assert sorted(path.stem for path in (DOCS / "gallery").glob("*.py")) == DRAWING
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_an_entry_of_the_gallery_draws_its_figure_in_about_ten_lines(name):
+    path = DOCS / "gallery" / f"{name}.py"
+    lines = [line for line in path.read_text().splitlines() if line and "import" not in line]
+    assert len(lines) <= 15
+    assert f"figures.{name}(" in path.read_text()
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    figure = runpy.run_path(str(path))["figure"]
+    assert overlaps(figure) == []
+    assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_the_start_leads_to_a_posterior():
+    text = (DOCS / "start.md").read_text()
+    short = text.replace("rounds=25", "rounds=2").replace("draws=1000", "draws=10")
+    told = printed(short, {})
+    assert all(name in told for name in ("mu", "tau", "theta"))
+
+
+@pytest.mark.parametrize(
+    "text", ["w = sum_j tau_j mu_j / sum_j tau_j", "p(y | x_u; w), ||v_j - w||^2"]
+)
+def test_formulas_of_docstrings_become_mathml(text, monkeypatch):
+    pytest.importorskip("docutils")
+    monkeypatch.syspath_prepend(str(DOCS / "making"))
+    made = import_module("formulas").mathml(text)
+    assert made.startswith("<math")
+    assert "<msub>" in made or "<munder>" in made

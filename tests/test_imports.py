@@ -25,7 +25,7 @@ FILES = sorted(
 # The arrows: what each part of the house may import, besides itself. Nouns know no verbs, verbs no
 # methods; only the command line and the benchmarks know everything.
 NOUNS = ("tensors", "turns", "arguments", "plates", "metrics", "paired", "summaries", "recipes")
-NOUNS += ("data", "partitions", "nets", "figures", "files")
+NOUNS += ("docstrings", "data", "partitions", "nets", "figures", "files")
 VERBS = (
     "method",
     "elbo",
@@ -41,7 +41,7 @@ VERBS = (
 )
 VERBS += ("loop", "halves", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
 VERBS += ("chains", "description", "movement", "records", "verdict", "saving", "loading", "loggers")
-VERBS += ("budget", "engines", "privacy", "run", "tune")
+VERBS += ("budget", "progress", "relations", "engines", "privacy", "run", "tune")
 
 
 def part(file: Path) -> str:

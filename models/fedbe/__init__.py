@@ -27,6 +27,10 @@ Related methods are settings:
     FedBE + FedProx, FedAvgM or SCAFFOLD          on="fedprox", ...: distillation starts from that
                      method's model; `distilled` puts it on any other
 
+Use it where the server has unlabelled rows of the same kind and clients' models disagree: an
+ensemble of sampled models teaches the next one. It assumes that good models lie around the mean of
+the clients'.
+
 Departures from the paper: clients' rows are not augmented, the server's only by `augment`;
 networks have GroupNorm instead of BatchNorm; defaults of the clients' training are FedAvg's here
 (on CIFAR the paper has epochs=20, batch=40, weight_decay=1e-3, decay=True). The code scales the

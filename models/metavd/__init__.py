@@ -18,6 +18,10 @@ s_m are the coordinates of alpha_m that h puts out and clients train: log(alpha 
 authors' code, or log alpha. Neither psi nor e_m travels. For unseen clients e_m is the mean, or
 fitted by `embed`.
 
+Use it where clients are many, small and unlike, and new ones come: the server learns how unsure
+each client's weights are. It assumes that this grows with the size of a weight, in one layer, and
+that the server can tell clients apart.
+
 Departures from the paper: its text prints "inversely proportional to its dropout variable" for the
 weights of mu, which `precision="alpha"` is; the default is the variance of the weight, as the code
 has it. The code tests with s = -8.5 for all clients (`head="code"`); here each has its own. Cross

@@ -1,4 +1,4 @@
-"""The commands: list, run, compare and partition."""
+"""The commands: list, explain, run, compare and partition."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from pyrofl import figures
 from pyrofl.cli import answer, report, tuning
+from pyrofl.cli.cards import card
 from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, say, show
 from pyrofl.cli.methods import (
     Epochs,
@@ -41,36 +42,50 @@ from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_count
 
 COMPARISON = ("compare.csv", "figures/curves.png", "figures/comparison.png")
 ABOUT = (answer.FILE, answer.FIGURE, report.PAGE)  # what other commands say of a comparison
+SECTIONS = ("methods", "data", "partitions", "tests", "networks", "likelihoods")  # of `list`
 SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def list_all(args: Namespace) -> None:
-    """Print what can be chosen, one line each."""
-    groups: dict[str, Mapping[str, str]] = {
-        "methods": {name: about(name) for name in builds()},
-        "data sets": DATASETS,
-        "partitions": dict(text.split(": ", 1) for text in PARTITIONS.values()),
-        "test policies": TEST_POLICIES,
-        "networks": NETWORKS,
-        "likelihoods": LIKELIHOODS,
-    }
-    blocks = []
-    for title, lines in groups.items():
-        width = max(map(len, lines))
-        found = [f"  {name:<{width}}  {text}" for name, text in lines.items()]
-        blocks.append("\n".join([title, *found]))
-    show("\n\n".join([blocks[0], variants(), *blocks[1:]]))
+    """Print what can be chosen: names of all, or a section with a line for each."""
+    if args.section:
+        show(entries(sections()[args.section]) if args.section != "settings" else variants())
+        return
+    width = max(map(len, (*SECTIONS, "settings")))
+    wrapped = TextWrapper(100, subsequent_indent=" " * (width + 4))
+    wrapped.break_long_words = wrapped.break_on_hyphens = False
+    lines = [f"  {name:<{width}}  {', '.join(found)}" for name, found in sections().items()]
+    lines.append(f"  {'settings':<{width}}  of methods, for --set NAME=VALUE")
+    end = "pyrofl list SECTION tells what they are, pyrofl explain METHOD all about one method."
+    show("\n".join([*map(wrapped.fill, lines), "", end]))
+
+
+def sections() -> dict[str, Mapping[str, str]]:
+    """Return what can be chosen: section -> name -> what it is."""
+    partitions = dict(text.split(": ", 1) for text in PARTITIONS.values())
+    found = ({n: about(n) for n in builds()}, DATASETS, partitions, TEST_POLICIES, NETWORKS)
+    return dict(zip(SECTIONS, (*found, LIKELIHOODS), strict=True))
+
+
+def entries(lines: Mapping[str, str]) -> str:
+    """Lay out names and what they are, a line each."""
+    width = max(map(len, lines))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
+
+
+def explain(args: Namespace) -> None:
+    """Print a method's card."""
+    show(card(args.method).told())
 
 
 def variants() -> str:
     """Say what every method can be told by --set, with the words that it takes."""
     under = TextWrapper(100, initial_indent="  ", subsequent_indent=" " * 12)
     under.break_long_words = under.break_on_hyphens = False
-    lines = ["settings of methods, for --set NAME=VALUE"]
-    for name, build in builds().items():
-        own = (told(n, kind) for n, kind in arguments(build).items())
-        lines.append(under.fill(f"{name:<9} {'  '.join(own)}"))
-    return "\n".join(lines)
+    return "\n".join(
+        under.fill(f"{name:<9} {'  '.join(told(n, kind) for n, kind in arguments(build).items())}")
+        for name, build in builds().items()
+    )
 
 
 def told(name: str, kind: Any) -> str:

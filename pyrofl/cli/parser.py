@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import (
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+    RawDescriptionHelpFormatter,
+)
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -233,13 +238,20 @@ PREDICT: tuple[Row, ...] = (
     ("--draws S", COUNT, None, "average so many predictions; default as the run did"),
     ("--overwrite", FLAG, False, "replace a file that is there"),
 )
+SECTION: Row = (
+    "section SECTION",
+    {"nargs": "?", "choices": (*commands.SECTIONS, "settings")},
+    None,
+    f"{', '.join(commands.SECTIONS)} or settings; default names of all",
+)
 METHOD: Row = ("method METHOD", TEXT, None, "see pyrofl list")
 METHODS: Row = ("methods METHOD", SOME, None, "see pyrofl list")
 SEEDS: Row = ("--seeds SEEDS", FEW, 3, "runs per method")
 FIGURE: Row = ("--out FIG.png", REQUIRED, None, "the figure's file")
 
 COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = {
-    "list": ("print methods, data sets, partitions and networks", commands.list_all, ()),
+    "list": ("print what there is: methods, data, partitions...", commands.list_all, (SECTION,)),
+    "explain": ("print a method's equations, settings, bytes and use", commands.explain, (METHOD,)),
     "run": ("fit one method", commands.run, (METHOD, *DATA, *FIT)),
     "compare": (
         "fit several methods on the same clients",
@@ -257,6 +269,24 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
     "report": ("write one page of HTML about a run or a comparison", report, (RUNS,)),
     "bench": ("measure the speed beside other loops", commands.bench, BENCH),
 }
+
+EXAMPLES = {
+    "list": "pyrofl list\npyrofl list methods",
+    "explain": "pyrofl explain pfedvem",
+    "run": "pyrofl run pfedvem --test labels_global --rounds 12 --set lr_head=0.01 lr_base=0.01\n"
+    "pyrofl run fedavg --data csv:heart.csv --target sick --group hospital --missing fill",
+    "compare": "pyrofl compare local fedavg pfedvem --seeds 3 --out results\n"
+    "pyrofl compare local fedavg --set fedavg.fine_tune=2 --out cmp",
+    "partition": "pyrofl partition --partition dirichlet:0.3 --clients 10 --out who.png",
+    "predict": "pyrofl predict runs/fedavg-0 --data new.csv --client hospital_3 --out p.csv",
+    "answer": "pyrofl answer results",
+    "report": "pyrofl report results",
+    "bench": "pyrofl bench --quick",
+}
+FIRST = """three commands to try:
+  pyrofl list
+  pyrofl explain pfedvem
+  pyrofl compare local fedavg pfedvem --rounds 5 --seeds 2 --out results"""
 
 WAITING: tuple[Row, ...] = (  # for sites
     ("--min-sites N", COUNT, None, "make no round with fewer; default all"),
@@ -351,10 +381,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> ArgumentParser:
     """Describe the commands and their arguments."""
-    top = Parser(prog="pyrofl", description="Bayesian and personalised federated learning")
-    add = top.add_subparsers(required=True, metavar="COMMAND").add_parser
+    what: dict[str, Any] = {"description": "Bayesian and personalised federated learning"}
+    what |= {"formatter_class": RawDescriptionHelpFormatter, "epilog": FIRST}
+    top = Parser(prog="pyrofl", **what)
+    top.set_defaults(do=lambda args: top.print_help())
+    add = top.add_subparsers(metavar="COMMAND").add_parser
     for name, (about, do, rows) in COMMANDS.items():
-        describe(add(name, help=about), do, rows)
+        epilog = "examples:\n  " + EXAMPLES[name].replace("\n", "\n  ")
+        describe(add(name, help=about, **what | {"description": None, "epilog": epilog}), do, rows)
     sites = add("flower", help="a server and sites on their own machines, by Flower")
     add = sites.add_subparsers(required=True, metavar="COMMAND").add_parser
     for name, (about, rows) in FLOWER.items():

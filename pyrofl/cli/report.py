@@ -25,6 +25,7 @@ from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.run import Run
 from pyrofl.metrics import Bins
+from pyrofl.paired import interval
 from pyrofl.partitions.federations import class_counts
 from pyrofl.tensors import Tensors
 
@@ -45,6 +46,7 @@ CompareRow = tuple[str, int, str, str, str, float, str]
 
 PRIVACY = ("epsilon", "delta")  # of `Run.privacy`
 SMALLEST = 0.1  # share of the clients that counts as small
+MARKED = "* the best mean of its column; beside it: differences on the same seeds, 95% intervals"
 SHOWN = {
     "accuracy": "accuracy",
     "rmse": "RMSE",
@@ -238,23 +240,60 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
 
 def compare_table(rows: Iterable[CompareRow]) -> str:
     """Lay out mean ± standard error over seeds, a line for each method and model."""
-    return run_folder.table(*compare_lines(rows))
+    head, lines = compare_lines(rows)
+    return run_folder.table(head, lines) + f"\n{MARKED}" * head[-1].endswith(" *")
 
 
 def compare_lines(rows: Iterable[CompareRow]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the head and the lines of that table; what was tuned stands at the end."""
+    """Return the head and the lines of that table.
+
+    The best mean of a column has a star. The last column is how far a line is from the best of the
+    main metric, on the same seeds: the mean difference, and its 95% interval. What was tuned stands
+    at the end.
+    """
     from pandas import DataFrame
 
     found = DataFrame(rows, columns=list(run_folder.COMPARE))
     of = ["method", "model", "adapted"]
-    shown = [metric for metric in SHOWN if metric in set(found["metric"])]
-    any_tuned = bool((found["tuned"] != "").any())
-    lines = []
-    for key, part in found.groupby(of, sort=False):
-        cells = part.groupby("metric")["value"].agg(spread)
-        told = [part["tuned"].iloc[0]] * any_tuned
-        lines.append((*key, *(cells.get(metric, "-") for metric in shown), *told))
-    return (*of, *(SHOWN[metric] for metric in shown), *["tuned"] * any_tuned), lines
+    head = [metric for metric in SHOWN if metric in set(found["metric"])]
+    order = list(dict.fromkeys(zip(*(found[column] for column in of), strict=True)))
+    values = found.pivot_table("value", of, ["metric", "seed"], dropna=False)
+    means = DataFrame({m: values[m].mean(axis=1) for m in head})
+    best = {m: _best(means[m].loc[order], m) for m in head if m not in PRIVACY and len(order) > 1}
+    lines: list[tuple[str, ...]] = []
+    for key in order:
+        cells = [spread(known) if len(known := values[m].loc[key].dropna()) else "-" for m in head]
+        stars = [" *" if best.get(m) == key else "" for m in head]
+        lines.append((*key, *map("".join, zip(cells, stars, strict=True))))
+    names = (*of, *(SHOWN[metric] for metric in head))
+    more: dict[str, list[str]] = {}
+    if best:
+        main, first = values[head[0]], best[head[0]]
+        apart = [beside(main.loc[key] - main.loc[first]) if key != first else "" for key in order]
+        more[f"{SHOWN[head[0]]} beside *"] = apart
+    if bool((found["tuned"] != "").any()):
+        tuned = found.groupby(of, sort=False)["tuned"].first()
+        more["tuned"] = [str(tuned.loc[key]) for key in order]
+    added = zip(*more.values(), strict=True) if more else [()] * len(order)
+    return (*names, *more), [(*line, *cells) for line, cells in zip(lines, added, strict=True)]
+
+
+def _best(means: Series, metric: str) -> tuple[str, ...]:
+    """Return the line whose mean is best; of accuracies the largest, of errors the smallest."""
+    key: tuple[str, ...] = means.idxmax() if metric.endswith("accuracy") else means.idxmin()
+    return key
+
+
+def beside(differences: Series) -> str:
+    """Write the mean difference of paired seeds and, of two or more, its 95% interval.
+
+    >>> from pandas import Series
+    >>> beside(Series([-0.02, -0.03, -0.025])), beside(Series([-0.02]))
+    ('-0.025 (-0.037 to -0.013)', '-0.020')
+    """
+    found = interval(differences.dropna().to_numpy())
+    ends = f" ({found.low:+.3f} to {found.high:+.3f})" if found.low == found.low else ""
+    return f"{found.mean:+.3f}{ends}"
 
 
 def spread(values: Series) -> str:

@@ -20,7 +20,7 @@ from pyrofl.data.rows import check_alike, check_table, row_numbers
 from pyrofl.data.sites import table_of
 from pyrofl.data.source import Source
 from pyrofl.data.weights import OfClasses, check_weights, of_classes, of_sites
-from pyrofl.summaries import Summarised
+from pyrofl.summaries import Summarised, picture
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,16 @@ class Federation(Summarised):
             "server": f"{0 if self.unlabelled is None else len(self.unlabelled)} rows of its own",
             **(self.source.summary() if self.source else {}),
         }
+
+    def _more_html(self) -> str:
+        """Draw who holds how many rows of which class, or how many at all."""
+        from pyrofl import figures
+
+        kinds = max(1, len(self.classes))
+        label = self.y.cpu() if self.classes else torch.zeros(len(self.y), dtype=torch.long)
+        counts = torch.stack([label[rows].bincount(minlength=kinds) for rows in self.train])
+        drawn = figures.partition(counts, self.names, self.classes or ("any",))
+        return picture(drawn, "training rows of every client and class")
 
     @property
     def clients(self) -> int:

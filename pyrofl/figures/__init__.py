@@ -1,6 +1,11 @@
-"""Figures: every function returns a matplotlib Figure of its own; no window opens."""
+"""Figures: every function returns a matplotlib Figure of its own; no window opens.
+
+Those of one panel draw in `ax=` instead, if they are given axes.
+"""
 # ruff: noqa: F403
 
+from pyrofl.figures.checks import *
+from pyrofl.figures.diagrams import *
 from pyrofl.figures.motion import *
 from pyrofl.figures.papers import *
 from pyrofl.figures.posteriors import *

@@ -76,6 +76,7 @@ def simplex(
     accuracy: Any,
     marks: Mapping[str, tuple[Any, float]] | None = None,
     corners: Sequence[str] = ("client 0", "client 1", "client 2"),
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw the accuracy of weighted means of three clients' models (FedBE, figure 1).
 
@@ -85,12 +86,13 @@ def simplex(
         marks: name -> (weights [3], accuracy). Without a place in the triangle, as an ensemble,
             weights is None; the colour bar shows all of them.
         corners: names of the clients.
+        ax: where to draw; None makes a figure.
     """
     from matplotlib.ticker import MaxNLocator
 
     found, marks = 100 * np.asarray(accuracy), marks or {}
     known = [*found, *(100 * value for _, value in marks.values())]
-    figure, (axes,) = panels(1, 1, 5.6, 4.8, grid=None)
+    figure, axes = style.one_panel(5.6, 4.8, ax, grid=None)
     x, y = (np.asarray(weights) @ CORNERS).T
     levels = np.linspace(min(known), max(*known, min(known) + 0.1), 101)
     image = axes.tricontourf(x, y, found, levels=levels)
@@ -109,7 +111,7 @@ def simplex(
     axes.set(aspect="equal", xmargin=0.09, ymargin=0.09)
     axes.set_axis_off()
     note = "the colour bar shows where they are on the scale"
-    return with_legend(figure, [axes], note=note) if marks else figure
+    return with_legend(figure, [axes], note=note, ax=ax) if marks else figure
 
 
 def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) -> Figure:
@@ -161,15 +163,16 @@ def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: in
     return with_legend(figure, grid)
 
 
-def densities(entropy: Mapping[str, Sequence[Any]], classes: int) -> Figure:
+def densities(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | None = None) -> Figure:
     """Draw how uncertain clients are about each data set (FedABML, figures 5 and 6).
 
     Args:
         entropy: data set -> of every client, the entropy of its predictions [N], in nats. Every
             client is a thin line, all together a thick one.
         classes: K; entropy is between 0 and log K.
+        ax: where to draw; None makes a figure.
     """
-    figure, (axes,) = panels(1, 1, 5.8, 3.8)
+    figure, axes = style.one_panel(5.8, 3.8, ax)
     top = float(np.log(classes))
     for name, look in styles(entropy).items():
         clients = [np.asarray(value).ravel() for value in entropy[name]]
@@ -179,11 +182,14 @@ def densities(entropy: Mapping[str, Sequence[Any]], classes: int) -> Figure:
         axes.plot(*style.density(np.concatenate(clients), top), **thick)
     axes.set(xlim=(0, top), ylim=(0, None), ylabel="density")
     axes.set_xlabel(f"entropy of the prediction (nats; at most log {classes} = {top:.2f})")
-    return with_legend(figure, [axes], note="thin: one client each; thick: all of them")
+    return with_legend(figure, [axes], note="thin: one client each; thick: all of them", ax=ax)
 
 
 def after_epochs(
-    epochs: Sequence[int], curves: Mapping[str, Any], metric: str = "accuracy"
+    epochs: Sequence[int],
+    curves: Mapping[str, Any],
+    metric: str = "accuracy",
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw how fast new clients learn: a metric against epochs of fine-tuning (FedABML).
 
@@ -191,17 +197,18 @@ def after_epochs(
         epochs: [E], 0 for none.
         curves: method -> [seeds, E], means over clients.
         metric: what they measure.
+        ax: where to draw; None makes a figure.
     """
     import pandas
 
-    figure, (axes,) = panels(1, 1, 5.8, 3.9)
+    figure, axes = style.one_panel(5.8, 3.9, ax)
     for name, look in styles(curves).items():
         found = pandas.DataFrame(np.atleast_2d(np.asarray(curves[name])), columns=epochs)
         style.band(axes, found.agg(["mean", "sem"]).T, name, look)
     axes.set(xlabel="epochs of fine-tuning", ylabel=style.axis_label(metric))
     axes.xaxis.set_major_locator(style.whole_numbers(10))
     note = "mean ± one standard error over seeds" if axes.collections else ""
-    return with_legend(figure, [axes], note=note)
+    return with_legend(figure, [axes], note=note, ax=ax)
 
 
 def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:

@@ -18,6 +18,7 @@ from pyrofl.metrics import Bins
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -87,7 +88,8 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
 
     Args:
         rows: of metrics.csv, each with its "method" and "seed" as well. Every model and population
-            in them gets a panel, every method and adaptation a line.
+            in them gets a panel, every method and adaptation a line. Populations whose curves are
+            the same, to 1% of the range, share a panel.
         metric: the one to draw.
 
     Raises:
@@ -95,13 +97,12 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     """
     table = style.about(metric, rows).astype({"round": int})
     table["line"] = table["method"] + table["adapted"]
-    parts = list(table.groupby(["model", "population"], sort=False))
+    parts = _apart(table)
     looks = styles(table["line"])
     columns = min(3, len(parts))
     figure, grid = panels(len(parts), 3, max(3.6, 6 / columns), 3.1, (0, 0.5), sharey=True)
-    for axes, ((model, population), part) in zip(grid, parts, strict=True):
-        who = style.POPULATIONS.get(population, population)
-        axes.set_title(f"{model} model, {who}", fontsize=10)
+    for axes, (title, part) in zip(grid, parts.items(), strict=True):
+        axes.set_title(title, fontsize=10)
         for name, points in part.groupby("line", sort=False):
             means = points.groupby("round")["value"].agg(["mean", "sem"])
             style.band(axes, means, name, looks[name])
@@ -110,6 +111,26 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
         axes.set_ylabel(style.axis_label(metric))
     note = "mean ± one standard error over seeds" if any(a.collections for a in grid) else ""
     return with_legend(figure, grid, looks, note)
+
+
+def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
+    """Return the rows of each panel by its title; populations with the same curves share one."""
+    near = 0.01 * float(np.ptp(table["value"]))
+    found: dict[str, tuple[str, Any, pandas.DataFrame]] = {}
+    for (model, population), part in table.groupby(["model", "population"], sort=False):
+        who = style.POPULATIONS.get(population, population)
+        means = part.groupby(["line", "round"])["value"].mean()
+        like = (
+            title
+            for title, (other, curves, _) in found.items()
+            if other == model and curves.index.equals(means.index)
+            if float(np.abs(curves - means).max()) <= near
+        )
+        if title := next(like, ""):
+            found = {f"{t}, or {who}" if t == title else t: v for t, v in found.items()}
+        else:
+            found[f"{model} model, {who}"] = (model, means, part)
+    return {title: part for title, (_, _, part) in found.items()}
 
 
 def convergence(run: Any) -> Figure:
@@ -174,13 +195,16 @@ def watched(run: Any) -> Figure:
     return with_legend(figure, [axes], looks)
 
 
-def comparison(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:
+def comparison(
+    rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy", ax: Axes | None = None
+) -> Figure:
     """Draw the final metric of every method: each seed, and the mean with its standard error.
 
     Args:
         rows: of compare.csv. Every method gets a lane, in the order of the rows; every model and
             adaptation a colour.
         metric: the one to draw.
+        ax: where to draw; None makes a figure.
 
     Raises:
         ValueError: if no row is about the metric.
@@ -195,7 +219,7 @@ def comparison(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accu
     seeds = max(len(values) for marks in lanes.values() for _, values in marks)
     most = max(map(len, lanes.values()))
     each = 0.26 if len(lanes) < 10 else 0.13  # inches for a mark; many methods stand closer
-    figure, (axes,) = panels(1, 1, 6.4, 1.6 + each * len(lanes) * max(2, most), grid="x")
+    figure, axes = style.one_panel(6.4, 1.6 + each * len(lanes) * max(2, most), ax, grid="x")
     step = 0.8 / most
     for lane, marks in enumerate(lanes.values()):
         for i, (name, values) in enumerate(marks):
@@ -213,7 +237,7 @@ def comparison(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accu
         axes.axhline(edge - 0.5, color="#dddddd", linewidth=0.8)
     axes.set_xlabel(style.axis_label(metric))
     note = f"mean ± one standard error; dots: {seeds} seeds" if seeds > 1 else ""
-    return with_legend(figure, [axes], looks, note)
+    return with_legend(figure, [axes], looks, note, ax=ax)
 
 
 def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
@@ -275,6 +299,8 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
 def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     """Draw what pFedVEM learned about its clients: its confidence and their distance from it.
 
+    Weights are drawn from zero on, so that nearly equal ones look so.
+
     Args:
         tau: [J], precision of each client.
         deviation: [J], ||mu_j - w||^2 / d, mean squared distance of its head from the server's.
@@ -282,30 +308,37 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     """
     tau, deviation, size = (np.asarray(value, dtype=float) for value in (tau, deviation, size))
     share = 100 * tau / tau.sum()
-    figure, (weights, distances, sizes) = panels(3, 3, 11 / 3, 3.6, grid=None)
-    weights.hist(share, bins="rice", color=COLOURS[0], edgecolor="white")
-    weights.set(xlabel=r"weight at the server, $\tau_j \,/\, \Sigma\tau$ (%)", ylabel="clients")
-    distances.hist(deviation, bins="rice", color=COLOURS[2], edgecolor="white")
-    distances.set(xlabel=r"mean squared deviation, $\|\mu_j - w\|^2 \,/\, d$", ylabel="clients")
-    sizes.scatter(size, share, s=18, color=COLOURS[0], alpha=0.7)
-    sizes.set_ylabel("weight at the server (%)")
-    style.mark_sizes(sizes.xaxis, size)
+    figure, (weights, distances) = panels(2, 2, 4.4, 3.6, grid=None)
+    weights.scatter(size, share, s=26, color=COLOURS[0], alpha=0.8)
+    weights.axhline(100 / len(tau), color=COLOURS[1], linestyle="--", label="equal weights")
+    weights.set(ylim=(0, 1.15 * share.max()))
+    weights.set_ylabel(r"weight at the server, $\tau_j \,/\, \Sigma\tau$ (%)")
+    distances.scatter(size, deviation, s=26, color=COLOURS[2], alpha=0.8)
+    distances.set(ylim=(0, 1.15 * deviation.max() or 1.0))
+    distances.set_ylabel(r"mean squared deviation, $\|\mu_j - w\|^2 \,/\, d$")
     for axes in (weights, distances):
-        axes.yaxis.set_major_locator(style.whole_numbers(6))
-    for draw in (weights.axvline, sizes.axhline):
-        draw(100 / len(tau), color=COLOURS[1], linestyle="--", label="equal weights")
-    return with_legend(figure, [weights])
+        style.mark_sizes(axes.xaxis, size)
+    many = share.max() / share.min()
+    note = f"{share.min():.3g} to {share.max():.3g}%: the largest is {many:.3g} times the smallest"
+    return with_legend(figure, [weights], note=note)
 
 
-def clients(size: Any, value: Any, metric: str) -> Figure:
-    """Draw a metric of every client, [J], against its number of training rows, [J]."""
+def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figure:
+    """Draw a metric of every client, [J], against its number of training rows, [J].
+
+    Args:
+        size: [J], training rows.
+        value: [J], of the metric; NaN where a client was not tested.
+        metric: what it is.
+        ax: where to draw; None makes a figure.
+    """
     size, value = np.asarray(size), np.asarray(value, dtype=float)
-    figure, (axes,) = panels(1, 1, 5.4, 3.8)
+    figure, axes = style.one_panel(5.4, 3.8, ax)
     axes.scatter(size, value, s=22, color=COLOURS[0], alpha=0.7)
     axes.axhline(float(np.nanmean(value)), color=COLOURS[1], ls="--", label="mean of clients")
     style.mark_sizes(axes.xaxis, size)
     axes.set_ylabel(style.axis_label(metric))
-    return with_legend(figure, [axes])
+    return with_legend(figure, [axes], ax=ax)
 
 
 def differences(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -97,6 +97,18 @@ def panels(
     if up:
         figure.supylabel(up, fontsize=10)
     return figure, list(found[:count])
+
+
+def one_panel(
+    wide: float, tall: float, ax: Axes | None, grid: Literal["both", "x", "y"] | None = "both"
+) -> tuple[Figure, Axes]:
+    """Return the figure and the axes of a reader's own, or new ones of that size in inches."""
+    if ax is None:
+        figure, (axes,) = panels(1, 1, wide, tall, grid=grid)
+        return figure, axes
+    if grid:
+        ax.grid(axis=grid, alpha=0.3)
+    return cast("Figure", ax.figure), ax
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -224,16 +236,36 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def with_legend(
-    figure: Figure, panels: Iterable[Axes], order: Iterable[str] = (), note: str = ""
+    figure: Figure,
+    panels: Iterable[Axes],
+    order: Iterable[str] = (),
+    note: str = "",
+    ax: Axes | None = None,
 ) -> Figure:
-    """Put one legend above all panels, its labels in this `order`; return the figure."""
+    """Put one legend above all panels, or in the reader's `ax`; return the figure.
+
+    Args:
+        figure: to return.
+        panels: whose labels are taken.
+        order: of the labels.
+        note: above them.
+        ax: axes of the reader's own, if he gave some; other panels of his figure are let alone.
+    """
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
     found = {name: found[name] for name in dict.fromkeys([*order, *found])}
+    if ax is not None:
+        ax.legend(found.values(), found.keys(), title=note or None, frameon=False, fontsize=8)
+        return figure
     columns = int(figure.get_figwidth() / (0.7 + 0.085 * max(map(len, found))))
     look: dict[str, Any] = {"loc": "outside upper center", "frameon": False, "title_fontsize": 9}
     look["ncols"] = min(len(found), max(1, columns))
     figure.legend(found.values(), found.keys(), title=note or None, **look)
     return figure
+
+
+def height(rows: float) -> float:
+    """Return the height of a figure, in inches, for so many rows."""
+    return 1.3 + max(0.11 if rows > 40 else 0.23, 1.5 / rows) * rows

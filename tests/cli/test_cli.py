@@ -25,7 +25,7 @@ from pyrofl.cli.methods import (
     reaching,
     read_settings,
 )
-from pyrofl.cli.parser import main
+from pyrofl.cli.parser import COMMANDS, main, parser
 from pyrofl.cli.report import compare_table
 from pyrofl.cli.setup import Task, participation
 from pyrofl.data.preparation import Preparation, Prepared
@@ -67,22 +67,53 @@ def finished(tmp_path_factory):
     return out
 
 
-def test_list_names_everything(capsys):
+def test_list_names_everything_on_one_screen(capsys):
     assert main(["list"]) == 0
     text = capsys.readouterr().out
-    for word in (
-        "pfedvem",
-        "teachers",
-        "coords=logvar|alpha",
-        "local",
-        "digits",
-        "dirichlet:A",
-        "mlp",
-        "same_shares",
-        "poisson",
-    ):
+    for word in ("pfedvem", "local", "digits", "dirichlet:A", "mlp", "same_shares", "poisson"):
+        assert word in text
+    assert len(text.splitlines()) <= 24
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ("methods", "pfedvem confidence"),
+        ("settings", "teachers coords=logvar|alpha"),
+        ("data", "digits handwritten"),
+        ("partitions", "dirichlet:A"),
+        ("tests", "same_shares"),
+        ("networks", "mlp"),
+        ("likelihoods", "poisson"),
+    ],
+)
+def test_list_tells_of_a_section(section, words, capsys):
+    assert main(["list", section]) == 0
+    text = capsys.readouterr().out
+    for word in words.split():
         assert word in text
     assert max(map(len, text.splitlines())) < 110
+
+
+def test_alone_it_tells_what_to_try(capsys):
+    assert main([]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    tried = [line.split() for line in printed.out.partition("to try:")[2].splitlines() if line]
+    assert len(tried) == 3
+    for words in tried:
+        parser().parse_args(words[1:])
+
+
+def test_every_command_has_examples_that_it_takes(capsys):
+    for name in COMMANDS:
+        with pytest.raises(SystemExit):
+            parser().parse_args([name, "--help"])
+        told = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
+        assert told
+        for line in told:
+            assert parser().parse_args(line.split()[1:]).do is COMMANDS[name][1]
 
 
 def test_methods_are_found_by_their_build():
@@ -261,6 +292,7 @@ def test_compare(tmp_path, capsys):
     assert main(words) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[:4] == ["method", "model", "adapted", "accuracy"]
+    assert printed.pop().startswith("* the best mean")
     assert [line.split()[:3] for line in printed[1:]] == [
         ["local", "personal", "none"],
         ["fedavg", "global", "none"],
@@ -295,6 +327,22 @@ def test_compare_is_run_for_each_seed(tmp_path):
 def test_compare_table_is_mean_and_standard_error():
     rows = [("m", s, "personal", "none", "accuracy", v, "") for s, v in enumerate((0.5, 0.7, 0.9))]
     assert "0.7000 ± 0.1155" in compare_table(rows)  # 0.2 / sqrt(3)
+
+
+def test_compare_table_marks_the_best_and_pairs_the_seeds():
+    """Seeds are harder or easier for both: differences of 0.1, 0.11 and 0.12 are clear."""
+    good, bad = (0.5, 0.7, 0.9), (0.4, 0.59, 0.78)
+    rows = [
+        (name, s, "global", "none", metric, value)
+        for name, values in (("bad", bad), ("good", good))
+        for s, v in enumerate(values)
+        for metric, value in (("accuracy", v), ("nll", v))
+    ]
+    head, worse, better, note = compare_table(rows).splitlines()
+    assert head.endswith("accuracy beside *")
+    assert worse.endswith("0.5900 ± 0.1097 *  -0.110 (-0.135 to -0.085)")  # the smaller nll
+    assert better.split()[3:] == ["0.7000", "±", "0.1155", "*", "0.7000", "±", "0.1155"]
+    assert note.startswith("* the best mean")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 
 from pyrofl import figures
 from pyrofl.metrics import calibration_bins, calibration_error
@@ -72,11 +72,30 @@ def test_every_client_has_its_reliability_diagram(clients):
     sure = torch.rand(clients, 40, generator=torch.Generator().manual_seed(0))
     bins = calibration_bins(sure, (sure > 0.5).float(), bins=5)
     found = {f"c{j}": type(bins)(*(v[j] for v in bins)) for j in range(clients)}
-    figure = figures.reliability_by_client(found, columns=3)
-    titles = [axes.get_title() for axes in figure.axes]
+    figure = figures.reliability_by_client(found)
+    (axes,) = figure.axes
     ece = calibration_error(bins)[0]
-    assert titles == [f"c{j}: 40 rows, ECE {float(ece[j]):.2f}" for j in range(clients)]
-    assert words(figure) == ["calibrated", "bins; area: rows"]
+    told = [f"c{j} (40 rows, ECE {float(ece[j]):.2f})" for j in range(clients)]
+    assert [t.get_text() for t in axes.get_yticklabels()] == told
+    rows, sure, right = (np.nan_to_num(np.asarray(value)) for value in bins)
+    share = (rows * right).sum(1) / 40
+    np.testing.assert_allclose(axes.containers[0].lines[0].get_xdata(), share, 1e-6)
+    mean = next(line for line in axes.lines if line.get_marker() == "D")
+    np.testing.assert_allclose(mean.get_xdata(), (rows * sure).sum(1) / 40, 1e-6)
+    ends = axes.containers[0].lines[2][0].get_segments()
+    exact = [binomtest(round(40 * s), 40).proportion_ci(method="wilson") for s in share]
+    np.testing.assert_allclose([e[:, 0] for e in ends], [(c.low, c.high) for c in exact], 1e-6)
+    assert words(figure) == ["confidence (mean)", "right (share), 95% interval"]
+
+
+def test_a_client_with_all_rows_right_has_an_interval_too():
+    bins = calibration_bins(torch.full((1, 23), 0.95), torch.ones(1, 23), bins=5)
+    one = type(bins)(*(v[0] for v in bins))
+    none = type(bins)(*(torch.zeros(5), torch.full((5,), torch.nan), torch.full((5,), torch.nan)))
+    figure = figures.reliability_by_client({"a": one, "nobody": none})
+    ends = figure.axes[0].containers[0].lines[2][0].get_segments()[0][:, 0]
+    exact = binomtest(23, 23).proportion_ci(method="wilson")
+    np.testing.assert_allclose(ends, (exact.low, exact.high), 1e-6)
 
 
 def test_narrowing_shows_every_fit_at_every_size():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from pictures import overlaps
 
 from pyrofl import figures
 
@@ -27,7 +28,7 @@ def words(figure) -> list[str]:
     return [t.get_text() for legend in figure.legends for t in legend.get_texts()]
 
 
-@pytest.mark.parametrize("rows", [1, 12, 90])
+@pytest.mark.parametrize("rows", [1, 12, 30])
 def test_cost_shows_every_row_in_three_panels(rows, tmp_path):
     known = table(rows)
     figure = figures.cost(known, ("federated", "NUTS"))
@@ -45,6 +46,21 @@ def test_cost_shows_every_row_in_three_panels(rows, tmp_path):
     assert left.get_ylim()[0] > left.get_ylim()[1]  # the first row is on top
     figures.save(figure, tmp_path / "cost.png")
     assert (tmp_path / "cost.png").stat().st_size > 1000
+
+
+def test_many_rows_are_dots_in_lanes_and_the_worst_has_its_name():
+    shift = np.linspace(-0.1, 0.3, 40)
+    many = pd.DataFrame({"variable": ["mu"] + 39 * ["a"], "difference": shift, "ratio": 1 - shift})
+    many.index = ["mu", *(f"a[{i}]" for i in range(39))]
+    figure = figures.cost(many)
+    for axes, column in zip(figure.axes, ("difference", "ratio"), strict=True):
+        dots = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "o"])
+        np.testing.assert_allclose(dots, many[column])
+        lanes = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
+        assert [np.unique(np.round(lane)).tolist() for lane in lanes] == [[0.0], [1.0]]
+        assert [t.get_text() for t in axes.texts] == ["a[38]"]
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["mu", "a"]
+    assert overlaps(figure) == []
 
 
 def test_shrinkage_sorts_by_the_clients_own_estimates():

@@ -79,6 +79,17 @@ def test_curves_are_means_with_standard_errors():
     assert overlaps(figure) == []
 
 
+def test_populations_with_the_same_curves_share_a_panel():
+    rows = [row | {"model": "global"} for row in table() if row["metric"] == "accuracy"]
+    rows = [row for row in rows if row["population"] == "pooled"]
+    alike = [row | {"population": "training"} for row in rows]
+    (axes,) = figures.curves([*rows, *alike]).axes
+    assert axes.get_title() == "global model, all test rows, or clients that train"
+    assert len(axes.lines) == 2  # a method each
+    apart = [row | {"value": row["value"] + 0.001 * row["round"]} for row in alike]
+    assert len(figures.curves([*rows, *apart]).axes) == 2
+
+
 def test_one_seed_has_no_band():
     figure = figures.curves(table(seeds=1))
     assert not any(axes.collections for axes in figure.axes)
@@ -121,7 +132,12 @@ def test_methods_keep_their_order_and_colour_whatever_models_they_have():
 
 
 def test_panels_beyond_three_go_below_and_adaptation_is_a_line():
-    rows = [row | {"population": p} for row in table(1) for p in ("training", "held_out")]
+    worse = {"training": 0.0, "held_out": 0.05}  # or they would share a panel
+    rows = [
+        row | {"population": p, "value": row["value"] - less}
+        for row in table(1)
+        for p, less in worse.items()
+    ]
     rows += [row | {"adapted": "adapt"} for row in rows if row["model"] == "personal"]
     figure = figures.curves(rows)
     assert len(figure.axes) == 4
@@ -207,14 +223,18 @@ def test_reliability_without_rows_is_an_empty_figure():
     assert not lower.patches[0].get_data().values.any()
 
 
-def test_confidence_shows_weights_that_sum_to_one():
+def test_confidence_shows_weights_that_sum_to_one_from_zero_on():
     tau = torch.tensor([1.0, 3.0, 4.0])
     figure = figures.confidence(tau, torch.tensor([0.1, 0.2, 0.3]), torch.tensor([5, 50, 60]))
-    weights, deviation, sizes = figure.axes
-    points = sizes.collections[0].get_offsets()
+    weights, deviation = figure.axes
+    points = weights.collections[0].get_offsets()
     np.testing.assert_allclose(points, [[5, 12.5], [50, 37.5], [60, 50]])
-    assert [sum(p.get_height() for p in a.patches) for a in (weights, deviation)] == [3, 3]
-    assert weights.lines[0].get_xdata()[0] == pytest.approx(100 / 3)
+    points = deviation.collections[0].get_offsets()
+    np.testing.assert_allclose(points, [[5, 0.1], [50, 0.2], [60, 0.3]], rtol=1e-6)
+    assert weights.get_ylim()[0] == deviation.get_ylim()[0] == 0
+    assert weights.lines[0].get_ydata()[0] == pytest.approx(100 / 3)
+    told = figure.legends[0].get_title().get_text()
+    assert told == "12.5 to 50%: the largest is 4 times the smallest"
     assert overlaps(figure) == []
 
 

@@ -8,8 +8,10 @@ from hostile.case import DONE, LIKE, OUT, Case, named
 from hostile.flags import EITHER, LITTLE, RUN, SCHOOLS, TOGGLES
 
 WHOLE_LINES: dict[str, tuple[str, ...]] = {  # command lines, and words that must be told
-    "": ("COMMAND",),
     "runn": ("runn",),
+    "list nothing": ("nothing",),
+    "explain fedavgg": ("fedavgg", "fedavg"),
+    "explain": ("METHOD",),
     "RUN fedavg": ("RUN",),
     "run": ("METHOD",),
     "run fedavgg": ("fedavgg", "fedavg"),
@@ -105,14 +107,14 @@ WHOLE_LINES: dict[str, tuple[str, ...]] = {  # command lines, and words that mus
     "compare local fedavg --set mu=1": ("mu",),
     "compare local fedavg --set ditto.lr=1": ("ditto",),
 }
-HELPFUL = ("-h", "--help", "run --help", "compare -h", "partition -h", "bench --help", "list")
+HELPFUL = ("-h", "--help", "run --help", "compare -h", "partition -h", "bench --help")
+HELPFUL += ("list", "list methods", "explain fedavg", "explain -h")
 
 
 def cases() -> Iterator[Case]:
     """Yield whole command lines."""
     for line, told in WHOLE_LINES.items():
-        words = tuple(line.split()) or ("",)
-        yield Case(f"pyrofl {named(line)}", "flag", words, told=told if line else ())
+        yield Case(f"pyrofl {named(line)}", "flag", tuple(line.split()), told=told)
     for line in HELPFUL:
         yield Case(f"pyrofl {line}", "flag", tuple(line.split()), (DONE,), writes=False)
     for flag in TOGGLES:

@@ -1,0 +1,11 @@
+"""Good models are unsure where they are wrong."""
+
+import numpy as np
+
+from pyrofl import figures
+
+random, models = np.random.default_rng(0), {}
+for name, sharp in {"one model": 8, "ensemble": 3}.items():
+    sure = random.beta(sharp, 1.2, 2000)
+    models[name] = sure, random.uniform(size=2000) < (0.9 * sure if sharp > 5 else sure)
+figure = figures.confidence_histogram(models)

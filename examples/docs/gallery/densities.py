@@ -1,0 +1,12 @@
+"""Rows that were never shown should leave clients unsure."""
+
+import numpy as np
+
+from pyrofl import figures
+
+random = np.random.default_rng(0)
+entropy = {
+    "digits it was shown": [random.beta(1.2, 6, 300) * np.log(5) for _ in range(6)],
+    "digits it never saw": [random.beta(3, 2, 300) * np.log(5) for _ in range(6)],
+}
+figure = figures.densities(entropy, classes=5)

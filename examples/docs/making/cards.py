@@ -1,0 +1,111 @@
+"""A page for every method, from its docstring, its signature and a round that is measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from io import BytesIO
+
+import pyrofl
+from making import formulas
+from making.which import which
+from pyrofl import figures, nets
+from pyrofl.cli import cards
+from pyrofl.cli.methods import builds
+
+LETTER = rf"(?:[A-Za-z]|sum|{formulas.GREEK.replace(' ', '|')})"
+POWER = r"\^(?:-?\d(?:/\d)?|[a-z](?!\w))"
+SYMBOL = rf"(?<![\w.]){LETTER}(?:_[a-z]{{1,3}}(?![\w=])(?:{POWER})?|{POWER}(?!\w))"
+
+
+def card_pages() -> Iterator[tuple[str, str | bytes]]:
+    """Yield a card and a diagram for each method, and a table of them all."""
+    found = [cards.card(name) for name in builds()]
+    for one in found:
+        yield f"methods/{one.key}.svg", diagram(one.key)
+        yield f"methods/{one.key}.md", page(one)
+    yield "methods_table.md", table(found)
+    yield "which.svg", which()
+
+
+def page(card: cards.Card) -> str:
+    """Write a card."""
+    paper, wire = card.paper, card.wire
+    parts = [f"# {paper.name}", f"**{capital(paper.headline)}.**"]
+    parts += [text(paper.source)] if paper.source else []
+    parts += [f":::{{admonition}} When\n{text(paper.use)}\n:::"]
+    parts += [
+        f"![{paper.name}: what depends on what in its model]({card.key}.svg)\n\n"
+        "Boxes are tensors, of the server (blue) or kept by the client (orange); what is round is "
+        "drawn, what is grey is observed. Names are those of a small network."
+    ]
+    parts += ["## In equations"]
+    for part in paper.parts:
+        parts.append(
+            text(part) if isinstance(part, str) else f"```{{raw}} html\n{formulas.block(part)}\n```"
+        )
+    parts += ["## What travels", text(card.bytes)]
+    kept = f"Goes up: {names(wire.sent)}. Stays at the client: {names(wire.kept)}."
+    parts += [f"{kept} Models that can be tested: {', '.join(card.views)}."]
+    parts += ["## Settings", settings(card)]
+    parts += [
+        f"```python\nfrom pyrofl.models import {card.key}\n\nmethod = {card.key}.build(net)\n```"
+    ]
+    if paper.departures:
+        what, _, told = paper.departures.partition(": ")
+        parts += ["## Departures from the paper", text(capital(told) if told else what)]
+    return "\n\n".join(parts) + "\n"
+
+
+def settings(card: cards.Card) -> str:
+    """Write the table of settings."""
+    rows = ["| setting | default | may be | what it is |", "|---|---|---|---|"]
+    for s in card.settings:
+        about = text(capital(s.about)).replace("|", "\\|")
+        rows.append(f"| `{s.name}` | `{s.default}` | {s.kind.replace('|', ', ')} | {about} |")
+    return "\n".join(rows)
+
+
+def table(found: list[cards.Card]) -> str:
+    """Write the table of all methods: what each is for, what it costs, what can be tested."""
+    rows = ["| method | where to use it | down | up | models |", "|---|---|---|---|---|"]
+    for one in found:
+        down, up = one.wire.down / one.plain.down, one.wire.up / one.plain.up
+        use = one.paper.use.removeprefix("Use it ").partition(". It assumes")[0]
+        link = f"[{one.paper.name}](made/methods/{one.key}.md)"
+        rows.append(f"| {link} | {text(use)} | {down:.2f} | {up:.2f} | {', '.join(one.views)} |")
+    return "\n".join(rows) + "\n"
+
+
+def diagram(name: str) -> bytes:
+    """Draw what depends on what in a method's model, with a network of two layers."""
+    net = nets.build("mlp:3", (cards.INPUTS,), cards.OUTPUTS)
+    figure = figures.plates(pyrofl.relations(cards.made(name, net), cards.rows()))
+    file = BytesIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    return re.sub(rb"[mp][0-9a-f]{10}", b"shape", file.getvalue())
+
+
+def names(roles: tuple[str, ...]) -> str:
+    """List names of tensors."""
+    return ", ".join(f"`{role}`" for role in roles) or "nothing"
+
+
+def capital(words: str) -> str:
+    """Begin a sentence."""
+    return words[:1].upper() + words[1:]
+
+
+def text(words: str) -> str:
+    """Write prose in Markdown: tau_j is a formula, and signs outside of code are themselves."""
+    parts = re.split(r"(`[^`]*`)", words)
+    return "".join(p if p.startswith("`") else _prose(p) for p in parts)
+
+
+def _prose(words: str) -> str:
+    pieces = re.split(f"({SYMBOL})", words)
+    signs = (
+        f"${formulas.tex(p)}$" if i % 2 else re.sub(r"([*_$<>\[\]{}^~])", r"\\\1", p)
+        for i, p in enumerate(pieces)
+    )
+    return "".join(signs)

@@ -1,0 +1,72 @@
+"""Signs that mean something to Sphinx: formulas as MathML, and stars of docstrings."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import Any
+
+from docutils.nodes import SkipNode
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util.logging import getLogger
+
+LOGGER = getLogger(__name__)
+
+# What MyST reads and docutils does not know.
+SIMPLER = {
+    r"\operatorname": r"\mathrm",
+    r"\lVert": r"\|",
+    r"\rVert": r"\|",
+    r"\bigl": "",
+    r"\bigr": "",
+}
+SIMPLER |= {r"\dots": r"\ldots", r"\tfrac": r"\frac", r"\dfrac": r"\frac", r"\lt": "<", r"\gt": ">"}
+
+
+SIMPLER |= {rf"\{size}{side}": "" for size in ("big", "Big", "bigg") for side in ("", "l", "r")}
+
+
+def _simpler(text: str) -> str:
+    for sign, other in SIMPLER.items():
+        text = re.sub(re.escape(sign) + r"(?![A-Za-z])", lambda _, other=other: other, text)
+    return text
+
+
+def _written(node: Any, as_block: bool) -> str:
+    """Return a formula as MathML; one that cannot be read is a warning, and stays as it is."""
+    text = node.astext()
+    try:
+        return str(tex2mathml(_simpler(text), as_block=as_block))
+    except MathError as error:
+        LOGGER.warning("formula %s: %s", text, error, location=node)
+        return f"<code>{escape(text)}</code>"
+
+
+def inline(writer: Any, node: Any) -> None:
+    """Write a formula in a line."""
+    writer.body.append(_written(node, as_block=False))
+    raise SkipNode
+
+
+def displayed(writer: Any, node: Any) -> None:
+    """Write a formula in a line of its own."""
+    writer.body.append(f'<div class="formula">{_written(node, as_block=True)}</div>')
+    raise SkipNode
+
+
+def plain_signs(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Let stars, bars and names that end in _ stand for themselves, but in code."""
+    if what == "property" and lines:  # what stands before a colon is no type
+        lines[0] = lines[0].replace(": ", "; ")
+    code = False
+    for i, line in enumerate(lines):
+        code = line.lstrip().startswith(">>>") or (code and bool(line.strip()))
+        if not code:
+            parts = re.split(r"(`[^`]*`)", line)
+            lines[i] = "".join(p if p.startswith("`") else _escaped(p) for p in parts)
+
+
+def _escaped(text: str) -> str:
+    text = re.sub(r"(?<!\\)([*|])", r"\\\1", text)
+    return re.sub(r"(\w)_(?=\W|$)", r"\1\\_", text)

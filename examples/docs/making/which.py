@@ -1,0 +1,66 @@
+"""The decision figure: what must come out, and how clients differ, lead to a method."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+from pyrofl.figures import style
+
+QUESTIONS = (
+    ("must intervals hold?", (
+        ("small or hierarchical model", "pvi"),
+        ("network; clients of unequal size", "pfedvem"),
+        ("network; few rows, every weight", "pfedbayes"),
+        ("network; newcomers all the time", "fedabml  metavd"),
+        ("server has unlabelled rows", "fedbe"),
+    )),
+    ("is one model enough?", (
+        ("rows are alike", "fedavg"),
+        ("same clients come again, drift", "scaffold"),
+        ("unequal work", "fedprox"),
+        ("few report", "fedopt  fedavgm  fedpa"),
+    )),
+    ("how do clients differ?", (
+        ("labels in ways of their own", "fedrep  fedper  fedbabu"),
+        ("rows look different", "lgfedavg"),
+        ("groups: apart, or overlapping", "ifca  pfedmb"),
+        ("a bit off each other", "ditto  pfedme  apfl"),
+        ("a few steps before use", "perfedavg  reptile"),
+    )),
+)  # fmt: skip
+
+
+def which() -> bytes:
+    """Draw the figure as SVG."""
+    figure = style.canvas(9.6, 6.4)
+    axes = figure.subplots()
+    axes.set(xlim=(0, 9.6), ylim=(-15.2, 0.8))
+    axes.set_axis_off()
+    line = 0
+    for i, (question, answers) in enumerate(QUESTIONS):
+        middle = -line - (len(answers) - 1) / 2
+        _box(axes, 1.35, middle, question, 2.5, style.COLOURS[0], "white")
+        for j, (answer, methods) in enumerate(answers):
+            y = -line - j
+            axes.plot([2.6, 3.2, 3.4], [middle, y, y], color="#666666", linewidth=1)
+            axes.text(3.5, y, answer, va="center", fontsize=11)
+            axes.text(6.8, y, methods, va="center", fontsize=11, weight="bold", color="#00548a")
+        line += len(answers) + 0.7
+        if i + 1 < len(QUESTIONS):
+            below = -line - (len(QUESTIONS[i + 1][1]) - 1) / 2
+            look = {"arrowstyle": "-|>", "color": "#666666"}
+            axes.annotate("", (1.35, below + 0.55), (1.35, middle - 0.55), arrowprops=look)
+            words = ("no", "no: a model for each")[i]
+            axes.text(1.45, (middle + below) / 2, words, fontsize=10, color="#444444")
+    file = BytesIO()
+    figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
+    return file.getvalue()
+
+
+def _box(axes: Any, x: float, y: float, words: str, wide: float, face: str, ink: str) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    look: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.2", "fc": face, "ec": "none"}
+    axes.add_patch(FancyBboxPatch((x - wide / 2, y - 0.5), wide, 1.0, **look))
+    axes.text(x, y, words, ha="center", va="center", color=ink, fontsize=11)

@@ -1,0 +1,112 @@
+"""What a fit shows while it runs: a bar in a terminal or a notebook, lines where neither is."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from pyrofl.inference.elbo import Elbo
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.method import Method, Step
+from pyrofl.inference.programs import Guide
+
+LINES = 10  # that a run takes where no bar can be redrawn
+
+
+class Progress:
+    """The rounds that are over, the loss, and what must be told on the way; all on stderr."""
+
+    def __init__(self, rounds: int, begun: int, sizes: Tensor, shown: bool) -> None:
+        """Take how many rounds there will be in all and there have been; clients' rows [J]."""
+        self.rounds, self.sizes, self.shown = rounds, sizes, shown
+        self.bar: Any = None
+        if shown and (sys.stderr.isatty() or in_notebook()):
+            from tqdm.auto import tqdm
+
+            self.bar = tqdm(total=rounds, initial=begun, unit="round")
+
+    def __enter__(self) -> Progress:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Let the bar stay as it is."""
+        if self.bar is not None:
+            self.bar.close()
+
+    def tell(self, text: str) -> None:
+        """Write a line that stays, above the bar."""
+        if self.bar is not None:
+            self.bar.write(text, sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def add(self, method: Method, state: Round) -> None:
+        """Show a round that is over."""
+        loss = losses(method, state, self.sizes) if self.shown else ""
+        if self.bar is not None:
+            self.bar.set_postfix_str(loss)
+            self.bar.update()
+        elif self.shown and _is_told(state.number, self.rounds):
+            self.tell(f"round {state.number}/{self.rounds}{loss and f': {loss}'}")
+
+
+def in_notebook() -> bool:
+    """Say whether a notebook shows what we write, and has what a bar is drawn with."""
+    return "ipykernel" in sys.modules and find_spec("ipywidgets") is not None
+
+
+def _is_told(number: int, rounds: int) -> bool:
+    """Say whether a round has a line: about ten of them do, and the last.
+
+    >>> [r for r in range(1, 26) if _is_told(r, 25)]
+    [3, 6, 9, 12, 15, 18, 21, 24, 25]
+    """
+    return number == rounds or number % -(-rounds // LINES) == 0
+
+
+def losses(method: Method, state: Round, sizes: Tensor) -> str:
+    """Tell the mean loss over clients of each step, by what it moves; sums over rows by row.
+
+    Args:
+        method: whose steps they are.
+        state: after a round.
+        sizes: [J], training rows of every client.
+    """
+    rows, found = sizes[state.trained.cpu()], []
+    for names, value in state.loss.items():
+        per = " per row" if (summed := _is_summed(method, names)) else ""
+        each = value.cpu() / rows if summed else value
+        mean = float(each[each.isfinite()].mean())
+        found.append(f"{moved(method, names)} {mean:.3g}{per}")
+    return f"loss of {', of '.join(found)}" if found else ""
+
+
+def moved(method: Method, names: str) -> str:
+    """Say in a word what a step moves, given its patterns of names.
+
+    >>> from pyrofl import nets
+    >>> from pyrofl.models import pfedvem
+    >>> method = pfedvem.build(nets.build("mlp:2", input_shape=(3,), outputs=2))
+    >>> moved(method, "mu/* pi/*"), moved(method, "base/*")
+    ('posterior', 'base')
+    """
+    guide: Any = method.guide
+    if isinstance(guide, Guide) and names == guide.names:
+        return "posterior" if guide.random else "weights"
+    return ", ".join(dict.fromkeys(name.partition("/")[0] for name in names.split()))
+
+
+def _is_summed(method: Method, names: str) -> bool:
+    """Say whether a step's loss is a client's total, not a mean over its rows."""
+    steps = (move for phase in method.phases for move in phase.moves if isinstance(move, Step))
+    return any(s.names == names and isinstance(s.loss, Elbo) and not s.loss.mean for s in steps)

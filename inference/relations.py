@@ -1,0 +1,97 @@
+"""What depends on what in a method's model: its sites, their plates, and what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.infer.inspect import TrackProvenance, site_is_deterministic
+from pyro.ops.provenance import get_provenance, track_provenance
+from pyro.poutine.util import site_is_subsample
+
+from pyrofl.arguments import checked
+from pyrofl.data import Federation
+from pyrofl.inference.elbo import with_rows
+from pyrofl.inference.loop.rounds import first
+from pyrofl.inference.loop.state import meet
+from pyrofl.inference.method import Method
+from pyrofl.tensors import Tensors, default_type, matches
+
+WRAPPED = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
+
+
+@dataclass(frozen=True)
+class Related:
+    """A site of a model.
+
+    Attributes:
+        distribution: its name, as "Normal".
+        reads: names of sites and of tensors that it depends on.
+        plates: names of the plates that it is in, "clients" and "rows"; what all clients share is
+            not in that of the clients, though each has a copy.
+        observed: whether its value is of the rows.
+    """
+
+    distribution: str
+    reads: tuple[str, ...]
+    plates: tuple[str, ...]
+    observed: bool
+
+
+@checked
+def relations(method: Method, data: Federation) -> dict[str, Related]:
+    """Find out what depends on what in a method's model, on the rows of one client.
+
+    Args:
+        method: any.
+        data: the federation; its first client is looked at, before it has trained.
+
+    Returns:
+        Site -> what it is and depends on: other sites, "server NAME" of what came down, and
+        "client NAME" of what the client keeps or trains. `figures.plates` draws it.
+    """
+    who = data.who(torch.arange(1))
+    received, private = meet(method, data, first(method, data, 0), who, 0)
+    batch = data.batch(who.ids)
+    with torch.no_grad(), pyro.validation_enabled(False), default_type(data.dtype):
+        sent = _traced("server", with_rows(received, 1))
+        kept = _traced("client", with_rows(private, 1))
+        with TrackProvenance(include_deterministic=True):
+            model = poutine.trace(method.model).get_trace(sent, kept | sent, batch)
+    return dict(_related(model, method.shared))
+
+
+def _traced(place: str, tensors: Tensors) -> Tensors:
+    return {n: track_provenance(v, frozenset({f"{place} {n}"})) for n, v in tensors.items()}
+
+
+def _related(trace: Any, shared: str) -> Iterator[tuple[str, Related]]:
+    for name, site in trace.nodes.items():
+        if site["type"] != "sample" or site_is_subsample(site):
+            continue
+        fn, made = site["fn"], site_is_deterministic(site)
+        while not made and isinstance(fn, WRAPPED):
+            fn = fn.base_dist
+        frames, one = (f.name for f in site["cond_indep_stack"]), matches(name, shared)
+        density = site["fn"].base_dist if made else site["fn"]
+        reads = get_provenance(density.log_prob(site["value"])) - {name}
+        yield (
+            name,
+            Related(
+                "Deterministic" if made else type(fn).__name__,
+                tuple(_in_order(reads, trace.nodes)),
+                tuple(n for n in frames if not (one and n == "clients")),
+                site["is_observed"] and not made,
+            ),
+        )
+
+
+def _in_order(reads: Iterable[str], nodes: Any) -> list[str]:
+    """Sort tensors by name, then sites as the program draws them."""
+    order = {name: i for i, name in enumerate(nodes)}
+    return sorted(reads, key=lambda name: (order.get(name, -1), name))

@@ -1,0 +1,216 @@
+"""A method's card: what it is, its equations and settings, and what it sends, from the code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from textwrap import fill
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+
+from pyrofl import docstrings, nets
+from pyrofl.arguments import known
+from pyrofl.cli.methods import builds
+from pyrofl.data import Federation
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.method import Method
+from pyrofl.nets import Network
+
+WIDTH = 100  # of a card in a terminal
+INPUTS, OUTPUTS, SPEC = 64, 10, "mlp:50"  # the network of the digits
+WORDS: dict[Any, str] = {
+    bool: "true or false",
+    NoneType: "none",
+    str: "a word",
+    int: "a whole number",
+}
+WORDS |= {float: "a number"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An argument of a method's `build`: its name, what it may be, its default, what it means."""
+
+    name: str
+    kind: str
+    default: str
+    about: str
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What a client and the server exchange in a round, with a network of `parameters`.
+
+    Attributes:
+        parameters: of the network, and of its head.
+        down: bytes to a client.
+        up: bytes from it.
+        sent: roles of the tensors that go up.
+        kept: roles of the tensors that the client keeps.
+    """
+
+    parameters: tuple[int, int]
+    down: int
+    up: int
+    sent: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Card:
+    """All that there is to say about a method."""
+
+    key: str
+    paper: docstrings.Paper
+    settings: tuple[Setting, ...]
+    views: tuple[str, ...]
+    wire: Wire
+    plain: Wire
+
+    def told(self) -> str:
+        """Lay the card out for a terminal."""
+        paper, wire = self.paper, self.wire
+        words = [f"{paper.name} ({self.key}): {paper.headline}.", paper.source, paper.use]
+        words += [f"Models that can be tested: {', '.join(self.views)}.", self.bytes]
+        words += [f"Goes up: {_listed(wire.sent)}. Stays at the client: {_listed(wire.kept)}."]
+        parts = [fill(text, WIDTH) for text in words if text]
+        equations = ["\n".join(f"    {line}" for line in block) for block in paper.equations[:2]]
+        parts[2:2] = equations
+        parts += ["\n".join(["settings, for --set NAME=VALUE", *map(_line, self.settings)])]
+        parts += [fill(paper.departures, WIDTH)] if paper.departures else []
+        return "\n\n".join(parts)
+
+    @property
+    def bytes(self) -> str:
+        """What a round costs on the wire, as measured."""
+        (all_, head), down, up = self.wire.parameters, self.wire.down, self.wire.up
+        beside = f"{down / self.plain.down:.2f} and {up / self.plain.up:.2f} times FedAvg's"
+        return (
+            f"Bytes for each client in a round, with a network of {all_:,} parameters, {head:,} of "
+            f"them its head: {down:,} down, {up:,} up; {beside}."
+        )
+
+
+def card(name: str) -> Card:
+    """Return a method's card; with the defaults of its settings.
+
+    Raises:
+        ValueError: if there is no such method.
+    """
+    known(name, builds(), "method")
+    module = import_module(f"pyrofl.models.{name}")
+    views = tuple(made(name, network()).views)
+    paper = docstrings.paper(module.__doc__ or "")
+    return Card(name, paper, tuple(settings(module.build)), views, wire(name), wire("fedavg"))
+
+
+def network() -> Network:
+    """Return the network of a card's numbers."""
+    return nets.build(SPEC, (INPUTS,), OUTPUTS)
+
+
+def made(name: str, net: Network) -> Method:
+    """Return a method with its defaults, for `rows`."""
+    build = builds()[name]
+    own = {"unlabelled": rows().x} if "unlabelled" in inspect.signature(build).parameters else {}
+    method: Method = build(net, **own)
+    return method
+
+
+@lru_cache
+def rows() -> Federation:
+    """Return a few rows of two clients, as numbers count here and not what they mean."""
+    sites = {
+        name: (torch.linspace(-1, 1, 6 * INPUTS).reshape(6, INPUTS), torch.arange(6) % OUTPUTS)
+        for name in ("one", "two")
+    }
+    return Federation.of(sites, classes=OUTPUTS)
+
+
+@lru_cache
+def wire(name: str) -> Wire:
+    """Make a round, and see what a client and the server exchange in it."""
+    net = network()
+    (state,) = federate(made(name, net), rows(), 1, check=False)
+    sizes = {n: shape.numel() for n, shape in net.shapes.items()}
+    head = sum(sizes[n] for n in net.matching(net.head))
+    down, up = (int(sent[0]) for sent in (state.down, state.up))
+    sent, kept = (_roles(tensors) for tensors in (state.message, state.private))
+    return Wire((sum(sizes.values()), head), down, up, sent, kept)
+
+
+def _roles(tensors: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.partition("/")[0] for name in tensors))
+
+
+def settings(build: Callable[..., Any]) -> Iterator[Setting]:
+    """Yield the settings of a method, its own first and then those that it hands on."""
+    hints, about = get_type_hints(build, include_extras=True), docstrings.arguments(build)
+    for name, parameter in inspect.signature(build).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in ("unlabelled", "done"):
+            yield Setting(name, kind(hints[name]), value(parameter.default), about.get(name, ""))
+        elif parameter.kind is parameter.VAR_KEYWORD:  # **name: Unpack[a TypedDict]
+            yield from _handed_on(get_args(hints[name])[0])
+
+
+def _handed_on(fields: Any) -> Iterator[Setting]:
+    """Yield the settings of a TypedDict, as functions of its module or of methods there explain."""
+    home = import_module(fields.__module__)
+    near = [m for m in vars(home).values() if inspect.ismodule(m) and "pyrofl.models" in m.__name__]
+    makers = [f for m in (home, *near) for f in vars(m).values() if _belongs(f, m)]
+    for name, hint in get_type_hints(fields, include_extras=True).items():
+        found = (f for f in makers if name in docstrings.arguments(f))
+        if name != "done" and (maker := next(found, None)):
+            default = inspect.signature(maker).parameters[name].default
+            yield Setting(name, kind(hint), value(default), docstrings.arguments(maker)[name])
+
+
+def _belongs(function: Any, module: ModuleType) -> bool:
+    return inspect.isfunction(function) and function.__module__ == module.__name__
+
+
+def kind(hint: Any) -> str:
+    """Tell in words what a setting may be.
+
+    >>> from pyrofl.arguments import Count
+    >>> kind(Count | None), kind(Literal["full", "deviation"])
+    ('a whole number of at least 1, or none', 'full|deviation')
+    """
+    one = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return ", or ".join(dict.fromkeys(map(_kind, one)))
+
+
+def _kind(hint: Any) -> str:
+    if get_origin(hint) is Annotated:
+        base, bounds, *_ = (*get_args(hint), "")
+        return f"{WORDS[base]} {bounds}"
+    if get_origin(hint) is Literal:
+        return "|".join(map(str, get_args(hint)))
+    return WORDS.get(hint, "in a script: a function" if callable(hint) else str(hint))
+
+
+def value(default: Any) -> str:
+    """Write a default as it is typed.
+
+    >>> value(None), value(True), value(0.001), value(torch.relu)
+    ('none', 'true', '0.001', 'relu')
+    """
+    if default is inspect.Parameter.empty:
+        return "-"
+    if isinstance(default, bool) or default is None:
+        return str(default).lower()
+    return str(getattr(default, "__name__", default))
+
+
+def _line(setting: Setting) -> str:
+    text = f"  {setting.name}={setting.default}  [{setting.kind}] {setting.about}"
+    return fill(text.rstrip(), WIDTH, subsequent_indent=" " * 6, break_on_hyphens=False)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "nothing"

@@ -1,0 +1,86 @@
+"""What a docstring says, in parts: a method's headline, paper, equations and use; arguments."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+DEPARTURES, USE = "Departures from ", "Use it "
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The docstring of a method's module.
+
+    Attributes:
+        name: of the method, as its paper writes it.
+        headline: what it does, in a line.
+        source: who wrote it up, and where.
+        parts: what follows, in order: a text, or the lines of a block of equations.
+        use: where to use it, and what it assumes.
+        departures: what is not as in the paper; "" where all is.
+    """
+
+    name: str
+    headline: str
+    source: str
+    parts: tuple[str | tuple[str, ...], ...]
+    use: str
+    departures: str
+
+    @property
+    def equations(self) -> tuple[tuple[str, ...], ...]:
+        """The blocks of equations alone."""
+        return tuple(part for part in self.parts if not isinstance(part, str))
+
+
+def paper(text: str) -> Paper:
+    r"""Take the docstring of a method's module apart.
+
+    >>> found = paper("A: averages.\n\nB 2020.\n\n    w = 1\n\nUse it always.")
+    >>> found.name, found.headline, found.source, found.equations, found.use
+    ('A', 'averages', 'B 2020.', (('w = 1',),), 'Use it always.')
+    """
+    first, *blocks = re.split(r"\n\s*\n", inspect.cleandoc(text))
+    name, _, headline = first.partition(": ")
+    parts: list[str | tuple[str, ...]] = []
+    use = departures = source = ""
+    for block in blocks:
+        if block.startswith(" "):
+            parts.append(tuple(inspect.cleandoc(" \n" + block).splitlines()))
+            continue
+        told, cut, more = " ".join(block.split()).partition(DEPARTURES)
+        departures = cut + more or departures
+        if told.startswith(USE):
+            use = told
+        elif not source and not parts:
+            source = told
+        elif told:
+            parts.append(told.strip())
+    return Paper(name, headline.rstrip("."), source, tuple(parts), use, departures)
+
+
+def arguments(function: Callable[..., Any]) -> dict[str, str]:
+    """Return what a function's docstring says of its arguments: name -> text.
+
+    >>> def f(a): '''Do.
+    ...
+    ...     Args:
+    ...         a: what is done,
+    ...             and how.
+    ...     '''
+    >>> arguments(f)
+    {'a': 'what is done, and how.'}
+    """
+    _, _, after = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
+    return dict(_entries(re.split(r"\n(?=\S)", after)[0]))
+
+
+def _entries(section: str) -> Iterator[tuple[str, str]]:
+    for entry in re.split(r"\n(?=    \w)", section.rstrip()):
+        name, colon, text = entry.strip().partition(":")
+        if colon:
+            yield name, " ".join(text.split())

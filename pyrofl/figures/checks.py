@@ -1,0 +1,186 @@
+"""Figures of checks of posteriors: ranks, coverage, predictions, calibration, newcomers.
+
+Places are numbers between 0 and 1 that are uniform if all is well, of `checks.sbc` or `checks.pit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyrofl.figures import style
+from pyrofl.figures.style import COLOURS, GREY, Summary, panels, styles, with_legend
+from pyrofl.metrics import Bins, calibration_error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["coverage", "narrowing", "predictive_checks", "ranks", "reliability_by_client"]
+
+BAND = 0.99
+EXTREME = 0.025  # p values that are marked, at either end
+
+
+def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure:
+    """Draw histograms of places, with the band that holds 99% of the bins of uniform ones.
+
+    Too few at both ends: intervals are too wide; too many: too narrow; a slope: a shifted posterior
+    (Talts et al. 2018, figures 3 to 6).
+
+    Args:
+        places: title of a panel -> places [N]; NaN are left out.
+        bins: equally wide.
+        columns: of panels.
+    """
+    from scipy.stats import binom
+
+    words: dict[str, Any] = {"across": "rank of the truth among the draws (share)", "sharex": True}
+    figure, grid = panels(len(places), columns, 2.2, 1.7, (0.6, 0.9), grid=None, **words)
+    band: dict[str, Any] = {"color": GREY, "alpha": 0.35, "lw": 0, "zorder": 3}
+    for axes, (title, values) in zip(grid, places.items(), strict=True):
+        known = _finite(values)
+        counts, edges = np.histogram(known, bins, (0, 1))
+        ends = binom.ppf([(1 - BAND) / 2, (1 + BAND) / 2], len(known), 1 / bins)
+        axes.axhspan(*ends, label="99% of uniform ranks", **band)
+        axes.stairs(counts, edges, fill=True, color=COLOURS[0], label="replications")
+        axes.axhline(len(known) / bins, color="black", linewidth=0.8)
+        axes.set_title(title, fontsize=9)
+        axes.set(xlim=(0, 1), xticks=(0, 0.5, 1), ylim=(0, None))
+        axes.tick_params(labelsize=8)
+        axes.xaxis.set_major_formatter("{x:g}")
+    return with_legend(figure, grid)
+
+
+def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Draw how often central intervals hold the truth, against how often they say they do.
+
+    The band holds 99% of what chance makes of calibrated intervals, at every level for itself, for
+    the shortest N.
+
+    Args:
+        places: title of a panel -> name of a curve -> places [N]; NaN are left out.
+    """
+    from scipy.stats import binom
+
+    figure, grid = panels(len(places), len(places), 3.4, 4.0, (0.4, 0), sharey=True)
+    levels = np.linspace(0, 1, 101)
+    look = styles(name for curves in places.values() for name in curves)
+    for axes, (title, curves) in zip(grid, places.items(), strict=True):
+        known = {name: _finite(values) for name, values in curves.items()}
+        count = min(map(len, known.values()))
+        ends = [binom.ppf((1 + side * BAND) / 2, count, levels) / count for side in (-1, 1)]
+        axes.fill_between(levels, *ends, color=GREY, alpha=0.3, lw=0, label="99% band of chance")
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=1)
+        for name, values in known.items():
+            inside = (2 * np.abs(values - 0.5) <= levels[:, None]).mean(1)
+            axes.plot(levels, inside, label=name, **look[name] | {"marker": None})
+        axes.set_title(title, fontsize=10)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="level of the central interval")
+    grid[0].set_ylabel("held the truth (share)")
+    return with_legend(figure, grid, look)
+
+
+def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figure:
+    """Draw a statistic of each client's rows beside what its posterior predicts of it.
+
+    Args:
+        table: what `checks.predictive_checks` returns, of one observed site: a panel for each
+            statistic, a row for each client.
+        unit: statistic -> label of its axis.
+    """
+    statistics = list(dict.fromkeys(table["statistic"]))
+    names = list(dict.fromkeys(table["client"]))
+    many, tall = len(statistics), (0.12 if len(names) > 40 else 0.24) * len(names)
+    figure, grid = panels(many, many, 2.8, tall, (1, 1.4), grid=None, sharey=True)
+    places = np.arange(len(names))
+    for axes, statistic in zip(grid, statistics, strict=True):
+        part = table[table["statistic"] == statistic].set_index("client").loc[names]
+        low, high, seen, p = (part[c].to_numpy() for c in ("low", "high", "observed", "p"))
+        axes.hlines(places, low, high, color=COLOURS[0], lw=3, alpha=0.4, label="95% predicted")
+        axes.plot(part["mean"], places, "|", color=COLOURS[0], label="mean of the prediction")
+        off = (p < EXTREME) | (p > 1 - EXTREME)
+        extreme = (off, COLOURS[1], f"p below {EXTREME} or above {1 - EXTREME}")
+        for chosen, colour, label in ((~off, "black", "observed"), extreme):
+            if chosen.any():
+                axes.plot(seen[chosen], places[chosen], "o", ms=4, color=colour, label=label)
+        axes.set_xlabel((unit or {}).get(statistic, style.plain(statistic)))
+        style.name_rows(axes, names)
+    return with_legend(figure, grid)
+
+
+def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> Figure:
+    """Draw beside each other how sure every client's model is, and how often it is right.
+
+    Args:
+        bins: client -> bins [bins], as `pyrofl.checks.calibration_by_client` returns them.
+        ax: where to draw; None makes a figure.
+    """
+    figure, axes = style.one_panel(6.4, style.height(len(bins)), ax, grid=None)
+    names, places = [], np.arange(len(bins))
+    sure, right, low, high = np.full((4, len(bins)), np.nan)
+    for j, (name, found) in enumerate(bins.items()):
+        count, confidence, share = (np.nan_to_num(np.asarray(value.cpu())) for value in found)
+        rows = count.sum()
+        names.append(f"{name} ({rows:.0f} rows, ECE {float(calibration_error(found)[0]):.2f})")
+        if rows:
+            sure[j], right[j] = (count @ values / rows for values in (confidence, share))
+            low[j], high[j] = wilson(right[j], rows)
+    error = np.maximum((right - low, high - right), 0.0)  # where all are right, but for rounding
+    look: dict[str, Any] = {"fmt": "o", "color": COLOURS[0], "ms": 5, "lw": 1.6}
+    axes.errorbar(right, places, xerr=error, **look, label="right (share), 95% interval")
+    axes.plot(sure, places, "D", color=COLOURS[1], markersize=5, label="confidence (mean)")
+    style.name_rows(axes, names)
+    axes.set(xlabel="share of the client's rows; probability of the predicted class")
+    axes.set_xlim(right=1.01)
+    return with_legend(figure, [axes], ax=ax)
+
+
+def wilson(share: float, rows: float) -> tuple[float, float]:
+    """Return the ends of Wilson's 95% interval of a share of so many rows.
+
+    >>> low, high = wilson(0.9, 10)
+    >>> round(low, 3), round(high, 3)
+    (0.596, 0.982)
+    """
+    z = 1.959964
+    centre = (share + z**2 / (2 * rows)) / (1 + z**2 / rows)
+    half = z * (share * (1 - share) / rows + z**2 / (4 * rows**2)) ** 0.5 / (1 + z**2 / rows)
+    return centre - half, centre + half
+
+
+def narrowing(
+    sizes: Sequence[int],
+    fits: Mapping[str, Summary],
+    title: str,
+    truth: float | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw how a new client's posterior narrows with its rows.
+
+    Args:
+        sizes: numbers of rows, [N].
+        fits: name -> means and ends of intervals, each [N].
+        title: of what is estimated, with its unit.
+        truth: what it is.
+        ax: where to draw; None makes a figure.
+    """
+    figure, axes = style.one_panel(5.8, 3.9, ax, grid="y")
+    at, shift = np.arange(len(sizes)), 0.5 / len(fits)
+    if truth is not None:
+        axes.axhline(truth, color="black", linestyle="--", linewidth=1, label="truth")
+    for i, (name, look) in enumerate(styles(fits).items()):
+        mean, low, high = (np.asarray(v, dtype=float) for v in fits[name])
+        look = look | {"linestyle": "none", "ms": 4, "capsize": 3, "label": name}
+        place = at + shift * (i - (len(fits) - 1) / 2)
+        axes.errorbar(place, mean, (mean - low, high - mean), **look)
+    axes.set_xticks(at, list(map(str, sizes)))
+    axes.set(xlabel="rows of the new client", ylabel=title)
+    return with_legend(figure, [axes], note="mean and 95% interval", ax=ax)
+
+
+def _finite(values: Any) -> Any:
+    found = np.asarray(values, dtype=float).ravel()
+    return found[np.isfinite(found)]

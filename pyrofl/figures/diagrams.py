@@ -1,0 +1,197 @@
+"""A diagram of a model: sites, the plates that they are in, and what depends on what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyrofl.figures import style
+from pyrofl.figures.style import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["plates"]
+
+WIDE, TALL = 2.35, 1.15  # inches from one node to the next
+PLATES = {"clients": "clients j = 1 … J", "rows": r"rows i = 1 … $n_j$"}
+SEEN = "#d9d9d9"
+NAMED = 2  # names of a node's members that there is room for, in each of its lines
+
+
+@dataclass
+class Node:
+    """Members that are drawn alike, as the weights of a network are."""
+
+    kind: str
+    plates: tuple[str, ...]
+    observed: bool = False
+    members: list[str] = field(default_factory=list)
+    reads: list[int] = field(default_factory=list)
+    column: int = 0
+    at: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def label(self) -> str:
+        """The names, and how they are drawn."""
+        names = [style.plain(name) for name in self.members]
+        if len(names) > 2 * NAMED:
+            names = [*names[:NAMED], f"and {len(names) - NAMED} more"]
+        lines = [", ".join(names[i : i + NAMED]) for i in range(0, len(names), NAMED)]
+        drawn = "" if self.kind in ("server", "client") else f"\n~ {self.kind}"
+        return "\n".join(lines) + drawn.replace("~ Deterministic", "computed")
+
+
+def plates(relations: Mapping[str, Any], ax: Axes | None = None) -> Figure:
+    """Draw a model's sites in their plates, from left to right as they depend on each other.
+
+    Rounded: what is drawn; grey: what is observed; boxes: tensors, of the server to the left, and
+    in the plate of the clients what each keeps. Sites that are drawn alike share a node.
+
+    Args:
+        relations: what `pyrofl.relations` returns, site -> what it is and depends on.
+        ax: where to draw; None makes a figure.
+    """
+    nodes = _placed(_nodes(relations))
+    columns = 1 + max(node.column for node in nodes)
+    tall = max(Counter(node.column for node in nodes).values())
+    size = (WIDE * columns + 0.4, TALL * tall + 1.3)
+    figure, axes = style.one_panel(*size, ax, grid=None)
+    axes.set(
+        xlim=(-0.6 * WIDE, (columns - 0.4) * WIDE),
+        ylim=(-0.75 - TALL * tall / 2, TALL * tall / 2 + 0.55),
+    )
+    axes.set_axis_off()
+    for depth, (name, words) in enumerate(PLATES.items()):
+        _box(axes, [n for n in nodes if name in n.plates], words, depth)
+    for node in nodes:
+        for read in node.reads:
+            _arrow(axes, nodes[read], node)
+    for node in nodes:
+        _draw(axes, node)
+    return figure
+
+
+def _nodes(relations: Mapping[str, Any]) -> list[Node]:
+    """Gather tensors by role, and sites of one kind that read the same; parents come first."""
+    found: dict[Any, int] = {}
+    nodes: list[Node] = []
+    home: dict[str, int] = {}
+
+    def put(key: Any, node: Node, member: str) -> int:
+        if key not in found:
+            found[key] = len(nodes)
+            nodes.append(node)
+        nodes[found[key]].members.append(member)
+        return found[key]
+
+    for tensor in dict.fromkeys(n for s in relations.values() for n in s.reads if " " in n):
+        place, _, name = tensor.partition(" ")
+        role = name.partition("/")[0]
+        if (place, role) not in found:
+            plates = ("clients",) if place == "client" else ()
+            put((place, role), Node(place, plates), role)
+        home[tensor] = found[place, role]
+    for name, site in relations.items():
+        reads = tuple(dict.fromkeys(home[n] for n in site.reads if n in home))
+        key: Any = (site.distribution, site.plates, site.observed, reads)
+        key = (*key, name) if not _weight(name) else key
+        home[name] = put(
+            key, Node(site.distribution, site.plates, site.observed, [], [*reads]), name
+        )
+    return nodes
+
+
+def _weight(name: str) -> bool:
+    """Say whether a site is one of a network's, which are many and drawn alike."""
+    return "." in name
+
+
+def _placed(nodes: list[Node]) -> list[Node]:
+    """Give every node its column, by what it reads, and its height in it."""
+    kept = any(node.kind == "client" for node in nodes)
+    for node in nodes:
+        before = [nodes[i].column for i in node.reads]
+        inside = "clients" in node.plates
+        least = inside + (inside and kept and node.kind != "client")
+        node.column = max([least, *(c + 1 for c in before)])
+    last = max((n.column for n in nodes if "rows" not in n.plates), default=0)
+    for node in nodes:
+        if "rows" in node.plates:
+            node.column = max(node.column, last + 1)
+    if all(node.column for node in nodes):
+        for node in nodes:
+            node.column -= 1
+    _spread_out(nodes)
+    return nodes
+
+
+def _spread_out(nodes: Iterable[Node]) -> None:
+    """Spread the nodes of each column; those read from afar lie low, where arrows pass below."""
+    nodes = list(nodes)
+    reach = [
+        max((n.column - node.column for n in nodes if i in n.reads), default=0)
+        for i, node in enumerate(nodes)
+    ]
+    for column in {node.column for node in nodes}:
+        own = sorted((i for i, n in enumerate(nodes) if n.column == column), key=lambda i: reach[i])
+        for place, i in enumerate(own):
+            nodes[i].at = (WIDE * column, TALL * ((len(own) - 1) / 2 - place))
+
+
+def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
+    """Draw a plate around its nodes, its words below them."""
+    from matplotlib.patches import FancyBboxPatch
+
+    if not nodes:
+        return
+    left, right = (f(n.at[0] for n in nodes) for f in (min, max))
+    low, high = axes.get_ylim()
+    low, high = low + 0.05 + 0.28 * depth, high - 0.05 - 0.14 * depth
+    pad = 0.56 - 0.09 * depth
+    corner, size = (left - pad * WIDE, low), (right - left + 2 * pad * WIDE, high - low)
+    look: dict[str, Any] = {
+        "boxstyle": "round,pad=0,rounding_size=0.12",
+        "fc": "none",
+        "ec": "#666666",
+    }
+    axes.add_patch(FancyBboxPatch(corner, *size, lw=1.2, **look))
+    axes.text(
+        corner[0] + size[0] - 0.1,
+        low + 0.07,
+        words,
+        ha="right",
+        va="bottom",
+        fontsize=10,
+        color="#444444",
+    )
+
+
+def _arrow(axes: Axes, parent: Node, child: Node) -> None:
+    """Draw an arrow, bent downwards where it passes a column."""
+    far = child.column - parent.column > 1
+    start, end = (parent.at[0] + 0.4 * WIDE, parent.at[1]), (child.at[0] - 0.4 * WIDE, child.at[1])
+    look = {"arrowstyle": "-|>", "color": "#444444", "lw": 1.1, "shrinkA": 0, "shrinkB": 0}
+    above, level = parent.at[1] > child.at[1], parent.at[1] == child.at[1]
+    bend = 0.5 if level else -0.28 if above else 0.28
+    look["connectionstyle"] = f"arc3,rad={bend if far else 0.0}"
+    axes.annotate("", end, start, arrowprops=look, zorder=1)
+
+
+def _draw(axes: Axes, node: Node) -> None:
+    """Draw a node and its label."""
+    from matplotlib.patches import FancyBboxPatch
+
+    tensor = node.kind in ("server", "client")
+    wide, tall = 0.8 * WIDE, 0.66 * TALL
+    face = SEEN if node.observed else "white"
+    edge = COLOURS[1] if node.kind == "client" else COLOURS[0] if tensor else "black"
+    round_ = 0.02 if tensor else 0.36
+    shape = f"round,pad=0,rounding_size={round_}"
+    corner = (node.at[0] - wide / 2, node.at[1] - tall / 2)
+    look: dict[str, Any] = {"boxstyle": shape, "fc": face, "ec": edge, "lw": 1.4, "zorder": 2}
+    axes.add_patch(FancyBboxPatch(corner, wide, tall, **look))
+    axes.text(*node.at, node.label, ha="center", va="center", fontsize=10, zorder=3)
