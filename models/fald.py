@@ -29,11 +29,14 @@ the number that is asked for. So chains of several seeds have R-hat and ESS that
 a chain of few rounds shows a small ESS. The view "global" predicts by the last draw, "ensemble" by
 the mean over some of them.
 
-Of the papers' text abstract and introduction could be read; no equation numbers. Departures:
-clients count evenly, as the server knows their number and not their rows; noise is independent
-between clients (the paper's rho = 0). Where not all report, the chain is noisier than it should be,
-by J over their number: partial reports leave a bias, as the paper finds. FSGLD moves one chain from
-client to client and finds surrogates once; here all clients are visited at once.
+Use it where the posterior of one model is wanted as draws, with R-hat and ESS, and not as a normal.
+It assumes many cheap rounds, and that all clients take part in each.
+
+Of the papers' text abstract and introduction could be read; no equation numbers. Departures from
+the paper: clients count evenly, as the server knows their number and not their rows; noise is
+independent between clients (the paper's rho = 0). Where not all report, the chain is noisier than
+it should be, by J over their number: partial reports leave a bias, as the paper finds. FSGLD moves
+one chain from client to client and finds surrogates once; here all clients are visited at once.
 """
 
 from __future__ import annotations

@@ -17,6 +17,9 @@ A client predicts by sum_k pi_jk p(y | x, w_k). One component is FedAvg. IFCA is
 client has all rows in the component that fits them best. Who comes later finds its weights by the
 first two lines on its own rows, w as received (`adapt`).
 
+Use it where each client's rows are a blend of a few kinds, in shares of its own. It assumes that K
+components suffice, and costs K times the work and the bytes.
+
 Departures from the paper: none known. The text at hand ended with its introduction, so equations
 have no numbers here; the steps are those of the authors' code. With guide="dirichlet" the client's
 part is variational Bayes: q(pi_j) = Dirichlet(a + sum_i q_i), and log pi in the E-step is its mean.
@@ -136,7 +139,8 @@ def build(
             share = responsibilities(log_weight(local), log_density(local, data))
         share = share * data.mask.unsqueeze(2)
         before = known(with_rows(received, len(data)), with_rows(local, len(data)), data)
-        return {"rows/q": share, **weigh(before, share.sum(1))}
+        count = (share * data.counts.unsqueeze(2)).sum(1)
+        return {"rows/q": share, **weigh(before, count)}
 
     def log_weight(local: Tensors) -> Tensor:
         """Return the mean of log pi_j under q, [C, K]."""
@@ -158,7 +162,7 @@ def build(
     ) -> Tensor:
         """Return the mean over rows of -sum_k q_ik log p(y_i | x_i, w_k), [C]."""
         cost = -(data.of(local["rows/q"]) * log_density(local, data)).sum(2)
-        return torch.where(data.mask, cost, 0).sum(1) / data.mask.sum(1).clamp(min=1)
+        return (torch.where(data.mask, cost, 0) * data.counts).sum(1) / data.size
 
     def personal(received: Tensors, local: Tensors) -> Tensors:
         """Read the weights, and the components as received or trained."""

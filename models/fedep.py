@@ -30,10 +30,13 @@ exact where factors are; with diagonal ones clients that differ leave a bias in 
 Draws tell the moments of the tilted distribution, most of which is the cavity where clients are
 many: what is left of them for the factor is noise, unless draws are many, too.
 
+Use it where the posterior of one model is wanted and clients can afford moments of their own, by
+draws or by curvature. It assumes factors that a normal can stand for.
+
 Of the paper's text the abstract and introduction could be read, and its code; no equation numbers.
-Departures: the paper's covariances of chains are shrunk towards a multiple of the identity and
-scaled by the number of rows, here they are as drawn; with `langevin` and more variables than draws
-take the diagonal.
+Departures from the paper: the paper's covariances of chains are shrunk towards a multiple of the
+identity and scaled by the number of rows, here they are as drawn; with `langevin` and more
+variables than draws take the diagonal.
 """
 
 from __future__ import annotations
@@ -251,7 +254,7 @@ class Tilted:
         rows = self.core.likelihood(self.core.net(w, data.x), data.x).log_prob(data.y)
         cavity = {n: received[n][c] for n in PARAMETERS}
         half = self.core.factor(cavity["precision"] / 2, at["u"])["shift"]
-        return -(rows * data.mask).sum() - (at["u"] * (cavity["shift"] - half)).sum()
+        return -(rows * data.counts).sum() - (at["u"] * (cavity["shift"] - half)).sum()
 
     def loss(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch

@@ -18,6 +18,9 @@ w_j is what it has made of b_j since. The server needs every model apart, so tha
 messages nor noise in sums will do. A round begins with the weighing, on models of the rounds
 before, as in the authors' code.
 
+Use it where clients may see one another's models and have rows to judge them by. It assumes that
+some of these models help, and costs the bytes of every model that is asked for.
+
 Departures from the paper and the code: where no model is better than b_j the client goes on from
 its own w_j instead of b_j, and one with few rows holds none back (`least`): by one or two rows it
 would go back to b_j again and again, and on handwritten digits 20 rounds ended at 0.82 instead of

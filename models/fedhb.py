@@ -27,10 +27,13 @@ Where some report, sums are J times their mean. The model for a client never see
 integrated out: Student's t, of which the guide takes mean and variance; of "mixture" it is the
 heaviest centre. Personal models are the client's, trained from there.
 
+Use it where personal models and what is common to them are wanted together, with closed forms at
+the server. It assumes that clients' weights scatter around one centre, or around one of K.
+
 Of the paper's text abstract and introduction could be read; no equation numbers, and the updates
-above are worked out from the model. Departures: an independent normal-inverse-Wishart of one
-dimension (normal-inverse-gamma) for each weight, where the paper states one of all; q(w_j) has
-learned variances, where the paper's are dropout's; points have no spread at all.
+above are worked out from the model. Departures from the paper: an independent normal-inverse-
+Wishart of one dimension (normal-inverse-gamma) for each weight, where the paper states one of all;
+q(w_j) has learned variances, where the paper's are dropout's; points have no spread at all.
 """
 
 from __future__ import annotations

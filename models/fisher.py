@@ -1,4 +1,4 @@
-"""Fisher merging: the product of what clients' rows say, each a normal around its own optimum.
+"""Fisher: merged models, a product of what clients' rows say, each a normal around its optimum.
 
 Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", NeurIPS 2022, across clients, as
 in one-shot federated learning by Laplace's approximation.
@@ -19,11 +19,14 @@ tells what no average of the w_j can, how much each client knows of each paramet
 rounds clients start from the mean and q is made anew, of the rows of those that reported alone; so
 nothing is counted twice.
 
-Of the paper's text nothing could be read here; the merge is its well-known closed form. Departures:
-the prior, which keeps parameters that nobody knows anything of where they are likely to be; every
-row counts the same, with no weights of clients beside F_j. The expectation over y is exact (see
-`shared.laplace`), not sampled. FedLPA's blocks by layer are not here: a sum over clients of
-Kronecker products is none.
+Use it where there is one round and no second: each parameter is weighed by what a client knows of
+it. It assumes that clients end near an optimum, and that a normal fits there.
+
+Of the paper's text nothing could be read here; the merge is its well-known closed form. Departures
+from the paper: the prior, which keeps parameters that nobody knows anything of where they are
+likely to be; every row counts the same, with no weights of clients beside F_j. The expectation over
+y is exact (see `shared.laplace`), not sampled. FedLPA's blocks by layer are not here: a sum over
+clients of Kronecker products is none.
 """
 
 from __future__ import annotations

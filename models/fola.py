@@ -20,6 +20,9 @@ there, or take a smaller `strength` for what is learned on, as the authors' code
 With `together` clients count in full and what they had of the prior once: q is the exact posterior
 after one round, and J times as narrow further on as it would be.
 
+Use it where rounds are few and a normal posterior of one model is wanted. It assumes curvature at
+the optimum, and as many rounds as there are clients: from then on it is too sure.
+
 Departures from the paper, of which the abstract and the authors' code could be read: their code
 adds up squares of mean gradients of minibatches along the way for F_j, here it is the expected
 information at w_j. Its prior has no precision, and it has pruning. Here the prior's pull is a

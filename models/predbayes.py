@@ -1,4 +1,4 @@
-"""beta-PredBayes: one model learns what lies between clients' predictions' product and mixture.
+"""PredBayes: one model learns what lies between clients' predictions' product and mixture.
 
 Hasan, Zhang, Guo, Chen and Poupart, "Calibrated One Round Federated Learning with Bayesian
 Inference in the Predictive Space", AAAI 2024.
@@ -19,6 +19,9 @@ same things; beta is given, or found on rows of the server's with labels (`tunin
 log loss of p_beta is convex in it. The paper makes one round; here another may follow, from w.
 `ensemble` predicts by p_beta itself, from the messages of a round. The mixture alone, beta = 0, is
 FedBE's ensemble of its clients' models, with draws of their posteriors in their place.
+
+Use it where one round has to do and the server has rows without labels. It assumes that these are
+like the clients' rows, and clients that can run a chain.
 
 Departures from the paper: the chain is Langevin's with a constant step where theirs is a cyclical
 one with momentum (`temperature=0` leaves SGD); the student starts at the mean of all states, where

@@ -15,11 +15,14 @@ This is PVI of a program in which some parameters are shared and others a client
 clients are those of `pvi`. Without private parameters it is PVI, and without shared ones each
 client trains alone.
 
-Of the paper's text the abstract could be read; no equation numbers. Departures: the private network
-is the head (`private`), where the paper's reads every layer of the shared one by lateral
-connections; natural gradients, where the paper has Adam; the server keeps the factors and sends the
-cavity; all reporting clients are heard at once, where the paper goes from one to the next. How wide
-the prior is was chosen on handwritten digits.
+Use it where a shared network and personal heads are to have posteriors both. It assumes normal
+factors that a client may keep from round to round.
+
+Of the paper's text the abstract could be read; no equation numbers. Departures from the paper: the
+private network is the head (`private`), where the paper's reads every layer of the shared one by
+lateral connections; natural gradients, where the paper has Adam; the server keeps the factors and
+sends the cavity; all reporting clients are heard at once, where the paper goes from one to the
+next. How wide the prior is was chosen on handwritten digits.
 """
 
 from __future__ import annotations

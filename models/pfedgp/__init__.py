@@ -22,6 +22,9 @@ same for all K) and B = I + R'PR,
 Before a test (`adapt`) that is done anew with the features of the received w, which is all that a
 new client needs. The view "personal" without it is the client's model as it left its training.
 
+Use it where clients have few rows, and how sure a prediction is matters. It assumes that one
+representation suits all, and few enough rows for a matrix of them.
+
 Departures from the paper: of several classes it makes a tree of binary ones with Polya-Gamma
 variables and Gibbs draws; here all classes are one softmax and Laplace (Rasmussen and Williams,
 "Gaussian Processes for Machine Learning", 2006, section 3.5). There is a client's subset of rows,
@@ -43,6 +46,7 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Who
+from pyrofl.data.batch import share
 from pyrofl.inference.elbo import elbo, with_rows
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import sgd
@@ -165,15 +169,15 @@ def build(
             at_rows = dist.MultivariateNormal(mean, scale_tril=lower(spread))
             pyro.sample("f", at_rows, infer={"is_auxiliary": True})  # no site of the posterior
 
-    def learned(local: Tensors, x: Tensor, y: Tensor, mask: Tensor) -> Tensors:
+    def learned(local: Tensors, x: Tensor, y: Tensor, count: Tensor) -> Tensors:
         """Return what rows [C, N] say of f, as it is kept; local has no axis of rows."""
         local = with_rows(local, len(x))
-        z = run(local, x) * mask.unsqueeze(2)
+        z = run(local, x) * (count > 0).unsqueeze(2)
         with torch.no_grad():
             shift, root = sites(
                 lambda f: likelihood(f, x).log_prob(y),
                 process(z, z, *spreads(local)),
-                mask,
+                count,
                 outputs,
             )
         return {kept["z"]: z, kept["shift"]: shift, kept["root"]: root}
@@ -187,7 +191,8 @@ def build(
     ) -> Tensor:
         """Return the mean loss of half of the rows given the others, and the prior's per row."""
         known, asked = data.split(2)
-        half = local | learned(local, known.x, known.y, known.mask)
+        counts = known.counts / share(known.size, known.mask)  # a half stands for itself alone
+        half = local | learned(local, known.x, known.y, counts)
         cost = inner(model, guide, received, half, asked)
         down, up = (with_rows(t, len(data)) for t in (received, local))
         for n, shape in shapes.items():
@@ -203,7 +208,8 @@ def build(
         mine = torch.arange(len(data), device=place.device)[:, None]
         mask = torch.arange(rows, device=place.device) < count[:, None]
         with torch.no_grad():
-            said = learned(local, data.x[mine, place], data.y[mine, place], mask)
+            count = data.counts[mine, place] * mask
+            said = learned(local, data.x[mine, place], data.y[mine, place], count)
         return said | under("own", {n: local[n] for n in received})
 
     keep = Phase((remember,))

@@ -45,28 +45,28 @@ class Kernel:
 
 
 def sites(
-    log_prob: Callable[[Tensor], Tensor], among: Tensor, mask: Tensor, outputs: int
+    log_prob: Callable[[Tensor], Tensor], among: Tensor, count: Tensor, outputs: int
 ) -> tuple[Tensor, Tensor]:
     """Return shift and root of the sites that touch the likelihood where the posterior peaks.
 
     Args:
         log_prob: f [C, N, K] -> log p(y | f), [C, N].
         among: P, [C, N, N].
-        mask: [C, N] bool, False where there is no row.
+        count: [C, N], how much each row counts; 0 where there is none.
         outputs: K.
     """
-    f = among.new_zeros(*mask.shape, outputs)
+    f = among.new_zeros(*count.shape, outputs)
     for _ in range(NEWTON):
-        shift, root = touching(log_prob, f, mask)
+        shift, root = touching(log_prob, f, count)
         last, f = f, among @ weights(among, shift, root)[0]
         # A client of no numbers compares as still, and must not keep others going.
         if not bool(((f - last).abs() > torch.finfo(f.dtype).eps ** (1 / 3) * (1 + f.abs())).any()):
             break
-    return touching(log_prob, f, mask)
+    return touching(log_prob, f, count)
 
 
 def touching(
-    log_prob: Callable[[Tensor], Tensor], f: Tensor, mask: Tensor
+    log_prob: Callable[[Tensor], Tensor], f: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return shift and root of the second-order Taylor series of the log likelihood at f."""
     with torch.enable_grad():
@@ -79,8 +79,8 @@ def touching(
             for s in slope.unbind(2)
         ]
     curve = torch.stack([torch.zeros_like(f) if r is None else -r for r in rows], 2)
-    root = lower(curve) * mask[..., None, None]
-    f, slope = f.detach(), slope.detach() * mask.unsqueeze(2)
+    root = lower(curve) * count.sqrt()[..., None, None]
+    f, slope = f.detach(), slope.detach() * count.unsqueeze(2)
     return (root @ (root.mT @ f.unsqueeze(3))).squeeze(3) + slope, root
 
 

@@ -251,6 +251,7 @@ def information(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -
     ]
     rows = [flattened(dict(zip(each, slope, strict=True))) for slope in slopes]
     found = torch.stack(rows, 1).view(clients, width, len(rows), -1)
+    found = found * data.counts.sqrt()[..., None, None]
     return torch.where(data.mask[..., None, None], found, 0.0).flatten(1, 2)
 
 

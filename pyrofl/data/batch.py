@@ -48,6 +48,14 @@ class Batch:
         part = share(self.size, self.mask)
         return part if self.weights is None else part * self.weights
 
+    @property
+    def counts(self) -> Tensor:
+        """How much each row counts of its client's total, [C, B]: its weight; padding 0.
+
+        A row of a minibatch stands for those that are not in it, too.
+        """
+        return torch.where(self.mask, self._share.expand(self.mask.shape), 0.0)
+
     def clients(self) -> pyro.plate:
         """Return the Pyro plate over clients, dim -2."""
         return plate("clients", len(self.ids), -2)

@@ -58,7 +58,7 @@ def last(name: str, data: Federation) -> Round:
 
 
 # These deal rows into support and query by their places, and draw noise for each row.
-DEALT = ("metavd", "perfedavg")
+DEALT = ("metavd", "perfedavg", "pfedgp")
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - set(DEALT)))
