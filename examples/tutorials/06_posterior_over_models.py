@@ -50,7 +50,7 @@ rounds, seeds = 10, 20
 # %% [markdown]
 # ## Three clients, three classes
 #
-# The rows lie on a spiral. Each third of it is a class, and each client has 80 rows of one class and 10 of each other.
+# The rows lie on a spiral. Each third of it is a class, and each client has 80 rows of one class and 10 of each of the other two.
 
 
 # %%
@@ -143,8 +143,8 @@ moving(
 )
 
 # %% [markdown]
-# Yellow is right, dark is wrong. The corners are clients' own models: each is good at its own class only. The circle in the
-# middle is FedAvg. The star is the best mixture, which nobody knows in advance: it is found with test rows.
+# Yellow is high accuracy, dark is low. The corners are clients' own models: each is good at its own class only. The circle in the
+# middle is what FedAvg would take. The star is the best mixture, which nobody knows in advance: it is found with test rows.
 #
 # ## Many mixtures vote
 #
@@ -169,7 +169,7 @@ print(
 # %% [markdown]
 # ## Is the ensemble better? Ask more than one seed
 #
-# In the paper the ensemble has 69% and FedAvg 64%, for one draw of the spiral. Let us draw many.
+# In the paper the ensemble has an accuracy of 69% and FedAvg 64%, for one random spiral. Let us draw many spirals.
 
 # %%
 gains, best = [], []
@@ -208,7 +208,8 @@ print(f"best mixture minus FedAvg: mean {np.mean(best):+.1f} points")
 # ## One model again: distillation
 #
 # An ensemble of ten models is ten times as expensive. FedBE **distils** it: the server has rows without labels, lets the ensemble
-# predict them, and trains one model to say the same. Here on digits, with a server that has some rows that nobody else has.
+# predict them, and trains one model to give the same predictions. Here we do it on digits; the server takes 300 training rows, without
+# their labels.
 
 # %%
 digits = datasets.load("digits")
@@ -230,8 +231,8 @@ for name, one in {
     print(name, {v: round(a, 3) for v, a in views.items()})
 
 # %% [markdown]
-# `ensemble` is the teacher, `global` the student: one network, as large as FedAvg's. It matters that the student is *finished*: with too small a
-# learning rate it ends somewhere between the mean, where it begins, and its teacher.
+# `ensemble` is the teacher, `global` the student: one network, as large as FedAvg's. The student must be trained to the end: with too small a
+# learning rate it stops somewhere between the mean, where it begins, and its teacher.
 #
 # ## Exercises
 #
