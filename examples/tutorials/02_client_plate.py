@@ -110,7 +110,7 @@ for name, site in trace.nodes.items():
 #   copy of its own. We tell the method that all copies are the same unknown (`shared="common"`), and
 #   it is the method's work to make them agree.
 #
-# Pyro draws the plates for you:
+# Pyro draws the plates for you (this cell needs [Graphviz](https://graphviz.org) and `pip install graphviz`):
 
 # %%
 pyro.render_model(model, model_args=({}, {}, batch), render_distributions=True)

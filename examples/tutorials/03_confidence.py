@@ -133,8 +133,9 @@ def show(axes, t):
 moving(show, range(rounds), title=lambda t: f"round {t + 1}")
 
 # %% [markdown]
-# At first client 2 counts less, as it is far away. Then the server comes nearer, and the certain client wins: it holds the
-# server, and the other one, which stays different, has little confidence.
+# In round 1 both count alike, because both began with the same $\tau_j$. (By hand we computed $\tau_j$ after the clients had moved, so
+# that client 2 counted less.) Then the server comes nearer to the certain client 2, whose confidence grows. Client 1, which stays different,
+# has little confidence.
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
@@ -225,8 +226,9 @@ figures.confidence(told["tau"], told["deviation"], clients.sizes[: clients.clien
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. By uncertainty alone client 2, with many rows, pulls w towards itself. By deviation alone a client that is
-# near w gets nearer and nearer: confidence grows without limit (the library caps it).
+# 1. By uncertainty alone client 2, with more rows, counts more. With both, w ends even nearer to client 2, as client 1 stays
+# different and loses confidence. By deviation alone nobody moves: both clients begin at w = 0, without any deviation, so that
+# their confidence is without limit (capped here, and in the library).
 by = {
     "both": lambda variance, apart: 1 / (variance + apart),
     "uncertainty": lambda variance, apart: 1 / variance,
@@ -236,7 +238,7 @@ for name, rule in by.items():
     print(f"{name:12s} w {closed_form(30, rule)[-1][0]:.3f}")
 
 # %% tags=["hide-cell"]
-# 2. Client 2: it is as near to w as client 1 now, and more certain.
+# 2. Client 2: both clients are near to w now, and client 2 is the more certain one.
 mean = np.array([1.0, 1.2])
 w, tau, mu, _ = closed_form(30)[-1]
 print("tau", tau.round(2), " w", round(w, 3))

@@ -131,7 +131,7 @@ for axes, (name, family) in zip(
     )
     table = checks.pit(run)
     column = next(c for c in table.columns if c.startswith("pit"))
-    axes.hist(table[column], 10, (0, 1), edgecolor="white")
+    axes.hist(table[column], 10, range=(0, 1), edgecolor="white")
     axes.set_title(name, fontsize=10)
     axes.set_xlabel("PIT of a row")
     print(
@@ -155,8 +155,8 @@ runs = {
 figures.reliability({name: run.calibration() for name, run in runs.items()})
 
 # %% [markdown]
-# On the diagonal, predictions are right as often as they claim. The **expected calibration error** (ECE) is the mean distance from it. But a mean over all rows
-# hides the small clients:
+# On the diagonal, predictions are right as often as they claim. The **expected calibration error** (ECE) is the mean distance from it. But a mean
+# over clients can hide the small ones, so look at them, too. Here pFedVEM is less calibrated for the five smallest, and FedAvg is not:
 
 # %%
 for name, run in runs.items():
@@ -219,7 +219,8 @@ early = checks.sbc(
 print(np.histogram(early.places["mu"].values.ravel(), early.bins)[0])
 
 # %% tags=["hide-cell"]
-# 2. A p value near 0 or 1: the model cannot make such a maximum.
+# 2. Look at the rows `max`. A p value near 1 (clients P and Q) says that the model nearly always makes up a larger maximum than the
+# observed one: wild errors of others made it wide. A p value near 0 would say that it cannot make one as large.
 bad = pyrofl.fit(
     pvi.hierarchical(measured(dist.Normal), rough, shared="mu sigma"),
     rough,
@@ -229,6 +230,7 @@ bad = pyrofl.fit(
 print(checks.predictive_checks(bad).round(3).head(10).to_string())
 
 # %% tags=["hide-cell"]
-# 3. Often a little: draws disagree where the model is unsure.
+# 3. Not here: the ECE of the averaged draws is larger. Draws disagree, so that their mean is less sure than it is right. Whether
+# draws help has to be measured, for each method and data set.
 for draws in (None, 100):
     print(draws, f"ECE {runs['pFedVEM'].evaluate(draws=draws).mean('ece'):.4f}")

@@ -251,7 +251,8 @@ print(
 )
 
 # %% tags=["hide-cell"]
-# 2. The noise is of the same size, and the sum is ten times smaller: nearly nothing is left.
+# 2. The noise has the same size, and the sum is ten times smaller. The error is larger than the length of the true vector (1.12):
+# nothing is left. (With 300 hospitals it was about as large as that length. These are single draws of the noise.)
 few = Federation(
     x, y, parts[: max(3, hospitals // 10)], [p[:0] for p in parts[: max(3, hospitals // 10)]]
 )
