@@ -107,7 +107,8 @@ moving(show, range(rounds), size=(5, 4.2), title=lambda t: f"round {t + 1}")
 
 # %% [markdown]
 # Crosses: the best weights for each client. Plus: the best weights for all rows together. A good starting point for *both* may be another one: from
-# the place where the valleys cross, each client needs to move along its own valley only.
+# the place where the valleys cross, each client needs to move along its own valley only. All three methods end near (0.88, 0.86), close to
+# the plus but not on it: local steps draw every client towards its own cross. FedAvg is there first.
 #
 # ## Clients that never trained
 #
@@ -144,7 +145,7 @@ for name, runs in found.items():
 
 # %% [markdown]
 # At zero epochs all are bad: a new client has two kinds of digits, and the common model knows ten. After one or two epochs the methods differ; after ten
-# all have learnt the client. FedAvg with fine-tuning is hard to beat here: look at numbers before you believe a method's name.
+# all are above 0.9. FedAvg with fine-tuning is hard to beat here: look at numbers before you believe a method's name.
 #
 # ## MAML: differentiate through the step
 #
@@ -201,7 +202,7 @@ print(
 )
 
 # %% tags=["hide-cell"]
-# 2. With few rows a good start counts most.
+# 2. After two epochs FedABML and FedAvg are about equal and Reptile is behind, on this one split.
 few = federations.split(datasets.per_class(digits, 40), "labels:2", 10, seed=0, held_out=10)
 for name, build in builders.items():
     state = pyrofl.fit(build(0), few, rounds=rounds, progress=False).state
@@ -211,7 +212,7 @@ for name, build in builders.items():
     print(f"{name:8s} {score.mean('accuracy'):.3f}")
 
 # %% tags=["hide-cell"]
-# 3. A larger lambda holds clients nearer to the prior; the learnt spread changes with it.
+# 3. A larger lambda holds clients nearer to the prior. After these few rounds the median spread differs by a tenth only.
 for kl in (0.01, 0.1, 1.0):
     state = pyrofl.fit(
         fedabml.build(net, lr=0.1, draws=2, kl=kl), clients, rounds=rounds // 3, progress=False
