@@ -236,8 +236,8 @@ at = other.mean(("chain", "draw"))
 print(f"{float(at.max() - at.min()):.1f} with HalfNormal(1.0)")
 
 # %% tags=["hide-cell"]
-# 2. Draws answer any question about several unknowns together. A has the largest mean, but it is far from certain that
-# its lessons are better than C's.
+# 2. Draws answer any question about several unknowns together. A and G have the largest means, about equal, and it is far
+# from certain that the lessons of A are better than those of C.
 theta = posterior["posterior"]["theta"]
 better = float((theta.sel(client="A") > theta.sel(client="C")).mean())
 print("largest posterior mean: school", theta.mean(("chain", "draw")).idxmax("client").item())

@@ -176,7 +176,7 @@ for name, run in {
     print(f"{name:22s} " + "; ".join(cells))
 
 # %% [markdown]
-# Dropout helps where a network overfits, and hurts where it underfits: this is as true of learnt dropout as of the ordinary kind. The page on the papers' claims shows both cases on CIFAR-10, with three seeds.
+# Here MetaVD lowers the NLL of both, and raises the accuracy of clients that never trained. Dropout helps where a network overfits, and hurts where it underfits: this is as true of learnt dropout as of the ordinary kind. The page on the papers' claims shows both cases on CIFAR-10, with three seeds.
 #
 # ## Exercises
 #
@@ -188,7 +188,7 @@ for name, run in {
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. With more rows there is less overfitting to prevent.
+# 1. Yes, but by less, and accuracy is a little lower: with more rows there is less overfitting to prevent.
 more = federations.split(
     datasets.per_class(datasets.load("digits"), 140), "dirichlet:0.3,min=5", clients=20, held_out=6
 )
@@ -201,7 +201,7 @@ for name, dropout in (("Reptile", "none"), ("Reptile + MetaVD", "meta")):
     print(f"{name:18s} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}")
 
 # %% tags=["hide-cell"]
-# 2. Small clients overfit most. If the number is positive, the larger clients get more dropout, not the small ones.
+# 2. No. Small clients overfit most, but the number is positive: the larger clients get more dropout.
 last = courses[0.9][-1].mean(1)
 sizes = data.sizes[:20].numpy()
 print(f"correlation of rate and log(rows): {np.corrcoef(last, np.log(sizes))[0, 1]:.2f}")
