@@ -47,8 +47,9 @@ rounds, draws, warmup = 25, 2000, 1000
 # %% [markdown]
 # ## The data
 #
-# A *client* is somebody who has rows of his own. Here a client is a school, and it has one row: the
-# measured effect $y_j$, and its standard error $\sigma_j$, which counts as known.
+# A *client* is anyone who holds rows that do not move. Here a client is a school, and it has one row: the
+# measured effect $y_j$, and its standard error $\sigma_j$, which counts as known. The effect is the response, `y`; the
+# standard error is the only column of `x`.
 
 # %%
 schools = datasets.load("eight_schools")
@@ -58,7 +59,7 @@ y, sigma = data.y, data.x[:, 0]
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 axes.errorbar(y, range(8), xerr=sigma, fmt="o", capsize=3)
 axes.set_yticks(range(8), data.names)
-axes.set_xlabel("measured effect of the lessons (points of the test), with one standard error")
+axes.set_xlabel("measured effect of the lessons (test points), with one standard error")
 axes.axvline(0, color="grey", linewidth=0.8)
 figure
 
@@ -79,7 +80,7 @@ print(f"one number for all: {pooled:.1f} points, standard error {float(weight.su
 # %% [markdown]
 # ## The model
 #
-# The answer in between says that schools differ, but are of one kind. The effect $\theta_j$ of a
+# There is an answer in between: schools differ, but they have something in common. The effect $\theta_j$ of a
 # school is drawn from a population with mean $\mu$ and standard deviation $\tau$, which nobody knows:
 #
 # $$\mu \sim N(0, 5^2),\quad \tau \sim \text{HalfCauchy}(5),\quad
@@ -87,7 +88,8 @@ print(f"one number for all: {pooled:.1f} points, standard error {float(weight.su
 #
 # If $\tau$ is large, schools have little in common; if it is zero, they are all the same. The data
 # decide. In Pyro these are six lines. `batch.clients()` says "for every client", `batch.rows()` says
-# "for every row of a client". Tutorial 2 is about these two plates.
+# "for every row of a client". (`received` and `local` are not needed
+# yet.) Tutorial 2 is about these two plates.
 
 
 # %%
@@ -143,7 +145,7 @@ def show(axes, t):
     axes.set_yticks(range(8), data.names)
     axes.set_xlim(-40, 45)
     axes.invert_yaxis()
-    axes.set_xlabel("effect (points of the test)")
+    axes.set_xlabel("effect (test points)")
     axes.legend(loc="lower left", fontsize=8)
 
 
@@ -154,7 +156,7 @@ moving(show, range(len(seen)), title=lambda t: f"after round {t + 1}")
 # borrows from the others. A school with a large standard error borrows more.
 #
 # In federated learning the same picture has another name: a **personalised model**. Each client has a model of
-# its own, held near a common one, and how near is learnt from the data.
+# its own, held near a common one, and the data decide how near.
 
 # %%
 posterior = run.to_arviz(draws=draws, corrected=draws >= 400)
@@ -170,7 +172,7 @@ for name, error, share in sorted(
 #
 # ## Is it right?
 #
-# With eight rows we can afford to cheat: put all rows in one place, and run NUTS, a sampler that needs no
+# With eight rows we can do what a federation may not: put all rows in one place, and run NUTS, a sampler that needs no
 # normal approximation. `reference.nuts` takes the same program.
 
 # %%
@@ -183,9 +185,9 @@ table[["mean", "sd", "difference", "ratio"]].loc[
 ].round(2)
 
 # %% [markdown]
-# `difference` is the distance of the two means, in posterior standard deviations. `ratio` is one standard deviation over the
-# other. Near 0 and near 1 is what we want. `corrected=True` above did the last step: it reweights the
-# draws so that they come from the exact posterior, and not from the normal approximation.
+# `difference` is the distance between the federated and the exact mean, in posterior standard deviations. `ratio` is the federated
+# standard deviation divided by the exact one. Near 0 and near 1 is what we want. `corrected=True` above did the last step: it reweights the
+# draws of the normal approximation, so that they are close to draws from the exact posterior.
 
 # %%
 figures.cost(table[~table["variable"].isin(["eta"])])
@@ -205,8 +207,8 @@ az.summary(posterior, var_names=["mu", "tau", "theta"], kind="stats", round_to=1
 #
 # 1. The prior of $\tau$ says how different schools may be. What happens to the eight estimates if you
 #    replace `HalfCauchy(5.0)` by `HalfNormal(1.0)`? Guess first.
-# 2. Which school would you choose for your child? What is the probability that school A is better than
-#    school C?
+# 2. In which school would the lessons help your child most, as far as we know? What is the probability that the
+#    effect is larger in school A than in school C?
 # 3. Let school A measure with a standard error of 2 instead of 15. Which number moves most?
 
 # %% [markdown]
@@ -234,9 +236,11 @@ at = other.mean(("chain", "draw"))
 print(f"{float(at.max() - at.min()):.1f} with HalfNormal(1.0)")
 
 # %% tags=["hide-cell"]
-# 2. Draws answer any question about several unknowns together.
+# 2. Draws answer any question about several unknowns together. A and G have the largest means, about equal, and it is far
+# from certain that the lessons of A are better than those of C.
 theta = posterior["posterior"]["theta"]
 better = float((theta.sel(client="A") > theta.sel(client="C")).mean())
+print("largest posterior mean: school", theta.mean(("chain", "draw")).idxmax("client").item())
 print(f"probability that A is better than C: {better:.2f}")
 
 # %% tags=["hide-cell"]

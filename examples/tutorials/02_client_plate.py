@@ -43,7 +43,8 @@ rounds = 10
 # %% [markdown]
 # ## Three clients of unequal size
 #
-# Three nurses measure temperatures: one has two patients, one five, one nine.
+# Three nurses measure temperatures: one has two patients, one five, one nine. A row is a patient. There is nothing else to know of
+# a patient, so `x` is a column of zeros.
 
 # %%
 source = torch.Generator().manual_seed(0)
@@ -56,12 +57,13 @@ def measured(name):
     return torch.zeros(sizes[name], 1, dtype=torch.float64), truth[name] + 0.5 * noise
 
 
-data = Federation.of({name: measured(name) for name in sizes}).to("cpu", torch.float64)
+rows = {name: measured(name) for name in sizes}
+data = Federation.of(rows).to("cpu", torch.float64)
 data
 
 # %% [markdown]
 # A **batch** holds rows of several clients side by side. Its first axis is the client, its second
-# the row. Nurses have unequal numbers of rows, so the short ones are filled up, and a mask says which rows are real.
+# the row. Nurses have unequal numbers of rows, so clients with fewer rows are filled up with empty ones, and a mask says which rows are real.
 
 # %%
 batch = data.batch(torch.tensor([0, 1, 2]))
@@ -102,13 +104,13 @@ for name, site in trace.nodes.items():
 
 # %% [markdown]
 # - `mine` has shape `[3, 1]`: one number for each client. The last axis waits for rows.
-# - `temperature` has shape `[3, 9]`: clients times rows. Pyro adds a client's rows up, and filled-up
-#   rows add zero.
+# - `temperature` has shape `[3, 9]`: clients times rows. The log probabilities of a client's rows are added up, and
+#   the filled-up rows add zero.
 # - `common` also has one number for *each client*. A client cannot see the others, so it has a
-#   copy of its own. That all copies are the same unknown is told to the method (`shared="common"`), and
+#   copy of its own. We tell the method that all copies are the same unknown (`shared="common"`), and
 #   it is the method's work to make them agree.
 #
-# Pyro draws the plates for you:
+# Pyro draws the plates for you (this cell needs [Graphviz](https://graphviz.org) and `pip install graphviz`):
 
 # %%
 pyro.render_model(model, model_args=({}, {}, batch), render_distributions=True)
@@ -145,8 +147,8 @@ print(
 )
 
 # %% [markdown]
-# A hundred clients cost little more than one, as the processor works on all of them in one go. And a site of its own
-# machine runs the same function with a plate of size one.
+# A hundred clients cost little more than one, as the processor works on all of them in one go. And a client on a machine
+# of its own runs the same function, with a plate of size one.
 #
 # ## Fit it
 
@@ -199,7 +201,7 @@ except ValueError as error:
 
 # %% [markdown]
 # And here a row of one client reads other rows, by a mean over the batch. Then the result would depend on
-# who is in the batch, and a row could leak to another place:
+# who is in the batch, and a row of one client could change what another client learns:
 
 
 # %%
@@ -259,14 +261,14 @@ print(own.to_arviz(draws=500)["posterior"]["noise"].mean(("chain", "draw")).valu
 # %% tags=["hide-cell"]
 # 3. With many rows she needs nobody: her estimate is her own mean. The common temperature falls a
 # little, and the others move with it, but hardly: they have rows of their own.
-many = Federation.of(
-    {
-        n: measured(n) if n != "Ada" else (torch.zeros(100, 1), torch.full((100,), 36.5))
-        for n in sizes
-    }
-).to("cpu", torch.float64)
+many = Federation.of(rows | {"Ada": (torch.zeros(100, 1), torch.full((100,), 36.5))})
+many = many.to("cpu", torch.float64)
 sure = pyrofl.fit(
     pvi.hierarchical(model, many, shared="common"), many, rounds=rounds, progress=False
 )
 after = sure.to_arviz(draws=1000)["posterior"]["mine"].mean(("chain", "draw"))
-print(dict(zip(data.names, after.values.round(2), strict=True)))
+before = posterior["mine"].mean(("chain", "draw"))
+for name in data.names:
+    print(
+        f"{name}: {float(before.sel(client=name)):.2f} before, {float(after.sel(client=name)):.2f} after"
+    )

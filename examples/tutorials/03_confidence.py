@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 3. Confidence: who should count more?
 #
-# Two people measure planks with a ruler. One of them measured four planks, the other sixteen.
-# FedAvg weighs clients by the number of their rows. The paper **pFedVEM** (Zhu, Ma and Blaschko, CVPR
-# 2023) says: weigh them by **confidence**, which also asks how far a client is from the others.
+# Two people measure the length of planks. One of them measured four planks, the other sixteen.
+# FedAvg weights clients by the number of their rows. The paper **pFedVEM** (Zhu, Ma and Blaschko, CVPR
+# 2023) says: weight them by **confidence**, which also asks how far a client is from the others.
 #
 # We build the method three times: by hand, in closed form, and in Pyro. All three give the same numbers.
 
@@ -37,7 +37,7 @@ rounds, steps = 12, 400
 # %% [markdown]
 # ## 1. By hand
 #
-# Client $j$ has a length $w_j$ of its own, near a common length $w$. How near is the confidence $\tau_j$, a
+# Client $j$ has a mean length $w_j$ of its own, near a common length $w$. The confidence $\tau_j$ says how near. It is a
 # precision (one over a variance):
 #
 # $$w_j \sim N(w, 1/\tau_j), \qquad y_{ji} \sim N(w_j, 2^2).$$
@@ -50,7 +50,7 @@ rounds, steps = 12, 400
 #
 # $$s_j^2 = \frac{1}{p_j + \tau_j},\qquad \mu_j = \frac{p_j \bar y_j + \tau_j w}{p_j + \tau_j}.$$
 #
-# Take a pencil: $\mu_1 = (1 \cdot 1 + 1 \cdot 0)/2$ and $\mu_2 = (4 \cdot 3 + 1 \cdot 0)/5$.
+# Compute with a pencil: $\mu_1 = (1 \cdot 1 + 1 \cdot 0)/2$ and $\mu_2 = (4 \cdot 3 + 1 \cdot 0)/5$.
 
 # %%
 n, mean, w, tau = np.array([4.0, 16.0]), np.array([1.0, 3.0]), 0.0, np.ones(2)
@@ -76,7 +76,7 @@ print("tau", tau.round(4), "  w", round(w, 4))
 
 # %% [markdown]
 # Client 2 has four times as many rows, but it counts less: it is far from where the server
-# was. By size $w$ would have been
+# was. If clients were weighted by size, $w$ would be
 # closer to client 2:
 
 # %%
@@ -106,8 +106,8 @@ for t, (at, tau, mu, _) in enumerate(path[:5], 1):
     print(f"round {t}: w {at:.4f}, tau {tau.round(3)}, mu {mu.round(3)}")
 
 # %% [markdown]
-# Move the slider: the grey curve is what the server believes about the common length, with the two
-# clients' priors around it; the coloured ones are the clients' posteriors.
+# Move the slider: the grey line is the server's $w$. Dotted curves are the clients' priors around it, solid curves are the
+# clients' posteriors, and crosses are the means of the clients' rows.
 
 # %%
 grid = np.linspace(-1.5, 4.5, 400)
@@ -133,8 +133,9 @@ def show(axes, t):
 moving(show, range(rounds), title=lambda t: f"round {t + 1}")
 
 # %% [markdown]
-# At first client 2 counts less, as it is far away. Then the server comes nearer, and the certain client wins: it holds the
-# server, and the other one, which stays different, has little confidence.
+# In round 1 both count alike, because both began with the same $\tau_j$. (By hand we computed $\tau_j$ after the clients had moved, so
+# that client 2 counted less.) Then the server comes nearer to the certain client 2, whose confidence grows. Client 1, which stays different,
+# has little confidence.
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
@@ -155,7 +156,7 @@ figure
 #
 # `pfedvem.build` takes any network and likelihood. Here the network is a straight line without
 # slope (its only input is 1), and all of it is Bayesian and personal (`head="*"`). Gradient steps replace the closed form: each
-# round has many, so that they arrive.
+# round has many of them, so that they reach the optimum.
 
 # %%
 rng = np.random.default_rng(0)
@@ -216,7 +217,7 @@ figures.confidence(told["tau"], told["deviation"], clients.sizes[: clients.clien
 # %% [markdown]
 # ## Exercises
 #
-# 1. In the closed form, weigh by uncertainty alone ($1/s_j^2$; table 2 of the paper calls it an ablation), and by
+# 1. In the closed form, weight by uncertainty alone ($1/s_j^2$; table 2 of the paper calls it an ablation), and by
 #    deviation alone. Where does $w$ end?
 # 2. Let client 2 have the mean 1.2 instead of 3. Who counts more now, and why?
 # 3. Fit pFedVEM with `confidence="uncertainty"` on the digits. What is the accuracy?
@@ -225,8 +226,9 @@ figures.confidence(told["tau"], told["deviation"], clients.sizes[: clients.clien
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. By uncertainty alone client 2, with many rows, pulls w towards itself. By deviation alone a client that is
-# near w gets nearer and nearer: confidence grows without limit (the library caps it).
+# 1. By uncertainty alone client 2, with more rows, counts more. With both, w ends even nearer to client 2, as client 1 stays
+# different and loses confidence. By deviation alone nobody moves: both clients begin at w = 0, without any deviation, so that
+# their confidence is without limit (capped here, and in the library).
 by = {
     "both": lambda variance, apart: 1 / (variance + apart),
     "uncertainty": lambda variance, apart: 1 / variance,
@@ -236,7 +238,7 @@ for name, rule in by.items():
     print(f"{name:12s} w {closed_form(30, rule)[-1][0]:.3f}")
 
 # %% tags=["hide-cell"]
-# 2. Client 2: it is as near to w as client 1 now, and more certain.
+# 2. Client 2: both clients are near to w now, and client 2 is the more certain one.
 mean = np.array([1.0, 1.2])
 w, tau, mu, _ = closed_form(30)[-1]
 print("tau", tau.round(2), " w", round(w, 3))

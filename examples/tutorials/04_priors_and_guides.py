@@ -41,7 +41,7 @@ rounds, draws = 25, 2000
 # %% [markdown]
 # ## Ten clinics, one of them strange
 #
-# Each clinic measured how much a drug lowers the blood pressure, in five patients. Nine clinics find about 8 units.
+# Each clinic measured how much a drug lowers the blood pressure of five patients. Nine clinics find about 8 units.
 # The tenth used another device.
 
 # %%
@@ -57,14 +57,15 @@ for j, (_, y) in enumerate(clinics.values()):
     axes.plot(y, np.full(5, j), "o", color="C0", alpha=0.6)
 axes.set_yticks(range(10), clinics)
 axes.invert_yaxis()
-axes.set_xlabel("fall of the blood pressure (mmHg), one dot per patient")
+axes.set_xlabel("drop in blood pressure (mmHg), one dot per patient")
 figure
 
 # %% [markdown]
 # ## Two priors for "what clinics are like"
 #
-# A **normal** population has hardly any place for a clinic that is far away: to explain it, $\tau$ has to grow, and then all
-# clinics learn less from each other. A **Student-t** population has long tails: now and then a clinic is strange.
+# A **normal** population leaves hardly any room for a clinic that is far away: to explain it, $\tau$ has to grow, and then all
+# clinics learn less from each other. A **Student-t** population has long tails: now and then a clinic is strange. (Its $\tau$ is a scale. Its standard deviation is
+# $\sqrt{3}\,\tau$ with three degrees of freedom, so do not compare the two $\tau$ directly.)
 
 
 # %%
@@ -135,7 +136,7 @@ for name, posterior in found.items():
 # %% [markdown]
 # ### By LOO
 #
-# "Which model predicts a patient better who was left out?" LOO estimates it from the draws, and ArviZ compares. Higher is
+# "Which model better predicts a patient who was left out?" LOO estimates this from the draws, and ArviZ compares. A higher `elpd` is
 # better; `dse` is the standard error of the difference.
 
 # %%
@@ -149,13 +150,14 @@ table[
 ].round(2)
 
 # %% [markdown]
-# Both numbers and picture should be looked at. LOO asks about one more *patient* of the same clinics; for one more
+# Look at both the numbers and the picture. The library warns where Pareto k is above 0.7: there the estimate is not to be trusted, so
+# take the difference as a hint. LOO asks about one more *patient* of the same clinics; for one more
 # *clinic* there is `checks.loco`.
 #
 # ## A guide that cannot say "these two belong together"
 #
-# Now the other choice. A line with an intercept and a slope, where $x$ is far from zero, has a posterior that is a narrow
-# diagonal. A *mean-field* guide has no correlations. Let us see what it makes of it.
+# Now the other choice. Take a line with an intercept and a slope, where all $x$ are far from zero. Its posterior is a narrow ellipse that
+# lies diagonally. A *mean-field* guide has no correlations. Let us see what it does here.
 
 
 # %%
@@ -192,8 +194,8 @@ panels[0].set_ylabel("b1")
 figure
 
 # %% [markdown]
-# A mean-field guide is a ball without direction, so it has to fit *inside* the diagonal: its mean is right, and its
-# spread is much too small. Look at this picture before you trust the interval of a mean-field method.
+# A mean-field guide is an ellipse whose axes are parallel to those of the picture, so it has to fit *inside* the diagonal one: its
+# mean is right, and its spread is much too small. Look at this picture before you trust the interval of a mean-field method.
 #
 # The exact standard deviation is known here:
 
@@ -238,7 +240,8 @@ for name, change in choices.items():
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. Compare the difference with its standard error `dse`: without a strange clinic long tails buy little.
+# 1. Compare the difference with its standard error `dse`: without a strange clinic long tails buy little. The warnings say that Pareto k
+# is above 0.7 for most rows, so LOO cannot rank the two here; `checks.loco` leaves out whole clinics instead.
 mild = dict(clinics) | {"clinic 9": (np.zeros((5, 1)), clinics["clinic 9"][1] - 21.0)}
 mild = Federation.of(mild).to("cpu", torch.float64)
 again = {

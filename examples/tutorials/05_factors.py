@@ -46,7 +46,7 @@ draws = 2000
 # ## Three clients, one line
 #
 # All rows lie near one straight line, $y = b_0 + b_1 x$ plus noise. But the client "left" has only negative $x$, "right" only
-# positive ones. Alone, each of them knows the line badly.
+# positive ones. Alone, each of them knows little about the line.
 
 # %%
 source = torch.Generator().manual_seed(1)
@@ -77,13 +77,13 @@ figure
 # $$p(b \mid \text{all rows}) \propto p(b)\; \underbrace{p(y_1 \mid b)}_{t_1(b)}\;
 # \underbrace{p(y_2 \mid b)}_{t_2(b)}\; \underbrace{p(y_3 \mid b)}_{t_3(b)}.$$
 #
-# A client's **factor** $t_j$ is what its rows say, as a function of $b$. For normal rows it is a (not
-# normalised) normal, so two things describe it: a *precision* $P_j$ (a matrix) and a *shift* $h_j$ (a vector). To multiply
+# A client's **factor** $t_j$ is what its rows say, as a function of $b$. For normal rows it has the shape of a normal density (it need
+# not integrate to one), so two things describe it: a *precision* $P_j$ (a matrix) and a *shift* $h_j$ (a vector). To multiply
 # normals, **add** these:
 #
 # $$P = P_0 + P_1 + P_2 + P_3, \qquad h = h_0 + h_1 + h_2 + h_3, \qquad \text{mean} = P^{-1} h.$$
 #
-# That is all that the server ever does.
+# The server does nothing else.
 
 
 # %%
@@ -106,8 +106,8 @@ by_hand = mean
 # %% [markdown]
 # ## The same by the library, and watched
 #
-# The program says nothing of factors. `damping=1.0` lets the server take a client's whole answer, and only one client is
-# asked per round.
+# The program does not mention factors. With `damping=1.0` the server takes over a client's whole answer (0.5 would go half of the
+# way). Only one client is asked per round.
 
 
 # %%
@@ -135,12 +135,13 @@ print("by hand   ", by_hand.round(3))
 print("federated ", posterior.mean(("chain", "draw")).values.round(3), "from", draws, "draws")
 
 # %% [markdown]
-# The server keeps the factor of each client, and their product with the prior. An ellipse holds 95% of a normal:
+# The server keeps the factor of each client, and their product with the prior. Each ellipse holds 95% of its normal
+# distribution:
 
 
 # %%
 def moments(shift, packed):
-    """Return mean and covariance of a normal that is kept as shift and precision."""
+    """Return mean and covariance; `packed` holds the three different entries of the precision."""
     precision = np.array([[packed[0], packed[1]], [packed[1], packed[2]]])
     return np.linalg.solve(precision, shift), np.linalg.inv(precision)
 
@@ -240,12 +241,12 @@ for name, fit in (("after it left", left), ("never there", never)):
     print(f"{name:14s} b0 {mean[0]:.6f}, b1 {mean[1]:.6f}, sd {covariance[0, 0] ** 0.5:.6f}")
 
 # %% [markdown]
-# For normal models it is exact. For others the rest of the clients should go on for some rounds (the example script
+# For normal models the result is exact. For other models the remaining clients should go on for some rounds (the example script
 # `leaving.py` shows how far that goes).
 #
 # ## And what does the server know?
 #
-# A factor is a summary of a client's rows. With few rows it can say a lot about them: from $P_j$ and $h_j$ of a
+# A factor is a summary of a client's rows. If the rows are few, it can say a lot about them: from $P_j$ and $h_j$ of a
 # client with **one** row, the server can compute the row.
 
 # %%
@@ -261,7 +262,8 @@ print("the server reads x =", p[0, 1] / p[0, 0], "and y =", h[0] / p[0, 0])
 #
 # 1. Let all three clients answer in every round, with `damping=1.0`. How many rounds does it take?
 # 2. Which client's leaving would make the posterior of the slope widest? Compute it from the factors.
-# 3. The rows' noise is 0.5 and known. Replace it by an unknown `sigma`, shared by all. Is the third round still the last that moves something?
+# 3. The rows' noise is 0.5 and known. Replace it by an unknown `sigma`, shared by all, and let all clients answer in every round. Is the first round still the last that
+#    moves something?
 
 # %% [markdown]
 # ### Solutions
@@ -273,7 +275,8 @@ mean, _ = moments(once.state.server["shift"].numpy(), once.state.server["precisi
 print("after one round", mean.round(3), "by hand", by_hand.round(3))
 
 # %% tags=["hide-cell"]
-# 2. Take each factor out and look at the standard deviation of b1.
+# 2. Take each factor out and look at the standard deviation of b1. It is widest without "left" or without "right", and
+# equally wide: their x are mirror images. "middle" says little about the slope.
 for j, name in enumerate(data.names):
     _, covariance = moments(
         server["shift"] - server["server/shift"][j],
@@ -282,7 +285,8 @@ for j, name in enumerate(data.names):
     print(f"without {name:6s} sd of the slope {covariance[1, 1] ** 0.5:.3f}")
 
 # %% tags=["hide-cell"]
-# 3. No: the factor of a client is a normal approximation now, which depends on what others believe.
+# 3. No: the factor of a client is a normal approximation now, which depends on what the others believe. But later rounds move
+# the mean by little here, about 0.01 times its value.
 
 
 def unknown_noise(received, local, batch):

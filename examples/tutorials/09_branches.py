@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 9. Branches: who belongs together?
 #
-# Ten clients are five pairs, but nobody knows who is whose partner. One model for all is too little; a model for each wastes what partners could share.
+# Ten clients are five pairs, but nobody knows who belongs to whom. One model for all is too simple; a model for each wastes what partners could share.
 # **pFedMB** (Mori and others, IJCNN 2023) gives every layer several *branches*, and each client mixes them by weights of its own.
 #
 # After these ten minutes you can
@@ -64,7 +64,7 @@ figure
 # %% [markdown]
 # ## The model
 #
-# Client $i$ uses in layer $l$ the mixture of $B$ branches with weights $\alpha^i$, which are not negative and add up to one:
+# Client $i$ uses in layer $l$ the mixture of $B$ branches with weights $\alpha^i$, which are not negative and add up to one in each layer:
 #
 # $$W_l^i = \sum_{b=1}^{B} \alpha_{lb}^i\, W_{lb}.$$
 #
@@ -99,7 +99,7 @@ def show(axes, t):
 moving(show, range(rounds + 1), size=(5, 4), title=lambda t: f"branch weights after round {t}")
 
 # %% [markdown]
-# Rows of one pair become alike: partners have found each other, and no client ever saw another's rows, or weights.
+# Rows of one pair become alike: partners have found each other, and no client ever saw another's rows or branch weights.
 
 # %%
 alpha = torch.from_numpy(history[-1])
@@ -134,7 +134,7 @@ for name, (one, view) in rivals.items():
     print(f"{name:26s} accuracy {score.mean('accuracy'):.3f}, nll {score.mean('nll'):.3f}")
 
 # %% [markdown]
-# On two digits per client everyone alone is already good: read the differences with care, they are of one partition and one seed. The example script
+# Against one model it helps much, against being alone it does not: with two digits per client, everyone alone is already good. Read the differences with care: they come from one partition and one seed. The example script
 # `pfedmb_pairs.py` does it with three seeds and tuned learning rates.
 #
 # ## A posterior over the weights
@@ -171,7 +171,7 @@ figure
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. Pairs have to share branches: the weights show which digits the network finds alike.
+# 1. Pairs have to share branches. Here pairs 1 and 2 use branch 0, pairs 3 and 4 use branch 1, and pair 0 mixes both.
 two = pyrofl.fit(
     pfedmb.build(net, branches=2, shared=True, lr=0.1, lr_alpha=1.0),
     data,
@@ -194,7 +194,7 @@ print(
 )
 
 # %% tags=["hide-cell"]
-# 3. Compare the distances of partners and others, layer by layer.
+# 3. Compare the distances of partners and others, layer by layer: others differ a little more in the last layer.
 own = pyrofl.fit(
     pfedmb.build(net, branches=5, lr=0.1, lr_alpha=1.0), data, rounds=rounds, progress=False
 )

@@ -43,8 +43,8 @@ replications, rounds = 200, 20
 # %% [markdown]
 # ## 1. Is the *inference* right? Simulation-based calibration
 #
-# If we draw the truth from the prior, make up data from it, and fit, then the truth is one more draw from the posterior. So its **rank** among the posterior's draws must be uniform: first as
-# often as in the middle as last. This needs no real data and no exact posterior. `checks.sbc` does it for a whole federation, hundreds of times side by side.
+# If we draw the truth from the prior, make up data from it, and fit, then the truth is one more draw from the posterior. So its **rank** among the posterior's draws must be uniform: every place,
+# from first to last, is equally likely. This needs no real data and no exact posterior. `checks.sbc` does it for a whole federation, hundreds of times side by side.
 
 # %%
 sizes = (10, 6, 3, 1)
@@ -80,17 +80,18 @@ panels[0].set_ylabel("replications")
 figure
 
 # %% [markdown]
-# Flat is right. A **U** says that the truth lies outside the draws too often: the posterior is too narrow. A hill would say too wide, a slope that it is shifted.
+# Flat is right. A **U** says that the truth lies near or beyond the ends of the draws too often: the posterior is too narrow. A hill says that it is too wide, a slope that it is
+# shifted.
 
 # %%
 found["diagonal"].coverage((0.5, 0.9))["mu"].to_pandas().round(2)
 
 # %% [markdown]
-# Read: of 90% intervals, so many hold the truth. For the diagonal guide far fewer than 90% do.
+# The table says which share of the 50% and of the 90% intervals contain the truth. For the diagonal guide far fewer than 90% do.
 #
 # ## 2. Is the *model* right? Ask whether it could have made the data
 #
-# SBC says nothing about your data. The **probability integral transform** (PIT) does: for every row, what share of the model's predictions is smaller than what was seen? For a
+# SBC says nothing about your data. The **probability integral transform** (PIT) does: for every row, what share of the model's predictions is smaller than the observed response? For a
 # good model this is uniform, too. Here a normal model meets data with rare large errors.
 
 # %%
@@ -130,7 +131,7 @@ for axes, (name, family) in zip(
     )
     table = checks.pit(run)
     column = next(c for c in table.columns if c.startswith("pit"))
-    axes.hist(table[column], 10, (0, 1), edgecolor="white")
+    axes.hist(table[column], 10, range=(0, 1), edgecolor="white")
     axes.set_title(name, fontsize=10)
     axes.set_xlabel("PIT of a row")
     print(
@@ -140,7 +141,7 @@ panels[0].set_ylabel("rows")
 figure
 
 # %% [markdown]
-# The hill on the left says: most rows are nearer to the middle than the model thinks, as a few wild ones made it wide.
+# The hill on the left says: most rows are nearer to the middle than the model expects, because a few extreme ones made it wide.
 #
 # ## 3. Is the *classifier* as right as it is sure?
 
@@ -154,8 +155,8 @@ runs = {
 figures.reliability({name: run.calibration() for name, run in runs.items()})
 
 # %% [markdown]
-# On the diagonal, predictions are as often right as they say. The **expected calibration error** (ECE) is the mean distance from it. But a mean over all rows
-# hides the small clients:
+# On the diagonal, predictions are right as often as they claim. The **expected calibration error** (ECE) is the mean distance from it. But a mean
+# over clients can hide the small ones, so look at them, too. Here pFedVEM is less calibrated for the five smallest, and FedAvg is not:
 
 # %%
 for name, run in runs.items():
@@ -168,7 +169,8 @@ for name, run in runs.items():
 # %% [markdown]
 # ## 4. What does it say about things it has never seen?
 #
-# Train on the digits 0 to 4, and ask about 5 to 9. The best answer would be "I do not know", a high **entropy**. AUROC tells how well entropy
+# Train on the digits 0 to 4, and ask about 5 to 9. The best answer would be "I do not know", a high **entropy**. (`doubt` below is simpler: one minus the largest
+# probability.) AUROC tells how well entropy
 # separates known from unknown: 0.5 is a coin, 1 is perfect.
 
 # %%
@@ -217,7 +219,8 @@ early = checks.sbc(
 print(np.histogram(early.places["mu"].values.ravel(), early.bins)[0])
 
 # %% tags=["hide-cell"]
-# 2. A p value near 0 or 1: the model cannot make such a maximum.
+# 2. Look at the rows `max`. A p value near 1 (clients P and Q) says that the model nearly always makes up a larger maximum than the
+# observed one: wild errors of others made it wide. A p value near 0 would say that it cannot make one as large.
 bad = pyrofl.fit(
     pvi.hierarchical(measured(dist.Normal), rough, shared="mu sigma"),
     rough,
@@ -227,6 +230,7 @@ bad = pyrofl.fit(
 print(checks.predictive_checks(bad).round(3).head(10).to_string())
 
 # %% tags=["hide-cell"]
-# 3. Often a little: draws disagree where the model is unsure.
+# 3. Not here: the ECE of the averaged draws is larger. Draws disagree, so that their mean is less sure than it is right. Whether
+# draws help has to be measured, for each method and data set.
 for draws in (None, 100):
     print(draws, f"ECE {runs['pFedVEM'].evaluate(draws=draws).mean('ece'):.4f}")

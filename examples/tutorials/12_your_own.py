@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 12. Write your own
 #
-# Methods, priors, server rules, metrics and data sets are small functions here. This tutorial writes one of each, on one screen, and checks it.
+# Methods, priors, server rules, metrics and data sets are small functions here. This tutorial writes one of each, each on one screen, and checks them.
 #
 # After these twenty minutes you can
 #
@@ -51,8 +51,8 @@ rounds = 20
 # %% [markdown]
 # ## A data set
 #
-# A data set is one table of rows for all clients, and who holds which. `Federation.of` takes arrays, tensors or data frames. Here four laboratories measure the same two-weight line; one of them has a
-# broken instrument.
+# A data set is one table of rows for all clients, and who holds which. `Federation.of` takes arrays, tensors or data frames. Here four laboratories measure the same line with two weights; one of them has a
+# broken instrument, which turns the sign of `y`. With `(x, y, x_test, y_test)` a client has test rows, too.
 
 # %%
 rng = np.random.default_rng(0)
@@ -79,10 +79,10 @@ data
 #
 # Four decisions.
 #
-# 1. **Prior and likelihood** are a Pyro model. We take a Student-t prior on the weights, which forgives large ones.
+# 1. **Prior and likelihood** are a Pyro model. We take a Student-t prior on the weights, which allows a few large ones.
 # 2. **Guide**: independent normals. `guides.mean_field` makes them, and names its tensors.
 # 3. **Schedule**: what a client does in a round: twenty steps on its ELBO.
-# 4. **Server**: what becomes of the messages: a *median* over clients, so that one broken client cannot do harm.
+# 4. **Server**: what it makes of the messages: a *median* over clients, so that one broken client cannot do harm.
 
 # %%
 shapes = {"w": torch.Size([2])}
@@ -113,7 +113,8 @@ for how in ("mean", "median"):
     print(f"{how:7s}", found[how].round(2), " truth", truth)
 
 # %% [markdown]
-# That is the whole method: it has checkpoints, resumes, runs on many machines, writes posteriors for ArviZ, and is tested by the library's contract, as those of the papers are.
+# That is the whole method: it can be saved and resumed, run on many machines, and write posteriors for ArviZ. For classes, take `dist.Bernoulli(logits=...)` with `y` of 0.0 and 1.0, or
+# `dist.Categorical`; where rows say less, more rounds or a larger learning rate are needed.
 
 # %%
 figure, axes = plt.subplots(figsize=(4.2, 3.6), layout="constrained")
@@ -127,7 +128,7 @@ axes.legend(fontsize=8)
 figure
 
 # %% [markdown]
-# Did it converge? Every run can tell, and draw it:
+# Did it converge? Every run can tell, and draw it. Gradients are noisy here (eight draws) and the learning rate is constant, so that the last digits go on moving:
 
 # %%
 print(run.verdict)
@@ -136,7 +137,7 @@ figures.convergence(run)
 # %% [markdown]
 # ## Check it
 #
-# **Against a closed form.** With a normal prior, one client and many steps, the mean must be the ridge regression's. Change the prior, and keep everything else:
+# **Against a closed form.** With a normal prior, one client and many steps, the mean must be that of ridge regression, up to noise. Change the prior, and keep everything else:
 
 # %%
 from dataclasses import replace  # noqa: E402
