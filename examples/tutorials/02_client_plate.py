@@ -33,7 +33,7 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import Federation
+from pyrofl import Federation, figures
 from pyrofl.models import pvi
 
 # %% tags=["parameters"]
@@ -110,10 +110,11 @@ for name, site in trace.nodes.items():
 #   copy of its own. We tell the method that all copies are the same unknown (`shared="common"`), and
 #   it is the method's work to make them agree.
 #
-# Pyro draws the plates for you (this cell needs [Graphviz](https://graphviz.org) and `pip install graphviz`):
+# `figures.plates` draws what depends on what, and in which plate it is. (`pyro.render_model` does it too, with
+# Graphviz.)
 
 # %%
-pyro.render_model(model, model_args=({}, {}, batch), render_distributions=True)
+figures.plates(pyrofl.relations(pvi.hierarchical(model, data, shared="common"), data))
 
 # %% [markdown]
 # ## Together is the same as one by one
