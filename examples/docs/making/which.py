@@ -9,11 +9,13 @@ from pyrofl.figures import style
 
 QUESTIONS = (
     ("must intervals hold?", (
-        ("small or hierarchical model", "pvi"),
+        ("small or hierarchical model", "pvi  fedep  fald"),
+        ("one round", "fisher  fola"),
         ("network; clients of unequal size", "pfedvem"),
-        ("network; few rows, every weight", "pfedbayes"),
+        ("network; few rows, every weight", "pfedbayes  pfedgp"),
         ("network; newcomers all the time", "fedabml  metavd"),
-        ("server has unlabelled rows", "fedbe"),
+        ("network in a shared and an own part", "virtual  fedhb  fedpop"),
+        ("server has unlabelled rows", "fedbe  predbayes"),
     )),
     ("is one model enough?", (
         ("rows are alike", "fedavg"),
@@ -24,7 +26,8 @@ QUESTIONS = (
     ("how do clients differ?", (
         ("labels in ways of their own", "fedrep  fedper  fedbabu"),
         ("rows look different", "lgfedavg"),
-        ("groups: apart, or overlapping", "ifca  pfedmb"),
+        ("groups: apart, or overlapping", "ifca  pfedmb  fedem"),
+        ("nobody knows who is like whom", "fedamp  fedfomo"),
         ("a bit off each other", "ditto  pfedme  apfl"),
         ("a few steps before use", "perfedavg  reptile"),
     )),
@@ -33,9 +36,9 @@ QUESTIONS = (
 
 def which() -> bytes:
     """Draw the figure as SVG."""
-    figure = style.canvas(9.6, 6.4)
+    figure = style.canvas(9.6, 7.4)
     axes = figure.subplots()
-    axes.set(xlim=(0, 9.6), ylim=(-15.2, 0.8))
+    axes.set(xlim=(0, 9.6), ylim=(-18.2, 0.8))
     axes.set_axis_off()
     line = 0
     for i, (question, answers) in enumerate(QUESTIONS):
