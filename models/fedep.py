@@ -94,7 +94,7 @@ def build(
     moments: Moments = "laplace",
     stateless: bool = False,
     damping: PositiveShare | None = None,
-    scale: Positive = 0.05,
+    scale: Positive = 0.3,
     draws: Count = 100,
     burn_in: Whole = 5,
     epochs: Whole = 5,
@@ -113,7 +113,7 @@ def build(
         stateless: let nobody keep factors.
         damping: share of the way that factors are moved. None adapts it, see `pvi.hierarchical`;
             if stateless, it is J^-1/2 for J clients.
-        scale: standard deviation of q(w) before round one.
+        scale: standard deviation of q(w) before round one; chosen on handwritten digits.
         draws: of nuts, after as many to warm up; of natural gradients, an even number.
         burn_in: epochs of the chain of langevin before its draws count.
         epochs: local epochs: of SGD, of draws of langevin, or of natural gradients.
