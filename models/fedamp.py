@@ -52,6 +52,9 @@ from pyrofl.tensors import Tensors, role, under
 Part = Annotated[float, Range(0, 1)]
 
 
+TUNE_OVER = {"lr": fedavg.RATES, "strength": (0.3, 1.0, 3.0)}
+
+
 @repeatable
 @checked
 def build(

@@ -53,6 +53,9 @@ from pyrofl.tensors import Tensors, pick, role, under
 FAMILIES: dict[str, guides.Family] = {"point": guides.delta, "dirichlet": simplex.dirichlet}
 
 
+TUNE_OVER = {"lr": (0.01, 0.03, 0.05, 0.1), "components": (2, 3, 5)}
+
+
 @repeatable
 @checked
 def build(

@@ -55,6 +55,9 @@ Part = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 AFFINITY, CHOSEN, WELCOME = "server/affinity", "server/chosen", "server/welcome"
 
 
+TUNE_OVER = {"lr": fedavg.RATES, "downloads": (3, 5, 10)}
+
+
 @repeatable
 @checked
 def build(

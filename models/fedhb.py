@@ -62,6 +62,8 @@ from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, like, pick, role, under
 
+TUNE_OVER = {"lr": (0.003, 0.01, 0.03, 0.1), "spread": (0.03, 0.1, 0.3)}
+
 
 @repeatable
 @checked

@@ -49,6 +49,9 @@ from pyrofl.tensors import Tensors, role
 STANDARD = fixed()  # Normal(0, 1)
 
 
+TUNE_OVER = {"lr": (0.003, 0.01, 0.03, 0.1), "momentum": (0.0, 0.9), "epochs": (2, 5)}
+
+
 @repeatable
 @checked
 def build(

@@ -51,6 +51,8 @@ from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, role, under
 
+TUNE_OVER = {"lr": (0.003, 0.01, 0.03, 0.1), "strength": (0.3, 1.0, 3.0)}
+
 
 @repeatable
 @checked

@@ -56,6 +56,9 @@ from pyrofl.tensors import Tensors, role, under
 HALVINGS = 50  # of the interval in which beta is looked for
 
 
+TUNE_OVER = {"lr": (0.01, 0.03, 0.05, 0.1), "beta": (0.0, 0.5, 1.0)}
+
+
 @repeatable
 @checked
 def build(

@@ -47,6 +47,9 @@ from pyrofl.recipes import repeatable
 WIDE = fixed(scale=3.0)  # Normal(0, 3^2)
 
 
+TUNE_OVER = {"lr": (0.1, 0.3, 1.0), "damping": (None, 0.1, 0.3, 1.0), "scale": (0.02, 0.05, 0.2)}
+
+
 @repeatable
 @checked
 def build(

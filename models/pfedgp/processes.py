@@ -56,11 +56,15 @@ def sites(
         outputs: K.
     """
     f = among.new_zeros(*count.shape, outputs)
+    moving = torch.ones_like(count[:, 0], dtype=torch.bool)
     for _ in range(NEWTON):
         shift, root = touching(log_prob, f, count)
-        last, f = f, among @ weights(among, shift, root)[0]
+        last, new = f, among @ weights(among, shift, root)[0]
+        f = torch.where(moving[:, None, None], new, last)  # who is there changes nobody's steps
         # A client of no numbers compares as still, and must not keep others going.
-        if not bool(((f - last).abs() > torch.finfo(f.dtype).eps ** (1 / 3) * (1 + f.abs())).any()):
+        far = (f - last).abs() > torch.finfo(f.dtype).eps ** (1 / 3) * (1 + f.abs())
+        moving = moving & far.flatten(1).any(1)
+        if not bool(moving.any()):
             break
     return touching(log_prob, f, count)
 

@@ -333,7 +333,7 @@ def test_compare_table_marks_the_best_and_pairs_the_seeds():
     """Seeds are harder or easier for both: differences of 0.1, 0.11 and 0.12 are clear."""
     good, bad = (0.5, 0.7, 0.9), (0.4, 0.59, 0.78)
     rows = [
-        (name, s, "global", "none", metric, value)
+        (name, s, "global", "none", metric, value, "")
         for name, values in (("bad", bad), ("good", good))
         for s, v in enumerate(values)
         for metric, value in (("accuracy", v), ("nll", v))

@@ -374,9 +374,9 @@ def test_a_site_outside_the_plate_of_clients_is_refused_unless_one_runs_alone():
 
 @pytest.mark.parametrize("name", sorted(builds()))
 def test_every_method_passes(name):
-    extra = {"unlabelled": toys.blobs().x[-30:]} if name == "fedbe" else {}
+    extra = {"unlabelled": toys.blobs().x[-30:]} if name in ("fedbe", "predbayes") else {}
     check(builds()[name](toys.net(), **extra), toys.blobs(held_out=1))
-    if name not in ("pvi", "fedbe"):
+    if name not in ("pvi", "fedbe", "predbayes"):
         likelihood = likelihoods.normal()
         check(builds()[name](toys.build("mlp:3", (1,), 1), likelihood=likelihood), numbers())
 

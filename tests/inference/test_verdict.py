@@ -46,7 +46,7 @@ def record(
     first = {"w": torch.tensor(loss if begun is None else begun)}
     moved = ({"w": {"norm": 0.1}} if moved is None else moved) if merged else None
     who = [0, 1]
-    return RoundRecord(number, 0.0, 0, 0, rejected, who, [1, 1], who, [], told, first, moved)
+    return RoundRecord(number, 0.0, 0, 0, rejected, who, [1, 1], who, [], told, first, moved, {})
 
 
 def of_losses(*losses: Sequence[float], begun: Sequence[float] = (1.0, 1.0)) -> Verdict:
