@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,7 +102,7 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     columns = min(3, len(parts))
     figure, grid = panels(len(parts), 3, max(3.6, 6 / columns), 3.1, (0, 0.5), sharey=True)
     for axes, (title, part) in zip(grid, parts.items(), strict=True):
-        axes.set_title(title, fontsize=10)
+        axes.set_title(fill(title, 36), fontsize=10)
         for name, points in part.groupby("line", sort=False):
             means = points.groupby("round")["value"].agg(["mean", "sem"])
             style.band(axes, means, name, looks[name])

@@ -84,7 +84,8 @@ def test_populations_with_the_same_curves_share_a_panel():
     rows = [row for row in rows if row["population"] == "pooled"]
     alike = [row | {"population": "training"} for row in rows]
     (axes,) = figures.curves([*rows, *alike]).axes
-    assert axes.get_title() == "global model, all test rows, or clients that train"
+    shown = axes.get_title().replace("\n", " ")
+    assert shown == "global model, all test rows, or clients that train"
     assert len(axes.lines) == 2  # a method each
     apart = [row | {"value": row["value"] + 0.001 * row["round"]} for row in alike]
     assert len(figures.curves([*rows, *apart]).axes) == 2
