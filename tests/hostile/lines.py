@@ -51,7 +51,7 @@ WHOLE_LINES: dict[str, tuple[str, ...]] = {  # command lines, and words that mus
     "bench --data nothing --case svi": ("nothing",),
     "bench --rounds 3": ("--rounds",),
     "list all": ("all",),
-    "list --data digits": ("--data",),
+    "list --data digits": ("digits",),
     "--version": (),
     "--rounds 3 run fedavg": (),
     "@words": ("@words",),
