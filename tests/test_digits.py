@@ -40,7 +40,7 @@ AROUND_FEDAVG = ("fedopt", "ditto", "pfedme", "apfl", "perfedavg", "reptile", "i
 GROUPS = ("fedem", "fedamp", "fedfomo", "pfedgp", "predbayes")
 IN_PARTS = ("fedper", "fedrep", "fedbabu", "lgfedavg")
 BAYESIAN = ("fedpop", "pfedbayes")
-GAUSSIAN = ("fisher", "fola", "fedep", "fald", "fedhb", "virtual")
+GAUSSIAN = ("fisher", "fola", "fedep", "fedhb", "virtual")
 
 
 @pytest.mark.slow

@@ -102,7 +102,8 @@ def test_every_method_makes_the_rounds_of_one_process(name, running):
     data, method = contract.data(), contract.built(name)
     *_, found = federate(method, data, 2, **BY_RAY, **ODD)
     *_, expected = federate(method, data, 2, **ODD)
-    toys.assert_same_round(found, expected, **CLOSE)
+    # What pFedGP keeps is a root of a singular matrix, which has half of the digits.
+    toys.assert_same_round(found, expected, **CLOSE | {"atol": 1e-9} if name == "pfedgp" else CLOSE)
 
 
 @pytest.mark.slow
