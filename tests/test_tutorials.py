@@ -44,7 +44,7 @@ def test_tutorial_has_pictures_exercises_and_solutions(path: Path):
     text = path.read_text()
     assert 'tags=["parameters"]' in text
     assert 'tags=["hide-cell"]' in text
-    assert len(re.findall(r"(?m)^figure$|^figures\.|^moving\(", text)) >= 3, "pictures"
+    assert len(re.findall(r"(?m)^plt\.show\(\)$|^figures\.|^moving\(", text)) >= 3, "pictures"
     asked = re.findall(r"(?m)^# (\d)\. ", text.split("## Exercises")[1].split("### Solutions")[0])
     solved = re.findall(r"(?m)^# (\d)\. ", text.split("### Solutions")[1])
     assert asked

@@ -61,7 +61,7 @@ axes.errorbar(y, range(8), xerr=sigma, fmt="o", capsize=3)
 axes.set_yticks(range(8), data.names)
 axes.set_xlabel("measured effect of the lessons (test points), with one standard error")
 axes.axvline(0, color="grey", linewidth=0.8)
-figure
+plt.show()
 
 # %% [markdown]
 # School A measured 28 points, school C less than nothing. But look at the bars: a difference of this

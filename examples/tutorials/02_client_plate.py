@@ -74,7 +74,7 @@ figure, axes = plt.subplots(figsize=(6, 1.8), layout="constrained")
 axes.imshow(batch.mask, cmap="Blues", aspect="auto", vmin=0, vmax=1.5)
 axes.set_yticks(range(3), data.names)
 axes.set_xlabel("row of the batch (white: filled up, counts for nothing)")
-figure
+plt.show()
 
 # %% [markdown]
 # ## The model
@@ -176,7 +176,7 @@ for name in data.names:
 axes.set_xlabel("temperature of the nurse's patients (degrees)")
 axes.set_ylabel("posterior density")
 axes.legend(fontsize=8)
-figure
+plt.show()
 
 # %% [markdown]
 # Ada has two rows only: she is less certain than Eva, and she borrows more from the others.

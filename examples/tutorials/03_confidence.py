@@ -149,7 +149,7 @@ right.set_ylabel("confidence tau")
 for axes in (left, right):
     axes.set_xlabel("round")
     axes.legend(fontsize=8)
-figure
+plt.show()
 
 # %% [markdown]
 # ## 3. In Pyro

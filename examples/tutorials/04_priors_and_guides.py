@@ -58,7 +58,7 @@ for j, (_, y) in enumerate(clinics.values()):
 axes.set_yticks(range(10), clinics)
 axes.invert_yaxis()
 axes.set_xlabel("drop in blood pressure (mmHg), one dot per patient")
-figure
+plt.show()
 
 # %% [markdown]
 # ## Two priors for "what clinics are like"
@@ -117,7 +117,7 @@ axes.set_yticks(range(10), data.names)
 axes.invert_yaxis()
 axes.set_xlabel("effect in the clinic (mmHg), 90% intervals")
 axes.legend()
-figure
+plt.show()
 
 # %% [markdown]
 # With the Student-t population the nine ordinary clinics have shorter intervals, and lie nearer to each other: they learn more from
@@ -191,7 +191,7 @@ for axes, (name, b) in zip(panels, shown.items(), strict=True):
     axes.set_title(f"{name}: sd of b0 {b[:, 0].std():.2f}", fontsize=10)
     axes.set_xlabel("b0")
 panels[0].set_ylabel("b1")
-figure
+plt.show()
 
 # %% [markdown]
 # A mean-field guide is an ellipse whose axes are parallel to those of the picture, so it has to fit *inside* the diagonal one: its

@@ -67,7 +67,7 @@ for name, (x, y) in sites.items():
 axes.set_xlabel("x")
 axes.set_ylabel("y")
 axes.legend()
-figure
+plt.show()
 
 # %% [markdown]
 # ## A factor
@@ -195,7 +195,7 @@ for name, (x, y) in sites.items():
 axes.set_xlabel("x")
 axes.set_ylabel("y, and sixty lines drawn from the posterior")
 axes.legend()
-figure
+plt.show()
 
 # %% [markdown]
 # ## The cavity: do not count twice

@@ -79,7 +79,7 @@ for j, axes in enumerate(panels):
     axes.set_title(f"client {data.names[j]}", fontsize=10)
     axes.set_xlabel("x1")
 panels[0].set_ylabel("x2")
-figure
+plt.show()
 
 # %% [markdown]
 # ## Fit, and look at the triangle in each round
@@ -192,7 +192,7 @@ axes.axvline(5, color="black", linestyle=":", label="the paper's one draw, +5")
 axes.set_xlabel("accuracy minus that of FedAvg (points)")
 axes.set_ylabel("seeds")
 axes.legend(fontsize=8)
-figure
+plt.show()
 
 # %%
 gains = np.array(gains)

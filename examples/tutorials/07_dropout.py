@@ -59,7 +59,7 @@ print(f"mean {kept.mean():.3f}, variance {kept.var():.3f}; alpha is {rate / (1 -
 #
 # The prior says nothing about the size of a weight. The Kullback-Leibler divergence from the prior to the posterior is, per weight,
 #
-# $$\text{KL} = \tfrac12 \log(1 + 1/\alpha).$$
+# $$\text{KL} = \frac{1}{2} \log(1 + 1/\alpha).$$
 #
 # It falls with $\alpha$, and never stops falling. So the prior always pulls towards more dropout; only the data pull back. Where a weight does not matter, nothing holds it.
 
@@ -72,7 +72,7 @@ for p in (0.1, 0.5, 0.9):
     axes.text(p / (1 - p), 3, f" p = {p}", fontsize=8)
 axes.set_xlabel("alpha")
 axes.set_ylabel("price of a weight (nats)")
-figure
+plt.show()
 
 # %% [markdown]
 # ## Twenty clients with few rows
@@ -143,7 +143,7 @@ for speed, seen in courses.items():
 axes.set_xlabel("round")
 axes.set_ylabel("rates above 0.9 (%)")
 axes.legend()
-figure
+plt.show()
 
 # %%
 for speed, seen in courses.items():

@@ -181,7 +181,7 @@ for name, values in spread.items():
 axes.set_xlabel("log10 of the prior's standard deviation of a weight")
 axes.set_ylabel("density of weights")
 axes.legend(fontsize=8)
-figure
+plt.show()
 
 # %% [markdown]
 # ## Exercises

@@ -59,7 +59,7 @@ for j in range(10):
         axes[i, j].imshow(digits.x[train[j][i]].reshape(8, 8), cmap="Greys")
         axes[i, j].set_axis_off()
     axes[0, j].set_title(f"pair {j // 2}", fontsize=8)
-figure
+plt.show()
 
 # %% [markdown]
 # ## The model
@@ -158,7 +158,7 @@ for b in range(5):
 axes.set_xticks(range(10), names, rotation=45, ha="right", fontsize=8)
 axes.set_ylabel("weight, mean and 2 sd")
 axes.legend(fontsize=7, ncols=5)
-figure
+plt.show()
 
 # %% [markdown]
 # ## Exercises

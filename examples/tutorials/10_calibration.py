@@ -77,7 +77,7 @@ for axes, (name, ranks) in zip(panels, found.items(), strict=True):
     axes.set_title(f"{name} covariance", fontsize=10)
     axes.set_xlabel("place of the true mu among the draws")
 panels[0].set_ylabel("replications")
-figure
+plt.show()
 
 # %% [markdown]
 # Flat is right. A **U** says that the truth lies near or beyond the ends of the draws too often: the posterior is too narrow. A hill says that it is too wide, a slope that it is
@@ -138,7 +138,7 @@ for axes, (name, family) in zip(
         f"{name}: share of rows between 0.3 and 0.7 is {table[column].between(0.3, 0.7).mean():.2f} (0.4 expected)"
     )
 panels[0].set_ylabel("rows")
-figure
+plt.show()
 
 # %% [markdown]
 # The hill on the left says: most rows are nearer to the middle than the model expects, because a few extreme ones made it wide.

@@ -99,7 +99,7 @@ axes.set_xticks(range(12), sizes)
 axes.set_xlabel("training patients of the clinic")
 axes.set_ylabel("squared error saved, 95% interval")
 axes.legend(fontsize=8)
-figure
+plt.show()
 
 # %%
 for rival in ("alone", "one for all"):
@@ -181,7 +181,7 @@ axes.loglog(private[:, 0], private[:, 2], "s--", label="sd that the posterior cl
 axes.axhline(results[0][1], color="C0", linestyle=":", label="error without noise")
 axes.set_xlabel("epsilon of each hospital")
 axes.legend(fontsize=8)
-figure
+plt.show()
 
 # %% [markdown]
 # Remember two things. The price falls with the number of clients (exercise 2). And the posterior **does not know of the noise**: it claims to be almost as sure as before while its mean is far off.

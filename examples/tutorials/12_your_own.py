@@ -125,7 +125,7 @@ for how, mark in (("mean", "s"), ("median", "*")):
 axes.set_xlabel("weight 1")
 axes.set_ylabel("weight 2")
 axes.legend(fontsize=8)
-figure
+plt.show()
 
 # %% [markdown]
 # Did it converge? Every run can tell, and draw it. Gradients are noisy here (eight draws) and the learning rate is constant, so that the last digits go on moving:
@@ -215,7 +215,7 @@ for width, name in ((1.0, "weights"), (10.0, "biases")):
 axes.set_xlabel("value")
 axes.set_ylabel("prior density")
 axes.legend(fontsize=8)
-figure
+plt.show()
 
 # %%
 digits = pyrofl.federations.split(
