@@ -20,7 +20,6 @@ QUESTIONS: dict[str, tuple[str, ...]] = {  # what is asked of the table, and wha
     "--target y --features a,a": ("a, a",),
     "--target y --features y": ("y",),
     "--target y --features a,y": ("y",),
-    "--target y --features c": ("c",),
     "--target y --features zzz": ("zzz",),
     "--target y --features A": ("'A'",),
     "--target y --features a;b": ("a;b",),
