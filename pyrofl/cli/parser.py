@@ -29,6 +29,7 @@ from pyrofl.arguments import (
 from pyrofl.cli import commands, grids, predicting, tuning
 from pyrofl.cli.answer import answer
 from pyrofl.cli.ends import complaint, ended, show
+from pyrofl.cli.examples import EXAMPLES, FIRST
 from pyrofl.cli.page import report
 from pyrofl.cli.pairs import By
 from pyrofl.cli.rehearsal import UNASKED
@@ -269,25 +270,6 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
     "report": ("write one page of HTML about a run or a comparison", report, (RUNS,)),
     "bench": ("measure the speed beside other loops", commands.bench, BENCH),
 }
-
-EXAMPLES = {
-    "list": "pyrofl list\npyrofl list methods",
-    "explain": "pyrofl explain pfedvem",
-    "run": "pyrofl run pfedvem --test labels_global --rounds 12 --set lr_head=0.01 lr_base=0.01\n"
-    "pyrofl run fedavg --data csv:heart.csv --target sick --group hospital --missing fill",
-    "compare": "pyrofl compare local fedavg pfedvem --seeds 3 --out results\n"
-    "pyrofl compare local fedavg --set fedavg.fine_tune=2 --out cmp",
-    "tune": "pyrofl tune fedavg --over lr=0.01,0.03,0.1 --rounds 18 --out tuned",
-    "partition": "pyrofl partition --partition dirichlet:0.3 --clients 10 --out who.png",
-    "predict": "pyrofl predict runs/fedavg-0 --data new.csv --client hospital_3 --out p.csv",
-    "answer": "pyrofl answer results",
-    "report": "pyrofl report results",
-    "bench": "pyrofl bench --quick",
-}
-FIRST = """three commands to try:
-  pyrofl list
-  pyrofl explain pfedvem
-  pyrofl compare local fedavg pfedvem --rounds 5 --seeds 2 --out results"""
 
 WAITING: tuple[Row, ...] = (  # for sites
     ("--min-sites N", COUNT, None, "make no round with fewer; default all"),
