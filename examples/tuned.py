@@ -31,9 +31,9 @@ CHEAPER = {
 METHODS = (
     "local fedavg perfedavg ifca fedabml ditto pfedvem fedper apfl reptile pvi fedprox fedopt "
 )
-METHODS += (
-    "scaffold fedavgm fedrep fedbabu lgfedavg pfedmb fedpop fedpa fedbe metavd pfedme pfedbayes"
-)
+METHODS += "scaffold fedavgm fedrep fedbabu lgfedavg pfedmb fedpop fedpa fedbe "
+METHODS += "fedem fedamp fedfomo fisher fedhb fola fedep virtual pfedgp predbayes fald "
+METHODS += "metavd pfedme pfedbayes"
 FOLDER = Path(__file__).parent
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -94,6 +94,14 @@ def about(method):
     }
 
 
+def together(rows, name):
+    """Return these rows with those of other methods in the table as it stands."""
+    if (tables / name).exists():
+        before = pd.read_csv(tables / name)
+        rows = pd.concat([before[~before["method"].isin(done)], rows])
+    return rows
+
+
 begun = perf_counter()
 for method in args.methods:
     folder = args.out / method
@@ -112,7 +120,9 @@ if not done:
 tables = args.tables or args.out
 tables.mkdir(parents=True, exist_ok=True)
 scores = pd.concat([pd.read_csv(args.out / m / "compare.csv") for m in done])
+scores = together(scores, "scores.csv")
+budget = together(pd.DataFrame([about(m) for m in done]), "budget.csv")
 scores.to_csv(tables / "scores.csv", index=False)
-pd.DataFrame([about(m) for m in done]).to_csv(tables / "budget.csv", index=False)
+budget.to_csv(tables / "budget.csv", index=False)
 figures.save(figures.comparison(scores.fillna(""), "accuracy"), tables / "tuned.png")
-print(f"{tables} holds scores.csv, budget.csv and tuned.png of {len(done)} methods")
+print(f"{tables} holds scores.csv, budget.csv and tuned.png of {len(budget)} methods")

@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 
 import numpy as np
 import pytest
+from matplotlib import pyplot
 from pictures import overlaps
 
 import pyrofl
@@ -45,6 +46,7 @@ def printed(text: str, names: dict[str, object]) -> str:
     with redirect_stdout(io.StringIO()) as out, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(code(text), names)
+    pyplot.close("all")  # what ArviZ drew for the reader would stay for the tests that follow
     return out.getvalue()
 
 
