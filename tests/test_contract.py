@@ -482,7 +482,9 @@ def reason(merge: object) -> str:
 
 
 @everywhere
-@pytest.mark.parametrize("chunk", [1, 5, None])
+@pytest.mark.parametrize(
+    "chunk", [5, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, None))]
+)
 def test_messages_are_folded_or_the_merge_says_why_not(name, chunk):
     method, begun, some = built(name), usual(name)[0], ALL[ALL % 3 != 0]
     if not isinstance(method.merge, Pooled):

@@ -132,7 +132,7 @@ def seeds(monkeypatch) -> Problem:
     return replace(PROBLEMS["seeds"], settings=QUICK, rounds=25)
 
 
-@pytest.mark.parametrize("name", ["surgical", "seeds"])
+@pytest.mark.parametrize("name", ["surgical", pytest.param("seeds", marks=pytest.mark.slow)])
 def test_a_small_posterior_is_near_the_exact_one(name, request):
     """Draws of q have spreads 0.86 and 0.79 of the exact ones, as q is not skewed."""
     problem = request.getfixturevalue(name)

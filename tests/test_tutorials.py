@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dying import Nursery
 
 FOLDER = Path(__file__).parent.parent / "examples" / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("[0-9]*.py"))
@@ -30,13 +32,20 @@ def skip_without(path: Path) -> None:
         pytest.importorskip(needed)
 
 
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_tutorial_runs_to_its_end(path: Path, tmp_path: Path):
+def test_tutorial_runs_to_its_end(path: Path, tmp_path: Path, forked: Nursery):
     skip_without(path)
     script = tmp_path / path.name
     script.write_text(shortened(path.read_text()))
-    ended = run(script, tmp_path)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    ended = forked([str(script)], at=str(tmp_path))
+    assert ended.codes == [0], "\n".join(ended.told)
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

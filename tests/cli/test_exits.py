@@ -195,6 +195,7 @@ def test_names_of_all_kinds_are_drawn_as_they_are(tmp_path, capsys):
     assert [t._preprocess_math(t.get_text()) for t in shown] == [(n, False) for n in ODD[:2]]
 
 
+@pytest.mark.draws
 def test_a_figure_that_fails_loses_no_result(tmp_path, monkeypatch, capsys):
     def broken(*_: object) -> None:
         raise ValueError("no such\ncolour")
@@ -213,6 +214,7 @@ def test_a_figure_that_fails_loses_no_result(tmp_path, monkeypatch, capsys):
     assert (out / "figures/reliability.png").exists()
 
 
+@pytest.mark.draws
 def test_a_figure_that_fails_loses_no_comparison(tmp_path, monkeypatch, capsys):
     def broken(*_: object) -> None:
         raise KeyError("colour")

@@ -87,10 +87,11 @@ def always(monkeypatch) -> list[int]:
     return seen
 
 
-WAYS = [(name, *way) for name in TAKEN for way in ((5, 0), (None, 2000))]
+WAYS = [(name, 5, 0) for name in TAKEN]
+WAYS += [(name, *way) for name in ("fedavg", "pfedme") for way in ((None, 2000), (1, 0))]
 
 
-@pytest.mark.parametrize(("name", "chunk", "worth"), [*WAYS, ("fedavg", 1, 0), ("pfedme", 1, 0)])
+@pytest.mark.parametrize(("name", "chunk", "worth"), WAYS)
 def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
     monkeypatch.setattr(plans, "WORTH", worth)  # 0: a group for every size
     monkeypatch.setattr(training, "WORTH_SHORT", worth)
