@@ -49,7 +49,16 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
     places = np.arange(len(table))
     for axes, column in ((middle, "difference"), (right, "ratio")):
         _apart(axes, column, table[column].to_numpy(), places, names)
-    return with_legend(figure, [left], note=NEAR)
+    return with_legend(figure, [left], note=_note(table))
+
+
+def _note(table: Any) -> str:
+    """Say what is grey, and how far chance alone moves means."""
+    if "error" not in table:
+        return NEAR
+    error = float(table["error"].median())
+    few = "too few draws to tell: " if error > TARGETS["difference"][1] else ""
+    return f"{NEAR}\n{few}by chance alone means shift by {error:.2g} sds"
 
 
 def _lanes(table: Any, names: tuple[str, str]) -> Figure:
@@ -64,14 +73,20 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
             _apart(axes, column, values, places, names)
             worst = int(np.abs(values - target).argmax())
             if len(part) > 1:
-                label = str(part.index[worst]).removeprefix(f"{variable}[").removesuffix("]")
-                longest = max(longest, len(label := style.short(label, 16)))
+                label = _label(str(part.index[worst]), variable)
+                longest = max(longest, len(label))
                 _name(axes, label, values[worst], places[worst], target)
         farthest = float(np.abs(table[column] - target).max())
         _reach(axes, column, farthest / (1 - 0.045 * longest))  # with room for the names
         style.name_rows(axes, [_counted(name, len(part)) for name, part in lanes.items()])
     grid[0].lines[1].set_label("a coordinate of the variable; the farthest has its name")
-    return with_legend(figure, grid[:1], note=NEAR)
+    return with_legend(figure, grid[:1], note=_note(table))
+
+
+def _label(name: str, variable: str, most: int = 16) -> str:
+    """Return the name of a coordinate, or what tells it from the others if that is shorter."""
+    inner = name.removeprefix(f"{variable}[").removesuffix("]")
+    return name if len(name) <= most else style.short(inner, most)
 
 
 def _counted(name: str, rows: int) -> str:

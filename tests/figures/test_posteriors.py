@@ -59,9 +59,22 @@ def test_many_rows_are_dots_in_lanes_and_the_worst_has_its_name():
         np.testing.assert_allclose(dots, many[column])
         lanes = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
         assert [np.unique(np.round(lane)).tolist() for lane in lanes] == [[0.0], [1.0]]
-        assert [t.get_text() for t in axes.texts] == ["38"]
+        assert [t.get_text() for t in axes.texts] == ["a[38]"]
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["mu", "a (39)"]
     assert overlaps(figure) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (0.031, "\nby chance alone means shift by 0.031 sds"),
+        (0.6, "\ntoo few draws to tell: by chance alone means shift by 0.6 sds"),
+    ],
+)
+@pytest.mark.parametrize("rows", [3, 40])
+def test_cost_says_how_far_chance_alone_moves_means(rows, error, told):
+    figure = figures.cost(table(rows).assign(error=error))
+    assert figure.legends[0].get_title().get_text().endswith(f"15%{told}")
 
 
 def test_the_name_of_the_worst_row_stays_in_its_panel():
