@@ -122,9 +122,13 @@ corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.866]])
 
 def show(axes, t):
     place = share.numpy() @ corners
-    image = axes.tricontourf(*place.T, 100 * triangles[t], levels=np.linspace(30, 100, 29))
+    image = axes.tricontourf(
+        *place.T, 100 * triangles[t], levels=np.linspace(30, 100, 29), extend="min"
+    )
     for name, (x, y) in zip(data.names, corners, strict=True):
-        axes.annotate(name, (x, y), (0, 4 if y else -12), textcoords="offset points", ha="center")
+        axes.annotate(
+            name, (x, y), (8 if y else 0, -4 if y else -12), textcoords="offset points", ha="center"
+        )
     best = triangles[t].argmax()
     axes.plot(*place[best], "*", color="white", markeredgecolor="black", markersize=13)
     axes.plot(*corners.mean(0), "o", color="white", markeredgecolor="black")

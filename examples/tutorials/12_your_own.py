@@ -140,7 +140,7 @@ figures.convergence(run)
 # **Against a closed form.** With a normal prior, one client and many steps, the mean must be that of ridge regression, up to noise. Change the prior, and keep everything else:
 
 # %%
-from dataclasses import replace  # noqa: E402
+from dataclasses import replace
 
 
 def normal(received, local, batch):

@@ -23,33 +23,47 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
     """Draw who holds how many rows of which class.
 
     Args:
-        counts: [clients, classes] numbers of rows.
+        counts: [clients, classes] numbers of rows; of one class alone there are no colours.
         names: of the clients; by default, and if they are many, their numbers.
         classes: names of the classes, likewise.
     """
-    from matplotlib.colors import PowerNorm
-
     counts = np.asarray(counts)
     clients, kinds = counts.shape
-    tall = float(np.clip(0.25 * kinds, 1.5, 6))
     wide = float(np.clip(0.32 * clients, 3, 10))
-    figure = style.canvas(wide + 2, tall + 2.4)
-    bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, tall])
+    heights = [1.0] + [_tall(kinds)] * (kinds > 1)
+    figure = style.canvas(wide + 2, sum(heights) + 1.4)
+    grid = figure.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False).ravel()
+    bars, *heat = grid
     bars.bar(range(clients), counts.sum(1), width=0.9, color="#777777")
     bars.set_ylabel("rows")
     bars.yaxis.set_major_locator(style.whole_numbers(4))
     bars.spines[["top", "right"]].set_visible(False)
+    style.label_places(grid[-1].xaxis, names, clients, "client", room=wide / clients)
+    for axes in heat:
+        _classes(figure, axes, counts, classes)
+    return figure
+
+
+def _tall(kinds: int) -> float:
+    """Return the height of so many classes, in inches."""
+    return float(np.clip(0.25 * kinds, 1.5, 6))
+
+
+def _classes(figure: Figure, heat: Axes, counts: Any, classes: Sequence[str]) -> None:
+    """Draw rows of each class, [clients, classes], as colours."""
+    from matplotlib.colors import PowerNorm
+
+    kinds = counts.shape[1]
     edges = [np.arange(places + 1) - 0.5 for places in counts.shape]
     # The root shows the few rows of a class beside the many.
     look: dict[str, Any] = {"norm": PowerNorm(0.5, vmin=0, vmax=max(1, counts.max()))}
     look["linewidth"] = 0.5 if max(counts.shape) <= 40 else 0
     image = heat.pcolormesh(*edges, counts.T, cmap="Blues", edgecolors="white", **look)
     heat.invert_yaxis()
-    style.label_places(heat.xaxis, names, clients, "client", room=wide / clients)
     style.label_places(heat.yaxis, classes, kinds, "class")
-    bar = figure.colorbar(image, ax=heat, label="rows of the class", pad=0.01, aspect=tall / 0.15)
+    aspect = _tall(kinds) / 0.15
+    bar = figure.colorbar(image, ax=heat, label="rows of the class", pad=0.01, aspect=aspect)
     bar.locator = style.whole_numbers(6)
-    return figure
 
 
 def confidence(tau: Any, deviation: Any, size: Any) -> Figure:

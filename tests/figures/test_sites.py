@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("clients", [1, 10, 100])
-@pytest.mark.parametrize("classes", [1, 10, 100])
+@pytest.mark.parametrize("classes", [2, 10, 100])
 def test_a_partition_shows_its_counts_and_can_be_read(clients, classes):
     counts = RNG.poisson(3.0, (clients, classes))
     names = [f"client {j}" for j in range(clients)]
@@ -28,6 +28,14 @@ def test_a_partition_shows_its_counts_and_can_be_read(clients, classes):
     np.testing.assert_array_equal(heat.collections[0].get_array().reshape(classes, -1), counts.T)
     labels = [label.get_text() for label in heat.get_xticklabels()]
     assert (labels == [str(j) for j in range(clients)]) is (clients <= 20)
+    assert overlaps(figure) == []
+
+
+def test_rows_of_one_class_are_bars_alone():
+    figure = figures.partition([[3], [5]], ["hospital A", "client 7"])
+    (bars,) = figure.axes
+    assert [bar.get_height() for bar in bars.patches] == [3, 5]
+    assert [t.get_text() for t in bars.get_xticklabels()] == ["hospital A", "7"]
     assert overlaps(figure) == []
 
 
