@@ -36,6 +36,7 @@ parser.add_argument("--quick", action="store_true", help="20 replications, to se
 parser.add_argument("--only", default="", help="methods, such as pvi,fald; default all")
 parser.add_argument("--out", type=Path, default=Path("results/calibrated"))
 args = parser.parse_args()
+print("In full this takes about an hour on one core; with --quick, seconds.", flush=True)
 torch.set_num_threads(1)
 
 sizes = [14, 6, 9, 4, 7]

@@ -80,6 +80,6 @@ for what, curves in (("distance of the server", distance), ("loss after fine-tun
     means = {name: np.mean(curve, 0) for name, curve in curves.items()}
     rows = [[name, *(f"{mean[r]:.3f}" for r in shown)] for name, mean in means.items()]
     print(table([what, *(f"round {r}" for r in shown)], rows))
-figure = figures.distance({"from the server's mean to the exact one": distance})
+figure = figures.distance({"from the server's mean to the exact one (norm)": distance})
 figures.save(figure, args.out / "toy.png")
 print(f"figure: {args.out / 'toy.png'}")

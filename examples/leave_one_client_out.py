@@ -24,6 +24,7 @@ import torch
 
 import pyrofl
 from pyrofl import Federation, checks
+from pyrofl.figures.style import COLOURS, MARKERS
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -68,7 +69,7 @@ for name, model, shared in (("own rates", own_rates, "mu tau"), ("one rate", one
     by_client[name] = checks.loco(run, draws)
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
-for colour, (what, found) in enumerate((("row", by_row), ("client", by_client))):
+for i, (what, found) in enumerate((("row", by_row), ("client", by_client))):
     table = checks.compare_loo(found)
     best, diff = table.index[0], table.iloc[1]
     bad = {name: int((one.pareto_k > 0.7).sum()) for name, one in found.items()}
@@ -76,10 +77,11 @@ for colour, (what, found) in enumerate((("row", by_row), ("client", by_client)))
     print(f"by {what}: hospitals whose k is above 0.7: {bad}")
     one = found["own rates"]
     places = one.elpd_i if hasattr(one, "elpd_i") else one.loo_i  # ArviZ 1, or 0.23
-    axes[0].plot(data.names, places.values, f"C{colour}o")
-    axes[1].plot(data.names, one.pareto_k.values, f"C{colour}o", label=f"leave one {what} out")
+    look = {"color": COLOURS[i], "marker": MARKERS[i], "linestyle": "none"}
+    axes[0].plot(data.names, places.values, **look)
+    axes[1].plot(data.names, one.pareto_k.values, **look, label=f"leave one {what} out")
 axes[0].set(xlabel="hospital", ylabel="elpd (nats), own rates")
-axes[1].axhline(0.7, color="grey", linestyle=":")
+axes[1].axhline(0.7, color="grey", linestyle=":", label="not to be trusted above")
 axes[1].set(xlabel="hospital", ylabel="Pareto k, own rates")
 axes[1].legend(frameon=False)
 args.out.mkdir(parents=True, exist_ok=True)

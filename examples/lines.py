@@ -2,6 +2,8 @@
 
 Each subject keeps its measurements, intercept and slope. Sleep study (lme4): the table as it is.
 Parkinson's telemonitoring: --columns motor_UPDRS test_time subject. Rats: --columns weight day rat.
+The tables are csv/lme4/sleepstudy.csv of vincentarelbundock/Rdatasets on GitHub, Parkinsons
+Telemonitoring of the UCI repository, and rats_data of stan-dev/posteriordb on GitHub.
 
 Run: python examples/lines.py --data sleepstudy.csv [--quick] [--out FOLDER]
 """

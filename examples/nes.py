@@ -3,7 +3,7 @@
 Every survey year is a client that keeps its respondents. Its regression coefficients are normal
 around those of all years (Gelman and Hill, 2007, section 4.7, without the hierarchy). Answers run
 from 1, strong Democrat, to 7, strong Republican. Columns: year, partyid7, real_ideo, race_adj,
-age_discrete, educ1, gender, income.
+age_discrete, educ1, gender, income; from nes1972 to nes2000 of stan-dev/posteriordb on GitHub.
 
 Run: python examples/nes.py --data nes.csv [--quick] [--out FOLDER]
 """
@@ -24,6 +24,7 @@ parser.add_argument("--data", type=Path, required=True, help="the table, a CSV f
 parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
 parser.add_argument("--out", type=Path, default=Path("results/nes"))
 args = parser.parse_args()
+print("In full this takes about an hour on one core; with --quick, seconds.", flush=True)
 torch.set_num_threads(1)
 
 LABELS = ("ideology", "race", "age", "education", "gender", "income")

@@ -16,7 +16,7 @@ import torch
 
 import pyrofl
 from pyrofl import Federation, figures
-from pyrofl.figures.style import panels
+from pyrofl.figures.style import COLOURS, LINES, MARKERS, panels, with_legend
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -62,17 +62,21 @@ for epsilon, accuracy, error, width in (plain, *private):
     told = f"accuracy {accuracy:.3f}, error of the mean {error:.3f}, posterior sd {width:.3f}"
     print(f"epsilon {epsilon:.2f}: {told}")
 
-figure, (left, right) = panels(2, 2, 3.6, 3.0, across="epsilon of each hospital, delta 1e-4")
-for axes, shown in ((left, {1: "accuracy"}), (right, {2: "error of the mean", 3: "posterior sd"})):
-    for i, name in shown.items():
-        (line,) = axes.plot(
-            [one[0] for one in private], [one[i] for one in private], "o-", label=name
-        )
-        axes.axhline(plain[i], color=line.get_color(), linestyle="--", label=f"{name}, no privacy")
+figure, (left, right) = panels(
+    2, 2, 4.0, 3.2, (0, 0.8), across="epsilon of each hospital, delta 1e-4"
+)
+shown = {"accuracy": left, "error of the mean": right, "posterior sd": right}
+for i, (name, axes) in enumerate(shown.items(), 1):
+    look = {"color": COLOURS[i - 1], "label": name}
+    axes.plot(
+        [one[0] for one in private], [one[i] for one in private], MARKERS[i - 1] + "-", **look
+    )
+    axes.axhline(plain[i], ls=LINES[i], **look | {"label": f"{name}, no privacy"})
     axes.set_xscale("log")
     axes.set_xticks([one[0] for one in private], [f"{one[0]:.2g}" for one in private])
     axes.minorticks_off()
-    axes.legend(fontsize=8)
-right.set_yscale("log")
+left.set_ylabel("accuracy (share of patients)")
+right.set(yscale="log", ylabel="of the two weights (log odds)")
+with_legend(figure, [left, right])
 figures.save(figure, args.out / "privacy.png")
 print(f"figure: {args.out / 'privacy.png'}")

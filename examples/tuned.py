@@ -52,6 +52,7 @@ parser.add_argument("--seconds", type=float, default=1e9, help="begin no method 
 parser.add_argument("--out", type=Path, default=Path("results/tuned"))
 parser.add_argument("--tables", type=Path, help="where tables go; default --out")
 args = parser.parse_args()
+print("In full this takes about an hour on one core; with --quick, seconds.", flush=True)
 if args.quick:
     args.methods, args.rounds, args.settings, args.seeds = ["local", "fedavg"], "2", "2", "1"
     args.per_class, args.clients = "20", "4"

@@ -171,7 +171,7 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
     those of training; ties count half. 0.5: the score tells nothing; 1: it separates the two; NaN:
     there is a NaN or no row.
     """
-    ranked = inside.sort().values
+    ranked, outside = inside.sort().values, outside.contiguous()
     lower, upper = (torch.searchsorted(ranked, outside, right=r) for r in (False, True))
     area = (lower + upper).double().mean() / (2 * len(inside))
     return area.where(~(inside.isnan().any() | outside.isnan().any()), torch.nan)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, NoReturn
@@ -116,11 +116,12 @@ def command(words: Sequence[str]) -> int:
 
 
 def script(words: Sequence[str]) -> int:
-    """Run a script, for some minutes at most."""
+    """Run a script, for some minutes at most; what it prints is told."""
     signal.alarm(signal.alarm(0) or 240)
     sys.argv, sys.path[0] = [*words], str(Path(words[0]).parent)
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        with redirect_stdout(sys.stderr):
+            runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import compare
@@ -12,6 +13,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import references
+import sweep
 import tables
 import torch
 from numbers_of import bad, beside, labelled
@@ -166,3 +168,14 @@ def test_no_posterior_is_far_from_its_reference(name, tmp_path):
     assert abs(row["shift"].value) < 0.3 + 4 * row["shift"].error
     assert row["low"].value > 0.65 - 4 * row["low"].error
     assert row["high"].value < 1.35 + 4 * row["high"].error
+
+
+@pytest.mark.parametrize("script", [compare, sweep])
+def test_a_long_script_says_first_how_long_it_takes(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["", "--only", "kidney", "--out", str(tmp_path)])
+    monkeypatch.setattr(script, "PROBLEMS", dict(script.PROBLEMS, kidney=None))
+    with pytest.raises((AttributeError, TypeError)):
+        script.main()
+    assert capsys.readouterr().out.startswith(
+        "In full this takes about an hour on one core; --only"
+    )

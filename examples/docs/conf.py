@@ -46,6 +46,7 @@ nb_merge_streams = True
 default_role = "code"
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_use_ivar = napoleon_use_rtype = True
 nitpicky = True

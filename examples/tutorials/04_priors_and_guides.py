@@ -255,7 +255,7 @@ print(other[[c for c in ("rank", "elpd_diff", "dse") if c in other]].round(2))
 
 # %% tags=["hide-cell"]
 # 2. With centred x intercept and slope are independent, and the mean-field guide is exact.
-from dataclasses import replace  # noqa: E402
+from dataclasses import replace
 
 centred = replace(lines, x=lines.x - lines.x.mean())
 method = pvi.hierarchical(line, centred, shared="b", covariance="diagonal")

@@ -86,6 +86,7 @@ for name, method in methods.items():
         progress=False,
     )
     paths[name] = np.array(where)
+    print(f"{name} ends at", paths[name][-1].round(2))
 
 
 def show(axes, t):
@@ -107,7 +108,7 @@ moving(show, range(rounds), size=(5, 4.2), title=lambda t: f"round {t + 1}")
 
 # %% [markdown]
 # Crosses: the best weights for each client. Plus: the best weights for all rows together. A good starting point for *both* may be another one: from
-# the place where the valleys cross, each client needs to move along its own valley only. All three methods end near (0.88, 0.86), close to
+# the place where the valleys cross, each client needs to move along its own valley only. All three methods end close to
 # the plus but not on it: local steps draw every client towards its own cross. FedAvg is there first.
 #
 # ## Clients that never trained

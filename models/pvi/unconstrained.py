@@ -257,15 +257,13 @@ def _place(name: str, site: Any) -> tuple[str, int]:
             "it out, by dist.MixtureSameFamily or a logsumexp over its values in pyro.factor"
         )
     others = [frame for n, frame in frames.items() if n not in ("clients", "draws")]
-    if (
-        not {"clients", "draws"} <= set(frames)
-        or len(others) > 1
-        or any(f.dim != -1 for f in others)
-    ):
+    outside = "clients" not in frames
+    if outside or len(others) > 1 or any(f.dim != -1 for f in others):
+        plates = " and ".join(f"plate {n!r}" for n in sorted(f.name for f in others))
         raise ValueError(
-            f"site {name!r} is a {kind} inside plates {sorted(frames)}; expected a continuous one "
-            "inside batch.clients(), and there at most in batch.rows() or one plate of your own, "
-            "with dim=-1"
+            f"site {name!r} is {'outside batch.clients()' if outside else f'inside {plates}'}; "
+            "expected it inside batch.clients(), and there at most in batch.rows() or one plate of "
+            "your own, with dim=-1"
         )
     if not others:
         return "", 1

@@ -179,7 +179,7 @@ class Federation(Summarised):
         kinds = max(1, len(self.classes))
         label = self.y.cpu() if self.classes else torch.zeros(len(self.y), dtype=torch.long)
         counts = torch.stack([label[rows].bincount(minlength=kinds) for rows in self.train])
-        drawn = figures.partition(counts, self.names, self.classes or ("any",))
+        drawn = figures.partition(counts, self.names, self.classes)
         return picture(drawn, "training rows of every client and class")
 
     @property

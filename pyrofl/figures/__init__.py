@@ -10,3 +10,4 @@ from pyrofl.figures.motion import *
 from pyrofl.figures.papers import *
 from pyrofl.figures.posteriors import *
 from pyrofl.figures.runs import *
+from pyrofl.figures.sites import *

@@ -215,7 +215,7 @@ def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draw curves that shrink by orders of magnitude, on a scale of logarithms (FedABML, figure 2).
 
     Args:
-        measures: what is measured -> method -> [runs, rounds], positive, the first before round 1.
+        measures: label of an axis -> method -> [runs, rounds], positive, the first before round 1.
             The band holds the geometric mean over runs with 95% confidence.
     """
     from scipy.stats import t
@@ -234,7 +234,7 @@ def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
             style.line(axes, range(len(mean)), np.exp(mean), ends, name, looks[name])
             most = max(most, runs)
         axes.set_yscale("log")
-        axes.set_title(label, fontsize=10)
+        axes.set_ylabel(label)
         style.mark_rounds(axes.xaxis)
     note = f"geometric mean of {most} runs and its 95% confidence band" if most > 2 else ""
     return with_legend(figure, grid, looks, note)

@@ -21,6 +21,7 @@ __all__ = ["cost", "courses", "forest", "lines", "pooling", "shrinkage"]
 
 MOST_ROWS = 30  # that can be read one by one
 TARGETS = {"difference": (0.0, 0.2), "ratio": (1.0, 0.15)}  # what is equal, and what is near it
+GOLDEN = 0.618034  # multiples of it, less their whole parts, keep apart
 NEAR = "grey: shifts below 0.2 sds, ratios within 15%"
 
 
@@ -48,7 +49,16 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
     places = np.arange(len(table))
     for axes, column in ((middle, "difference"), (right, "ratio")):
         _apart(axes, column, table[column].to_numpy(), places, names)
-    return with_legend(figure, [left], note=NEAR)
+    return with_legend(figure, [left], note=_note(table))
+
+
+def _note(table: Any) -> str:
+    """Say what is grey, and how far chance alone moves means."""
+    if "error" not in table:
+        return NEAR
+    error = float(table["error"].median())
+    few = "too few draws to tell: " if error > TARGETS["difference"][1] else ""
+    return f"{NEAR}\n{few}by chance alone means shift by {error:.2g} sds"
 
 
 def _lanes(table: Any, names: tuple[str, str]) -> Figure:
@@ -56,26 +66,38 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
     lanes = dict(list(table.groupby("variable", sort=False)))
     figure, grid = panels(2, 2, 4.2, 0.8 * len(lanes), (0, 1.4), grid=None, sharey=True)
     for axes, column in zip(grid, TARGETS, strict=True):
-        for lane, part in enumerate(lanes.values()):
-            values, target = part[column].to_numpy(), TARGETS[column][0]
-            places = lane + 0.34 * np.sin(2.4 * np.arange(len(part)))
+        target, longest = TARGETS[column][0], 0
+        for lane, (variable, part) in enumerate(lanes.items()):
+            values = part[column].to_numpy()
+            places = lane + 0.7 * (GOLDEN * np.arange(1, len(part) + 1) % 1 - 0.5) * (len(part) > 1)
             _apart(axes, column, values, places, names)
             worst = int(np.abs(values - target).argmax())
             if len(part) > 1:
-                _name(axes, str(part.index[worst]), values[worst], places[worst], target)
-        farthest = float(np.abs(table[column] - TARGETS[column][0]).max())
-        _reach(axes, column, 1.6 * farthest)  # with room for names
-        style.name_rows(axes, list(lanes))
-    grid[0].lines[1].set_label("a row of the variable")
-    return with_legend(figure, grid[:1], note=NEAR)
+                label = _label(str(part.index[worst]), variable)
+                longest = max(longest, len(label))
+                _name(axes, label, values[worst], places[worst], target)
+        farthest = float(np.abs(table[column] - target).max())
+        _reach(axes, column, farthest / (1 - 0.045 * longest))  # with room for the names
+        style.name_rows(axes, [_counted(name, len(part)) for name, part in lanes.items()])
+    grid[0].lines[1].set_label("a coordinate of the variable; the farthest has its name")
+    return with_legend(figure, grid[:1], note=_note(table))
+
+
+def _label(name: str, variable: str, most: int = 16) -> str:
+    """Return the name of a coordinate, or what tells it from the others if that is shorter."""
+    inner = name.removeprefix(f"{variable}[").removesuffix("]")
+    return name if len(name) <= most else style.short(inner, most)
+
+
+def _counted(name: str, rows: int) -> str:
+    return f"{name} ({rows})" if rows > 1 else name
 
 
 def _name(axes: Axes, name: str, value: float, place: float, target: float) -> None:
     """Write a name beside a dot, on the side where there are no others."""
     right = value < target
     look: dict[str, Any] = {"fontsize": 8, "va": "center", "ha": "right" if right else "left"}
-    box = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1}
-    look |= {"xytext": (-6 if right else 6, 0), "textcoords": "offset points", "bbox": box}
+    look |= {"xytext": (-6 if right else 6, 0), "textcoords": "offset points"}
     axes.annotate(style.plain(name), (value, place), **look)
 
 

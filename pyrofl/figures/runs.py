@@ -1,9 +1,9 @@
-"""Figures of partitions, learning curves, calibration and clients."""
+"""Figures of runs: learning curves, settings, calibration."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from textwrap import fill, wrap
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyrofl.figures import style
-from pyrofl.figures.style import COLOURS, GREY, panels, styles, with_legend
+from pyrofl.figures.style import GREY, panels, styles, with_legend
 from pyrofl.files.run_folder import replacing
 from pyrofl.metrics import Bins
 
@@ -22,13 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "clients",
     "comparison",
-    "confidence",
     "convergence",
     "curves",
-    "differences",
-    "partition",
     "reliability",
     "save",
     "try_out",
@@ -48,39 +44,6 @@ PARTS = {  # what moved -> its unit and its kind of line
 }
 DOTTED = "dotted: what counts as small"
 HIGHEST = 1e9  # that is drawn: what is not finite has moved by the largest number there is
-
-
-def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = ()) -> Figure:
-    """Draw who holds how many rows of which class.
-
-    Args:
-        counts: [clients, classes] numbers of rows.
-        names: of the clients; by default, and if they are many, their numbers.
-        classes: names of the classes, likewise.
-    """
-    from matplotlib.colors import PowerNorm
-
-    counts = np.asarray(counts)
-    clients, kinds = counts.shape
-    tall = float(np.clip(0.25 * kinds, 1.5, 6))
-    wide = float(np.clip(0.32 * clients, 3, 10))
-    figure = style.canvas(wide + 2, tall + 2.4)
-    bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, tall])
-    bars.bar(range(clients), counts.sum(1), width=0.9, color="#777777")
-    bars.set_ylabel("rows")
-    bars.yaxis.set_major_locator(style.whole_numbers(4))
-    bars.spines[["top", "right"]].set_visible(False)
-    edges = [np.arange(places + 1) - 0.5 for places in counts.shape]
-    # The root shows the few rows of a class beside the many.
-    look: dict[str, Any] = {"norm": PowerNorm(0.5, vmin=0, vmax=max(1, counts.max()))}
-    look["linewidth"] = 0.5 if max(counts.shape) <= 40 else 0
-    image = heat.pcolormesh(*edges, counts.T, cmap="Blues", edgecolors="white", **look)
-    heat.invert_yaxis()
-    style.label_places(heat.xaxis, names, clients, "client", room=wide / clients)
-    style.label_places(heat.yaxis, classes, kinds, "class")
-    bar = figure.colorbar(image, ax=heat, label="rows of the class", pad=0.01, aspect=tall / 0.15)
-    bar.locator = style.whole_numbers(6)
-    return figure
 
 
 def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:
@@ -294,88 +257,6 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
     lower.set_ylim(0, None)
     upper.grid(alpha=0.3)
     return with_legend(figure, [upper], note="; ".join(notes))
-
-
-def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
-    """Draw what pFedVEM learned about its clients: its confidence and their distance from it.
-
-    Weights are drawn from zero on, so that nearly equal ones look so.
-
-    Args:
-        tau: [J], precision of each client.
-        deviation: [J], ||mu_j - w||^2 / d, mean squared distance of its head from the server's.
-        size: [J], training rows.
-    """
-    tau, deviation, size = (np.asarray(value, dtype=float) for value in (tau, deviation, size))
-    share = 100 * tau / tau.sum()
-    figure, (weights, distances) = panels(2, 2, 4.4, 3.6, grid=None)
-    weights.scatter(size, share, s=26, color=COLOURS[0], alpha=0.8)
-    weights.axhline(100 / len(tau), color=COLOURS[1], linestyle="--", label="equal weights")
-    weights.set(ylim=(0, 1.15 * share.max()))
-    weights.set_ylabel(r"weight at the server, $\tau_j \,/\, \Sigma\tau$ (%)")
-    distances.scatter(size, deviation, s=26, color=COLOURS[2], alpha=0.8)
-    distances.set(ylim=(0, 1.15 * deviation.max() or 1.0))
-    distances.set_ylabel(r"mean squared deviation, $\|\mu_j - w\|^2 \,/\, d$")
-    for axes in (weights, distances):
-        style.mark_sizes(axes.xaxis, size)
-    many = share.max() / share.min()
-    note = f"{share.min():.3g} to {share.max():.3g}%: the largest is {many:.3g} times the smallest"
-    return with_legend(figure, [weights], note=note)
-
-
-def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figure:
-    """Draw a metric of every client, [J], against its number of training rows, [J].
-
-    Args:
-        size: [J], training rows.
-        value: [J], of the metric; NaN where a client was not tested.
-        metric: what it is.
-        ax: where to draw; None makes a figure.
-    """
-    size, value = np.asarray(size), np.asarray(value, dtype=float)
-    figure, axes = style.one_panel(5.4, 3.8, ax)
-    axes.scatter(size, value, s=22, color=COLOURS[0], alpha=0.7)
-    axes.axhline(float(np.nanmean(value)), color=COLOURS[1], ls="--", label="mean of clients")
-    style.mark_sizes(axes.xaxis, size)
-    axes.set_ylabel(style.axis_label(metric))
-    return with_legend(figure, [axes], ax=ax)
-
-
-def differences(
-    sites: Mapping[str, Mapping[str, Sequence[float]]], unit: str, most: int = 60
-) -> Figure:
-    """Draw how much better each site is with other models than with its own.
-
-    Args:
-        sites: model -> site -> difference, and the ends of its interval; blue is better, orange is
-            worse, grey cannot tell. Every model gets a panel, sites are from top to bottom.
-        unit: of the differences.
-        most: sites that there is room for, the first ones.
-    """
-    names = list(next(iter(sites.values())))
-    shown = names[:most]
-    tall = 1.5 + 0.24 * len(shown)
-    figure, grid = panels(len(sites), 3, 3.6, tall, (1.5, 0.6), "x", sharex=True, sharey=True)
-    figure.supxlabel(f"difference from the site's own model ({unit})", fontsize=10)
-    looks: dict[str, dict[str, Any]] = {
-        "better than its own": {"color": COLOURS[0], "marker": "o"},
-        "worse": {"color": COLOURS[1], "marker": "s"},
-        "the rows cannot tell": {"color": GREY, "marker": "D"},
-    }
-    for axes, (title, of) in zip(grid, sites.items(), strict=True):
-        style.name_rows(axes, shown)
-        axes.set_title(style.plain(title), fontsize=10)
-        axes.axvline(0, color="black", linewidth=0.8)
-        for label in looks:  # so that every panel explains all three
-            axes.plot([], [], label=label, linestyle="none", **looks[label])
-        for place, name in enumerate(shown):
-            middle, low, high = of[name]
-            kind = 0 if low > 0 else 1 if high < 0 else 2
-            look = list(looks.values())[kind]
-            axes.plot([low, high], [place, place], color=look["color"], linewidth=1.6)
-            axes.plot(middle, place, markersize=5, **look)
-    more = f"the {most} smallest of {len(names)} sites; " if len(names) > most else ""
-    return with_legend(figure, grid, looks, f"{more}smallest site first; bars: 95% intervals")
 
 
 def save(figure: Figure, path: str | Path) -> None:

@@ -187,7 +187,7 @@ def test_distances_have_a_band_of_95_percent_confidence():
         }
     )
     first, second = figure.axes
-    assert (first.get_yscale(), first.get_title(), second.get_title()) == (
+    assert (first.get_yscale(), first.get_ylabel(), second.get_ylabel()) == (
         "log", "distance", "loss",
     )  # fmt: skip
     np.testing.assert_allclose(first.lines[0].get_ydata(), np.exp(logs.mean(0)))

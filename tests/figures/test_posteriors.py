@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from pictures import overlaps
 
 from pyrofl import figures
@@ -59,8 +60,34 @@ def test_many_rows_are_dots_in_lanes_and_the_worst_has_its_name():
         lanes = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
         assert [np.unique(np.round(lane)).tolist() for lane in lanes] == [[0.0], [1.0]]
         assert [t.get_text() for t in axes.texts] == ["a[38]"]
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["mu", "a"]
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["mu", "a (39)"]
     assert overlaps(figure) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (0.031, "\nby chance alone means shift by 0.031 sds"),
+        (0.6, "\ntoo few draws to tell: by chance alone means shift by 0.6 sds"),
+    ],
+)
+@pytest.mark.parametrize("rows", [3, 40])
+def test_cost_says_how_far_chance_alone_moves_means(rows, error, told):
+    figure = figures.cost(table(rows).assign(error=error))
+    assert figure.legends[0].get_title().get_text().endswith(f"15%{told}")
+
+
+def test_the_name_of_the_worst_row_stays_in_its_panel():
+    many = pd.DataFrame({"variable": 85 * ["a"], "difference": 0.0, "ratio": 1.0})
+    many.index = [f"a[the county of Cottonwood {i}]" for i in range(85)]
+    many.loc[many.index[3], ["difference", "ratio"]] = 0.3, 1.08
+    figure = figures.cost(many)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axes in figure.axes:
+        box = axes.texts[0].get_window_extent(canvas.get_renderer())
+        assert axes.bbox.x0 <= box.x0
+        assert box.x1 <= axes.bbox.x1
 
 
 def test_shrinkage_sorts_by_the_clients_own_estimates():

@@ -9,4 +9,4 @@ curves = {
     name: np.exp(-rate * rounds + random.normal(0, 0.2, (5, 30))) + floor
     for name, rate, floor in (("FedABML", 0.25, 0.0), ("FedAvg", 0.3, 0.05))
 }
-figure = figures.distance({"from the server's mean to the exact one": curves})
+figure = figures.distance({"from the server's mean to the exact one (norm)": curves})

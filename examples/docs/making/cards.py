@@ -32,7 +32,7 @@ def page(card: cards.Card) -> str:
     """Write a card."""
     paper, wire = card.paper, card.wire
     parts = [f"# {paper.name}", f"**{capital(paper.headline)}.**"]
-    parts += [text(paper.source)] if paper.source else []
+    parts += [text(re.sub(":$", ".", paper.source))] if paper.source else []
     parts += [f":::{{admonition}} When\n{text(paper.use)}\n:::"]
     parts += [
         f"![{paper.name}: what depends on what in its model]({card.key}.svg)\n\n"
@@ -47,7 +47,8 @@ def page(card: cards.Card) -> str:
     parts += ["## What travels", text(card.bytes)]
     kept = f"Goes up: {names(wire.sent)}. Stays at the client: {names(wire.kept)}."
     parts += [f"{kept} Models that can be tested: {', '.join(card.views)}."]
-    parts += ["## Settings", settings(card)]
+    # On a phone the last column would be a word wide.
+    parts += ["## Settings", f":::{{container}} settings\n{settings(card)}\n:::"]
     parts += [
         f"```python\nfrom pyrofl.models import {card.key}\n\nmethod = {card.key}.build(net)\n```"
     ]

@@ -130,10 +130,16 @@ def in_part(received: Tensors, local: Tensors, batch: Batch) -> None:
 @pytest.mark.parametrize(
     ("bad", "told"),
     [
-        (outside, "inside plates ['draws']; expected a continuous one inside batch.clients(), and"),
+        (
+            outside,
+            "is outside batch.clients(); expected it inside batch.clients(), and there at most",
+        ),
         (by_row, "is inside batch.rows(), and shared matches it; expected it to be each client's"),
         (discrete, "is a Poisson, which is discrete; expected continuous latent sites: sum it out"),
-        (nested, "'parts', 'rows']; expected a continuous one inside batch.clients(), and there"),
+        (
+            nested,
+            "is inside plate 'parts' and plate 'rows'; expected it inside batch.clients(), and",
+        ),
         (in_part, "which shows 2 of its 5 places at a time; expected batch.rows() around rows"),
     ],
 )

@@ -1,0 +1,159 @@
+"""Figures of clients: who holds what, how far each is from the others, and how well it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyrofl.figures import style
+from pyrofl.figures.style import COLOURS, GREY, panels, with_legend
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["clients", "confidence", "differences", "partition"]
+
+EQUAL = 1.1  # weights of clients that differ by less are told to be equal
+
+
+def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = ()) -> Figure:
+    """Draw who holds how many rows of which class.
+
+    Args:
+        counts: [clients, classes] numbers of rows; of one class alone there are no colours.
+        names: of the clients; by default, and if they are many, their numbers.
+        classes: names of the classes, likewise.
+    """
+    counts = np.asarray(counts)
+    clients, kinds = counts.shape
+    wide = float(np.clip(0.32 * clients, 3, 10))
+    heights = [1.0] + [_tall(kinds)] * (kinds > 1)
+    figure = style.canvas(wide + 2, sum(heights) + 1.4)
+    grid = figure.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False).ravel()
+    bars, *heat = grid
+    bars.bar(range(clients), counts.sum(1), width=0.9, color="#777777")
+    bars.set_ylabel("rows")
+    bars.yaxis.set_major_locator(style.whole_numbers(4))
+    bars.spines[["top", "right"]].set_visible(False)
+    style.label_places(grid[-1].xaxis, names, clients, "client", room=wide / clients)
+    for axes in heat:
+        _classes(figure, axes, counts, classes)
+    return figure
+
+
+def _tall(kinds: int) -> float:
+    """Return the height of so many classes, in inches."""
+    return float(np.clip(0.25 * kinds, 1.5, 6))
+
+
+def _classes(figure: Figure, heat: Axes, counts: Any, classes: Sequence[str]) -> None:
+    """Draw rows of each class, [clients, classes], as colours."""
+    from matplotlib.colors import PowerNorm
+
+    kinds = counts.shape[1]
+    edges = [np.arange(places + 1) - 0.5 for places in counts.shape]
+    # The root shows the few rows of a class beside the many.
+    look: dict[str, Any] = {"norm": PowerNorm(0.5, vmin=0, vmax=max(1, counts.max()))}
+    look["linewidth"] = 0.5 if max(counts.shape) <= 40 else 0
+    image = heat.pcolormesh(*edges, counts.T, cmap="Blues", edgecolors="white", **look)
+    heat.invert_yaxis()
+    style.label_places(heat.yaxis, classes, kinds, "class")
+    aspect = _tall(kinds) / 0.15
+    bar = figure.colorbar(image, ax=heat, label="rows of the class", pad=0.01, aspect=aspect)
+    bar.locator = style.whole_numbers(6)
+
+
+def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
+    """Draw what pFedVEM learned about its clients: its confidence and their distance from it.
+
+    Weights are drawn from zero on, so that nearly equal ones look so.
+
+    Args:
+        tau: [J], precision of each client.
+        deviation: [J], ||mu_j - w||^2 / d, mean squared distance of its head from the server's.
+        size: [J], training rows.
+    """
+    tau, deviation, size = (np.asarray(value, dtype=float) for value in (tau, deviation, size))
+    share = 100 * tau / tau.sum()
+    figure, (weights, distances) = panels(2, 2, 4.4, 3.6, grid=None)
+    weights.scatter(size, share, s=26, color=COLOURS[0], alpha=0.8)
+    weights.axhline(100 / len(tau), color=COLOURS[1], linestyle="--", label="equal weights")
+    weights.set(ylim=(0, 1.15 * share.max()))
+    weights.set_ylabel(r"weight at the server, $\tau_j \,/\, \Sigma\tau$ (%)")
+    distances.scatter(size, deviation, s=26, color=COLOURS[2], alpha=0.8)
+    distances.set(ylim=(0, 1.15 * deviation.max() or 1.0))
+    distances.set_ylabel(r"mean squared deviation, $\|\mu_j - w\|^2 \,/\, d$")
+    for axes in (weights, distances):
+        style.mark_sizes(axes.xaxis, size)
+    many = share.max() / share.min()
+    told = "all but equal" if many < EQUAL else f"the largest is {many:.3g} times the smallest"
+    note = f"weights of {share.min():.3g} to {share.max():.3g}%: {told}"
+    return with_legend(figure, [weights], note=note)
+
+
+def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figure:
+    """Draw a metric of every client against its number of training rows, of one model or more.
+
+    Args:
+        size: [J], training rows.
+        value: [J], of the metric; NaN where a client was not tested. Or name -> [J] for several
+            models: grey lines join what they reach for the same client.
+        metric: what it is.
+        ax: where to draw; None makes a figure.
+    """
+    size, named = np.asarray(size), isinstance(value, Mapping)
+    models = {n: np.asarray(v, dtype=float) for n, v in (value if named else {"": value}).items()}
+    figure, axes = style.one_panel(5.4, 3.8, ax)
+    # Clients of one size would hide each other.
+    beside = size * np.exp(0.03 * np.sin(2.4 * np.arange(len(size)))) if named else size
+    if named:
+        ends = np.stack(list(models.values()))
+        axes.vlines(beside, ends.min(0), ends.max(0), color=GREY, linewidth=0.8, zorder=1)
+    for i, (name, found) in enumerate(models.items()):
+        look: dict[str, Any] = {"color": COLOURS[i], "alpha": 0.8, "marker": style.MARKERS[i]}
+        middle, of = float(np.nanmean(found)), f"mean of {name}" if named else "mean of clients"
+        axes.scatter(beside, found, s=22, label=name, **look)
+        axes.axhline(middle, color=COLOURS[i if named else 1], ls="--", lw=1.2, label=of)
+    style.mark_sizes(axes.xaxis, size)
+    axes.set_ylabel(style.axis_label(metric))
+    return with_legend(figure, [axes], ax=ax)
+
+
+def differences(
+    sites: Mapping[str, Mapping[str, Sequence[float]]], unit: str, most: int = 60
+) -> Figure:
+    """Draw how much better each site is with other models than with its own.
+
+    Args:
+        sites: model -> site -> difference, and the ends of its interval; blue is better, orange is
+            worse, grey cannot tell. Every model gets a panel, sites are from top to bottom.
+        unit: of the differences.
+        most: sites that there is room for, the first ones.
+    """
+    names = list(next(iter(sites.values())))
+    shown = names[:most]
+    tall = 1.5 + 0.24 * len(shown)
+    figure, grid = panels(len(sites), 3, 3.6, tall, (1.5, 0.6), "x", sharex=True, sharey=True)
+    figure.supxlabel(f"difference from the site's own model ({unit})", fontsize=10)
+    looks: dict[str, dict[str, Any]] = {
+        "better than its own": {"color": COLOURS[0], "marker": "o"},
+        "worse": {"color": COLOURS[1], "marker": "s"},
+        "the rows cannot tell": {"color": GREY, "marker": "D"},
+    }
+    for axes, (title, of) in zip(grid, sites.items(), strict=True):
+        style.name_rows(axes, shown)
+        axes.set_title(style.plain(title), fontsize=10)
+        axes.axvline(0, color="black", linewidth=0.8)
+        for label in looks:  # so that every panel explains all three
+            axes.plot([], [], label=label, linestyle="none", **looks[label])
+        for place, name in enumerate(shown):
+            middle, low, high = of[name]
+            kind = 0 if low > 0 else 1 if high < 0 else 2
+            look = list(looks.values())[kind]
+            axes.plot([low, high], [place, place], color=look["color"], linewidth=1.6)
+            axes.plot(middle, place, markersize=5, **look)
+    more = f"the {most} smallest of {len(names)} sites; " if len(names) > most else ""
+    return with_legend(figure, grid, looks, f"{more}smallest site first; bars: 95% intervals")
