@@ -4,7 +4,13 @@ The folder of --data holds fashion20.npz and pfedvem_slices100.npz, which say wh
 ../fashion_mnist.npz each client has. The others' numbers are of one seed of PFLlib, and of one of
 the pFedVEM authors' code. What --out has is not run again, so that it may be stopped at any time.
 
+Theirs is a draw as each of our n seeds is one: were both programs the same, the difference between
+it and our mean would have standard error s (1 + 1 / n)^1/2, with s our standard deviation between
+seeds, pooled over the rounds of a method's model. `too_far` asks that the differences be within 1.5
+points on average over rounds, and in each round within that or three such standard errors.
+
 Run: python examples/papers/parity/others.py --data FOLDER [--methods apfl ditto] [--seeds 3]
+Without --data it prints the table of what there is.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -21,6 +27,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -36,6 +43,8 @@ NET = nets.build("mlp:100", (1, 28, 28), 10)
 STEPS = {"batch": 10, "epochs": 1, "lr": 0.01, "momentum": 0.0}
 COLUMNS = ("method", "seed", "model", "round", "theirs", "ours", "seconds", "commit")
 SEEDS = 3
+WITHIN = 0.015  # of theirs, on average over rounds
+ERRORS = 3.0  # standard errors that a single round may be away
 
 Line = dict[str, Any]
 
@@ -176,19 +185,92 @@ def commit() -> str:
     ).stdout.strip()
 
 
+@dataclass(frozen=True)
+class Compared:
+    """A model of a method after a round: theirs, and the mean over our seeds."""
+
+    method: str
+    model: str
+    round: int
+    theirs: float
+    ours: float
+    seeds: int
+    error: float  # standard error of our mean; NaN of a single seed
+
+    @property
+    def difference(self) -> float:
+        """How far ours is above theirs."""
+        return self.ours - self.theirs
+
+    @property
+    def bound(self) -> float:
+        """How far a single round may be away."""
+        both = self.error * (self.seeds + 1) ** 0.5  # theirs is of one seed
+        return max(WITHIN, ERRORS * both) if self.seeds > 1 else WITHIN
+
+
+def compared(lines: Sequence[Line]) -> list[Compared]:
+    """Return one line for each method, model and round."""
+    table = pd.DataFrame(lines).astype({"round": int, "theirs": float, "ours": float})
+    rows = []
+    for (method, model), part in table.groupby(["method", "model"], sort=False):
+        rounds = part.groupby("round").ours
+        error = float(np.sqrt(rounds.var().mean() / rounds.size().mean()))
+        for number, found in part.groupby("round"):
+            theirs, ours = found.theirs.iloc[0], found.ours.mean()
+            rows.append(Compared(method, model, number, theirs, ours, len(found), error))
+    return rows
+
+
+def too_far(rows: Sequence[Compared]) -> list[str]:
+    """Say which methods are not where the others' are."""
+    found = [
+        f"{r.method}, {r.model}, round {r.round}: {r.ours:.3f} for {r.theirs:.3f}, more than "
+        f"{r.bound:.3f} apart"
+        for r in rows
+        if abs(r.difference) > r.bound
+    ]
+    for key in dict.fromkeys((r.method, r.model) for r in rows):
+        mean = float(np.mean([r.difference for r in rows if (r.method, r.model) == key]))
+        if abs(mean) > WITHIN:
+            found.append(f"{', '.join(key)}: {mean:+.3f} on average, more than {WITHIN} apart")
+    return found
+
+
+def show(path: Path) -> None:
+    """Print the table of the page, accuracies in percent."""
+    print("| method | model | round | theirs | ours | seeds | difference | bound |")
+    print("|---|---|---|---|---|---|---|---|")
+    for r in compared(read(path)):
+        ours = f"{100 * r.ours:.1f} ± {100 * r.error:.1f}" if r.seeds > 1 else f"{100 * r.ours:.1f}"
+        cells = [r.method, r.model, str(r.round), f"{100 * r.theirs:.1f}", ours, str(r.seeds)]
+        cells += [f"{100 * r.difference:+.1f}", f"{100 * r.bound:.1f}"]
+        print(f"| {' | '.join(cells)} |")
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines of a table, none if it is not there."""
+    if not path.is_file():
+        return []
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
 def main() -> None:
     """Add to the table what it has not."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of partitions")
+    parser.add_argument("--data", type=Path, help="folder of partitions")
     parser.add_argument("--methods", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--out", type=Path, default=HERE / "found.csv")
     args = parser.parse_args()
+    if args.data is None:
+        return show(args.out)
     torch.set_num_threads(1)
-    old = list(csv.DictReader(args.out.open())) if args.out.is_file() else []
+    old = read(args.out)
     done = {(line["method"], int(line["seed"])) for line in old}
     with args.out.open("a", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS)
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not old:
             table.writeheader()
         for seed in range(args.seeds):
