@@ -24,7 +24,6 @@ from pyrofl.cli import main
 CHEAPER = {
     "fedavg": ["fine_tune=5"],
     "fedabml": ["steps=1", "draws=1"],
-    "pvi": ["epochs=2"],
     "pfedme": ["epochs=2"],
     "pfedbayes": ["epochs=1", "draws=1"],
 }

@@ -14,8 +14,8 @@ Model-Agnostic Meta-Learning Approach", NeurIPS 2020; with exact gradients it is
     test     w_j   = w - alpha grad L_j(w)
 
 Every minibatch has three parts, for the inner gradient, the outer one and H: "hessian_free" (HF).
-"first" leaves H out (FO) and "exact" differentiates F_j itself (MAML), both with the last two parts
-for the outer gradient. FedAvg is the limit of a short inner step.
+"first" leaves H and its part out (FO), and "exact" differentiates F_j itself (MAML), the last two
+parts for the outer gradient. FedAvg is the limit of a short inner step.
 
 Use it where every client makes a step or a few on rows of its own before use: training looks ahead
 to them. It assumes that a common start is a few steps from every client's model.
@@ -35,7 +35,7 @@ from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.inference.method import Method, Phase, as_received, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.shared.meta_gradients import Order, maml
+from pyrofl.models.shared.meta_gradients import PARTS, Order, maml
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
@@ -61,9 +61,9 @@ def build(
         inner_lr: alpha, learning rate of the inner step and of those before testing. It must be
             below the inverse of the loss's curvature, or exact products with H point uphill.
         adapt_steps: on all of a client's rows before its model is tested.
-        training: of the outer step, as in `fedavg.build`. `batch` is the size of each of the three
-            parts; unless given lr is 0.1 and momentum 0. `fine_tune` epochs at the outer rate
-            follow the steps before testing.
+        training: of the outer step, as in `fedavg.build`. `batch` is the size of each part;
+            unless given lr is 0.1 and momentum 0. `fine_tune` epochs at the outer rate follow the
+            steps before testing.
     """
     settings: fedavg.Training = {"lr": 0.1, "momentum": 0.0, **training}
     base = fedavg.build(net, **settings)
@@ -73,7 +73,7 @@ def build(
     return replace(
         base,
         name="perfedavg",
-        phases=(replace(train, moves=(ahead,), batch=3 * train.batch if train.batch else None),),
+        phases=(replace(train, moves=(ahead,), batch=train.batch and PARTS[order] * train.batch),),
         adapt=(Phase((inner,)), *base.adapt),
         views={"personal": as_trained, "global": as_received},
     )

@@ -91,7 +91,7 @@ __all__ = ["build", "hierarchical", "join", "leave"]
 STANDARD = fixed()  # Normal(0, 1)
 USUAL = 128  # Monte Carlo draws of a client with few variables
 
-TUNE_OVER = {"lr": (0.1, 0.3, 1.0), "damping": (None, 0.1, 0.3, 1.0), "scale": (0.02, 0.05, 0.2)}
+TUNE_OVER = {"scale": (0.05, 0.1, 0.2), "epochs": (10, 30)}
 
 
 @repeatable
@@ -104,9 +104,9 @@ def build(
     guide: guides.Family = guides.mean_field,
     covariance: Literal["diagonal", "full"] = "diagonal",
     damping: PositiveShare | None = None,
-    scale: Positive = 0.05,
+    scale: Positive = 0.1,
     draws: Count = 8,
-    epochs: Whole = 10,
+    epochs: Whole = 20,
     batch: Count | None = None,
     lr: PositiveShare = 0.3,
 ) -> Method:
@@ -120,9 +120,11 @@ def build(
             and its variance stays.
         covariance: "diagonal", or "full" for a few hundred parameters.
         damping: see `hierarchical`.
-        scale: standard deviation of q(w) before round one.
+        scale: standard deviation of q(w) before round one. It rules how fast a network is learned:
+            a round moves a mean by some scale^2 times its slope, and what is wide is noise.
         draws: Monte Carlo samples, an even number; see `hierarchical`.
-        epochs: passes over the client's rows.
+        epochs: passes over the client's rows. With few of them proposals of successive rounds turn
+            back, and the damping falls.
         batch: rows in a step; None takes all.
         lr: of natural gradients.
 

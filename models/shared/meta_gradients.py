@@ -16,6 +16,8 @@ from pyrofl.tensors import Tensors, like, pick, total
 
 Order = Literal["exact", "first", "hessian_free"]
 
+PARTS: dict[Order, int] = {"exact": 3, "first": 2, "hessian_free": 3}  # of a batch's rows
+
 Descent = Callable[[Program, Program, Tensors, Tensors, Batch], Tensors]
 """(model, guide, received, local, batch) -> local after some steps; gradients flow through."""
 
@@ -66,10 +68,10 @@ def maml(
     """Make the loss after one gradient step, each on rows of its own.
 
     A third of a batch's rows supports the step w' = w - lr grad L(w). "exact" (MAML) is the loss
-    at w' of the other rows, whose gradient flows through the step. "first" takes the gradient at
-    w' as if w' - w were constant. "hessian_free" (Per-FedAvg) is g - lr H g with g the gradient at
-    w' on the second third and H the second derivative at w on the last third, as a product with g:
-    three independent batches, as the analysis asks for.
+    at w' of the other rows, whose gradient flows through the step. "hessian_free" (Per-FedAvg) is
+    g - lr H g with g the gradient at w' on the second third and H the second derivative at w on the
+    last third, as a product with g: three independent batches, as the analysis asks for. "first" is
+    g alone, as if w' - w were constant, and has a half of the rows for each.
 
     Finn, Abbeel and Levine, "Model-Agnostic Meta-Learning", ICML 2017; Fallah, Mokhtari and
     Ozdaglar, "Personalized Federated Learning", NeurIPS 2020, whose difference quotient of two
@@ -93,18 +95,18 @@ def maml(
     def outer(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        first, second, third = batch.split(3)
+        first, second, *last = batch.split(PARTS[order])
         local, moving = _free(local, names)
         after = step(model, guide, received, local, first)
         if order == "exact":
-            return loss(model, guide, received, after, _together(second, third))
+            return loss(model, guide, received, after, _together(second, *last))
         near = local | {n: v + (after[n] - v).detach() for n, v in moving.items()}
         if order == "first":
-            return loss(model, guide, received, near, _together(second, third))
+            return loss(model, guide, received, near, second)
         value = loss(model, guide, received, near, second)
         free = {n: v for n, v in local.items() if v.requires_grad}
         g = {n: v.detach() for n, v in _gradient(value.sum(), free).items()}
-        slopes = _gradient((inner or loss)(model, guide, received, local, third).sum(), moving)
+        slopes = _gradient((inner or loss)(model, guide, received, local, *last).sum(), moving)
         curved = _gradient(total({n: slopes[n] * g[n] for n in moving}).sum(), free)
         line = total({n: v * (g[n] - lr * curved[n].detach()) for n, v in free.items()})
         return value.detach() + (line - line.detach())

@@ -18,9 +18,11 @@ import pytest
 import torch
 import toys
 from checks import close
+from golden import released
 from promises import Promises
 from torch import Tensor
 
+import pyrofl
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.conjugate import gaussian_means, linear_regression
 from pyrofl.inference.elbo import latent, log_densities, per_draw, traces
@@ -586,3 +588,10 @@ def test_pooled_posteriors_of_others(name):
     expected, width = (torch.tensor([float(v) for v in text.split()]) for text in (mean, sd))
     assert ((found.mean(0) - expected).abs() / width).max() < 0.05
     assert (found.std(0) / width - 1).abs().max() < 0.05
+
+
+def test_a_network_learns_at_its_defaults():
+    # A round moves a mean by some scale^2 times its slope: started half as wide it had 15% here.
+    data = released.clients()
+    run = pyrofl.fit(pvi.build(build("mlp:16", (64,), 10)), data, 5, progress=False)
+    assert run.evaluate().mean("accuracy") > 0.45

@@ -91,6 +91,8 @@ def test_each_part_of_the_gradient_has_rows_of_its_own():
     (exact,) = slope(maml(quartic, "w", 0.1), w, batch, "w")
     outer = ((near - b) ** 3 + (near - c) ** 3) / 2
     close(exact, [outer * (1 - 0.1 * 3 * (0.3 - a) ** 2)])
+    (first,) = slope(maml(quartic, "w", 0.1, order="first"), w, rows(0.5, 1.0, 0.5, 2.0), "w")
+    close(first, [outer])
 
 
 def test_what_makes_no_inner_step_gets_its_gradient_too():

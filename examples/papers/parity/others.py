@@ -1,0 +1,286 @@
+"""What other people's code reached on some clients, and what the library reaches on the very same.
+
+The folder of --data holds fashion20.npz and pfedvem_slices100.npz, which say which rows of
+../fashion_mnist.npz each client has. The others' numbers are of one seed of PFLlib, and of one of
+the pFedVEM authors' code. What --out has is not run again, so that it may be stopped at any time.
+
+Theirs is a draw as each of our n seeds is one: were both programs the same, the difference between
+it and our mean would have standard error s (1 + 1 / n)^1/2, with s our standard deviation between
+seeds, pooled over the rounds of a method's model. `too_far` asks that the differences be within 1.5
+points on average over rounds, and in each round within that or three such standard errors.
+
+Run: python examples/papers/parity/others.py --data FOLDER [--methods apfl ditto] [--seeds 3]
+Without --data it prints the table of what there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+import pyrofl
+from pyrofl import nets
+from pyrofl.data import Batch, Federation, datasets
+from pyrofl.inference.method import Method
+from pyrofl.inference.programs import Program
+from pyrofl.models import apfl, ditto, fedavg, fedbabu, fedrep, local, perfedavg, pfedme, pfedvem
+
+HERE = Path(__file__).parent
+NET = nets.build("mlp:100", (1, 28, 28), 10)
+STEPS = {"batch": 10, "epochs": 1, "lr": 0.01, "momentum": 0.0}
+COLUMNS = ("method", "seed", "model", "round", "theirs", "ours", "seconds", "commit")
+SEEDS = 3
+WITHIN = 0.015  # of theirs, on average over rounds
+ERRORS = 3.0  # standard errors that a single round may be away
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with the others' settings, and what they reached: model -> round -> accuracy."""
+
+    build: Callable[[], Method]
+    theirs: Mapping[str, Mapping[int, float]]
+    adapted: str = "none"
+    clients: str = "twenty"
+    how: Mapping[str, Any] = field(default_factory=dict)  # to fit
+
+
+def on_ten(method: Method) -> Method:
+    """Let the step before a test see ten rows of a client, drawn anew for every test."""
+    (phase,) = method.adapt
+    (step,) = phase.moves
+
+    def loss(model: Program, guide: Program, received: Any, local: Any, batch: Batch) -> Tensor:
+        order = torch.rand(batch.mask.shape).masked_fill(~batch.mask, 2.0).argsort(1)[:, :10]
+        client = torch.arange(len(batch))[:, None]
+        few = {n: getattr(batch, n)[client, order] for n in ("x", "y", "mask")}
+        return step.loss(model, guide, received, local, replace(batch, at=None, **few))
+
+    return replace(method, adapt=(replace(phase, moves=(replace(step, loss=loss),)),))
+
+
+CASES = {
+    "fedavg": Case(
+        lambda: fedavg.build(NET, **STEPS), {"global": {5: 0.597, 10: 0.685, 15: 0.711, 20: 0.721}}
+    ),
+    "fedrep": Case(
+        lambda: fedrep.build(NET, head_epochs=1, **STEPS),
+        {"personal": {5: 0.802, 10: 0.850, 15: 0.863, 20: 0.876}},
+    ),
+    "fedbabu": Case(
+        lambda: fedbabu.build(NET, fine_tune=5, **STEPS), {"personal": {20: 0.872}}, "adapt"
+    ),
+    "ditto": Case(
+        lambda: ditto.build(NET, strength=0.1, **STEPS),
+        {"personal": {5: 0.814, 10: 0.853, 15: 0.870, 20: 0.883}},
+    ),
+    "pfedme": Case(
+        lambda: pfedme.build(NET, strength=5.0, steps=5, lr_centre=0.05, beta=1.0, **STEPS),
+        {"personal": {5: 0.839, 10: 0.860, 15: 0.872, 20: 0.885}},
+    ),
+    "perfedavg": Case(
+        # PFLlib trains clients twice a round, and tests after a step on ten rows of each.
+        lambda: on_ten(perfedavg.build(NET, order="first", inner_lr=0.01, **STEPS | {"epochs": 2})),
+        {"personal": {5: 0.754, 10: 0.799, 15: 0.786, 20: 0.821}},
+        "adapt",
+    ),
+    "apfl": Case(
+        lambda: apfl.build(NET, alpha=0.5, lr_alpha=0.01, **STEPS),
+        {"personal": {5: 0.831, 10: 0.866, 15: 0.877, 20: 0.885}},
+    ),
+    "local": Case(lambda: local.build(NET, **STEPS), {"personal": {10: 0.855}}),
+    "pfedvem": Case(
+        lambda: pfedvem.build(NET),
+        {
+            "personal": {1: 0.643, 6: 0.805, 11: 0.831, 16: 0.841, 21: 0.851},
+            "global": {1: 0.352, 6: 0.633, 11: 0.714, 16: 0.748, 21: 0.760},
+        },
+        clients="hundred",
+        how={"participation": pyrofl.participation.bernoulli(0.1)},
+    ),
+}
+
+
+@cache
+def images(folder: Path) -> Any:
+    """Return Fashion-MNIST, which lies beside the folder."""
+    return datasets.load(f"npz:{folder.parent / 'fashion_mnist.npz'}")
+
+
+def held(path: Path, *names: str) -> list[list[Tensor]]:
+    """Return rows of each client, which "NAME_offsets" parts, or "offsets"."""
+    with np.load(path) as file:
+        found = {n: torch.from_numpy(file[n].astype(np.int64)) for n in file.files}
+    ends = [found.get(f"{n}_offsets", found.get("offsets")).tolist() for n in names]
+    return [[found[n][a:b] for a, b in pairwise(e)] for n, e in zip(names, ends, strict=True)]
+
+
+@cache
+def twenty(folder: Path) -> Federation:
+    """Return the clients of fashion20.npz."""
+    whole, (train, test) = images(folder), held(folder / "fashion20.npz", "train", "test")
+    return Federation(whole.x, whole.y, tuple(train), tuple(test), classes=whole.classes)
+
+
+@cache
+def hundred(folder: Path) -> Federation:
+    """Return the clients of pfedvem_slices100.npz, tested on all rows of their five labels."""
+    whole, path = images(folder), folder / "pfedvem_slices100.npz"
+    rows, (train,) = whole.is_test.nonzero().flatten(), held(path, "rows")
+    with np.load(path) as file:
+        owned = torch.from_numpy(file["labels"].astype(np.int64))
+    test = [rows[torch.isin(whole.y[rows], own)] for own in owned]
+    return Federation(
+        whole.x, whole.y, tuple(train), tuple(test), classes=whole.classes, pooled_test=rows
+    )
+
+
+def accuracy(run: pyrofl.Run, case: Case, model: str, data: Federation) -> float:
+    """Test as the others did: over all test rows alike, or pFedVEM's over clients."""
+    pooled = {"population": "pooled"} if case.clients == "hundred" and model == "global" else {}
+    scores = run.evaluate(model=model, adapted=case.adapted, **pooled)
+    if case.clients == "hundred":
+        return scores.mean("accuracy")
+    rows = torch.tensor([len(data.test[i]) for i in scores.ids.tolist()])
+    return float((scores.values["accuracy"] * rows).sum() / rows.sum())
+
+
+def measure(name: str, seed: int, folder: Path) -> list[Line]:
+    """Fit a method with a seed, and return lines of all models and rounds that the others have."""
+    case, run, begun = CASES[name], None, perf_counter()
+    data = {"twenty": twenty, "hundred": hundred}[case.clients](folder)
+    torch.manual_seed(seed)
+    lines = []
+    for number in next(iter(case.theirs.values())):
+        run = pyrofl.fit(
+            case.build(), data, number, seed=seed, start=run, progress=False, **case.how
+        )
+        for model, theirs in case.theirs.items():
+            line = (name, seed, model, number, theirs[number], accuracy(run, case, model, data))
+            lines.append(dict(zip(COLUMNS, line, strict=False)))
+    seconds = round(perf_counter() - begun, 1)
+    return [line | {"seconds": seconds, "commit": commit()} for line in lines]
+
+
+@cache
+def commit() -> str:
+    """Return the commit that is checked out, or "" where there is none."""
+    return subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A model of a method after a round: theirs, and the mean over our seeds."""
+
+    method: str
+    model: str
+    round: int
+    theirs: float
+    ours: float
+    seeds: int
+    error: float  # standard error of our mean; NaN of a single seed
+
+    @property
+    def difference(self) -> float:
+        """How far ours is above theirs."""
+        return self.ours - self.theirs
+
+    @property
+    def bound(self) -> float:
+        """How far a single round may be away."""
+        both = self.error * (self.seeds + 1) ** 0.5  # theirs is of one seed
+        return max(WITHIN, ERRORS * both) if self.seeds > 1 else WITHIN
+
+
+def compared(lines: Sequence[Line]) -> list[Compared]:
+    """Return one line for each method, model and round."""
+    table = pd.DataFrame(lines).astype({"round": int, "theirs": float, "ours": float})
+    rows = []
+    for (method, model), part in table.groupby(["method", "model"], sort=False):
+        rounds = part.groupby("round").ours
+        error = float(np.sqrt(rounds.var().mean() / rounds.size().mean()))
+        for number, found in part.groupby("round"):
+            theirs, ours = found.theirs.iloc[0], found.ours.mean()
+            rows.append(Compared(method, model, number, theirs, ours, len(found), error))
+    return rows
+
+
+def too_far(rows: Sequence[Compared]) -> list[str]:
+    """Say which methods are not where the others' are."""
+    found = [
+        f"{r.method}, {r.model}, round {r.round}: {r.ours:.3f} for {r.theirs:.3f}, more than "
+        f"{r.bound:.3f} apart"
+        for r in rows
+        if abs(r.difference) > r.bound
+    ]
+    for key in dict.fromkeys((r.method, r.model) for r in rows):
+        mean = float(np.mean([r.difference for r in rows if (r.method, r.model) == key]))
+        if abs(mean) > WITHIN:
+            found.append(f"{', '.join(key)}: {mean:+.3f} on average, more than {WITHIN} apart")
+    return found
+
+
+def show(path: Path) -> None:
+    """Print the table of the page, accuracies in percent."""
+    print("| method | model | round | theirs | ours | seeds | difference | bound |")
+    print("|---|---|---|---|---|---|---|---|")
+    for r in compared(read(path)):
+        ours = f"{100 * r.ours:.1f} ± {100 * r.error:.1f}" if r.seeds > 1 else f"{100 * r.ours:.1f}"
+        cells = [r.method, r.model, str(r.round), f"{100 * r.theirs:.1f}", ours, str(r.seeds)]
+        cells += [f"{100 * r.difference:+.1f}", f"{100 * r.bound:.1f}"]
+        print(f"| {' | '.join(cells)} |")
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines of a table, none if it is not there."""
+    if not path.is_file():
+        return []
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def main() -> None:
+    """Add to the table what it has not."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder of partitions")
+    parser.add_argument("--methods", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--out", type=Path, default=HERE / "found.csv")
+    args = parser.parse_args()
+    if args.data is None:
+        return show(args.out)
+    torch.set_num_threads(1)
+    old = read(args.out)
+    done = {(line["method"], int(line["seed"])) for line in old}
+    with args.out.open("a", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if not old:
+            table.writeheader()
+        for seed in range(args.seeds):
+            for name in args.methods:
+                if (name, seed) not in done:
+                    lines = measure(name, seed, args.data)
+                    table.writerows(one | {"ours": round(one["ours"], 5)} for one in lines)
+                    file.flush()
+                    print(name, seed, f"{lines[0]['seconds']} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
