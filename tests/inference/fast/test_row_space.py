@@ -95,6 +95,7 @@ WAYS += [(name, *way) for name in ("fedavg", "pfedme") for way in ((None, 2000),
 def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
     monkeypatch.setattr(plans, "WORTH", worth)  # 0: a group for every size
     monkeypatch.setattr(training, "WORTH_SHORT", worth)
+    monkeypatch.setattr(plans, "ROOM_SHORT", worth)
     method, data = TAKEN[name](toys.net("mlp:7,6"), batch=4), toys.blobs()
     who = bernoulli(0.5)
     one = list(federate(method, data, 2, participation=who, chunk=chunk))
