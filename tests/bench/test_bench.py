@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 
 import pytest
 import torch
 
 from pyrofl import nets
-from pyrofl.bench import floor, good_loop, measuring, one_by_one
-from pyrofl.bench.cases import CASES, equal, images, start
-from pyrofl.bench.children import child
-from pyrofl.bench.measuring import alternate
+from pyrofl.bench import command, floor, good_loop, measuring, one_by_one
+from pyrofl.bench.cases import start
+from pyrofl.bench.children import child, lines
+from pyrofl.bench.federations import equal, images
+from pyrofl.bench.measuring import Measured, alternate
+from pyrofl.bench.worker import CASES, QUICK, Task
 from pyrofl.cli.parser import main
 from pyrofl.data import Federation, datasets
 from pyrofl.inference.loop.participation import everyone
@@ -114,19 +117,20 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     assert main(["bench", "--quick", "--case", "import", "--threads", "1", "--out", str(out)]) == 0
     with open(out / "bench.csv", newline="") as file:
         (row,) = csv.DictReader(file)
-    assert list(row) == ["case", "ours_s", "other_s", "ratio", "low", "high"]
+    assert list(row) == list(Measured._fields)
     assert float(row["low"]) <= float(row["ratio"]) <= float(row["high"])
-    assert capsys.readouterr().out.splitlines()[-1].endswith(f"{float(row['ratio']):.4f}")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"{float(row['cpu_ratio']):.4f}")
     assert (out / "ratios.png").exists()
 
 
 def test_an_unknown_case_is_refused(tmp_path, capsys):
     assert main(["bench", "--case", "fast", "--out", str(tmp_path / "b")]) == 2
-    assert "case is 'fast'; expected one of pfedvem-plain" in capsys.readouterr().err
+    assert "case is 'fast'; expected one of pfedvem-authors-slices" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 
 def test_every_case_says_what_it_compares():
+    assert set(QUICK) <= set(CASES)
     for case in CASES.values():
         assert getattr(case.sides, "func", case.sides).__doc__.startswith("Put ")
         assert case.target is None or case.target > 0
@@ -158,9 +162,40 @@ def test_the_good_loop_learns_what_ours_does(name, digits):
     assert (outputs.argmax(1) == y).float().mean() > 0.7
 
 
-def test_a_child_that_waits_is_killed_and_named():
-    with pytest.raises(ValueError, match=r"a sleeper took longer than 0.5 s and was killed; exp"):
-        child("a sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], limit=0.5)
-    with pytest.raises(ValueError, match=r"a fault ended with 1: ZeroDivisionError"):
-        child("a fault", [sys.executable, "-c", "1 / 0"])
-    assert child("a reader", [sys.executable, "-c", "input() if 0 else print(7)"]) == "7\n"
+def test_a_child_that_waits_is_killed_and_told_where_it_was(tmp_path):
+    program = tmp_path / "sleeper.py"
+    program.write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    heard: list[str] = []
+    told = lines("a sleeper", [sys.executable, str(program)], 0.6, heard.append, beat=0.2)
+    assert next(told) == "begun"
+    where = rf"a sleeper was silent for 0.6 s and was killed, at {program}:3; expected it to end"
+    with pytest.raises(ValueError, match=where):
+        next(told)
+    assert re.match(r"a sleeper has run \d+ s", heard[0])
+
+
+def test_a_child_that_fills_its_streams_asks_or_leaves_others_behind_is_not_waited_for():
+    full = "import sys; [s.write('x' * 10**6) for s in (sys.stdout, sys.stderr)]"
+    assert len(child("much", [sys.executable, "-c", full])) == 10**6 + 1  # a line
+    with pytest.raises(ValueError, match=r"a question ended with 1: EOFError"):
+        child("a question", [sys.executable, "-c", "input()"])
+    assert child("a parent", ["sh", "-c", "sleep 60 & echo 7"], limit=5) == "7\n"
+
+
+def test_a_case_that_fails_is_told_and_the_others_are_measured(tmp_path, capsys, monkeypatch):
+    def one(name: str, task: Task, tell: object) -> list[Measured]:
+        if name == "svi":
+            raise ValueError("svi was silent")
+        return [Measured(name, task.threads, *map(float, range(10)))]
+
+    monkeypatch.setattr(command, "measured", one)
+    words = ["bench", "--turns", "2", "--out", str(tmp_path), "--threads"]
+    cases = [word for name in ("svi", "import") for word in ("--case", name)]
+    assert main([*words, "1", *cases]) == 3
+    assert "bench ended before all was measured: svi was silent" in capsys.readouterr().err
+    assert main([*words, "2", "--resume", "--case", "import"]) == 0
+    with open(tmp_path / "bench.csv", newline="") as file:
+        found = [(row["case"], row["threads"]) for row in csv.DictReader(file)]
+    assert found == [("import", "1"), ("import", "2")]
+    assert main(["bench", "--turns", "3", "--out", str(tmp_path), "--resume"]) == 2
+    assert "turns is 3 and was 2" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import torch
 
 from pyrofl import nets
 from pyrofl.bench import image_cases
-from pyrofl.bench.command import CASES
+from pyrofl.bench.worker import CASES
 from pyrofl.data import Federation
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.models import fedavg

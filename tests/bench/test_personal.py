@@ -10,8 +10,8 @@ import torch
 from pyrofl import nets
 from pyrofl.bench import bayesian_floors, proximal
 from pyrofl.bench.cases import start
-from pyrofl.bench.command import CASES
 from pyrofl.bench.personal_cases import PERSONAL
+from pyrofl.bench.worker import CASES
 from pyrofl.data import Federation, datasets
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.models import apfl, ditto, fedprox, pfedme
