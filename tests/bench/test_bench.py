@@ -7,70 +7,23 @@ import re
 import sys
 
 import pytest
-import torch
 
-from pyrofl import nets
-from pyrofl.bench import command, floor, good_loop, measuring, one_by_one
-from pyrofl.bench.cases import start
+from pyrofl.bench import command, measuring, one_by_one
 from pyrofl.bench.children import child, lines
 from pyrofl.bench.federations import equal, images
+from pyrofl.bench.image_cases import IMAGES
+from pyrofl.bench.loop_cases import LOOPS
 from pyrofl.bench.measuring import Measured, alternate
+from pyrofl.bench.personal_cases import PERSONAL
 from pyrofl.bench.worker import CASES, QUICK, Task
 from pyrofl.cli.parser import main
 from pyrofl.data import Federation, datasets
-from pyrofl.inference.loop.participation import everyone
-from pyrofl.inference.loop.rounds import federate
-from pyrofl.models import fedavg, pfedvem
 from pyrofl.partitions import federations
-from pyrofl.tensors import generator, role
 
 
 @pytest.fixture(scope="module")
 def digits() -> Federation:
     return federations.split(datasets.load("digits"), "slices:5", clients=8, test="labels_global")
-
-
-def test_hand_written_fedavg_is_ours(digits):
-    # All rows at once, so that no order of the rows differs.
-    net = nets.build("mlp:100", (64,), 10)
-    method = fedavg.build(net, epochs=3, batch=None, lr=0.1)
-    server = {f"w/{n}": v for n, v in net.init(generator(0)).items()}
-    *_, ours = federate(method, digits, 2, server=server)
-    by_hand = floor.fedavg(digits, start(digits), 3, 3, 10_000, 0.1)
-    each = one_by_one.fedavg(digits, net.fresh(generator(0)), epochs=3, batch=10_000, lr=0.1)
-    known = list(role("w", ours.server).values())
-    next(by_hand), next(each)
-    for others in (next(by_hand), next(each).parameters()):
-        for mine, other in zip(known, others, strict=True):
-            torch.testing.assert_close(mine, other.detach(), rtol=1e-4, atol=1e-5)
-
-
-def accuracy(models: list[one_by_one.Personal], data: Federation) -> float:
-    scores = [
-        (model(data.x[rows]).argmax(1) == data.y[rows]).float().mean()
-        for model, rows in zip(models, data.test, strict=True)
-    ]
-    return float(torch.stack(scores).mean())
-
-
-def test_hand_written_pfedvem_learns(digits):
-    w1, b1, w2, b2 = start(digits)
-    base = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU())
-    base.load_state_dict({"0.weight": w1, "0.bias": b1})
-    rounds = one_by_one.pfedvem(digits, base, [w2, b2], share=1.0, lr=0.01)
-    first = accuracy(next(rounds), digits)
-    for _ in range(4):
-        models = next(rounds)
-    assert accuracy(models, digits) > max(first, 0.85)
-
-    weights = start(digits)
-    by_hand = floor.pfedvem(digits, weights, chunk=3, share=1.0, lr=0.01)
-    for _ in range(5):
-        w1, b1, w2, b2 = next(by_hand)
-    assert digits.pooled_test is not None
-    rows = digits.pooled_test
-    outputs = (digits.x[rows].flatten(1) @ w1.T + b1).relu() @ w2.T + b2
-    assert (outputs.argmax(1) == digits.y[rows]).float().mean() > 0.7
 
 
 def test_pyro_svi_learns_on_every_client(digits):
@@ -130,36 +83,10 @@ def test_an_unknown_case_is_refused(tmp_path, capsys):
 
 
 def test_every_case_says_what_it_compares():
-    assert set(QUICK) <= set(CASES)
+    assert {*QUICK, *PERSONAL, *IMAGES, *LOOPS} <= set(CASES)
     for case in CASES.values():
         assert getattr(case.sides, "func", case.sides).__doc__.startswith("Put ")
         assert case.target is None or case.target > 0
-
-
-@pytest.mark.parametrize("name", ["fedavg", "pfedvem"])
-def test_the_good_loop_learns_what_ours_does(name, digits):
-    net, weights = nets.build("mlp:100", (64,), 10), start(digits)
-    w1, b1, w2, b2 = weights
-    rows = digits.pooled_test
-    assert rows is not None
-    x, y = digits.x[rows].flatten(1), digits.y[rows]
-    if name == "fedavg":
-        rounds = good_loop.fedavg(digits, weights, everyone, lr=0.1)
-        for _ in range(5):
-            w1, b1, w2, b2 = next(rounds)
-    else:
-        learnt = good_loop.pfedvem(digits, weights, everyone, lr=0.01)
-        for _ in range(5):
-            (w1, b1, head), taus = next(learnt)
-        w2, b2 = head[:, :-1], head[:, -1]
-        method = pfedvem.build(net, lr_head=0.01, lr_base=0.01)
-        begin = {"base/fc1.weight": weights[0], "base/fc1.bias": weights[1]}
-        begin |= {"loc/head.weight": weights[2], "loc/head.bias": weights[3]}
-        *_, ours = federate(method, digits, 5, server=begin)
-        # Their noise is another. Four seeds of ours had sds of 3.1% at most; 4 of a difference's.
-        torch.testing.assert_close(taus, ours.private["tau"], rtol=4 * 2**0.5 * 0.031, atol=0)
-    outputs = (x @ w1.T + b1).relu() @ w2.T + b2
-    assert (outputs.argmax(1) == y).float().mean() > 0.7
 
 
 def test_a_child_that_waits_is_killed_and_told_where_it_was(tmp_path):
