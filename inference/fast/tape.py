@@ -65,6 +65,11 @@ def _writes(op: Any) -> list[tuple[int, str]]:
 class Tape(TorchDispatchMode):
     """Records the operations of a function."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from wrapping this, which loads its compiler: more than a second, once."""
+        return False
+
     def __init__(self) -> None:
         """Begin with none."""
         super().__init__()  # type: ignore[no-untyped-call]
