@@ -25,7 +25,7 @@ def good(loaded: Dataset | None, dealt: str, heads: bool) -> Sides:
     make, draw, _ = FEDERATIONS[dealt]
     data = make(loaded)
     build, loop = (pfedvem.build, good_loop.pfedvem) if heads else (fedavg.build, good_loop.fedavg)
-    mine = ours(build(network(data)), data, participation=draw)
+    mine = ours(build(network(data)), data, trains=draw)  # pFedVEM trains all if nobody is drawn
     return mine, partial(next, loop(data, start(data), draw))
 
 
