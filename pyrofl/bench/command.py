@@ -23,8 +23,8 @@ from pyrofl.files import hashed, run_folder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TABLE, ABOUT = "bench.csv", "bench.json"
-OWN = r"(bench|memory)\.csv|bench\.json|(ratios|clients|memory)\.png"
+TABLE, ABOUT, PAGE = "bench.csv", "bench.json", "bench.md"
+OWN = r"(bench|memory)\.csv|bench\.(json|md)|(ratios|clients|memory)\.png"
 SHOWN = ("case", "threads", "ours_s", "other_s", "low", "high", "ratio", "cpu_ratio")
 
 
@@ -79,15 +79,19 @@ def _kept(out: Path, task: Task) -> list[Measured]:
     """Return the rows that are there; ValueError if they were measured in another way."""
     if not (table := out / TABLE).exists():
         return []
-    kinds = get_type_hints(Measured)
     try:
-        about = json.loads((out / ABOUT).read_text())
-        found = run_folder.read_csv(table)
-        rows = [Measured(**{n: kind(row[n]) for n, kind in kinds.items()}) for row in found]
+        about, rows = json.loads((out / ABOUT).read_text()), read(table)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{table} cannot be read: {error!r}; expected one of bench") from error
     hashed.same(table, about, _about(task))
     return rows
+
+
+def read(table: Path) -> list[Measured]:
+    """Read a bench.csv."""
+    kinds = get_type_hints(Measured)
+    found = run_folder.read_csv(table)
+    return [Measured(**{n: kind(row[n]) for n, kind in kinds.items()}) for row in found]
 
 
 def _measured(
@@ -106,7 +110,34 @@ def _measured(
             lacking.append(what(error))
             tell(f"{what(error)}\n")
         run_folder.write_csv(out / TABLE, Measured._fields, rows)
+        with run_folder.replacing(out / PAGE) as page:
+            page.write_text(markdown(rows))
     return rows, lacking
+
+
+def markdown(rows: Sequence[Measured]) -> str:
+    """Lay out a table for a page, the worst ratio first, in seconds of the processor and of time.
+
+    >>> row = Measured("a", 1, 2.0, 3.0, 1.5, 1.0, 2.0, 1.0, 2.0, 2.0, 9.0, 9.0)
+    >>> print(markdown([row]).splitlines()[-1])
+    | a | 1 | 2.0 | 1.0 s | 2.0 s | 1.5 (1.0 to 2.0) | 2.0 s | 3.0 s |
+    """
+    lines = [
+        "| case | threads | times faster | ours | other | by the clock (range) | ours | other |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: (row.cpu_ratio, row.case)):
+        times = [
+            f"{_short(v)} s" for v in (row.ours_cpu_s, row.other_cpu_s, row.ours_s, row.other_s)
+        ]
+        clock = f"{_short(row.ratio)} ({_short(row.low)} to {_short(row.high)})"
+        cells = [row.case, row.threads, _short(row.cpu_ratio), *times[:2], clock, *times[2:]]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:#.2g}".rstrip(".")
 
 
 def _peaks(quick: bool, out: Path) -> list[Peak]:

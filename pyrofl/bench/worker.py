@@ -7,6 +7,7 @@ turn, and each row of bench.csv as a line of JSON.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -68,10 +69,18 @@ def rows(name: str, task: Task, tell: Told) -> list[Measured]:
         return [measuring.alternate(name, *case.sides(loaded), task.turns, warm, tell)]
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
+def work(name: str, task: Task) -> None:
+    """Say what is done and found; end when the process that asked for it is gone."""
+    parent = os.getppid()
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+        if os.getppid() != parent:  # killed, so that it could not end this one
+            raise SystemExit("nobody waits for this")
+
+    for row in rows(name, task, say):
+        say(json.dumps(row._asdict()))
 
 
 if __name__ == "__main__":
-    for row in rows(sys.argv[1], Task(*json.loads(sys.argv[2])), _say):
-        _say(json.dumps(row._asdict()))
+    work(sys.argv[1], Task(*json.loads(sys.argv[2])))

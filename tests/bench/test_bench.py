@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from pyrofl.bench import command, measuring, one_by_one
+from pyrofl.bench import command, measuring, one_by_one, worker
 from pyrofl.bench.children import child, lines
 from pyrofl.bench.federations import equal, images
 from pyrofl.bench.image_cases import IMAGES
 from pyrofl.bench.loop_cases import LOOPS
-from pyrofl.bench.measuring import Measured, alternate
+from pyrofl.bench.measuring import Measured, Told, alternate
 from pyrofl.bench.personal_cases import PERSONAL
 from pyrofl.bench.worker import CASES, QUICK, Task
 from pyrofl.cli.parser import main
@@ -74,6 +75,7 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     assert float(row["low"]) <= float(row["ratio"]) <= float(row["high"])
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"{float(row['cpu_ratio']):.4f}")
     assert (out / "ratios.png").exists()
+    assert "| import | 1 |" in (out / "bench.md").read_text()
 
 
 def test_an_unknown_case_is_refused(tmp_path, capsys):
@@ -126,3 +128,23 @@ def test_a_case_that_fails_is_told_and_the_others_are_measured(tmp_path, capsys,
     assert found == [("import", "1"), ("import", "2")]
     assert main(["bench", "--turns", "3", "--out", str(tmp_path), "--resume"]) == 2
     assert "turns is 3 and was 2" in capsys.readouterr().err
+
+
+def test_a_worker_whose_parent_is_gone_ends_at_its_next_turn(monkeypatch, capsys):
+    parents = iter((7, 7, 1, 1))
+
+    def turns(name: str, task: Task, tell: Told) -> list[Measured]:
+        for turn in range(3):
+            tell(f"turn {turn}")
+        return []
+
+    monkeypatch.setattr(worker.os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(worker, "rows", turns)
+    with pytest.raises(SystemExit, match="nobody waits for this"):
+        worker.work("svi", Task(1, 1, None, None))
+    assert capsys.readouterr().out == "turn 0\nturn 1\n"
+
+
+def test_the_page_on_speed_has_the_table_of_its_csv():
+    docs = Path(__file__).parents[2] / "examples" / "docs"
+    assert command.markdown(command.read(docs / "speed.csv")) in (docs / "speed.md").read_text()
