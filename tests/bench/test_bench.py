@@ -68,14 +68,17 @@ def test_memory_is_measured_in_a_process_of_its_own():
 
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
     out = tmp_path / "bench"
-    assert main(["bench", "--quick", "--case", "import", "--threads", "1", "--out", str(out)]) == 0
+    assert (
+        main(["bench", "--quick", "--case", "fedavg-good-two", "--threads", "1", "--out", str(out)])
+        == 0
+    )
     with open(out / "bench.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert list(row) == list(Measured._fields)
     assert float(row["low"]) <= float(row["ratio"]) <= float(row["high"])
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"{float(row['cpu_ratio']):.4f}")
     assert (out / "ratios.png").exists()
-    assert "| import | 1 |" in (out / "bench.md").read_text()
+    assert "| fedavg-good-two | 1 |" in (out / "bench.md").read_text()
 
 
 def test_an_unknown_case_is_refused(tmp_path, capsys):
