@@ -83,16 +83,23 @@ def spread_out(tensors: Mapping[str, Tensor], clients: int) -> Tensors:
 
 def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
     """Index the leading axis of every tensor; one that was only expanded stays so."""
+    if not isinstance(index, slice):
+        index = as_run(index)
     if isinstance(index, slice):
         return {n: v[index] for n, v in tensors.items()}
-    first = int(index[0]) if len(index) else 0
-    run = torch.arange(first, first + len(index), device=index.device)
-    if first >= 0 and index.dtype == run.dtype and torch.equal(index, run):
-        return cut(tensors, slice(first, first + len(index)))
     return {
         n: v[index] if v.stride(0) else v[:1].expand(len(index), *v.shape[1:])
         for n, v in tensors.items()
     }
+
+
+def as_run(index: Tensor) -> Tensor | slice:
+    """Return a slice for an index [C] that is one, which copies nothing."""
+    first = int(index[0]) if len(index) else 0
+    run = torch.arange(first, first + len(index), device=index.device)
+    if first >= 0 and index.dtype == run.dtype and torch.equal(index, run):
+        return slice(first, first + len(index))
+    return index
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:

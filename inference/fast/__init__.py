@@ -7,6 +7,7 @@ whose model is hidden in a plain function.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -38,8 +39,25 @@ class Ways(NamedTuple):
         return self.rewritten if rows <= self.most else self.written
 
 
+class Known(threading.local):
+    """The ways that a thread has found, by all that they depend on."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.found: dict[object, tuple[object, Ways]] = {}
+
+
+KNOWN = Known()
+KEPT = 64  # of them
+
+
 def ways(method: Method, phase: Phase, local: Tensors, data: Federation) -> Ways:
     """Return the ways to do what a phase says; see `Rewrite`."""
-    found = (rewrite(method, phase, local, data) for rewrite in REWRITES)
-    phases, most = next((one for one in found if one is not None), ((phase,), 0))
-    return Ways((phase,), phases, most)
+    key = id(method), id(phase), tuple(local), data.x.shape[1:], data.x.dtype, REWRITES
+    if key not in KNOWN.found:
+        found = (rewrite(method, phase, local, data) for rewrite in REWRITES)
+        phases, most = next((one for one in found if one is not None), ((phase,), 0))
+        while len(KNOWN.found) >= KEPT:
+            KNOWN.found.pop(next(iter(KNOWN.found)))
+        KNOWN.found[key] = (method, phase), Ways((phase,), phases, most)  # whose ids stay theirs
+    return KNOWN.found[key][1]

@@ -29,8 +29,8 @@ from pyrofl.inference.optim import Sgd
 from pyrofl.inference.programs import Guide, Supervised
 from pyrofl.tensors import Tensors
 
-HOT = 8  # steps as they are written take as long as a recording: measured
-CHECKS = 2  # steps on which a recording is put beside what is written
+HOT = 3  # steps as they are written take as long as a recording: measured
+CHECKS = 2  # steps on which code is put beside what is written; in each further shape, one
 SMALL = 2**23  # bytes that a step moves, beyond which kernels take longer than Python: measured
 KEPT = 256  # recordings
 
@@ -48,6 +48,7 @@ class Recording:
         self.values, self.seen, self.checked, self.refused = values, 0, 0, False
         self.asked: list[Any] = []  # the noise that it needs
         self.run: Callable[..., object] | None = None
+        self.code: object = None  # with the kind, the same in other shapes
 
 
 class Kept(threading.local):
@@ -56,7 +57,9 @@ class Kept(threading.local):
     def __init__(self) -> None:
         """Begin with none."""
         self.found: OrderedDict[object, Recording] = OrderedDict()
-        self.plain: dict[object, object] = {}  # kinds of steps that lay no tensor out -> values
+        self.plain: dict[object, Any] = {}  # kinds of steps that lay no tensor out -> values
+        self.identities: dict[object, Any] = {}  # by ids -> values, identity
+        self.sure: dict[object, Any] = {}  # kind, code that is right in some shape -> values
 
 
 RECORDINGS = Kept()
@@ -70,10 +73,17 @@ class Replay:
         self.noise, self.values = noise, (method.model, method.guide, step.loss, step.optim)
         kinds = (method.model, Supervised), (method.guide, Guide), (step.optim, Sgd)
         self.known = all(isinstance(v, kind) for v, kind in kinds) and is_value(step.loss)
-        self.kind = (identity(self.values), step.repeat) if self.known else None
+        self.kind = (self._identity(), step.repeat) if self.known else None
         self.recording: Recording | None = None
         self.moving: list[Tensor] = []
         self.still: list[Tensor] = []
+
+    def _identity(self) -> object:
+        ids, kept = tuple(map(id, self.values)), RECORDINGS.identities
+        if ids not in kept:
+            kept[ids] = self.values, identity(self.values)
+            shorten(kept)
+        return kept[ids][1]
 
     def begins(self, params: Tensors, optimiser: Optimizer) -> bool:
         """Say whether the first step is as all others; then the optimiser has what these need.
@@ -93,9 +103,8 @@ class Replay:
     def begun(self, params: Tensors) -> None:
         """Note how tensors lie after a first step."""
         if self.known and all(p.is_contiguous() for p in params.values()):
-            while len(RECORDINGS.plain) >= KEPT:
-                RECORDINGS.plain.pop(next(iter(RECORDINGS.plain)))
             RECORDINGS.plain[self._first(params)] = self.values
+            shorten(RECORDINGS.plain)
 
     def _first(self, params: Tensors) -> object:
         return self.kind, *((n, p.shape[1:], p.dtype, p.device) for n, p in params.items())
@@ -104,8 +113,10 @@ class Replay:
         """Look at the tensors again, as they are others now."""
         self.recording = None
 
-    def make(self, written: Callable[[], None], touched: Touched, batch: Batch) -> None:
-        """Make a step, which `written` makes as it is written, once others were made so.
+    def make(
+        self, written: Callable[[], None], touched: Touched, batch: Batch, ahead: int = 1
+    ) -> None:
+        """Make a step, which `written` makes as it is written, the first of so many alike.
 
         `touched` is asked for what steps touch besides the batch, the same until `forget`.
         """
@@ -115,7 +126,7 @@ class Replay:
         rows = [v for n in BATCH if (v := getattr(batch, n)) is not None]
         found = self.recording or self._find(*touched(), rows)
         found.seen += 1
-        if found.refused or found.seen < HOT:
+        if found.refused or found.seen < 2 or found.seen + ahead <= HOT:
             self.noise.asked.clear()
             written()
             found.asked = self.noise.asked[:]
@@ -132,8 +143,7 @@ class Replay:
         kept = RECORDINGS.found
         found = self.recording = kept.setdefault(key, Recording(self.values))
         kept.move_to_end(key)
-        while len(kept) > KEPT:
-            kept.popitem(last=False)
+        shorten(kept)
         if sum(v.numel() * v.element_size() for v in self.moving) > SMALL:
             found.refused = True
         return found
@@ -152,12 +162,23 @@ class Replay:
         same = not self.noise.take_back() and self.noise.asked == found.asked
         try:
             given = self.still + rows + noise
-            found.run = found.run or compiled(tape, self.moving, given)
+            if not found.run:
+                found.run, code = compiled(tape, self.moving, given)
+                found.code = self.kind, code
             found.run(*copies, *given)
         except (NotRecorded, RuntimeError, TypeError, ValueError):
             same = False
         found.refused = not same or not all(map(equal, copies, self.moving))
-        found.checked += 1
+        found.checked += 1 if found.code not in RECORDINGS.sure else CHECKS
+        if found.checked == CHECKS and not found.refused:
+            RECORDINGS.sure[found.code] = found.values
+            shorten(RECORDINGS.sure)
+
+
+def shorten(kept: dict[object, Any]) -> None:
+    """Forget what came first, beyond what is kept."""
+    while len(kept) > KEPT:
+        kept.pop(next(iter(kept)))
 
 
 def equal(one: Tensor, other: Tensor) -> bool:

@@ -7,8 +7,11 @@ it. What depends on no given tensor is a constant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from inspect import unwrap
 from math import isfinite
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
@@ -41,18 +44,24 @@ class Call(NamedTuple):
 
     def made(self) -> list[Tensor]:
         """Return the tensors that came out."""
-        return list(_tensors(self.out))
+        return _tensors((self.out,))
 
     def read(self) -> list[Tensor]:
         """Return the tensors that went in."""
-        return list(_tensors((self.args, self.options)))
+        return _tensors((*self.args, *self.options.values()))
 
     def written(self) -> list[Tensor]:
         """Return the tensors that it wrote into."""
-        found: list[Tensor] = []
-        for i, name in _writes(self.op):
-            found += _tensors(self.args[i] if i < len(self.args) else self.options.get(name))
-        return found
+        args, options = self.args, self.options
+        known = _writes(self.op)
+        return _tensors([args[i] if i < len(args) else options.get(name) for i, name in known])
+
+
+@cache
+def _is_odd(op: Any) -> tuple[bool, bool]:
+    """Say whether an operation cannot be done again: if it picks by a mask, and in any case."""
+    picks = "index" in op.__name__
+    return picks, not picks and bool(UNKNOWN & {*op.tags})
 
 
 @cache
@@ -82,11 +91,15 @@ class Tape(TorchDispatchMode):
         """Run an operation and note it down."""
         out = op(*args, **(kwargs or {}))
         call = Call(op, args, kwargs or {}, out)
-        by_mask = any(v.dtype == torch.bool for v in call.read()[1:])
-        if by_mask if "index" in op.__name__ else UNKNOWN & set(op.tags):
+        if_masked, always = _is_odd(op)
+        if always or (if_masked and any(v.dtype == torch.bool for v in call.read()[1:])):
             self.odd = self.odd or str(op)
         self.calls.append(call)
         return out
+
+
+# Torch wraps it in what loads its compiler, which takes a second, once, and much of every call.
+Tape.__torch_dispatch__ = unwrap(Tape.__torch_dispatch__)  # type: ignore[method-assign]
 
 
 class Reads(TorchFunctionMode):
@@ -106,8 +119,12 @@ class Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def compiled(tape: Tape, moving: Sequence[Tensor], given: Sequence[Tensor]) -> Callable[..., Any]:
+def compiled(
+    tape: Tape, moving: Sequence[Tensor], given: Sequence[Tensor]
+) -> tuple[Callable[..., Any], str]:
     """Return a function of tensors like these, that writes into the moving ones as a tape has it.
+
+    With it comes its code without numbers, which is alike in all shapes.
 
     Raises:
         NotRecorded: if that does not follow from the tensors.
@@ -165,6 +182,7 @@ class _Code:
         self.written = written  # storages that any call writes into
         self.lines: list[tuple[str, str, list[str]]] = []  # variable, what it is, of which others
         self.values: dict[str, Any] = {}  # that the code names
+        self.views: set[str] = set()  # of the variables
         self.known: dict[Any, str] = {}
         self.twins: dict[tuple[str, ...], str] = {}  # what is made of the same values
         self.roots: dict[int, tuple[str, int, torch.dtype]] = {}  # storage -> whole, its offset
@@ -205,19 +223,33 @@ class _Code:
             if _storage(value) not in one.read:
                 self._know(value, self._line(f"{node}[{i}]", [node]))
 
-    def done(self) -> Callable[..., Any]:
+    def done(self) -> tuple[Callable[..., Any], str]:
         """Compile; a variable is forgotten where it is used last, so that its memory serves on."""
-        last = {name: i for i, (_, _, used) in enumerate(self.lines) for name in used}
+        lines = list(self._with_views_in_place())
+        last = {name: i for i, (_, _, used) in enumerate(lines) for name in used}
         body = []
-        for i, (name, text, used) in enumerate(self.lines):
+        for i, (name, text, used) in enumerate(lines):
             over = [n for n in {*used} if last[n] == i and n[:5] == "made_"]
             body.append(f" {name} = {text}" if name in last else f" {text}")
             body += [f" del {', '.join(sorted(over))}"] if over else []
         code = "\n".join([f"def run({', '.join(self.given)}):", *body, " return"])
         values = dict(self.values)
         exec(compile(code, "<recording>", "exec"), values)
-        run: Callable[..., Any] = values["run"]
-        return run
+        return values["run"], re.sub(r"\d+", "", code)
+
+    def _with_views_in_place(self) -> Iterator[tuple[str, str, list[str]]]:
+        """Write a view that is used once where it is used."""
+        times = Counter(name for _, _, used in self.lines for name in used)
+        views: dict[str, tuple[str, list[str]]] = {}
+        for name, text, used in self.lines:
+            for one in [n for n in used if n in views]:
+                shown, of = views[one]
+                text = re.sub(rf"\b{one}\b", shown, text)
+                used = [*(n for n in used if n != one), *of]
+            if name in self.views and times[name] == 1:
+                views[name] = text, used
+            else:
+                yield name, text, used
 
     def _line(self, text: str, used: list[str]) -> str:
         name = f"made_{len(self.lines)}"
@@ -260,7 +292,10 @@ class _Code:
             raise NotRecorded("a part of a tensor that is itself a part")
         where = "" if offset == begin else f", {offset}"
         shape = f"{tuple(value.shape)}, {tuple(value.stride())}"
-        return self._line(f"{self._constant(torch.as_strided)}({root}, {shape}{where})", [root])
+        self.values["view"] = torch.as_strided
+        view = self._line(f"view({root}, {shape}{where})", [root])
+        self.views.add(view)
+        return view
 
 
 def _unchanged(call: Call, args: list[str]) -> str | None:
@@ -272,14 +307,14 @@ def _unchanged(call: Call, args: list[str]) -> str | None:
     return args[0] if alike else None
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
 
 
 def _storage(value: Tensor) -> int:

@@ -29,7 +29,7 @@ from pyrofl.inference.loop.plans import (
 from pyrofl.inference.loop.steps import Feed, PhaseRun
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.seeds import Seed, Stream, stream
-from pyrofl.tensors import Tensors, cut, join_up
+from pyrofl.tensors import Tensors, as_run, cut, join_up
 
 
 def train(
@@ -162,14 +162,16 @@ class Training(NamedTuple):
                 steps = schedule.steps
             # Clients that finish early must be the last: stepping then means a shorter prefix.
             rank = steps.argsort(descending=True, stable=True)
-            back, ranked = rank.argsort(), Who(who.ids[rank], who.size[rank])
+            back, ranked = as_run(rank.argsort()), Who(who.ids[rank], who.size[rank])
+            places = as_run(rank)
             if whole and phase.batch is None:
                 feed = _again(whole.some(rank))
             else:
                 blind = isinstance(phase, ShortPhase) and phase.blind
                 feed = _minibatches(data, ranked, schedule.of(rank), blind)
             own = Streams(noise, [names[c] for c in rank.tolist()])
-            run = PhaseRun(method, phase, cut(received, rank), cut(local, rank), ranked, own)
+            mine = cut(received, places), cut(local, places)
+            run = PhaseRun(method, phase, *mine, ranked, own)
             run.go(steps[rank], feed)
             local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
             losses |= cut(run.losses(steps[rank]), back)
@@ -205,11 +207,14 @@ def _again(whole: Batch) -> Feed:
 def _minibatches(data: Federation, who: Who, schedule: Plan, blind: bool) -> Feed:
     rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
     part = share(who.size, mask)
+    if blind:  # all steps at once, as there is next to nothing to fetch
+        whole = data.gather(who, rows, mask, at, part, blind)
+        return lambda t, active: whole.at_step(t, active)
 
     def feed(t: int, active: int) -> Batch:
         first = Who(who.ids[:active], who.size[:active])
         now, seen, places, shares = (v[t, :active] for v in (rows, mask, at, part))
-        return data.gather(first, now, seen, places, shares, blind)
+        return data.gather(first, now, seen, places, shares)
 
     return feed
 
@@ -218,7 +223,7 @@ def grouped(phases: Sequence[Phase], sizes: Tensor, bound: int) -> list[tuple[Te
     """Return places of clients in groups by their numbers of rows [C], and how far to pad each."""
     short = any(isinstance(phase, ShortPhase) for phase in phases)
     found = buckets(sizes, WORTH_SHORT if short else None)
-    return [(some, roomy(sizes[some], bound)) for some in found]
+    return [(some, roomy(sizes[some], bound, short)) for some in found]
 
 
 def by_their_rows(phase: Phase) -> bool:

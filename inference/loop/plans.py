@@ -18,6 +18,7 @@ WORTH = 2000  # rows of padding in a step that cost more time than a step more: 
 WORTH_SHORT = 500  # the same where clients train in the space of their rows: measured
 
 ROOM = 256  # rows of padding that a group may have so that shapes recur, which replay asks for
+ROOM_SHORT = 128  # the same in the space of rows, where clients of few rows have it, too: measured
 
 Axes = dict[str, list[int]]
 """Name of a local tensor -> its axes of rows, padded to the longest client of all."""
@@ -81,13 +82,14 @@ def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
     return list(order.split(runs(sizes[order], worth)))
 
 
-def roomy(sizes: Tensor, bound: int) -> int:
+def roomy(sizes: Tensor, bound: int, short: bool = False) -> int:
     """Return the rows to which full batches of clients with so many rows [C] are padded.
 
-    None is longer than the bound, that of all clients: programs may be made for no more.
+    In the space of rows, which is `short`, padding costs so little that few widths will do. None is
+    longer than the bound, that of all clients: programs may be made for no more.
     """
     longest = int(sizes.max())
-    most = min(longest // 2, ROOM // len(sizes))
+    most = ROOM_SHORT // len(sizes) if short else min(longest // 2, ROOM // len(sizes))
     step = 1 << max(0, most.bit_length() - 1)
     return min(-(-longest // step) * step, bound)
 

@@ -77,7 +77,7 @@ class Round(Summarised):
 
     def kept(self, ids: Tensor) -> Tensors:
         """Return the private state of clients that were seen, [C, ...]."""
-        return {n: v[ids] for n, v in self.private.items()}
+        return {n: v.index_select(0, ids) for n, v in self.private.items()}
 
     def of_all(self, values: Tensors) -> Tensors:
         """Return values [trained] as those of all clients, [J]: NaN of those that did not train."""
@@ -257,9 +257,10 @@ class ClientState:
         if old is not None and isinstance(self.old, OneCopy):
             return old
         shape = (self.clients, *like.shape[1:])
-        on_disk = self.memory is not None and total > self.memory
-        new = mapped(shape, like.dtype) if on_disk else like.new_zeros(shape)
-        return new if old is None else new.copy_(old)
+        if self.memory is not None and total > self.memory:
+            new = mapped(shape, like.dtype)
+            return new if old is None else new.copy_(old)
+        return like.new_zeros(shape) if old is None else old.clone()
 
     def take_back(self, ids: Tensor) -> None:
         """Make the state of some clients again what it was before the round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -68,22 +69,28 @@ class PhaseRun:
 
     def go(self, steps: Tensor, feed: Feed) -> None:
         """Make the steps of every client, [C] with the most first."""
-        active = len(steps)
         self.once = not self.params and bool((steps == 1).all())
         times = torch.arange(int(steps.max()))
-        for t, left in enumerate((steps > times[:, None]).sum(1).tolist()):
-            if left < active:
-                active = left
-                self.now = cut(self.local, slice(active))
-                self.received = cut(self.received, slice(active))
-                self.noise.narrow(active)
-                for optimiser, again in zip(self.optimisers, self.again, strict=True):
-                    narrow(optimiser, active)
-                    again.forget()
-            with self.noise:
-                self._moves(feed(t, active), begun=t > 0)
+        t, left = 0, (steps > times[:, None]).sum(1).tolist()
+        for active, alike in Counter(left).items():
+            if active < len(steps):
+                self._narrow(active)
+            for ahead in range(alike, 0, -1):
+                with self.noise:
+                    self._moves(feed(t, active), t > 0, ahead)
+                t += 1
 
-    def _moves(self, batch: Batch, begun: bool) -> None:
+    def _narrow(self, active: int) -> None:
+        """Go on with the first clients only."""
+        self.now = cut(self.local, slice(active))
+        self.received = cut(self.received, slice(active))
+        self.noise.narrow(active)
+        for optimiser, again in zip(self.optimisers, self.again, strict=True):
+            narrow(optimiser, active)
+            again.forget()
+
+    def _moves(self, batch: Batch, begun: bool, ahead: int) -> None:
+        """Make the moves of a time, the first of so many with these clients."""
         gradient = iter(zip(self.params, self.optimisers, self.again, self.ready, strict=True))
         for move in self.phase.moves:
             if isinstance(move, Step):
@@ -93,7 +100,7 @@ class PhaseRun:
                     usual = begun or (ready and (i > 0 or move.repeat == 1))
                     if usual and len(self.again) == len(self.phase.moves):
                         touched = partial(self._touched, move, params, optimiser)
-                        again.make(written, touched, batch)
+                        again.make(written, touched, batch, ahead * move.repeat - i)
                         self._note(move, self.total[move.names][: len(batch)])
                     else:
                         written()

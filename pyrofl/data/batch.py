@@ -76,6 +76,14 @@ class Batch:
         known = {n: v for n in names if (v := getattr(self, n)) is not None}
         return replace(self, **cut(known, clients))
 
+    def at_step(self, step: int, clients: int) -> Batch:
+        """Return what the first clients see at a step, of batches [T, C, B] of several steps."""
+        names = ("x", "y", "mask", "at", "weights")
+        known = {n: v[step, :clients] for n in names if (v := getattr(self, n)) is not None}
+        one = Batch(**known, size=self.size[:clients], ids=self.ids[:clients])
+        vars(one)["_share"] = self._share[step, :clients]  # as cached_property would
+        return one
+
     def split(self, k: int) -> list[Batch]:
         """Deal the rows into k batches (row i goes to batch i mod k): support and query.
 

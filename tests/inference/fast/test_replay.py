@@ -40,14 +40,32 @@ METHODS: dict[str, Callable[[], Method]] = {
 def recordings(monkeypatch) -> Iterator[None]:
     """Record at once, and begin with none."""
     monkeypatch.setattr(replay, "HOT", 2)
-    RECORDINGS.found.clear()
+    forget()
     yield
-    RECORDINGS.found.clear()
+    forget()
+
+
+def forget() -> None:
+    for kept in vars(RECORDINGS).values():
+        kept.clear()
 
 
 def made() -> list[Recording]:
     """Return the recordings that steps were made by."""
     return [r for r in RECORDINGS.found.values() if r.run and not r.refused and r.seen > 4]
+
+
+def counted(monkeypatch) -> list[int]:
+    """Return a list that grows by every step that is made as it is written."""
+    written: list[int] = []
+    real = PhaseRun._step
+
+    def step(self, *args):
+        written.append(1)
+        real(self, *args)
+
+    monkeypatch.setattr(PhaseRun, "_step", step)
+    return written
 
 
 def as_written(monkeypatch) -> None:
@@ -70,14 +88,7 @@ def test_the_bits_are_those_of_steps_as_written(name, chunk, monkeypatch):
 def test_first_steps_are_made_by_recordings_too(monkeypatch):
     method, data = METHODS["fedavg"](), toys.blobs()
     first = [step for step in federate(method, data, 3)][-1]
-    written: list[int] = []
-    real = PhaseRun._step
-
-    def counted(self, *args):
-        written.append(1)
-        real(self, *args)
-
-    monkeypatch.setattr(PhaseRun, "_step", counted)
+    written = counted(monkeypatch)
     again = next(federate(method, data, 4, start=first))
     assert not written
     as_written(monkeypatch)
@@ -87,12 +98,27 @@ def test_first_steps_are_made_by_recordings_too(monkeypatch):
     assert torch.equal(again.begun["w/*"], other.begun["w/*"])
 
 
+def test_many_steps_ahead_are_recorded_at_once(monkeypatch):
+    monkeypatch.setattr(replay, "HOT", 8)
+    method, data = fedavg.build(toys.net(), epochs=10, batch=20), toys.blobs((20, 20))
+    written = counted(monkeypatch)
+    next(federate(method, data, 1, check=False))
+    assert len(written) == 4  # the first, one that shows what it asks for, and two beside the code
+    written.clear()
+    next(federate(method, data, 1, check=False, chunk=1))  # another shape of the same code
+    assert len(written) == 2  # the first is as all others now, and one check is enough
+
+
+def test_recording_does_not_load_the_compiler_of_torch():
+    assert not hasattr(Tape.__torch_dispatch__, "__wrapped__")
+
+
 def test_code_makes_nothing_twice():
     x, scale, total = torch.rand(3), torch.rand(3), torch.zeros(3)
     tape = Tape()
     with tape:
         total.add_((x * scale).exp() * 1.0 + (x * scale).exp())
-    run = compiled(tape, [total], [x, scale])
+    run, _ = compiled(tape, [total], [x, scale])
     with Tape() as again:
         run(total, x, scale)
     names = [str(call.op._schema.name) for call in again.calls]

@@ -94,6 +94,7 @@ WAYS = [(name, *way) for name in TAKEN for way in ((5, 0), (None, 2000))]
 def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
     monkeypatch.setattr(plans, "WORTH", worth)  # 0: a group for every size
     monkeypatch.setattr(training, "WORTH_SHORT", worth)
+    monkeypatch.setattr(plans, "ROOM_SHORT", worth)
     method, data = TAKEN[name](toys.net("mlp:7,6"), batch=4), toys.blobs()
     who = bernoulli(0.5)
     one = list(federate(method, data, 2, participation=who, chunk=chunk))
@@ -287,6 +288,13 @@ def test_networks_that_compute_something_else_are_never_cut(always):
     found, expected = (next(federate(m, toys.blobs(), 1)) for m in (heads, pfedvem.build(whole)))
     toys.assert_same(found.private, expected.private)
     assert not torch.equal(states[0].server["w/fc1.weight"], states[2].server["w/fc1.weight"])
+
+
+def test_ways_are_found_once(monkeypatch):
+    seen: list[object] = []
+    monkeypatch.setattr(fast, "REWRITES", (lambda *args: seen.append(args),))
+    *_, _ = federate(fedavg.build(toys.net()), toys.blobs(), 3, check=False)
+    assert len(seen) == 1
 
 
 def test_nothing_of_it_stays_or_travels(always):

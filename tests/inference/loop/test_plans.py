@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyrofl.inference.loop import plans
-from pyrofl.inference.loop.plans import buckets, plan
+from pyrofl.inference.loop.plans import buckets, plan, roomy
 from pyrofl.tensors import generator
 
 SIZES = st.lists(st.integers(1, 20), min_size=1, max_size=6)
@@ -85,3 +85,10 @@ def test_groups_of_some_sizes():
     sizes = torch.tensor([5, 900, 5, 870, 5, 5, 5, 800])
     assert [group.tolist() for group in buckets(sizes)] == [[1, 3, 7], [0, 2, 4, 5, 6]]
     assert [group.tolist() for group in buckets(torch.full((3,), 10**6))] == [[0, 1, 2]]
+
+
+def test_widths_recur_in_the_space_of_rows():
+    widths = {roomy(torch.tensor([n, 3]), 5000, short=True) for n in range(3, 129)}
+    assert widths == {64, 128}
+    assert roomy(torch.tensor([70, 3]), 80, short=True) == 80
+    assert roomy(torch.tensor([9, 3]), 5000) == 12  # where rows cost, less than half is padding
