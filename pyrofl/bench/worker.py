@@ -30,7 +30,7 @@ GROWTH = {
 NAMES = (*CASES, *GROWTH, "memory")
 QUICK = (
     *("pfedvem-authors-slices", "pfedvem-good-dirichlet", "fedavg-good-giant", "fedavg-good-two"),
-    *("ditto-good-slices", "pvi-floor-slices", "cnn-good-20", "resnet-good-20", "import"),
+    *("ditto-good-slices", "cnn-good-20", "resnet-good-20", "import"),
 )
 SHORT, FEW = 2, 3  # turns of a quick run, and points of its curves
 

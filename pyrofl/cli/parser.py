@@ -209,7 +209,7 @@ TUNING: tuple[Row, ...] = (  # how settings are chosen
 OVER: Row = ("--over NAME=VALUE,...", SETTINGS | {"dest": "over"}, [], "all combinations to try")
 TUNE: Row = ("--tune", FLAG, False, "choose every method's settings first, see pyrofl tune")
 BENCH: tuple[Row, ...] = (
-    ("--quick", FLAG, False, "a few minutes: two turns of few cases"),
+    ("--quick", FLAG, False, "about two minutes: two turns of few cases"),
     ("--case NAME", CASES, None, "only this one"),
     ("--data D", PATH, None, "images, npz:FILE; default made-up ones"),
     ("--data-dir DIR", PATH, None, "where downloads are kept"),
