@@ -36,7 +36,7 @@ from torch import Tensor
 
 from pyrofl.arguments import NotNegative, Positive, ShareBelowOne, checked
 from pyrofl.inference.method import Method
-from pyrofl.inference.optim import Optim, sgd
+from pyrofl.inference.optim import Light, Optim, sgd
 from pyrofl.inference.servers.pooled import descend, followed
 from pyrofl.models import fedavg
 from pyrofl.nets import Network
@@ -108,7 +108,7 @@ def adaptive(
     return lambda params: Adaptive(params, rule, server_lr, beta1, beta2, tau)
 
 
-class Adaptive(torch.optim.Optimizer):
+class Adaptive(Light):
     """The paper's three rules; `torch.optim`'s Adam corrects for the start, they do not."""
 
     def __init__(

@@ -136,6 +136,22 @@ def test_the_core_loads_nothing_heavy(names):
     assert afresh(*code) == "[]"
 
 
+def test_a_fit_does_not_load_the_compiler_of_torch():
+    """It takes more than a second, and nothing here is compiled by it."""
+    found = afresh(
+        "import sys, torch, pyrofl",
+        "from pyrofl.models import fedavg, fedopt, pfedbayes",
+        "x, y = torch.randn(40, 3), torch.arange(40) % 2",
+        "rows = (torch.arange(40),)",
+        "data = pyrofl.Federation(x, y, rows, rows, classes=('a', 'b'))",
+        "net = pyrofl.nets.build('softmax', (3,), 2)",
+        "for method in (fedavg.build(net, batch=2), pfedbayes.build(net), fedopt.build(net)):",
+        "    pyrofl.fit(method, data, rounds=1)",
+        "print('torch._dynamo' in sys.modules)",
+    )
+    assert found == "False"
+
+
 # What is not on top is one dot away.
 ONE_DOT_AWAY = {
     "checks": "by_class calibration calibration_by_client compare_loo loo newcomer pit predict "

@@ -6,35 +6,44 @@ layer, at their defaults; PVI's server keeps its damping.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import inf
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from pyrofl.bench.floor import (
+from pyrofl.bench.side_by_side import (
     Rows,
     Weights,
-    _chunks,
-    _descend,
-    _losses,
-    _minibatch,
-    _plan,
-    _steps,
+    chunks,
+    descend,
+    divergence,
+    losses,
+    minibatch,
+    narrowed,
+    schedule,
+    steps,
+    wide,
 )
 from pyrofl.data import Federation
+from pyrofl.models.pvi.natural_gradient import MOST, ROUNDING, SHORTER
+from pyrofl.models.pvi.partitioned import REACH
 from pyrofl.nets.stacked import products
 from pyrofl.tensors import generator, like
+
+Pair = tuple[Tensor, Tensor]  # mean and root of clients, [C, d] each
 
 
 def pvi(
     data: Federation,
     start: Weights,
     chunk: int,
-    epochs: int = 10,
+    epochs: int = 20,
     draws: int = 8,
     lr: float = 0.3,
-    scale: float = 0.05,
+    scale: float = 0.1,
     damping: float = 0.1,
 ) -> Iterator[Tensor]:
     """Run PVI with a diagonal covariance, yielding the mean of q after each round."""
@@ -43,11 +52,12 @@ def pvi(
     whole = [loc / scale**2, torch.full_like(loc, scale**-2)]  # shift and precision of q
     ahead = [whole[0], whole[1] - 1]
     factors = [(v / data.clients).repeat(data.clients, 1) for v in ahead]
-    means, roots = loc.repeat(data.clients, 1), torch.full_like(factors[0], scale)
+    shift, precision = (v - factor for v, factor in zip(whole, factors, strict=True))
+    means, roots = shift / precision, precision.rsqrt()  # where clients start: what comes down
     while True:
         total = [torch.zeros_like(v) for v in whole]
-        for who in _chunks(data, chunk):
-            rows = _minibatch(data, _plan(data, who, 1, None), 0, len(who))
+        for who in chunks(data, chunk):
+            rows = minibatch(data, schedule(data, who, 1, None), 0, len(who))
             cavity = [v - factor[who] for v, factor in zip(whole, factors, strict=True)]
             mean, root = means[who].requires_grad_(), roots[who].requires_grad_()
             for step in range(epochs):
@@ -57,14 +67,11 @@ def pvi(
                 value = _free_energy(mean, root, noise, cavity, rows, shapes)
                 grads = torch.autograd.grad(value.sum(), [mean, root])
                 with torch.no_grad():
-                    _natural(mean, root, grads, lr / max(1, step + 1 - epochs // 2))
-                    known = _free_energy(*before, noise, cavity, rows, shapes)
-                    for _ in range(10):
-                        risen = _free_energy(mean, root, noise, cavity, rows, shapes) > known
-                        if not risen.any():
-                            break
-                        for v, old in zip((mean, root), before, strict=True):
-                            v.copy_(torch.where(risen[:, None], (v + old) / 2, v))
+                    _natural(mean, root, grads, lr, step, -(-epochs // 2))
+                    energy = partial(
+                        _free_energy, noise=noise, cavity=cavity, rows=rows, shapes=shapes
+                    )
+                    _shorten(energy, before, (mean, root))
             means[who], roots[who] = mean.detach(), root.detach()
             precision = roots[who].square().reciprocal()
             for i, v in enumerate((means[who] * precision, precision)):
@@ -86,24 +93,41 @@ def _free_energy(
     u = mean + root * noise
     parts = u.split([s.numel() for s in shapes], -1)
     outputs = _network(rows[0], [v.unflatten(-1, s) for v, s in zip(parts, shapes, strict=True)])
-    fit = _losses(outputs, *rows[1:]).sum((0, 2)) / len(noise)
+    fit = losses(outputs, *rows[1:]).sum((0, 2)) / len(noise)
     others: Tensor = (u * torch.addcmul(cavity[0], cavity[1], u, value=-0.5)).sum(-1).mean(0)
     value: Tensor = fit - others - root.log().sum(-1)
     return value
 
 
-def _natural(mean: Tensor, root: Tensor, grads: tuple[Tensor, ...], lr: float) -> None:
-    growth = (1 + lr * ((1 + root * grads[1]).abs() - 1)).clamp(min=0.1)
-    root.mul_(growth.rsqrt())
-    slope = lr * root.square() * grads[0]
-    mean.sub_(slope / (slope / 2).abs().amax(-1, keepdim=True).clamp(min=1))
+def _natural(
+    mean: Tensor, root: Tensor, grads: tuple[Tensor, ...], lr: float, step: int, steady: int
+) -> None:
+    lr = lr / max(1, step + 1 - steady)
+    curved = (1 + root * grads[1]).abs().clamp(max=MOST if step else inf)
+    root.mul_((1 + lr * (curved - 1)).clamp(min=1 / MOST).rsqrt())
+    slope = root.square() * grads[0]
+    mean.sub_(lr * slope / (slope / REACH).abs().amax(-1, keepdim=True).clamp(min=1))
+
+
+def _shorten(energy: Callable[..., Tensor], before: Pair, after: Pair) -> None:
+    """Halve the steps that raised the energy, in place; precisions go straight, as means do."""
+    known = energy(*before)
+    known = known + ROUNDING * torch.finfo(known.dtype).eps * (1 + known.abs())
+    share, ends = torch.ones_like(known), [v.clone() for v in after]
+    old, new = (v[1].square().reciprocal() for v in (before, ends))
+    for left in reversed(range(SHORTER)):
+        risen = ~(energy(*after) <= known)
+        if not risen.any():
+            break
+        share = torch.where(risen, share / 2 if left else 0.0, share)
+        after[0].copy_(torch.lerp(before[0], ends[0], share[:, None]))
+        after[1].copy_(torch.lerp(old, new, share[:, None]).rsqrt())
 
 
 def _network(x: Tensor, weights: Weights) -> Tensor:
     """Run K draws [K, C, *p] for every client on its rows [C, B, in]: [K, C, B, out]."""
     w1, b1, w2, b2 = weights
-    wide = products(x, w1.transpose(0, 1).flatten(1, 2), b1.transpose(0, 1).flatten(1))
-    hidden = torch.unflatten(wide, -1, (len(w1), -1)).movedim(-2, 0).relu().flatten(0, 1)
+    hidden = wide(x, w1, b1).relu().flatten(0, 1)
     outputs: Tensor = products(hidden, w2.flatten(0, 1), b2.flatten(0, 1))
     return torch.unflatten(outputs, 0, w1.shape[:2])
 
@@ -127,40 +151,41 @@ def pfedbayes(
     middle = len(start)
     while True:
         total = [torch.zeros_like(w) for w in server]
-        for who in _chunks(data, chunk):
-            plan = _plan(data, who, epochs, batch)
-            weight = kl / data.sizes[who]
+        for who in chunks(data, chunk):
+            plan = schedule(data, who, epochs, batch)
             near = [w.expand(len(who), *w.shape).clone().requires_grad_() for w in server]
             mine = [v[who].requires_grad_() for v in own]
+            results = [[v.detach() for v in part] for part in (mine, near)]  # the same memory
+            on_mine: torch.optim.Optimizer
+            on_near: torch.optim.Optimizer
             on_mine, on_near = (torch.optim.Adam(v, lr) for v in (mine, near))
             for t in range(len(plan.rows)):
-                x, y, mask = _minibatch(data, plan, t, len(who))
-                size = mask.sum(1).clamp(min=1) * draws
+                if (active := int((plan.steps > t).sum())) < len(mine[0]):
+                    mine, on_mine = narrowed(mine, on_mine, active)
+                    near, on_near = narrowed(near, on_near, active)
+                x, y, mask = minibatch(data, plan, t, active)
+                weight, size = kl / data.sizes[who[:active]], mask.sum(1) * draws
                 for _ in range(repeat):
                     w = [
                         m + softplus(s) * torch.randn(draws, *m.shape, generator=source)
                         for m, s in zip(mine[:middle], mine[middle:], strict=True)
                     ]
-                    fit = _losses(_network(x, w), y, mask).sum((0, 2)) / size
-                    _descend((fit + weight * _divergence(mine, near)).sum(), mine, on_mine)
-                _descend((weight * _divergence(mine, near)).sum(), near, on_near)
-            for table, v in zip(own, mine, strict=True):
-                table[who] = v.detach()
-            for table, v in zip(total, near, strict=True):
-                table += v.detach().sum(0) / data.clients
+                    fit = losses(_network(x, w), y, mask).sum((0, 2)) / size
+                    descend((fit + weight * _apart(mine, near)).sum(), mine, on_mine)
+                descend((weight * _apart(mine, near)).sum(), near, on_near)
+            for table, v in zip(own, results[0], strict=True):
+                table[who] = v
+            for table, v in zip(total, results[1], strict=True):
+                table += v.sum(0) / data.clients
         server = total
         yield server
 
 
-def _divergence(q: Weights, p: Weights) -> Tensor:
-    """Return KL[q || p] of independent normals [C], each a list of means, then of spreads."""
-    middle, found = len(q) // 2, torch.zeros(())
-    for m, s, n, r in zip(q[:middle], q[middle:], p[:middle], p[middle:], strict=True):
-        width = softplus(r)
-        ratio = (softplus(s) / width).square()
-        each = ratio + ((m - n) / width).square() - 1 - ratio.log()
-        found = found + 0.5 * each.flatten(1).sum(1)
-    return found
+def _apart(q: Weights, p: Weights) -> Tensor:
+    """Return KL[q || p], [C], of two lists of means, then of what softplus makes widths of."""
+    middle = len(q) // 2
+    widths, scales = ([softplus(v) for v in some[middle:]] for some in (q, p))
+    return divergence(q[:middle], widths, p[:middle], scales)
 
 
 def fedpop(
@@ -185,23 +210,21 @@ def fedpop(
         bases, centre, spread = (
             [torch.zeros_like(w) for w in part] for part in (start[:2], start[2:], start[2:])
         )
-        for who in _chunks(data, chunk):
+        for who in chunks(data, chunk):
             base, z = (
                 [w.expand(len(who), *w.shape).clone() for w in weights[:2]],
                 [h[who] for h in heads],
             )
             first, second = ([memory * v[who] for v in part] for part in (sums, squares))
             draws, size = memory * count[who], data.sizes[who].to(data.dtype)
-            population = (
-                weights[2:],
-                [d.clamp(min=float((lr_head / size).max()) ** 0.5) for d in deviation],
-            )
-            early = _plan(data, who, burn_in, batch)
+            least = (lr_head / size).sqrt()  # wide enough for the chain's steps
+            population = weights[2:], [d.maximum(like(least, d[None])) for d in deviation]
+            early = schedule(data, who, burn_in, batch)
             for t in range(len(early.rows)):
                 active = int((early.steps > t).sum())
-                rows = _minibatch(data, early, t, active)
+                rows = minibatch(data, early, t, active)
                 _shake(z, rows, [w[:active] for w in base], population, size, lr_head, source)
-            for (x, y, mask), params, optimiser in _steps(data, who, base, epochs, batch, lr):
+            for (x, y, mask), params, optimiser in steps(data, who, base, epochs, batch, lr):
                 n = len(x)
                 still = [p.detach() for p in params]
                 _shake(z, (x, y, mask), still, population, size, lr_head, source)
@@ -209,8 +232,8 @@ def fedpop(
                     a[:n] += v[:n]
                     b[:n] += v[:n].square()
                 draws[:n] += 1
-                fit = _losses(_mlp(x, [*params, *(v[:n] for v in z)]), y, mask).sum(1) / mask.sum(1)
-                _descend(fit.sum(), params, optimiser)
+                fit = losses(_mlp(x, [*params, *(v[:n] for v in z)]), y, mask).sum(1) / mask.sum(1)
+                descend(fit.sum(), params, optimiser)
             count[who] = draws
             for i, v in enumerate(z):
                 heads[i][who], sums[i][who], squares[i][who] = v, first[i], second[i]
@@ -238,9 +261,11 @@ def _shake(
     x, y, mask = rows
     n = len(x)
     at = [v[:n].clone().requires_grad_() for v in z]
-    value = (_losses(_mlp(x, [*base, *at]), y, mask).sum(1) / mask.sum(1)).sum()
+    value = (losses(_mlp(x, [*base, *at]), y, mask).sum(1) / mask.sum(1)).sum()
     for v, centre, width in zip(at, *population, strict=True):
-        value = value + (((v - centre) / width).square().flatten(1).sum(1) / (2 * size[:n])).sum()
+        value = (
+            value + (((v - centre) / width[:n]).square().flatten(1).sum(1) / (2 * size[:n])).sum()
+        )
     for v, grad in zip(z, torch.autograd.grad(value, at), strict=True):
         gain = like((2 * lr / size[:n]).sqrt(), grad)
         v[:n] += gain * torch.randn(grad.shape, generator=source) - lr * grad

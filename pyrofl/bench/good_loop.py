@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, softplus
 from torch.optim import SGD
 
-from pyrofl.bench.one_by_one import BASE_EPOCHS, BATCH, DRAWS, HEAD_EPOCHS, MOMENTUM
+from pyrofl.bench.one_by_one import BASE_EPOCHS, BATCH, DRAWS, HEAD_EPOCHS, MOMENTUM, WIDTH
 from pyrofl.data import Federation
 from pyrofl.inference.loop.participation import Draw
 from pyrofl.inference.seeds import Stream, stream
@@ -53,7 +53,7 @@ def pfedvem(
     base, centre = start[:2], _head(*start[2:])
     classes, taus = len(start[3]), torch.zeros(data.clients)
     mean = centre.expand(data.clients, *centre.shape).clone()
-    spread = torch.full_like(mean, 0.5413)  # softplus of it is 1
+    spread = torch.full_like(mean, WIDTH)
     for number in count():
         bases, rows = [torch.zeros_like(w) for w in base], 0
         heads, weight = torch.zeros_like(centre), 0.0

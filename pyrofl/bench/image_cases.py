@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
-from pyrofl.bench.cases import CLASSES, Case, Sides, network, ours
+from pyrofl.bench.cases import Case, Sides, network, ours
+from pyrofl.bench.federations import CLASSES
 from pyrofl.bench.one_by_one import BATCH, MOMENTUM
 from pyrofl.data import Dataset, Federation
 from pyrofl.models import fedavg

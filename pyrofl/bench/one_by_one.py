@@ -27,6 +27,7 @@ from pyrofl.data import Federation
 
 BATCH, MOMENTUM = 10, 0.9
 DRAWS, HEAD_EPOCHS, BASE_EPOCHS = 5, 10, 5  # of pFedVEM
+WIDTH = math.log(math.e - 1)  # softplus of it is 1
 
 
 def fedavg(
@@ -57,7 +58,7 @@ class Personal(nn.Module):
         super().__init__()
         self.base = base
         self.mean = nn.ParameterList([v.clone() for v in centre])
-        self.spread = nn.ParameterList([torch.full_like(v, math.log(math.e - 1)) for v in centre])
+        self.spread = nn.ParameterList([torch.full_like(v, WIDTH) for v in centre])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits with the head's mean."""

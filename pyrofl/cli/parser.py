@@ -209,13 +209,14 @@ TUNING: tuple[Row, ...] = (  # how settings are chosen
 OVER: Row = ("--over NAME=VALUE,...", SETTINGS | {"dest": "over"}, [], "all combinations to try")
 TUNE: Row = ("--tune", FLAG, False, "choose every method's settings first, see pyrofl tune")
 BENCH: tuple[Row, ...] = (
-    ("--quick", FLAG, False, "about a minute: few turns, few cases"),
+    ("--quick", FLAG, False, "about two minutes: two turns of few cases"),
     ("--case NAME", CASES, None, "only this one"),
     ("--data D", PATH, None, "images, npz:FILE; default made-up ones"),
     ("--data-dir DIR", PATH, None, "where downloads are kept"),
     ("--turns TURNS", COUNT, 5, "of both sides"),
     ("--threads THREADS", THREADS, 2, "of the CPU"),
     ("--out DIR", PATH, "runs/bench", "where results go"),
+    ("--resume", FLAG, False, "measure what the table there lacks, also on other --threads"),
     ("--overwrite", FLAG, False, "replace files that are there"),
 )
 RUNS: Row = ("folder DIR", PATH, None, "of pyrofl run or pyrofl compare")

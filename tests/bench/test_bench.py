@@ -3,71 +3,28 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
+from pathlib import Path
 
 import pytest
-import torch
 
-from pyrofl import nets
-from pyrofl.bench import floor, good_loop, measuring, one_by_one
-from pyrofl.bench.cases import CASES, equal, images, start
-from pyrofl.bench.children import child
-from pyrofl.bench.measuring import alternate
+from pyrofl.bench import command, measuring, one_by_one, worker
+from pyrofl.bench.children import child, lines
+from pyrofl.bench.federations import equal, images
+from pyrofl.bench.image_cases import IMAGES
+from pyrofl.bench.loop_cases import LOOPS
+from pyrofl.bench.measuring import Measured, Told, alternate
+from pyrofl.bench.personal_cases import PERSONAL
+from pyrofl.bench.worker import CASES, QUICK, Task
 from pyrofl.cli.parser import main
 from pyrofl.data import Federation, datasets
-from pyrofl.inference.loop.participation import everyone
-from pyrofl.inference.loop.rounds import federate
-from pyrofl.models import fedavg, pfedvem
 from pyrofl.partitions import federations
-from pyrofl.tensors import generator, role
 
 
 @pytest.fixture(scope="module")
 def digits() -> Federation:
     return federations.split(datasets.load("digits"), "slices:5", clients=8, test="labels_global")
-
-
-def test_hand_written_fedavg_is_ours(digits):
-    # All rows at once, so that no order of the rows differs.
-    net = nets.build("mlp:100", (64,), 10)
-    method = fedavg.build(net, epochs=3, batch=None, lr=0.1)
-    server = {f"w/{n}": v for n, v in net.init(generator(0)).items()}
-    *_, ours = federate(method, digits, 2, server=server)
-    by_hand = floor.fedavg(digits, start(digits), 3, 3, 10_000, 0.1)
-    each = one_by_one.fedavg(digits, net.fresh(generator(0)), epochs=3, batch=10_000, lr=0.1)
-    known = list(role("w", ours.server).values())
-    next(by_hand), next(each)
-    for others in (next(by_hand), next(each).parameters()):
-        for mine, other in zip(known, others, strict=True):
-            torch.testing.assert_close(mine, other.detach(), rtol=1e-4, atol=1e-5)
-
-
-def accuracy(models: list[one_by_one.Personal], data: Federation) -> float:
-    scores = [
-        (model(data.x[rows]).argmax(1) == data.y[rows]).float().mean()
-        for model, rows in zip(models, data.test, strict=True)
-    ]
-    return float(torch.stack(scores).mean())
-
-
-def test_hand_written_pfedvem_learns(digits):
-    w1, b1, w2, b2 = start(digits)
-    base = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU())
-    base.load_state_dict({"0.weight": w1, "0.bias": b1})
-    rounds = one_by_one.pfedvem(digits, base, [w2, b2], share=1.0, lr=0.01)
-    first = accuracy(next(rounds), digits)
-    for _ in range(4):
-        models = next(rounds)
-    assert accuracy(models, digits) > max(first, 0.85)
-
-    weights = start(digits)
-    by_hand = floor.pfedvem(digits, weights, chunk=3, share=1.0, lr=0.01)
-    for _ in range(5):
-        w1, b1, w2, b2 = next(by_hand)
-    assert digits.pooled_test is not None
-    rows = digits.pooled_test
-    outputs = (digits.x[rows].flatten(1) @ w1.T + b1).relu() @ w2.T + b2
-    assert (outputs.argmax(1) == digits.y[rows]).float().mean() > 0.7
 
 
 def test_pyro_svi_learns_on_every_client(digits):
@@ -111,56 +68,86 @@ def test_memory_is_measured_in_a_process_of_its_own():
 
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
     out = tmp_path / "bench"
-    assert main(["bench", "--quick", "--case", "import", "--threads", "1", "--out", str(out)]) == 0
+    assert (
+        main(["bench", "--quick", "--case", "fedavg-good-two", "--threads", "1", "--out", str(out)])
+        == 0
+    )
     with open(out / "bench.csv", newline="") as file:
         (row,) = csv.DictReader(file)
-    assert list(row) == ["case", "ours_s", "other_s", "ratio", "low", "high"]
+    assert list(row) == list(Measured._fields)
     assert float(row["low"]) <= float(row["ratio"]) <= float(row["high"])
-    assert capsys.readouterr().out.splitlines()[-1].endswith(f"{float(row['ratio']):.4f}")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"{float(row['cpu_ratio']):.4f}")
     assert (out / "ratios.png").exists()
+    assert "| fedavg-good-two | 1 |" in (out / "bench.md").read_text()
 
 
 def test_an_unknown_case_is_refused(tmp_path, capsys):
     assert main(["bench", "--case", "fast", "--out", str(tmp_path / "b")]) == 2
-    assert "case is 'fast'; expected one of pfedvem-plain" in capsys.readouterr().err
+    assert "case is 'fast'; expected one of pfedvem-authors-slices" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 
 def test_every_case_says_what_it_compares():
+    assert {*QUICK, *PERSONAL, *IMAGES, *LOOPS} <= set(CASES)
     for case in CASES.values():
         assert getattr(case.sides, "func", case.sides).__doc__.startswith("Put ")
         assert case.target is None or case.target > 0
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pfedvem"])
-def test_the_good_loop_learns_what_ours_does(name, digits):
-    net, weights = nets.build("mlp:100", (64,), 10), start(digits)
-    w1, b1, w2, b2 = weights
-    rows = digits.pooled_test
-    assert rows is not None
-    x, y = digits.x[rows].flatten(1), digits.y[rows]
-    if name == "fedavg":
-        rounds = good_loop.fedavg(digits, weights, everyone, lr=0.1)
-        for _ in range(5):
-            w1, b1, w2, b2 = next(rounds)
-    else:
-        learnt = good_loop.pfedvem(digits, weights, everyone, lr=0.01)
-        for _ in range(5):
-            (w1, b1, head), taus = next(learnt)
-        w2, b2 = head[:, :-1], head[:, -1]
-        method = pfedvem.build(net, lr_head=0.01, lr_base=0.01)
-        begin = {"base/fc1.weight": weights[0], "base/fc1.bias": weights[1]}
-        begin |= {"loc/head.weight": weights[2], "loc/head.bias": weights[3]}
-        *_, ours = federate(method, digits, 5, server=begin)
-        # Their noise is another. Four seeds of ours had sds of 3.1% at most; 4 of a difference's.
-        torch.testing.assert_close(taus, ours.private["tau"], rtol=4 * 2**0.5 * 0.031, atol=0)
-    outputs = (x @ w1.T + b1).relu() @ w2.T + b2
-    assert (outputs.argmax(1) == y).float().mean() > 0.7
+def test_a_child_that_waits_is_killed_and_told_where_it_was(tmp_path):
+    program = tmp_path / "sleeper.py"
+    program.write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    heard: list[str] = []
+    told = lines("a sleeper", [sys.executable, str(program)], 0.6, heard.append, beat=0.2)
+    assert next(told) == "begun"
+    where = rf"a sleeper was silent for 0.6 s and was killed, at {program}:3; expected it to end"
+    with pytest.raises(ValueError, match=where):
+        next(told)
+    assert re.match(r"a sleeper has run \d+ s", heard[0])
 
 
-def test_a_child_that_waits_is_killed_and_named():
-    with pytest.raises(ValueError, match=r"a sleeper took longer than 0.5 s and was killed; exp"):
-        child("a sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], limit=0.5)
-    with pytest.raises(ValueError, match=r"a fault ended with 1: ZeroDivisionError"):
-        child("a fault", [sys.executable, "-c", "1 / 0"])
-    assert child("a reader", [sys.executable, "-c", "input() if 0 else print(7)"]) == "7\n"
+def test_a_child_that_fills_its_streams_asks_or_leaves_others_behind_is_not_waited_for():
+    full = "import sys; [s.write('x' * 10**6) for s in (sys.stdout, sys.stderr)]"
+    assert len(child("much", [sys.executable, "-c", full])) == 10**6 + 1  # a line
+    with pytest.raises(ValueError, match=r"a question ended with 1: EOFError"):
+        child("a question", [sys.executable, "-c", "input()"])
+    assert child("a parent", ["sh", "-c", "sleep 60 & echo 7"], limit=5) == "7\n"
+
+
+def test_a_case_that_fails_is_told_and_the_others_are_measured(tmp_path, capsys, monkeypatch):
+    def one(name: str, task: Task, tell: object) -> list[Measured]:
+        if name == "svi":
+            raise ValueError("svi was silent")
+        return [Measured(name, task.threads, *map(float, range(10)))]
+
+    monkeypatch.setattr(command, "measured", one)
+    words = ["bench", "--turns", "2", "--out", str(tmp_path), "--threads"]
+    cases = [word for name in ("svi", "import") for word in ("--case", name)]
+    assert main([*words, "1", *cases]) == 3
+    assert "bench ended before all was measured: svi was silent" in capsys.readouterr().err
+    assert main([*words, "2", "--resume", "--case", "import"]) == 0
+    with open(tmp_path / "bench.csv", newline="") as file:
+        found = [(row["case"], row["threads"]) for row in csv.DictReader(file)]
+    assert found == [("import", "1"), ("import", "2")]
+    assert main(["bench", "--turns", "3", "--out", str(tmp_path), "--resume"]) == 2
+    assert "turns is 3 and was 2" in capsys.readouterr().err
+
+
+def test_a_worker_whose_parent_is_gone_ends_at_its_next_turn(monkeypatch, capsys):
+    parents = iter((7, 7, 1, 1))
+
+    def turns(name: str, task: Task, tell: Told) -> list[Measured]:
+        for turn in range(3):
+            tell(f"turn {turn}")
+        return []
+
+    monkeypatch.setattr(worker.os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(worker, "rows", turns)
+    with pytest.raises(SystemExit, match="nobody waits for this"):
+        worker.work("svi", Task(1, 1, None, None))
+    assert capsys.readouterr().out == "turn 0\nturn 1\n"
+
+
+def test_the_page_on_speed_has_the_table_of_its_csv():
+    docs = Path(__file__).parents[2] / "examples" / "docs"
+    assert command.markdown(command.read(docs / "speed.csv")) in (docs / "speed.md").read_text()

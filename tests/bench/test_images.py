@@ -9,7 +9,6 @@ import torch
 
 from pyrofl import nets
 from pyrofl.bench import image_cases
-from pyrofl.bench.command import CASES
 from pyrofl.data import Federation
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.models import fedavg
@@ -29,8 +28,3 @@ def test_a_loop_by_hand_is_ours(spec):
     *_, by_hand = islice(image_cases.loop(data, net.fresh(generator(0)), batch=12, lr=0.1), 2)
     for mine, other in zip(role("w", ours.server).values(), by_hand, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)
-
-
-def test_the_command_knows_them():
-    assert set(image_cases.IMAGES) <= set(CASES)
-    assert all(case.target for case in image_cases.IMAGES.values())

@@ -100,6 +100,16 @@ def test_values_and_gradients_are_those_of_each_client(name):
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("name", ["narrow conv", "conv without bias", "pool", "residual"])
+def test_images_of_some_clients_after_the_other_give_the_same(name, monkeypatch):
+    seen = []
+    monkeypatch.setattr(stacked, "_run", lambda *args, f=stacked._run: seen.append(1) or f(*args))
+    size = 2 * ROWS * torch.zeros(NETWORKS[name][1]).numel() * 8
+    monkeypatch.setattr(stacked, "IMAGES", size)  # of two clients, of three
+    test_values_and_gradients_are_those_of_each_client(name)
+    assert len(seen) > 2
+
+
 @pytest.mark.parametrize(
     ("name", "rules"),
     [

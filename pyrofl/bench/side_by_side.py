@@ -1,0 +1,92 @@
+"""What floors are made of, see `floor`: the clients of a chunk, stacked, and their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pyrofl.bench.one_by_one import MOMENTUM
+from pyrofl.data import Federation
+from pyrofl.inference.loop.plans import Plan, plan
+from pyrofl.models.likelihoods import normalised
+from pyrofl.nets.stacked import products
+from pyrofl.tensors import generator
+
+Weights = list[Tensor]
+"""Weight [out, in] and bias of an MLP's hidden layer, and of its head or the heads' centre."""
+Rows = tuple[Tensor, Tensor, Tensor]  # x [C, B, in], y [C, B], mask [C, B]
+
+
+def chunks(data: Federation, chunk: int) -> Iterator[Tensor]:
+    """Yield the ids of clients that are trained side by side, those with the most rows first."""
+    yield from data.sizes[: data.clients].argsort(descending=True).split(chunk)
+
+
+def schedule(data: Federation, who: Tensor, epochs: int, batch: int | None) -> Plan:
+    """Plan the minibatches of some clients."""
+    rows = [data.train[i] for i in who.tolist()]
+    return plan(rows, [epochs] * len(rows), batch, [generator(0, int(i)) for i in who])
+
+
+def steps(
+    data: Federation, who: Tensor, own: Weights, epochs: int, batch: int, lr: float
+) -> Iterator[tuple[Rows, Weights, torch.optim.Optimizer]]:
+    """Yield the rows of clients with a step left, their weights and the optimiser of these."""
+    planned = schedule(data, who, epochs, batch)
+    left = (planned.steps > torch.arange(len(planned.rows))[:, None]).sum(1).tolist()
+    params = [w.detach().requires_grad_() for w in own]
+    optimiser: torch.optim.Optimizer = torch.optim.SGD(params, lr, MOMENTUM, fused=True)
+    for t, active in enumerate(left):
+        if active < len(params[0]):
+            params, optimiser = narrowed(params, optimiser, active)
+        yield minibatch(data, planned, t, active), params, optimiser
+
+
+def narrowed(
+    params: Weights, optimiser: torch.optim.Optimizer, active: int
+) -> tuple[Weights, torch.optim.Optimizer]:
+    """Return the first clients' weights, in the same memory, and an optimiser that goes on."""
+    left = [w.detach()[:active].requires_grad_() for w in params]
+    new = type(optimiser)(left, **optimiser.defaults)
+    for before, after in zip(params, left, strict=True):
+        state = optimiser.state[before]
+        new.state[after] = {n: v[:active] if v.dim() else v for n, v in state.items()}
+    return left, new
+
+
+def minibatch(data: Federation, planned: Plan, t: int, active: int) -> Rows:
+    """Pick the rows of step t of the first clients."""
+    rows = planned.rows[t, :active]
+    x, y = (v.index_select(0, rows.flatten()).unflatten(0, rows.shape) for v in (data.x, data.y))
+    return x.flatten(2), y, planned.mask[t, :active]
+
+
+def losses(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """Return the cross entropy of every row, 0 where it is padding."""
+    truth = y.expand(logits.shape[:-1])
+    return -normalised(logits).gather(-1, truth[..., None])[..., 0] * mask
+
+
+def descend(loss: Tensor, params: Weights, optimiser: torch.optim.Optimizer) -> None:
+    """Make a step down a loss."""
+    for p, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
+        p.grad = grad.contiguous()  # as fused optimisers take for granted
+    optimiser.step()
+
+
+def wide(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Run K draws [K, C, out, in] of a layer as one with K times the outputs: [K, C, B, out]."""
+    y = products(x, weight.transpose(0, 1).flatten(1, 2), bias.transpose(0, 1).flatten(1))
+    return torch.unflatten(y, -1, (len(weight), -1)).movedim(-2, 0)
+
+
+def divergence(means: Weights, widths: Weights, centres: Weights, scales: Weights) -> Tensor:
+    """Return KL[q || p] of independent normals, [C]; q has means and widths [C, *p]."""
+    found = torch.zeros(())
+    for m, s, centre, scale in zip(means, widths, centres, scales, strict=True):
+        ratio = (s / scale).square()
+        each = ratio + ((m - centre) / scale).square() - 1 - ratio.log()
+        found = found + 0.5 * each.flatten(1).sum(1)
+    return found

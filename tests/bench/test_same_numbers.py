@@ -1,0 +1,147 @@
+"""Loops and floors make the numbers of ours: in float64, given the same noise and order of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyrofl import nets
+from pyrofl.bench import bayesian_floors, floor, good_loop, one_by_one, proximal
+from pyrofl.bench.cases import start
+from pyrofl.data import Federation, datasets
+from pyrofl.inference.loop import noise
+from pyrofl.inference.loop.participation import everyone
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.method import Method
+from pyrofl.models import apfl, ditto, fedavg, fedpop, fedprox, pfedbayes, pfedme, pfedvem, pvi
+from pyrofl.partitions import federations
+from pyrofl.tensors import Tensors, generator, role
+
+ROUNDS, CHUNK = 2, 3  # some of four clients are in another chunk, and have fewer steps
+NOISE = 0.3  # of every draw; mirrored ones have its opposite
+EXACT = {"rtol": 1e-9, "atol": 1e-11}  # sums in another order; some hundred steps grow that
+
+
+@pytest.fixture(scope="module")
+def digits() -> Federation:
+    found = datasets.per_class(datasets.load("digits"), 12)
+    data = federations.split(found, "dirichlet:0.5", clients=4, seed=1)
+    return replace(data, x=data.x.double())
+
+
+@pytest.fixture(autouse=True)
+def alike(digits, monkeypatch) -> Iterator[None]:
+    """Let both sides draw the same, and go through rows as they lie."""
+
+    def full(*shape: int | torch.Size, generator: object = None) -> Tensor:
+        return torch.full(shape if isinstance(shape[0], int) else shape[0], NOISE)
+
+    def normals(generators: list[object], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.full((len(generators), *shape), NOISE, dtype=dtype)
+
+    monkeypatch.setattr(noise, "_normals", normals)
+    monkeypatch.setattr(torch, "randn", full)
+    monkeypatch.setattr(torch, "randn_like", lambda v: torch.full_like(v, NOISE))
+    monkeypatch.setattr(torch, "randperm", lambda n, generator=None: torch.arange(n))
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def net() -> nets.Network:
+    return nets.build("mlp:100", (64,), 10)
+
+
+def ours(method: Method, data: Federation, server: Tensors | None = None) -> Tensors:
+    server = server or method.init(generator(0), data.clients)
+    *_, last = federate(method, data, ROUNDS, server=server)
+    return {**last.server, **{f"private/{n}": v for n, v in last.private.items()}}
+
+
+def assert_same(found: list[Tensor], known: list[Tensor]) -> None:
+    for mine, other in zip(found, known, strict=True):
+        torch.testing.assert_close(mine, other.detach(), **EXACT)
+
+
+def last(rounds: Iterator[object]) -> object:
+    *_, found = islice(rounds, ROUNDS)
+    return found
+
+
+def test_fedavg(digits):
+    found = ours(fedavg.build(net(), lr=0.1), digits)
+    weights = start(digits)
+    module = one_by_one.fedavg(digits, net().fresh(generator(0)), epochs=5, lr=0.1)
+    for others in (
+        last(good_loop.fedavg(digits, weights, everyone, lr=0.1)),
+        last(floor.fedavg(digits, weights, CHUNK, epochs=5, lr=0.1)),
+        list(last(module).parameters()),
+    ):
+        assert_same(list(role("w", found).values()), others)
+
+
+def test_pfedvem(digits):
+    weights = w1, b1, w2, b2 = start(digits)
+    names = "base/fc1.weight", "base/fc1.bias", "loc/head.weight", "loc/head.bias"
+    begin = dict(zip(names, weights, strict=True))
+    found = ours(pfedvem.build(net(), lr_base=0.01, lr_head=0.01), digits, begin)
+    mine = [found[n] for n in names]
+    head = torch.cat([mine[2], mine[3][:, None]], 1)
+
+    (*base, centre), taus = last(good_loop.pfedvem(digits, weights, everyone, lr=0.01))
+    assert_same([*mine[:2], head, found["private/tau"]], [*base, centre, taus])
+    assert_same(mine, last(floor.pfedvem(digits, weights, CHUNK, share=2.0, lr=0.01)))
+
+    module = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU())
+    module.load_state_dict({"0.weight": w1, "0.bias": b1})
+    rounds = one_by_one.pfedvem(digits, module, [w2, b2], share=2.0, lr=0.01)
+    models = last(rounds)
+    assert_same(mine[:2], list(module.parameters()))
+    assert_same(list(found["private/mu/head.weight"]), [model.mean[0] for model in models])
+
+
+PLAIN = {"epochs": 1, "batch": 10, "lr": 0.1, "momentum": 0.0}
+LOOPS = {
+    "fedprox": (lambda n: fedprox.build(n, mu=0.5, **PLAIN), proximal.fedprox, (0.5,)),
+    "ditto": (lambda n: ditto.build(n, strength=0.5, **PLAIN), proximal.ditto, (0.5,)),
+    "pfedme": (
+        lambda n: pfedme.build(n, strength=5.0, lr_centre=0.05, **PLAIN),
+        proximal.pfedme,
+        (0.05, 5.0, 5),
+    ),
+    "apfl": (lambda n: apfl.build(n, lr_alpha=0.3, **PLAIN), proximal.apfl, (0.5, 0.3)),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_proximal(digits, name):
+    build, loop, settings = LOOPS[name]
+    found = ours(build(net()), digits)
+    known = last(loop(digits, start(digits), 10, 0.1, *settings))
+    assert_same(list(role("w", found).values()), known)
+
+
+@pytest.mark.parametrize("chunk", [1, CHUNK])
+def test_pvi(digits, chunk):
+    found = ours(pvi.build(net(), epochs=3, damping=0.25), digits)
+    known = last(bayesian_floors.pvi(digits, start(digits), chunk, epochs=3, damping=0.25))
+    assert_same([found["shift"] / found["precision"]], [known])
+
+
+@pytest.mark.parametrize("chunk", [1, CHUNK])
+def test_pfedbayes(digits, chunk):
+    found = ours(pfedbayes.build(net(), epochs=1, batch=10), digits)
+    known = last(bayesian_floors.pfedbayes(digits, start(digits), chunk, epochs=1, batch=10))
+    assert_same([v for n, v in found.items() if "private" not in n], known)
+
+
+@pytest.mark.parametrize("chunk", [1, CHUNK])
+def test_fedpop(digits, chunk):
+    found = ours(fedpop.build(net(), burn_in=1, epochs=2), digits)
+    known = last(bayesian_floors.fedpop(digits, start(digits), chunk, burn_in=1, epochs=2))
+    assert_same([*role("base", found).values(), *role("loc", found).values()], known)
