@@ -13,8 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pyrofl
 from papers import results
+
+import pyrofl
 from pyrofl import datasets, federations, figures, nets
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

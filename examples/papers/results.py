@@ -1,4 +1,4 @@
-"""What the pages of this folder share: numbers that runs leave in a CSV file, and tables of them."""
+"""What the pages of this folder share: lines that runs leave in CSV files, and tables of them."""
 
 from __future__ import annotations
 
@@ -98,3 +98,21 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Lay out a table."""
     lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def by(lines: Iterable[dict[str, str]], column: str) -> dict[str, list[dict[str, str]]]:
+    """Group lines by what stands in a column."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for line in lines:
+        found.setdefault(line[column], []).append(line)
+    return found
+
+
+def best(
+    lines: Iterable[dict[str, str]], score: str, over: str, of: str = "method"
+) -> dict[str, list[dict[str, str]]]:
+    """Return the lines of every method at the setting whose mean score is highest."""
+    return {
+        name: max(by(some, over).values(), key=lambda at: mean(numbers(at, score)))
+        for name, some in by(lines, of).items()
+    }
