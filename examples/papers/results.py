@@ -42,7 +42,7 @@ def fill(
     if old and old[0] != columns:
         raise ValueError(f"{path} has the columns {old[0]}; expected {columns}, or another file")
     with path.open("a", newline="") as file:
-        table = csv.writer(file)
+        table = csv.writer(file, lineterminator="\n")
         if not old:
             table.writerow(columns)
         for run in runs:
@@ -86,12 +86,12 @@ def numbers(lines: Iterable[dict[str, str]], column: str, scale: float = 1) -> l
     return [scale * float(line[column]) for line in lines if line[column]]
 
 
-def spread(values: Sequence[float], digits: str = ".1f") -> str:
+def spread(values: Sequence[float], digits: str = ".1f", of_error: str | None = None) -> str:
     """Write a mean, with its standard error if there are several; nothing of nothing."""
-    if not values:
-        return ""
-    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-    return f"{mean(values):{digits}}" + (f" ± {error:{digits}}" if error is not None else "")
+    if len(values) < 2:
+        return f"{values[0]:{digits}}" if values else ""
+    error = stdev(values) / len(values) ** 0.5
+    return f"{mean(values):{digits}} ± {error:{of_error or digits.strip('+')}}"
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

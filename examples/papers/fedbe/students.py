@@ -8,10 +8,8 @@ Run: python examples/papers/fedbe/students.py [--quick] [--data NAME] [--out FIL
 """
 
 import argparse
-import csv
-import subprocess
+import sys
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pyrofl
@@ -22,6 +20,9 @@ from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.tensors import role
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+from papers import results  # noqa: E402
+
 FORMER = {"distil_lr": 1e-3, "distil_lr_end": 4e-4}
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -48,13 +49,10 @@ seeds, settings = (2, ["defaults"]) if args.quick else (args.seeds, list(SETTING
 
 dataset = datasets.load(args.data)
 net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
-commit = subprocess.run(
-    ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
-).stdout.strip()
 HEAD = ("partition", "setting", "seed", "average", "student", "ensemble", "agreement")
 
 
-def scores(partition: str, name: str, seed: int) -> list[float]:
+def scores(partition: str, name: str, seed: int) -> list[list[float]]:
     """Return the numbers of one run."""
     data = federations.split(
         dataset, partition, args.clients, seed=seed, test="labels_global", server=args.server
@@ -70,19 +68,8 @@ def scores(partition: str, name: str, seed: int) -> list[float]:
 
     one = [{n: v[None] for n, v in w.items()} for w in (mean, role("w", server))]
     teachers = role("server/teacher/w", server)
-    return [*map(right, [*one, teachers]), 100 * run.records[-1].watched["agreement"]]
+    return [[*map(right, [*one, teachers]), 100 * run.records[-1].watched["agreement"]]]
 
 
-args.out.parent.mkdir(parents=True, exist_ok=True)
-with args.out.open("w", newline="") as file:
-    table = csv.writer(file)
-    table.writerow((*HEAD, "seconds", "commit"))
-    for partition in args.partitions:
-        for name in settings:
-            for seed in range(seeds):
-                begun = perf_counter()
-                found = [f"{v:.2f}" for v in scores(partition, name, seed)]
-                seconds = f"{perf_counter() - begun:.1f}"
-                table.writerow((partition, name, seed, *found, seconds, commit))
-            file.flush()
-            print(f"{partition}, {name}: done", flush=True)
+runs = [(p, name, seed) for p in args.partitions for name in settings for seed in range(seeds)]
+results.fill(args.out, HEAD, runs, scores)
