@@ -42,8 +42,9 @@ def methods(rate: float) -> dict[str, pyrofl.Method]:
     return {
         "FedAvg": fedavg.build(net, fine_tune=5, **plain),
         "Local": local.build(net, **plain),
-        **{f"{b} branches": pfedmb.build(net, branches=b, **mixed) for b in (1, 2, 5, 8)},
+        "5 branches": pfedmb.build(net, **mixed),
         "5 branches, unweighted": pfedmb.build(net, weighted=False, **mixed),
+        **{f"{b} branches": pfedmb.build(net, branches=b, **mixed) for b in (2, 8, 1)},
     }
 
 
