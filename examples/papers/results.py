@@ -15,6 +15,9 @@ from typing import Any
 
 HERE = Path(__file__).parent
 MADE = ("seconds", "commit", "command")
+SEEDS = 3  # a table has what ran with so many
+
+Lines = list[dict[str, str]]
 
 
 def fill(
@@ -38,7 +41,7 @@ def fill(
     """
     columns = [*head, *MADE]
     path.parent.mkdir(parents=True, exist_ok=True)
-    old = list(csv.reader(path.open())) if path.is_file() else []
+    old = list(csv.reader(path.read_text().splitlines())) if path.is_file() else []
     if old and old[0] != columns:
         raise ValueError(f"{path} has the columns {old[0]}; expected {columns}, or another file")
     with path.open("a", newline="") as file:
@@ -78,7 +81,7 @@ def command() -> str:
 
 def read(path: Path) -> list[dict[str, str]]:
     """Return the lines of a file, none if it is not there."""
-    return list(csv.DictReader(path.open())) if path.is_file() else []
+    return list(csv.DictReader(path.read_text().splitlines())) if path.is_file() else []
 
 
 def numbers(lines: Iterable[dict[str, str]], column: str, scale: float = 1) -> list[float]:
@@ -116,3 +119,20 @@ def best(
         name: max(by(some, over).values(), key=lambda at: mean(numbers(at, score)))
         for name, some in by(lines, of).items()
     }
+
+
+def gains(of: Lines, than: Lines, column: str) -> list[float]:
+    """Return what each seed gains, in percent."""
+    before = {line["seed"]: float(line[column]) for line in than}
+    return [100 * (float(line[column]) - before[line["seed"]]) for line in of]
+
+
+def finished(lines: Lines, column: str) -> dict[str, Lines]:
+    """Group lines by a column, without what has not run with all seeds."""
+    return {name: some for name, some in by(lines, column).items() if len(some) >= SEEDS}
+
+
+def kept(path: str, column: str, scale: float = 100, **where: str) -> list[float]:
+    """Return a column of the lines of a file that have these values."""
+    lines = read(HERE / path)
+    return numbers([x for x in lines if all(x[n] == v for n, v in where.items())], column, scale)

@@ -9,22 +9,10 @@ import sys
 from collections.abc import Callable
 from statistics import mean, stdev
 
-from results import HERE, best, by, markdown, numbers, read, spread
+from claims import claims, hundred
+from results import HERE, SEEDS, best, by, finished, gains, markdown, numbers, read, spread
 
-Lines = list[dict[str, str]]
-SEEDS = 3  # a table has what ran with so many
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def gains(of: Lines, than: Lines, column: str) -> list[float]:
-    """Return what each seed gains, in percent."""
-    before = {line["seed"]: float(line[column]) for line in than}
-    return [100 * (float(line[column]) - before[line["seed"]]) for line in of]
-
-
-def finished(lines: Lines, column: str) -> dict[str, Lines]:
-    """Group lines by a column, without what has not run with all seeds."""
-    return {name: some for name, some in by(lines, column).items() if len(some) >= SEEDS}
 
 
 def students() -> str:
@@ -109,12 +97,6 @@ def federations() -> str:
     return markdown(head, sorted(rows, key=lambda row: int(row[0])))
 
 
-def hundred() -> dict[str, Lines]:
-    """Return pFedVEM's table of 100 clients by method."""
-    lines = [line for line in read(HERE / "pfedvem/table.csv") if line["clients"] == "100"]
-    return finished(lines, "method")
-
-
 def ablations() -> str:
     """Return what pFedVEM loses without a term of its confidence."""
     of = hundred()
@@ -186,6 +168,38 @@ def entropies() -> str:
     return markdown(["method", "accuracy", "entropy: known", "strange", "AUROC"], rows)
 
 
+FULL = "`[--full]`"
+COMMANDS = (
+    ("pfedvem/table.csv", "tables 1 and 5, ablations", "examples/pfedvem_table.py", FULL),
+    ("pfedmb/pairs.csv", "table I, figure 3", "examples/pfedmb_pairs.py", FULL),
+    ("metavd/pull.csv", "dropout rates without data", "examples/papers/metavd/pull.py", ""),
+    ("metavd/overfit.csv", "scores by round", "examples/papers/metavd/regimes.py", FULL),
+    ("fedbe/students.csv", "students, teachers", "examples/papers/fedbe/students.py", FULL),
+    ("fedbe/swiss_roll.csv", "figure 1", "examples/fedbe_swiss_roll.py", ""),
+    ("fedabml/new_clients.csv", "table 2", "examples/fedabml_new_clients.py", FULL),
+    ("fedabml/entropy.csv", "figure 5", "examples/fedabml_entropy.py", ""),
+)
+NAMES = {"pfedvem": "pFedVEM", "pfedmb": "pFedMB", "metavd": "MetaVD", "fedbe": "FedBE"}
+NAMES["fedabml"] = "FedABML"
+
+
+def commands() -> str:
+    """Return what made each file, and how long it took."""
+    rows = []
+    for path, what, script, full in COMMANDS:
+        seconds: dict[tuple[str, ...], float] = {}
+        for line in read(HERE / path):
+            run = tuple(line.values())[: [*line].index("seed") + 1]
+            seconds[run] = max(seconds.get(run, 0), float(line.get("seconds", 0)))
+        folder = path.partition("/")[0]
+        page = f"[{NAMES[folder]}]({folder}/README.md)"
+        minutes = f"{sum(seconds.values()) / 60:.0f}"
+        rows.append(
+            [page, what, f"`{script}` {full}".strip(), f"`{path}`", str(len(seconds)), minutes]
+        )
+    return markdown(["paper", "table or figure", "script", "file", "runs", "minutes"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "students": students,
     "swiss_roll": swiss_roll,
@@ -195,9 +209,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "ablations": ablations,
     "smallest": smallest,
     "pairs": pairs,
-    "by_epochs": lambda: new_clients("own", (0, 1, 2, 3, 5, 10)),
-    "by_steps": lambda: new_clients("all", (1, 2, 3, 5, 10, 25, 50)),
+    "by_epochs": lambda: new_clients("own", (0, 1, 2, 5, 10)),
+    "by_steps": lambda: new_clients("all", (1, 2, 5, 10, 25)),
     "entropies": entropies,
+    "commands": commands,
+    "claims": claims,
 }
 
 

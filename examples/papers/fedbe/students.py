@@ -4,7 +4,7 @@ Accuracy in percent over all test rows after five rounds: of the clients' averag
 from the last student), the student, and the ensemble of teachers; and the share of unlabelled rows
 on which student and teachers agree. A line of the CSV is one run.
 
-Run: python examples/papers/fedbe/students.py [--quick] [--data NAME] [--out FILE]
+Run: python examples/papers/fedbe/students.py [--quick] [--full] [--data NAME] [--out FILE]
 """
 
 import argparse
@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two seeds of the defaults")
+parser.add_argument("--full", action="store_true", help="the paper's own scale, with its ConvNet")
 parser.add_argument("--data", default="digits", help="a data set with classes")
 parser.add_argument("--partitions", nargs="+", default=["step:2,minor=2", "dirichlet:0.1"])
 parser.add_argument("--clients", type=int, default=20)
@@ -46,6 +47,11 @@ parser.add_argument("--seeds", type=int, default=10)
 parser.add_argument("--out", type=Path, default=HERE / "students.csv")
 args = parser.parse_args()
 seeds, settings = (2, ["defaults"]) if args.quick else (args.seeds, list(SETTINGS))
+clients: dict[str, Any] = {}
+if args.full:
+    args.partitions, args.clients, args.server = ["step:2,minor=10", "dirichlet:0.1"], 10, 0.2
+    args.net, args.rounds, seeds = "cnn-fedbe", 40, 5
+    clients = {"epochs": 20, "batch": 40, "weight_decay": 1e-3, "decay": True}
 
 dataset = datasets.load(args.data)
 net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
@@ -57,7 +63,7 @@ def scores(partition: str, name: str, seed: int) -> list[list[float]]:
     data = federations.split(
         dataset, partition, args.clients, seed=seed, test="labels_global", server=args.server
     )
-    method = fedbe.build(net, unlabelled=data.unlabelled, **SETTINGS[name])
+    method = fedbe.build(net, unlabelled=data.unlabelled, **clients | SETTINGS[name])
     run = pyrofl.fit(method, data, args.rounds, seed=seed, progress=False)
     server, rows = run.state.server, data.pooled_test
     mean = average(role("w", run.state.message), run.state.who.size)

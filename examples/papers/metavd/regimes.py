@@ -4,7 +4,7 @@ Every method has the same network and the same steps. Each is tested by the mean
 by ten draws, on clients that train and on held-out ones, after one step on the client's rows
 (none for FedAvg). A line of the CSV is one score; what is in it already is not run again.
 
-Run: python examples/papers/metavd/regimes.py [--quick] [--data NAME] [--methods NAME ...]
+Run: python examples/papers/metavd/regimes.py [--quick] [--full] [--data NAME] [--methods NAME ...]
 """
 
 import argparse
@@ -33,6 +33,7 @@ HEAD = ("method", "seed", "round", "population", "by", "metric", "value")
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+parser.add_argument("--full", action="store_true", help="the paper's own scale, with its CNN")
 parser.add_argument("--data", default="cifar10", help="a data set with classes")
 parser.add_argument("--per-class", type=int, default=1000, help="training rows of all clients")
 parser.add_argument("--partition", default="dirichlet:0.5,min=10")
@@ -49,9 +50,14 @@ parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
 parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
 parser.add_argument("--out", type=Path, default=HERE / "regimes.csv")
 args = parser.parse_args()
+if args.full:
+    args.clients, args.held_out, args.net, args.lr = 100, 30, "cnn-metavd", 0.02
+    args.rounds = [100, 300, 1000]
 rounds, seeds = ([1, 2], [0]) if args.quick else (args.rounds, args.seeds)
 
-dataset = datasets.per_class(datasets.load(args.data), args.per_class)
+dataset = datasets.load(args.data)
+if not args.full:
+    dataset = datasets.per_class(dataset, args.per_class)
 net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
 
 
