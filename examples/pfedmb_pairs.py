@@ -30,6 +30,8 @@ if args.full:
     rounds, each, spec = 200, 4000, "cnn-pfedmb"
 
 dataset = datasets.load(args.data)
+if not args.full:
+    dataset = datasets.per_class(dataset, 12 * each)  # two clients' rows, and 500 to tune on
 net = nets.build(spec, tuple(dataset.x.shape[1:]), outputs=10)
 PAIR = torch.arange(10) // 2
 SAME = PAIR[:, None] == PAIR  # 20 entries, half of them a client with itself
