@@ -77,7 +77,9 @@ def measure(*name: str | int) -> list[list[float]]:
 about = (dataset.name, other.name if args.ood else "shuffled", args.clients)
 about += (int((~dataset.is_test).sum()), rounds)
 runs = [(*about, name, seed) for name in METHODS for seed in range(seeds)]
-results.fill(args.out / "entropy.csv", HEAD, runs, measure)
+lines = results.fill(args.out / "entropy.csv", HEAD, runs, measure)
+columns = {"accuracy": 100, "known": 1, "strange": 1, "auroc": 100}
+print(results.means(results.by(lines, "method"), columns))
 _, found = asked("FedABML", 0)
 shown = {word: one.by_client("total") for word, one in found.items()}
 figures.save(figures.densities(shown, len(dataset.classes)), args.out / "entropy.png")

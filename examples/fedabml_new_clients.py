@@ -81,6 +81,9 @@ total = int((~dataset.is_test).sum())
 names = [*methods][:2] if args.quick else [*methods]
 asked = [(args.clients, total, args.rounds, n, s) for s in range(args.seeds) for n in names]
 lines = results.fill(args.out / "new_clients.csv", HEAD, asked, measure)
+for name, some in results.by(lines, "method").items():
+    print(f"{name}: accuracy after epochs of fine-tuning")
+    print(results.means(results.by(some, "epochs"), {"accuracy": 100}))
 curves = {
     name: [
         [float(line["accuracy"]) for line in run if int(line["epochs"]) in few]

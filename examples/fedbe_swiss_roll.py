@@ -86,6 +86,7 @@ runs = [(lr, seed) for lr in args.lr for seed in range(seeds)]
 lines = results.fill(
     args.out / "swiss_roll.csv", head, runs, lambda lr, seed: [scores(fit(seed, lr))]
 )
+print(results.means(results.by(lines, "lr"), dict.fromkeys(head[2:], 1)))
 panels = {}
 for lr, some in results.by(lines, "lr").items():
     found = torch.tensor([[float(line[name]) for name in head[2:]] for line in some])

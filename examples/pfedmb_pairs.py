@@ -82,6 +82,7 @@ HEAD += ("tuning", "before", "after", "within", "between", "used")
 asked = [(each, rounds, n, r, s) for n in methods(rates[0]) for r in rates for s in range(seeds)]
 lines = results.fill(args.out / "pairs.csv", HEAD, asked, lambda *of: [run(*of[2:])[0]])
 best = results.best(lines, "tuning", over="rate")
+print(results.means(best, {"before": 100, "after": 100, "within": 1, "between": 1, "used": 1}))
 history = {
     name: run(name, float(of[0]["rate"]), 0)[1] for name, of in best.items() if name.startswith("5")
 }

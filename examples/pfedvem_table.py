@@ -88,6 +88,9 @@ asked = [
     if clients == args.clients[0] or "only" not in name  # ablations once
 ]
 lines = results.fill(args.out / "table.csv", HEAD, asked, measure)
+for clients, some in results.by(lines, "clients").items():
+    print(f"{clients} clients, accuracy in percent")
+    print(results.means(results.by(some, "method"), dict.fromkeys(HEAD[-3:], 100)))
 shown = [
     {"method": line["method"], "seed": line["seed"], "model": view, "adapted": "none"}
     | {"metric": "accuracy", "value": float(line[view])}

@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from time import perf_counter
@@ -101,6 +101,15 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Lay out a table."""
     lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def means(groups: Mapping[str, Lines], columns: Mapping[str, float]) -> str:
+    """Lay out the means of some columns, each times a scale, of every group of lines."""
+    rows = [
+        [name, *(spread(numbers(lines, n, scale), ".3g", ".2g") for n, scale in columns.items())]
+        for name, lines in groups.items()
+    ]
+    return markdown(["", *columns], rows)
 
 
 def by(lines: Iterable[dict[str, str]], column: str) -> dict[str, list[dict[str, str]]]:
