@@ -193,7 +193,7 @@ def commands() -> str:
             seconds[run] = max(seconds.get(run, 0), float(line.get("seconds", 0)))
         folder = path.partition("/")[0]
         page = f"[{NAMES[folder]}]({folder}/README.md)"
-        minutes = f"{sum(seconds.values()) / 60:.0f}"
+        minutes = f"{sum(seconds.values()) / 60:.0f}" if any(seconds.values()) else ""
         rows.append(
             [page, what, f"`{script}` {full}".strip(), f"`{path}`", str(len(seconds)), minutes]
         )
