@@ -165,19 +165,46 @@ def entropies() -> str:
         means = [spread(numbers(lines, which), ".2f") for which in ("known", "strange")]
         share = [spread(numbers(lines, which, 100)) for which in ("accuracy", "auroc")]
         rows.append([name, share[0], *means, share[1]])
+    if not rows:
+        return f"Not run yet with {SEEDS} seeds."
     return markdown(["method", "accuracy", "entropy: known", "strange", "AUROC"], rows)
 
 
 FULL = "`[--full]`"
 COMMANDS = (
-    ("pfedvem/table.csv", "tables 1 and 5, ablations", "examples/pfedvem_table.py", FULL),
-    ("pfedmb/pairs.csv", "table I, figure 3", "examples/pfedmb_pairs.py", FULL),
+    (
+        "pfedvem/table.csv",
+        "tables 1 and 5, ablations",
+        "examples/pfedvem_table.py --data npz:fashion_mnist.npz",
+        FULL,
+    ),
+    (
+        "pfedmb/pairs.csv",
+        "table I, figure 3",
+        "examples/pfedmb_pairs.py --data npz:fashion_mnist.npz",
+        FULL,
+    ),
     ("metavd/pull.csv", "dropout rates without data", "examples/papers/metavd/pull.py", ""),
-    ("metavd/overfit.csv", "scores by round", "examples/papers/metavd/regimes.py", FULL),
+    (
+        "metavd/overfit.csv",
+        "scores by round",
+        "examples/papers/metavd/regimes.py --data cifar10",
+        FULL,
+    ),
     ("fedbe/students.csv", "students, teachers", "examples/papers/fedbe/students.py", FULL),
-    ("fedbe/swiss_roll.csv", "figure 1", "examples/fedbe_swiss_roll.py", ""),
-    ("fedabml/new_clients.csv", "table 2", "examples/fedabml_new_clients.py", FULL),
-    ("fedabml/entropy.csv", "figure 5", "examples/fedabml_entropy.py", ""),
+    ("fedbe/swiss_roll.csv", "figure 1", "examples/fedbe_swiss_roll.py --lr 0.001 0.002 0.003", ""),
+    (
+        "fedabml/new_clients.csv",
+        "table 2",
+        "examples/fedabml_new_clients.py --data npz:fashion_mnist.npz",
+        FULL,
+    ),
+    (
+        "fedabml/entropy.csv",
+        "figure 5",
+        "examples/fedabml_entropy.py --data npz:fashion_mnist.npz --ood npz:mnist.npz",
+        "",
+    ),
 )
 NAMES = {"pfedvem": "pFedVEM", "pfedmb": "pFedMB", "metavd": "MetaVD", "fedbe": "FedBE"}
 NAMES["fedabml"] = "FedABML"
@@ -195,9 +222,16 @@ def commands() -> str:
         page = f"[{NAMES[folder]}]({folder}/README.md)"
         minutes = f"{sum(seconds.values()) / 60:.0f}" if any(seconds.values()) else ""
         rows.append(
-            [page, what, f"`{script}` {full}".strip(), f"`{path}`", str(len(seconds)), minutes]
+            [
+                page,
+                what,
+                f"`python {script}` {full}".strip(),
+                f"`{path}`",
+                str(len(seconds)),
+                minutes,
+            ]
         )
-    return markdown(["paper", "table or figure", "script", "file", "runs", "minutes"], rows)
+    return markdown(["paper", "table or figure", "command", "file", "runs", "minutes"], rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
