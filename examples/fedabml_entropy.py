@@ -1,19 +1,26 @@
 """Do clients notice strange data? Entropy of their predictions, in and out of distribution.
 
-Without --ood the strange data are the same images with their pixels shuffled.
+Without --ood the strange data are the same images with their pixels shuffled. FedAvg, fine-tuned,
+is one model without a posterior: what it knows of strange rows any network does.
 
-Run: python examples/fedabml_entropy.py [--quick] [--data npz:PATH] [--ood npz:PATH] [--out FOLDER]
+Run: python examples/fedabml_entropy.py [--data npz:PATH] [--ood npz:PATH] [--quick] [--out FOLDER]
 """
 
 import argparse
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from papers import results
 
 import pyrofl
 from pyrofl import checks, datasets, federations, figures, nets
-from pyrofl.models import fedabml
+from pyrofl.models import fedabml, fedavg
 from pyrofl.tensors import generator
+
+HEAD = ("data", "ood", "clients", "rows", "rounds", "method", "seed")
+HEAD += ("accuracy", "known", "strange", "auroc")
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
@@ -24,11 +31,12 @@ parser.add_argument("--per-class", type=int, default=300, help="training rows of
 parser.add_argument("--net", default="mlp:50")
 parser.add_argument("--rounds", type=int, default=15)
 parser.add_argument("--draws", type=int, default=20, help="of every posterior")
+parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--out", type=Path, default=Path("results/fedabml_entropy"))
 args = parser.parse_args()
+rounds, seeds = (2, 1) if args.quick else (args.rounds, args.seeds)
 
 dataset = datasets.per_class(datasets.load(args.data), args.per_class)
-data = federations.split(dataset, "labels:5", args.clients)
 known = dataset.x[dataset.is_test][:500]
 if args.ood:
     other = datasets.load(args.ood)
@@ -36,22 +44,46 @@ if args.ood:
 else:
     flat = known.flatten(1)
     strange = flat[:, torch.randperm(flat.shape[1], generator=generator(0))].view_as(known)
-
 net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
-method = fedabml.build(net, epochs=5, draws=2)
-run = pyrofl.fit(
-    method,
-    data,
-    2 if args.quick else args.rounds,
-    participation=pyrofl.participation.fraction(0.5),
-    progress=False,
-)
+METHODS = {
+    "FedABML": (fedabml.build(net, epochs=5, draws=2), args.draws),
+    "FedAvg, fine-tuned": (fedavg.build(net, lr=0.03, momentum=0.0, fine_tune=5), 1),
+}
 
-found = {}
-for name, rows in (("known", None), ("strange", strange)):  # the clients' own test rows, or these
-    how = {"draws": args.draws, "adapted": "adapt"}
-    found[name] = checks.uncertainty(method, data, run.state, rows, **how).by_client("total")
-for name, values in found.items():
-    print(f"{name}: mean entropy {torch.cat(values).mean():.3f} nats")
-figures.save(figures.densities(found, len(dataset.classes)), args.out / "entropy.png")
-print(f"figure: {args.out / 'entropy.png'}")
+
+@cache
+def asked(name: str, seed: int) -> tuple[pyrofl.Run, dict[str, Any]]:
+    """Train, and ask every client about its own test rows and about the strange ones."""
+    method, draws = METHODS[name]
+    data = federations.split(dataset, "labels:5", args.clients, seed=seed)
+    some = pyrofl.participation.fraction(0.5)
+    run = pyrofl.fit(method, data, rounds, seed=seed, participation=some, progress=False)
+    how = {"draws": draws, "adapted": "adapt", "model": "personal", "seed": seed}
+    both = {"known": None, "strange": strange}
+    return run, {
+        word: checks.uncertainty(method, data, run.state, rows, **how)
+        for word, rows in both.items()
+    }
+
+
+def measure(*name: str | int) -> list[list[float]]:
+    """Return accuracy, mean entropies and how well entropy tells strange rows from known ones."""
+    method, seed = name[-2:]
+    run, found = asked(str(method), int(seed))
+    how = {"model": "personal", "adapted": "adapt", "draws": METHODS[str(method)][1]}
+    means = [float(found[word].mean("total").mean()) for word in ("known", "strange")]
+    auroc = found["known"].told_apart(found["strange"], "total")
+    return [[run.evaluate(**how).mean("accuracy"), *means, float(auroc.mean())]]
+
+
+about = (dataset.name, other.name if args.ood else "shuffled", args.clients)
+about += (int((~dataset.is_test).sum()), rounds)
+names = ["FedABML"] if args.quick else [*METHODS]
+runs = [(*about, name, seed) for name in names for seed in range(seeds)]
+lines = results.fill(args.out / "entropy.csv", HEAD, runs, measure)
+columns = {"accuracy": 100, "known": 1, "strange": 1, "auroc": 100}
+print(results.means(results.by(lines, "method"), columns))
+_, found = asked("FedABML", 0)
+shown = {word: one.by_client("total") for word, one in found.items()}
+figures.save(figures.densities(shown, len(dataset.classes)), args.out / "entropy.png")
+print(f"{args.out} holds entropy.csv and entropy.png")

@@ -1,70 +1,95 @@
 """How fast do clients that never trained learn? Accuracy after epochs of fine-tuning (FedABML).
 
-FedABML is fine-tuned with one step for each minibatch, as the others, and with five, as it trains.
+FedABML is fine-tuned with one step for each minibatch, as the others, and with five, as it trains:
+five epochs of the one are as many steps as one of the other. It takes five times the steps of the
+others in training, too, unless k is 1; "25 epochs" is FedAvg with as many.
 
-Run: python examples/fedabml_new_clients.py [--quick] [--data npz:PATH] [--out FOLDER]
+Run: python examples/fedabml_new_clients.py [--data npz:PATH] [--quick] [--full] [--out FOLDER]
 """
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
+from papers import results
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets
-from pyrofl.files.run_folder import table
 from pyrofl.models import fedabml, fedavg, fedprox
+
+HEAD = ("clients", "rows", "rounds", "method", "seed", "epochs", "steps", "accuracy")
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+parser.add_argument("--full", action="store_true", help="the paper's own scale, with its CNN")
 parser.add_argument("--data", default="digits", help="digits, or images such as npz:PATH")
 parser.add_argument("--labels", type=int, default=2, help="at most so many labels per client")
 parser.add_argument("--clients", type=int, default=50, help="a fifth of them trains")
-parser.add_argument("--per-class", type=int, default=1000, help="training rows of each class")
+parser.add_argument("--per-class", type=int, default=500, help="training rows of each class")
 parser.add_argument("--net", default="softmax")
 parser.add_argument("--rounds", type=int, default=30)
 parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--out", type=Path, default=Path("results/fedabml_new_clients"))
 args = parser.parse_args()
-rounds, seeds = (2, 1) if args.quick else (args.rounds, args.seeds)
-epochs = (0, 1, 2) if args.quick else (0, 1, 2, 3, 5, 10)
+few, many = (0, 1, 2, 5, 10), (25,)
+if args.full:
+    args.clients, args.rounds, args.seeds, args.net = 100, 100, 5, "cnn-fedabml"
+if args.quick:
+    args.rounds, args.seeds, few, many = 2, 1, (0, 1, 2), ()
 
 # Learning rates, out of 0.003 to 0.3: best or near it for each on the clients that train.
 plain = {"lr": 0.03, "momentum": 0.0, "batch": 50}
-common = {"lr": 0.03, "kl": 0.01, "draws": 2, "epochs": 5}
+common = {"kl": 0.01, "draws": 2, "epochs": 5, "lr": 0.1}
 methods = {
-    "FedABML": lambda tune: fedabml.build(net, fine_tune=tune, **common | {"lr": 0.1}),
+    "FedABML": lambda tune: fedabml.build(net, fine_tune=tune, **common),
     "FedABML, 5 steps a batch": lambda tune: fedabml.build(
-        net, fine_tune=tune, tune_steps=5, **common
+        net, fine_tune=tune, tune_steps=5, **common | {"lr": 0.03}
     ),
+    "FedABML, k = 1": lambda tune: fedabml.build(net, steps=1, fine_tune=tune, **common),
     "FedAvg+FT": lambda tune: fedavg.build(net, fine_tune=tune, **plain),
+    "FedAvg+FT, 25 epochs": lambda tune: fedavg.build(net, epochs=25, fine_tune=tune, **plain),
     "FedProx+FT": lambda tune: fedprox.build(net, mu=0.05, fine_tune=tune, **plain),
 }
-dataset = datasets.per_class(datasets.load(args.data), args.per_class)
+TRAINED = {"FedABML, 5 steps a batch": "FedABML"}  # these differ in fine-tuning alone
+dataset = datasets.load(args.data)
+if not args.full:
+    dataset = datasets.per_class(dataset, args.per_class)
 net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
-curves: dict[str, list[list[float]]] = {name: [] for name in methods}
-for seed in range(seeds):
-    train = max(2, args.clients // 5)
-    data = federations.split(
-        dataset, f"labels:{args.labels}", train, seed=seed, held_out=args.clients - train
-    )
-    state = None
-    for name, build in methods.items():
-        if name != "FedABML, 5 steps a batch":  # which differs in fine-tuning alone
-            *_, state = pyrofl.federate(
-                build(0), data, rounds, seed=seed, participation=pyrofl.participation.fraction(0.5)
-            )
-        found = []
-        for tune in epochs:
-            what = {"model": "personal", "adapted": "adapt"} if tune else {"model": "global"}
-            scores = pyrofl.evaluate(
-                build(tune), data, state, population="held_out", seed=seed, **what
-            )
-            found.append(scores.mean("accuracy"))
-        curves[name].append(found)
-        print(f"seed {seed}, {name}: done")
 
-rows = [[name, *(f"{v:.4f}" for v in np.mean(found, 0))] for name, found in curves.items()]
-print(table(["epochs of fine-tuning", *map(str, epochs)], rows))
-figures.save(figures.after_epochs(epochs, curves), args.out / "new_clients.png")
-print(f"figure: {args.out / 'new_clients.png'}")
+
+def measure(
+    clients: int, rows: int, rounds: int, name: str, seed: int
+) -> Iterator[tuple[int, int, float]]:
+    """Train with a fifth of the clients; yield epochs, steps a batch, accuracy of the others."""
+    train = max(2, clients // 5)
+    data = federations.split(
+        dataset, f"labels:{args.labels}", train, seed=seed, held_out=clients - train
+    )
+    some, build = pyrofl.participation.fraction(0.5), methods[name]
+    first = methods[TRAINED.get(name, name)](0)
+    *_, state = pyrofl.federate(first, data, rounds, seed=seed, participation=some)
+    steps = 5 if "5 steps" in name else 1
+    for epochs in few if steps > 1 else (*few, *many):
+        what = {"model": "personal", "adapted": "adapt"} if epochs else {"model": "global"}
+        scores = pyrofl.evaluate(
+            build(epochs), data, state, population="held_out", seed=seed, **what
+        )
+        yield epochs, steps, scores.mean("accuracy")
+
+
+total = int((~dataset.is_test).sum())
+names = [*methods][:2] if args.quick else [*methods]
+asked = [(args.clients, total, args.rounds, n, s) for s in range(args.seeds) for n in names]
+lines = results.fill(args.out / "new_clients.csv", HEAD, asked, measure)
+for name, some in results.by(lines, "method").items():
+    print(f"{name}: accuracy after epochs of fine-tuning")
+    print(results.means(results.by(some, "epochs"), {"accuracy": 100}))
+curves = {
+    name: [
+        [float(line["accuracy"]) for line in run if int(line["epochs"]) in few]
+        for run in results.by(some, "seed").values()
+    ]
+    for name, some in results.by(lines, "method").items()
+}
+figures.save(figures.after_epochs(few, curves), args.out / "new_clients.png")
+print(f"{args.out} holds new_clients.csv and new_clients.png")

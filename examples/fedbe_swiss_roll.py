@@ -10,16 +10,15 @@ Run: python examples/fedbe_swiss_roll.py [--quick] [--lr RATE ...] [--out FOLDER
 """
 
 import argparse
-import csv
 import itertools
 from pathlib import Path
 
 import torch
+from papers import results
 from sklearn.datasets import make_swiss_roll
 
 import pyrofl
 from pyrofl import Federation, figures, nets
-from pyrofl.files.run_folder import table
 from pyrofl.models import fedbe
 from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.models.fedbe.posteriors import dirichlet, sample
@@ -82,26 +81,20 @@ def scores(run: pyrofl.Run) -> tuple[float, float, float]:
     return (*(100 * value for value in means), 100 * float(each.max()))
 
 
-lines, panels = [], {}
-for lr in args.lr:
-    found = torch.tensor([scores(fit(seed, lr)) for seed in range(seeds)])
+head = ("lr", "seed", "fedavg", "ensemble", "best_of_100")
+runs = [(lr, seed) for lr in args.lr for seed in range(seeds)]
+lines = results.fill(
+    args.out / "swiss_roll.csv", head, runs, lambda lr, seed: [scores(fit(seed, lr))]
+)
+print(results.means(results.by(lines, "lr"), dict.fromkeys(head[2:], 1)))
+panels = {}
+for lr, some in results.by(lines, "lr").items():
+    found = torch.tensor([[float(line[name]) for name in head[2:]] for line in some])
     gain = found[:, 1:] - found[:, :1]
-    lines += [[lr, seed, *row] for seed, row in enumerate(found.tolist())]
-    panels[f"learning rate {lr:g}"] = {
+    panels[f"learning rate {lr}"] = {
         "ensemble of ten mixtures": gain[:, 0],
         "best of 100 mixtures": gain[:, 1],
     }
-    wins, sd = int((gain[:, 0] > 0).sum()), float(gain[:, 0].std())
-    print(f"lr {lr:g}: the ensemble is above FedAvg on {wins} of {seeds} rolls, sd {sd:.1f} points")
-    means = [
-        f"{v:.1f} ± {e:.1f}" for v, e in zip(found.mean(0), found.std(0) / seeds**0.5, strict=True)
-    ]
-    print(table(["FedAvg", "ensemble", "best of 100"], [means]))
-
-args.out.mkdir(parents=True, exist_ok=True)
-with (args.out / "swiss_roll.csv").open("w", newline="") as file:
-    head = ("lr", "seed", "fedavg", "ensemble", "best_of_100")
-    csv.writer(file).writerows([head, *([f"{v:g}" for v in line] for line in lines)])
 figures.save(
     figures.histograms(panels, "accuracy above FedAvg's (points)"), args.out / "histogram.png"
 )

@@ -4,7 +4,7 @@ Pair k holds the classes 2k and 2k+1, 50 rows per client. Every method gets the 
 rates; the one with the best accuracy on rows that nobody trains on is tested, before and after
 local fine-tuning.
 
-Run: python examples/pfedmb_pairs.py [--data npz:fashion_mnist.npz] [--quick] [--out FOLDER]
+Run: python examples/pfedmb_pairs.py [--data npz:PATH] [--quick] [--full] [--out FOLDER]
 """
 
 import argparse
@@ -12,21 +12,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from papers import results
 
 import pyrofl
 from pyrofl import datasets, figures, nets
-from pyrofl.files.run_folder import table
 from pyrofl.models import fedavg, local, pfedmb
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+parser.add_argument("--full", action="store_true", help="the paper's network and all rows")
 parser.add_argument("--data", default="digits", help="a data set with ten classes")
 parser.add_argument("--out", type=Path, default=Path("results/pfedmb_pairs"))
 args = parser.parse_args()
 rounds, seeds, rates = (2, 1, (0.1,)) if args.quick else (20, 3, (0.03, 0.1, 0.3))
+each, spec = (50, "mlp:50")
+if args.full:
+    rounds, each, spec = 200, 4000, "cnn-pfedmb"
 
 dataset = datasets.load(args.data)
-net = nets.build("mlp:50", tuple(dataset.x.shape[1:]), outputs=10)
+if not args.full:
+    dataset = datasets.per_class(dataset, 12 * each)  # two clients' rows, and 500 to tune on
+net = nets.build(spec, tuple(dataset.x.shape[1:]), outputs=10)
 PAIR = torch.arange(10) // 2
 SAME = PAIR[:, None] == PAIR  # 20 entries, half of them a client with itself
 
@@ -38,8 +44,9 @@ def methods(rate: float) -> dict[str, pyrofl.Method]:
     return {
         "FedAvg": fedavg.build(net, fine_tune=5, **plain),
         "Local": local.build(net, **plain),
-        **{f"{b} branches": pfedmb.build(net, branches=b, **mixed) for b in (1, 2, 5, 8)},
+        "5 branches": pfedmb.build(net, **mixed),
         "5 branches, unweighted": pfedmb.build(net, weighted=False, **mixed),
+        **{f"{b} branches": pfedmb.build(net, branches=b, **mixed) for b in (2, 8, 1)},
     }
 
 
@@ -48,12 +55,12 @@ def deal(seed: int) -> tuple[pyrofl.Federation, ...]:
     order = torch.randperm(len(dataset.y), generator=torch.Generator().manual_seed(seed))
     groups = [order[dataset.y[order] // 2 == pair] for pair in PAIR]
     own = [rows[~dataset.is_test[rows]][j % 2 :: 2] for j, rows in enumerate(groups)]
-    train, rest = zip(*((rows[:50], rows[50:550]) for rows in own), strict=True)
+    train, rest = zip(*((rows[:each], rows[each : each + 500]) for rows in own), strict=True)
     tuning = pyrofl.Federation(dataset.x, dataset.y, train, rest, classes=dataset.classes)
     return tuning, replace(tuning, test=tuple(rows[dataset.is_test[rows]] for rows in groups))
 
 
-def run(name: str, rate: float, seed: int) -> tuple[list[float], torch.Tensor]:
+def run(name: str, rate: float, seed: int) -> tuple[list[float | None], torch.Tensor]:
     """Return accuracies, alpha's distances and number of first choices, and its history."""
     (tuning, data), method = deal(seed), methods(rate)[name]
     tuned = "adapt" if method.adapt else "phases"  # the local training once more
@@ -65,25 +72,20 @@ def run(name: str, rate: float, seed: int) -> tuple[list[float], torch.Tensor]:
     cases = ((tuning, tuned), (data, "none"), (data, tuned))
     scores = [pyrofl.evaluate(method, d, state, adapted=a).mean("accuracy") for d, a in cases]
     apart = torch.cdist(alpha[-1], alpha[-1])
-    distances = [float(apart[SAME].sum() / 10), float(apart[~SAME].mean())]
-    return [*scores, *distances, len(alpha[-1].argmax(1).unique())], torch.stack(alpha)
+    about = [float(apart[SAME].sum() / 10), float(apart[~SAME].mean())]
+    about.append(len(alpha[-1].argmax(1).unique()))
+    return [*scores, *(about if branches > 1 else [None] * 3)], torch.stack(alpha)
 
 
-columns = ("method", "rate", "% before", "% after", "above FedAvg", "within", "between", "used")
-lines, history, reference = [], {}, torch.zeros(seeds)
-for name in methods(rates[0]):
-    runs = {rate: [run(name, rate, seed) for seed in range(seeds)] for rate in rates}
-    scores = {rate: torch.tensor([found for found, _ in runs[rate]]) for rate in rates}
-    rate = max(rates, key=lambda r: float(scores[r][:, 0].mean()))
-    before, after, *alpha = scores[rate][:, 1:].T
-    reference = after if name == "FedAvg" else reference
-    gain = 100 * (after - reference)  # on the same rows
-    error = float(gain.std(correction=min(1, seeds - 1))) / seeds**0.5
-    means = [float(v.mean()) for v in (100 * before, 100 * after, *alpha)]
-    lines.append((name, str(rate), *means[:2], f"{gain.mean():+.2f} ± {error:.2f}", *means[2:]))
-    history |= {name: runs[rate][0][1]} if name.startswith("5") else {}
-
-print(table(columns, lines))
+HEAD = ("rows", "rounds", "method", "rate", "seed")
+HEAD += ("tuning", "before", "after", "within", "between", "used")
+asked = [(each, rounds, n, r, s) for n in methods(rates[0]) for r in rates for s in range(seeds)]
+lines = results.fill(args.out / "pairs.csv", HEAD, asked, lambda *of: [run(*of[2:])[0]])
+best = results.best(lines, "tuning", over="rate")
+print(results.means(best, {"before": 100, "after": 100, "within": 1, "between": 1, "used": 1}))
+history = {
+    name: run(name, float(of[0]["rate"]), 0)[1] for name, of in best.items() if name.startswith("5")
+}
 panels = [f"classes {2 * k} and {2 * k + 1}" for k in PAIR.tolist()]
 figures.save(figures.alphas(history, panels), args.out / "alphas.png")
-print(f"figure: {args.out / 'alphas.png'}")
+print(f"{args.out} holds pairs.csv and alphas.png")

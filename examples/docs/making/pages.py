@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import GenericAlias, ModuleType
@@ -23,6 +24,7 @@ def make(docs: Path) -> None:
     written = set[Path]()
     for pages in (
         tutorials(docs.parent / "tutorials"),
+        papers(docs.parent / "papers"),
         card_pages(),
         gallery_pages(docs / "gallery"),
         references(),
@@ -55,6 +57,24 @@ def tutorials(folder: Path) -> Iterator[tuple[str, str]]:
         "tutorials_list.md",
         f"```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n" if names else "None yet.\n",
     )
+
+
+def papers(folder: Path) -> Iterator[tuple[str, str | bytes]]:
+    """Yield the pages about papers and their pictures; links lead to pages of the site."""
+    names = [page.parent.name for page in sorted(folder.glob("*/README.md"))]
+    toctree = "\n".join(["```{toctree}", ":hidden:", "", *names, "```"])
+    yield "papers/index.md", f"{linked((folder / 'README.md').read_text())}\n{toctree}\n"
+    for name in names:
+        yield f"papers/{name}.md", linked((folder / name / "README.md").read_text(), name)
+        for picture in sorted((folder / name).glob("*.png")):
+            yield f"papers/{name}/{picture.name}", picture.read_bytes()
+
+
+def linked(text: str, folder: str = "") -> str:
+    """Return a page whose links to other pages and pictures are those of the site."""
+    text = text.replace("(../../NUMBERS.md)", "(../../numbers.md)")
+    text = re.sub(r"\]\((\w+)/README\.md\)", r"](\1.md)", text)
+    return re.sub(r"\]\((\w+\.png)\)", rf"]({folder}/\1)", text)
 
 
 def references() -> Iterator[tuple[str, str]]:

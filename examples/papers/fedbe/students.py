@@ -4,14 +4,12 @@ Accuracy in percent over all test rows after five rounds: of the clients' averag
 from the last student), the student, and the ensemble of teachers; and the share of unlabelled rows
 on which student and teachers agree. A line of the CSV is one run.
 
-Run: python examples/papers/fedbe/students.py [--quick] [--data NAME] [--out FILE]
+Run: python examples/papers/fedbe/students.py [--quick] [--full] [--data NAME] [--out FILE]
 """
 
 import argparse
-import csv
-import subprocess
+import sys
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pyrofl
@@ -22,6 +20,9 @@ from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.tensors import role
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+from papers import results  # noqa: E402
+
 FORMER = {"distil_lr": 1e-3, "distil_lr_end": 4e-4}
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -35,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two seeds of the defaults")
+parser.add_argument("--full", action="store_true", help="the paper's own scale, with its ConvNet")
 parser.add_argument("--data", default="digits", help="a data set with classes")
 parser.add_argument("--partitions", nargs="+", default=["step:2,minor=2", "dirichlet:0.1"])
 parser.add_argument("--clients", type=int, default=20)
@@ -45,21 +47,23 @@ parser.add_argument("--seeds", type=int, default=10)
 parser.add_argument("--out", type=Path, default=HERE / "students.csv")
 args = parser.parse_args()
 seeds, settings = (2, ["defaults"]) if args.quick else (args.seeds, list(SETTINGS))
+clients: dict[str, Any] = {}
+if args.full:
+    args.partitions, args.clients, args.server = ["step:2,minor=10", "dirichlet:0.1"], 10, 0.2
+    args.net, args.rounds, seeds = "cnn-fedbe", 40, 5
+    clients = {"epochs": 20, "batch": 40, "weight_decay": 1e-3, "decay": True}
 
 dataset = datasets.load(args.data)
 net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
-commit = subprocess.run(
-    ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
-).stdout.strip()
 HEAD = ("partition", "setting", "seed", "average", "student", "ensemble", "agreement")
 
 
-def scores(partition: str, name: str, seed: int) -> list[float]:
+def scores(partition: str, name: str, seed: int) -> list[list[float]]:
     """Return the numbers of one run."""
     data = federations.split(
         dataset, partition, args.clients, seed=seed, test="labels_global", server=args.server
     )
-    method = fedbe.build(net, unlabelled=data.unlabelled, **SETTINGS[name])
+    method = fedbe.build(net, unlabelled=data.unlabelled, **clients | SETTINGS[name])
     run = pyrofl.fit(method, data, args.rounds, seed=seed, progress=False)
     server, rows = run.state.server, data.pooled_test
     mean = average(role("w", run.state.message), run.state.who.size)
@@ -70,19 +74,8 @@ def scores(partition: str, name: str, seed: int) -> list[float]:
 
     one = [{n: v[None] for n, v in w.items()} for w in (mean, role("w", server))]
     teachers = role("server/teacher/w", server)
-    return [*map(right, [*one, teachers]), 100 * run.records[-1].watched["agreement"]]
+    return [[*map(right, [*one, teachers]), 100 * run.records[-1].watched["agreement"]]]
 
 
-args.out.parent.mkdir(parents=True, exist_ok=True)
-with args.out.open("w", newline="") as file:
-    table = csv.writer(file)
-    table.writerow((*HEAD, "seconds", "commit"))
-    for partition in args.partitions:
-        for name in settings:
-            for seed in range(seeds):
-                begun = perf_counter()
-                found = [f"{v:.2f}" for v in scores(partition, name, seed)]
-                seconds = f"{perf_counter() - begun:.1f}"
-                table.writerow((partition, name, seed, *found, seconds, commit))
-            file.flush()
-            print(f"{partition}, {name}: done", flush=True)
+runs = [(p, name, seed) for p in args.partitions for name in settings for seed in range(seeds)]
+results.fill(args.out, HEAD, runs, scores)

@@ -9,10 +9,8 @@ Run: python examples/papers/metavd/pull.py [--quick] [--hyper-step STEP]
 """
 
 import argparse
-import csv
-import subprocess
+import sys
 from pathlib import Path
-from time import perf_counter
 
 import torch
 from pyro.distributions import Categorical
@@ -23,6 +21,9 @@ from pyrofl import Federation, nets
 from pyrofl.models import metavd
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+from papers import results  # noqa: E402
+
 NETS = {512: "mlp:32,16", 2048: "mlp:64,32", 8192: "mlp:128,64", 32768: "mlp:256,128"}
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -46,29 +47,17 @@ clients = torch.arange(100 * 385).split(385)
 data = Federation(
     torch.zeros(100 * 385, 2), torch.zeros(100 * 385).long(), clients, clients, classes=("a", "b")
 )
-commit = subprocess.run(
-    ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
-).stdout.strip()
-args.out.parent.mkdir(parents=True, exist_ok=True)
-with args.out.open("w", newline="") as file:
-    table = csv.writer(file)
-    table.writerow(("weights", "seed", "round", "rates_above_0.9", "seconds", "commit"))
-    for d in args.weights:
-        for seed in range(seeds):
-            net, begun = nets.build(NETS[d], (2,), 2), perf_counter()
-            rates = {"lr": 0.02, "hyper_lr": args.hyper_lr, "hyper_step": args.hyper_step}
-            run = pyrofl.fit(
-                metavd.build(net, likelihood=silent, draws=1, **rates),
-                data,
-                rounds,
-                seed=seed,
-                participation=pyrofl.participation.fixed(10),
-                progress=False,
-            )
-            seconds = f"{perf_counter() - begun:.1f}"
-            shares = run.rounds["rates_above_0.9"]
-            for number, share in enumerate(shares, 1):
-                table.writerow((d, seed, number, f"{share:.4f}", seconds, commit))
-            file.flush()
-            half = next((i for i, share in enumerate(shares, 1) if share > 0.7), None)
-            print(f"d = {d}, seed {seed}: above 70% at round {half}", flush=True)
+
+
+def measure(weights: int, seed: int) -> list[tuple[int, float]]:
+    """Return the share of dropout rates above 0.9 after every round."""
+    rates = {"lr": 0.02, "hyper_lr": args.hyper_lr, "hyper_step": args.hyper_step}
+    net = nets.build(NETS[weights], (2,), 2)
+    method = metavd.build(net, likelihood=silent, draws=1, **rates)
+    some = pyrofl.participation.fixed(10)
+    run = pyrofl.fit(method, data, rounds, seed=seed, participation=some, progress=False)
+    return list(enumerate(run.rounds["rates_above_0.9"], 1))
+
+
+head = ("weights", "seed", "round", "rates_above_0.9")
+results.fill(args.out, head, [(d, seed) for d in args.weights for seed in range(seeds)], measure)

@@ -4,15 +4,13 @@ Every method has the same network and the same steps. Each is tested by the mean
 by ten draws, on clients that train and on held-out ones, after one step on the client's rows
 (none for FedAvg). A line of the CSV is one score; what is in it already is not run again.
 
-Run: python examples/papers/metavd/regimes.py [--quick] [--data NAME] [--methods NAME ...]
+Run: python examples/papers/metavd/regimes.py [--quick] [--full] [--data NAME] [--methods NAME ...]
 """
 
 import argparse
-import csv
-import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pyrofl
@@ -20,6 +18,9 @@ from pyrofl import datasets, federations, nets
 from pyrofl.models import metavd
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+from papers import results  # noqa: E402
+
 METHODS: dict[str, dict[str, Any]] = {
     "X": {"dropout": "none"},
     "X+MetaVD": {"dropout": "meta"},
@@ -28,10 +29,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "X+VD": {"dropout": "vd"},
     "X+EnsembleVD": {"dropout": "ensemble"},
 }
-HEAD = ("method", "seed", "round", "population", "by", "metric", "value", "seconds", "commit")
+HEAD = ("method", "seed", "round", "population", "by", "metric", "value")
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+parser.add_argument("--full", action="store_true", help="the paper's own scale, with its CNN")
 parser.add_argument("--data", default="cifar10", help="a data set with classes")
 parser.add_argument("--per-class", type=int, default=1000, help="training rows of all clients")
 parser.add_argument("--partition", default="dirichlet:0.5,min=10")
@@ -48,9 +50,14 @@ parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
 parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
 parser.add_argument("--out", type=Path, default=HERE / "regimes.csv")
 args = parser.parse_args()
+if args.full:
+    args.clients, args.held_out, args.net, args.lr = 100, 30, "cnn-metavd", 0.02
+    args.rounds = [100, 300, 1000]
 rounds, seeds = ([1, 2], [0]) if args.quick else (args.rounds, args.seeds)
 
-dataset = datasets.per_class(datasets.load(args.data), args.per_class)
+dataset = datasets.load(args.data)
+if not args.full:
+    dataset = datasets.per_class(dataset, args.per_class)
 net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
 
 
@@ -62,39 +69,19 @@ def lines(name: str, seed: int) -> Iterator[tuple[Any, ...]]:
     usual = {"on": args.on, "lr": args.lr, "hyper_lr": args.hyper_lr}
     method = metavd.build(net, **(usual | METHODS[name]))
     some = pyrofl.participation.fixed(10)
-    run, seconds = None, 0.0
+    run = None
     for number in rounds:
-        begun = perf_counter()
         run = pyrofl.fit(
             method, data, number, seed=seed, start=run, participation=some, progress=False
         )
-        seconds += perf_counter() - begun
         for population in ("training", "held_out"):
             for by, draws in (("mean", None), ("draws", 10)):
                 how = {"adapted": "adapt" if method.adapt else "none", "draws": draws}
                 found = run.evaluate(population=population, **how)
                 for metric in ("accuracy", "nll", "ece"):
-                    yield name, seed, number, population, by, metric, found.mean(metric), seconds
+                    yield number, population, by, metric, found.mean(metric)
         for what, value in run.records[-1].watched.items():
-            yield name, seed, number, "training", "server", what, value, seconds
+            yield number, "training", "server", what, value
 
 
-commit = subprocess.run(
-    ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
-).stdout.strip()
-args.out.parent.mkdir(parents=True, exist_ok=True)
-known = list(csv.DictReader(args.out.open())) if args.out.is_file() else []
-done = {(line["method"], int(line["seed"])) for line in known}
-with args.out.open("a", newline="") as file:
-    table = csv.writer(file)
-    if not known:
-        table.writerow(HEAD)
-    for seed in seeds:
-        for name in (n for n in args.methods if (n, seed) not in done):
-            found = [
-                [f"{v:.6g}" if isinstance(v, float) else v for v in line]
-                for line in lines(name, seed)
-            ]
-            table.writerows([*line, commit] for line in found)
-            file.flush()
-            print(f"seed {seed}, {name}: done", flush=True)
+results.fill(args.out, HEAD, [(name, seed) for seed in seeds for name in args.methods], lines)

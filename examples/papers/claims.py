@@ -1,0 +1,175 @@
+"""What the papers claim, and whether it appears here: the table of the first page."""
+
+from results import HERE, Lines, best, by, finished, gains, kept, markdown, numbers, read, spread
+
+
+def hundred() -> dict[str, Lines]:
+    """Return pFedVEM's table of 100 clients by method."""
+    lines = [line for line in read(HERE / "pfedvem/table.csv") if line["clients"] == "100"]
+    return finished(lines, "method")
+
+
+def hundred_by(column: str, *methods: str) -> str:
+    """Return pFedVEM's table of 100 clients in a line."""
+    of = hundred()
+    return "; ".join(f"{m} {spread(numbers(of[m], column, 100))}" for m in methods)
+
+
+def claims() -> str:
+    """Return what the papers claim, what appears here, and how we would say it in a word."""
+    at_40 = {"round": "40", "population": "training", "by": "draws"}
+    calm = {"round": "40", "population": "training", "by": "mean", "method": "X"}
+
+    def metavd(metric: str, scale: float = 100) -> str:
+        ways = (calm, at_40 | {"method": "X+MetaVD"})
+        both = [kept("metavd/overfit.csv", "value", scale, metric=metric, **way) for way in ways]
+        return " and ".join(spread(values, ".3g", ".2g") for values in both) + " (two seeds)"
+
+    def student(**setting: str) -> str:
+        of = [kept("fedbe/students.csv", which, 1, **setting) for which in ("student", "average")]
+        return spread([a - b for a, b in zip(*of, strict=True)], "+.1f")
+
+    step = {"partition": "step:2,minor=2"}
+    rolls = [kept("fedbe/swiss_roll.csv", which, 1, lr="0.003") for which in ("ensemble", "fedavg")]
+    coin = [a - b for a, b in zip(*rolls, strict=True)]
+    full = hundred()
+    lost = spread(gains(full["pFedVEM, deviation only"], full["pFedVEM"], "personal"), "+.1f")
+    kept_up = spread(gains(full["pFedVEM, uncertainty only"], full["pFedVEM"], "personal"), "+.1f")
+    five = best(read(HERE / "pfedmb/pairs.csv"), "tuning", over="rate")
+
+    def above(name: str) -> str:
+        return spread(gains(five[name], five["FedAvg"], "after"), "+.2f")
+
+    rows = [
+        [
+            "pFedVEM",
+            "personal models are best, 100 clients",
+            "91.4; FedPer 90.7, Local 87.5",
+            "86.1 with 5,000 rows (Local not run)",
+            hundred_by("personal", "pFedVEM", "FedPer", "Local"),
+            "appears",
+        ],
+        [
+            "",
+            "its global model is good, too",
+            "85.6; FedAvg 85.4, FedProx 86.3",
+            "80.9 with 5,000 rows",
+            hundred_by("global", "pFedVEM", "FedAvg", "FedProx"),
+            "appears",
+        ],
+        [
+            "",
+            "small clients are served best (CIFAR-10)",
+            "70.2; FedPer 66.2",
+            "",
+            hundred_by("smallest", "pFedVEM", "FedPer", "Local"),
+            "under conditions: beside Local, not beside FedPer",
+        ],
+        [
+            "",
+            "uncertainty counts in the confidence (CIFAR-100)",
+            "-1.0 without",
+            "",
+            lost,
+            "appears",
+        ],
+        [
+            "",
+            "deviation counts in the confidence (CIFAR-100)",
+            "-1.1 without, -0.2 if clients are alike",
+            "",
+            kept_up,
+            "does not appear with label skew",
+        ],
+        [
+            "pFedMB",
+            "five branches gain on FedAvg, both fine-tuned (table I)",
+            "+1.5",
+            "",
+            above("5 branches"),
+            "appears, small",
+        ],
+        [
+            "",
+            "weighting by alpha matters",
+            "+1.1 without",
+            "",
+            above("5 branches, unweighted"),
+            "appears",
+        ],
+        [
+            "MetaVD",
+            "X + MetaVD gains accuracy on X (Reptile)",
+            "gains throughout",
+            "",
+            metavd("accuracy"),
+            "does not appear beyond noise",
+        ],
+        [
+            "",
+            "it is better calibrated (ECE)",
+            "lower",
+            "",
+            metavd("ece"),
+            "appears where clients overfit, by draws",
+        ],
+        [
+            "",
+            "70% of weights can be dropped",
+            "about 70%",
+            "",
+            spread(kept("metavd/pull.csv", "rates_above_0.9", weights="8192", round="20"), ".0f"),
+            "appears without any data: the divergence alone does it",
+        ],
+        [
+            "FedBE",
+            "the student gains on the average",
+            "+2.5 (ConvNet), +7.3 (ResNet-20)",
+            "",
+            student(setting="defaults", **step),
+            "appears; squared probabilities " + student(setting="squared", **step),
+        ],
+        [
+            "",
+            "Gaussian samples make better teachers",
+            "+1.5 (ConvNet), +2.1 (ResNet-20)",
+            "",
+            student(setting="teachers=AC", **step) + " without",
+            "does not appear",
+        ],
+        [
+            "",
+            "an ensemble of mixtures beats FedAvg (figure 1)",
+            "+5, one roll",
+            "",
+            spread(coin, "+.1f") + ", fifty rolls",
+            "under conditions: at small rates, by two standard errors",
+        ],
+    ]
+    new = by(read(HERE / "fedabml/new_clients.csv"), "method")
+
+    def ahead(epochs: str, than: str) -> str:
+        of = [line for line in new["FedABML, 5 steps a batch"] if line["epochs"] == epochs]
+        plain = [line for line in new["FedAvg+FT"] if line["epochs"] == than]
+        return spread(gains(of, plain, "accuracy"), "+.1f")
+
+    rows += [
+        [
+            "FedABML",
+            "new clients learn faster than by FedAvg, F = 1 and 10",
+            "+1.9 and +4.8",
+            "",
+            f"{ahead('1', '1')} and {ahead('10', '10')}",
+            "appears, with five times the steps",
+        ],
+        [
+            "",
+            "the same at equal numbers of steps, 5 and 10 passes",
+            "not tried",
+            "",
+            f"{ahead('1', '5')} and {ahead('2', '10')}",
+            "does not appear",
+        ],
+    ]
+    head = ["paper", "claim", "paper's", "authors' code", "here", "does it appear?"]
+    return markdown(head, rows)

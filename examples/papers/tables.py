@@ -1,0 +1,275 @@
+"""Lay out the CSV files of this folder as the tables of its pages, which stand between two marks.
+
+Run: python examples/papers/tables.py [--check]
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from statistics import mean, stdev
+
+from claims import claims, hundred
+from results import HERE, SEEDS, best, by, finished, gains, markdown, numbers, read, spread
+
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def students() -> str:
+    """Return what FedBE's student gains on the average that it starts from."""
+    rows = []
+    for partition, some in by(read(HERE / "fedbe/students.csv"), "partition").items():
+        for setting, lines in by(some, "setting").items():
+            means = ("average", "student", "ensemble", "agreement")
+            shown = [f"{mean(numbers(lines, name)):.1f}" for name in means]
+            gain = [float(line["student"]) - float(line["average"]) for line in lines]
+            below = f"{sum(g < 0 for g in gain)} of {len(gain)}"
+            rows.append([partition, setting, *shown[:2], spread(gain), below, *shown[2:]])
+    head = ["partition", "setting", "average", "student", "gain", "below", "ensemble", "agreement"]
+    return markdown(head, rows)
+
+
+def swiss_roll() -> str:
+    """Return how often FedBE's ensemble is above FedAvg."""
+    rows = []
+    for lr, lines in by(read(HERE / "fedbe/swiss_roll.csv"), "lr").items():
+        fedavg, ensemble, many = (
+            numbers(lines, name) for name in ("fedavg", "ensemble", "best_of_100")
+        )
+        gain = [b - a for a, b in zip(fedavg, ensemble, strict=True)]
+        wins = f"{sum(g > 0 for g in gain)} of {len(gain)}"
+        shown = [*map(spread, (fedavg, ensemble, gain)), f"{stdev(gain):.1f}", wins]
+        rows.append([lr, *shown, spread(many)])
+    head = ["learning rate", "FedAvg", "ensemble", "gain", "its sd", "wins", "best of 100 mixtures"]
+    return markdown(head, rows)
+
+
+def regimes(file: str) -> str:
+    """Return MetaVD's scores by method and round: mean of the weights / ten draws."""
+    rows = []
+    for method, some in by(read(HERE / "metavd" / file), "method").items():
+        for number, lines in by(some, "round").items():
+            of: dict[tuple[str, ...], list[float]] = {}
+            for line in lines:
+                key = (line["population"], line["metric"], line["by"])
+                scale = 1 if line["metric"] == "nll" else 100
+                of.setdefault(key, []).append(scale * float(line["value"]))
+            ways = ("mean",) if method == "X" else ("mean", "draws")
+            cells = [
+                " / ".join(spread(of[who, metric, way], ".3g", ".2g") for way in ways)
+                for who in ("training", "held_out")
+                for metric in ("accuracy", "nll", "ece")
+            ]
+            high = spread(of.get(("training", "rates_above_0.9", "server"), []), ".3g", ".2g")
+            seeds = str(len(by(lines, "seed")))
+            rows.append([method, number, seeds, *cells, high])
+    who = ["accuracy", "NLL", "ECE", "held-out accuracy", "NLL", "ECE"]
+    return markdown(["method", "round", "seeds", *who, "> .9"], rows)
+
+
+def pull() -> str:
+    """Return MetaVD's share of dropout rates above 0.9 by round, means over seeds."""
+    lines, rounds = read(HERE / "metavd/pull.csv"), ("3", "5", "6", "8", "10", "12", "15", "20")
+    rows = []
+    for d, some in by(lines, "weights").items():
+        of = by(some, "round")
+        share = [f"{mean(numbers(of[r], 'rates_above_0.9', 100)):.0f}" for r in rounds]
+        rows.append([f"{int(d):,}", *share])
+    return markdown(["weights", *(f"round {r}" for r in rounds)], rows)
+
+
+def federations() -> str:
+    """Return pFedVEM's table 1 beside the paper's; numbers of clients that have all methods."""
+    paper = {(line["clients"], line["method"]): line for line in read(HERE / "pfedvem/paper.csv")}
+    rows = []
+    for clients, some in sorted(by(read(HERE / "pfedvem/table.csv"), "clients").items()):
+        of = finished(some, "method")
+        named = [method for at, method in paper if at == clients]
+        if not {"Local", "FedAvg", "FedPer", "pFedVEM"} <= of.keys():
+            continue
+        for method in (m for m in named if m in of):
+            theirs = paper[clients, method]
+            cells = []
+            for which in ("personal", "global"):
+                cells += [theirs[which], spread(numbers(of[method], which, 100))]
+            rows.append([clients, method, *cells])
+    head = ["clients", "method", "personal: paper", "ours", "global: paper", "ours"]
+    return markdown(head, sorted(rows, key=lambda row: int(row[0])))
+
+
+def ablations() -> str:
+    """Return what pFedVEM loses without a term of its confidence."""
+    of = hundred()
+    full, rows = of["pFedVEM"], []
+    for name in ("pFedVEM", "pFedVEM, uncertainty only", "pFedVEM, deviation only"):
+        cells = []
+        for which in ("personal", "smallest", "global"):
+            cells.append(spread(numbers(of[name], which, 100)))
+            cells.append("" if name == "pFedVEM" else spread(gains(of[name], full, which), "+.1f"))
+        rows.append([name, *cells])
+    which = [word for name in ("personal", "smallest tenth", "global") for word in (name, "change")]
+    return markdown(["", *which], rows)
+
+
+def smallest() -> str:
+    """Return personal models of the smallest tenth of clients beside all of them."""
+    rows = []
+    for name, lines in hundred().items():
+        if "only" in name or not numbers(lines, "smallest"):
+            continue
+        few, everyone = (numbers(lines, which, 100) for which in ("smallest", "personal"))
+        apart = [a - b for a, b in zip(few, everyone, strict=True)]
+        rows.append((mean(few), [name, *map(spread, (few, everyone)), spread(apart, "+.1f")]))
+    head = ["method", "smallest tenth", "all clients", "difference"]
+    return markdown(head, [row for _, row in sorted(rows, reverse=True)])
+
+
+def pairs() -> str:
+    """Return pFedMB's table I, each method at the rate that rows held back chose."""
+    of = best(read(HERE / "pfedmb/pairs.csv"), "tuning", over="rate")
+    paper = {"Local": "87.26", "FedAvg": "87.99", "5 branches": "89.49"}
+    paper["5 branches, unweighted"] = "89.08"
+    rows = []
+    for name, lines in of.items():
+        before, after = (spread(numbers(lines, which, 100)) for which in ("before", "after"))
+        gain = "" if name == "FedAvg" else spread(gains(lines, of["FedAvg"], "after"), "+.2f")
+        about = [spread(numbers(lines, which), ".2f") for which in ("within", "between")]
+        used = ", ".join(f"{float(line['used']):.0f}" for line in lines if line["used"])
+        rows.append(
+            [name, paper.get(name, ""), lines[0]["rate"], before, after, gain, *about, used]
+        )
+    head = ["method", "paper", "rate", "before", "after", "above FedAvg"]
+    return markdown([*head, "within pairs", "between pairs", "branches used"], rows)
+
+
+def curves(steps: str) -> dict[str, dict[int, list[float]]]:
+    """Return FedABML's new clients: method -> epochs, or passes with all `steps` -> accuracies."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for line in read(HERE / "fedabml/new_clients.csv"):
+        at = int(line["epochs"]) * (int(line["steps"]) if steps == "all" else 1)
+        value = 100 * float(line["accuracy"])
+        found.setdefault(line["method"], {}).setdefault(at, []).append(value)
+    return {n: of for n, of in found.items() if all(len(v) >= SEEDS for v in of.values())}
+
+
+def new_clients(steps: str, shown: tuple[int, ...]) -> str:
+    """Return accuracies of clients that never trained."""
+    rows = [[name, *(spread(of.get(at, [])) for at in shown)] for name, of in curves(steps).items()]
+    return markdown(["", *map(str, shown)], rows)
+
+
+def entropies() -> str:
+    """Return entropies of FedABML's clients about known and strange rows."""
+    rows = []
+    for name, lines in finished(read(HERE / "fedabml/entropy.csv"), "method").items():
+        means = [spread(numbers(lines, which), ".2f") for which in ("known", "strange")]
+        share = [spread(numbers(lines, which, 100)) for which in ("accuracy", "auroc")]
+        rows.append([name, share[0], *means, share[1]])
+    if not rows:
+        return f"Not run yet with {SEEDS} seeds."
+    return markdown(["method", "accuracy", "entropy: known", "strange", "AUROC"], rows)
+
+
+FULL = "`[--full]`"
+COMMANDS = (
+    (
+        "pfedvem/table.csv",
+        "tables 1 and 5, ablations",
+        "examples/pfedvem_table.py --data npz:fashion_mnist.npz",
+        FULL,
+    ),
+    (
+        "pfedmb/pairs.csv",
+        "table I, figure 3",
+        "examples/pfedmb_pairs.py --data npz:fashion_mnist.npz",
+        FULL,
+    ),
+    ("metavd/pull.csv", "dropout rates without data", "examples/papers/metavd/pull.py", ""),
+    (
+        "metavd/overfit.csv",
+        "scores by round",
+        "examples/papers/metavd/regimes.py --data cifar10",
+        FULL,
+    ),
+    ("fedbe/students.csv", "students, teachers", "examples/papers/fedbe/students.py", FULL),
+    ("fedbe/swiss_roll.csv", "figure 1", "examples/fedbe_swiss_roll.py --lr 0.001 0.002 0.003", ""),
+    (
+        "fedabml/new_clients.csv",
+        "table 2",
+        "examples/fedabml_new_clients.py --data npz:fashion_mnist.npz",
+        FULL,
+    ),
+    (
+        "fedabml/entropy.csv",
+        "figure 5",
+        "examples/fedabml_entropy.py --data npz:fashion_mnist.npz --ood npz:mnist.npz",
+        "",
+    ),
+)
+NAMES = {"pfedvem": "pFedVEM", "pfedmb": "pFedMB", "metavd": "MetaVD", "fedbe": "FedBE"}
+NAMES["fedabml"] = "FedABML"
+
+
+def commands() -> str:
+    """Return what made each file, and how long it took."""
+    rows = []
+    for path, what, script, full in COMMANDS:
+        seconds: dict[tuple[str, ...], float] = {}
+        for line in read(HERE / path):
+            run = tuple(line.values())[: [*line].index("seed") + 1]
+            seconds[run] = max(seconds.get(run, 0), float(line.get("seconds", 0)))
+        folder = path.partition("/")[0]
+        page = f"[{NAMES[folder]}]({folder}/README.md)"
+        minutes = f"{sum(seconds.values()) / 60:.0f}" if any(seconds.values()) else ""
+        rows.append(
+            [
+                page,
+                what,
+                f"`python {script}` {full}".strip(),
+                f"`{path}`",
+                str(len(seconds)),
+                minutes,
+            ]
+        )
+    return markdown(["paper", "table or figure", "command", "file", "runs", "minutes"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "students": students,
+    "swiss_roll": swiss_roll,
+    "overfit": lambda: regimes("overfit.csv"),
+    "pull": pull,
+    "federations": federations,
+    "ablations": ablations,
+    "smallest": smallest,
+    "pairs": pairs,
+    "by_epochs": lambda: new_clients("own", (0, 1, 2, 5, 10)),
+    "by_steps": lambda: new_clients("all", (1, 2, 5, 10, 25)),
+    "entropies": entropies,
+    "commands": commands,
+    "claims": claims,
+}
+
+
+def made(page: str) -> str:
+    """Return a page with its tables made anew."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", page)
+
+
+def main() -> int:
+    """Write the pages, or name those that are not as they would be written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page differs")
+    args = parser.parse_args()
+    old = {path: path.read_text(encoding="utf-8") for path in sorted(HERE.glob("**/README.md"))}
+    new = {path: made(text) for path, text in old.items()}
+    differ = [path for path in old if new[path] != old[path]]
+    for path in differ:
+        print(path.relative_to(HERE))
+        if not args.check:
+            path.write_text(new[path], encoding="utf-8")
+    return int(args.check and bool(differ))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
