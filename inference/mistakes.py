@@ -20,12 +20,14 @@ from torch import Tensor
 
 from pyrofl.arguments import checked
 from pyrofl.data.federation import Federation, a_row
+from pyrofl.data.roster import Who
 from pyrofl.inference.facts import INCOMPARABLE, Mark, Moments, Rule, WireCost, of_kind
 from pyrofl.inference.look import Look
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.state import Round, meet, sent_up, to_data
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.tensors import Tensors, as_tensors, cut, matches, pick
 from pyrofl.turns import in_turn
@@ -53,7 +55,8 @@ def check(
             guide that is the same for every row; an observed one lies outside `batch.rows()`; there
             is a `pyro.param`; a parameter of a distribution, or a response, is outside its
             constraint; rows depend on each other or on padding; a program writes into what it is
-            given; a pattern of names matches nothing; or the method fails on these rows.
+            given; a pattern of names matches nothing; the merge or a view makes a tensor of a new
+            name; or the method fails on these rows.
 
     Warns:
         UserWarning: if the guide reads a tensor that nothing moves.
@@ -76,6 +79,8 @@ def check(
             message = sent_up(method, received, local)
         refuse_idle_patterns(method, local, state.server, message | received, look.sites)
         refuse_idle_pools(method, state.server, message)
+        refuse_new_names(method, state.server, message, few.who(torch.arange(few.clients)))
+        refuse_odd_views(method, received, local)
         look.warn_of_still_tensors({n: v for n, v in known.items() if n not in written})
 
 
@@ -191,6 +196,36 @@ def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None
             raise ValueError(
                 f"{pattern!r} in the merge matches no name, so that {left[0]!r} would stay as it "
                 f"is; {nearest(pattern, left)}"
+            )
+
+
+def refuse_new_names(method: Method, server: Tensors, message: Tensors, who: Who) -> None:
+    """Refuse messages that a merge by means would put into the server's state as something new."""
+    if not isinstance(method.merge, Pooled):
+        return
+    try:
+        after = method.merge(server, message, who, stream(0, Stream.MERGE))
+    except CannotMerge:
+        return  # three clients may be too few for it
+    # What begins with server/ is the memory of the server's own optimiser or sampler.
+    for name in (n for n in after if n not in server and not n.startswith("server/")):
+        raise ValueError(
+            f"the merge puts {name!r} into the server's state, which has "
+            f"{', '.join(server) or 'nothing'}; expected messages with the names of that state, or "
+            f"a merge that leaves {name!r} out"
+        )
+
+
+def refuse_odd_views(method: Method, received: Tensors, local: Tensors) -> None:
+    """Refuse a view that sets what no program has ever seen."""
+    known = received | local
+    for view, make in method.views.items():
+        found = make(received, local)
+        models = [found] if isinstance(found, dict) else found  # an ensemble has several
+        for name in (n for model in models for n in model if n not in known):
+            raise ValueError(
+                f"view {view!r} sets {name!r}, which neither arrives nor is the client's own; "
+                f"expected one of {', '.join(known)}"
             )
 
 

@@ -419,3 +419,24 @@ def test_a_server_state_of_all_clients_is_looked_at_by_its_rows():
     server["server/sd"][2] = -1.0  # of the smallest client, the second of those looked at
     with pytest.raises(ValueError, match="scale of the distribution of 'theta' is -1; expected G"):
         check(made, numbers(), server=server)
+
+
+def test_a_merge_that_makes_a_new_name_is_refused():
+    def upload(received: Tensors, local: Tensors) -> Tensors:
+        return {"centre": local["q/mu"]}  # the server's own would stay as it is
+
+    wrong = method(upload=upload, merge=Pooled({"*": by_size}))
+    told = "the merge puts 'centre' into the server's state, which has q/mu, q/pi; expected"
+    with pytest.raises(ValueError, match=told):
+        check(wrong, numbers())
+    other = replace(wrong, upload=lambda received, local: {"server/seen": local["q/mu"]})
+    check(other, numbers())
+
+
+def test_a_view_that_sets_an_unknown_name_is_refused():
+    def at_zero(received: Tensors, local: Tensors) -> Tensors:
+        return {**local, "mu/q": 0 * local["q/mu"]}  # no program reads it
+
+    for view in (at_zero, lambda received, local: [local, at_zero(received, local)]):
+        with pytest.raises(ValueError, match="view 'global' sets 'mu/q', which neither arrives"):
+            check(method(views={"global": view}), numbers())
