@@ -84,10 +84,12 @@ class Watched:
     Attributes:
         high: where it is above this in the last round, `Run.notes` has `why`; None never does.
         why: what that means and what to do, the end of a sentence.
+        words: what the number is, for the axis of a figure; "" is its name.
     """
 
     high: float | None = None
     why: str = ""
+    words: str = ""
 
 
 def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, Moments]:

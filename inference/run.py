@@ -217,13 +217,18 @@ class Run(Pickled, Summarised):
         return verdict(self.records)
 
     @property
+    def watching(self) -> dict[str, Watched]:
+        """What the method says of each number that it watches, by the name in the records."""
+        found = of_kind(self.method.facts, Watched).items()
+        return {names.removeprefix("server/"): fact for names, fact in found}
+
+    @property
     def notes(self) -> list[str]:
         """What the method has to say of numbers that are too high after the last round."""
         last = self.records[-1] if self.records else None
         return [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
-            for names, fact in of_kind(self.method.facts, Watched).items()
-            for name in (names.removeprefix("server/"),)
+            for name, fact in self.watching.items()
             if last and fact.high is not None and last.watched.get(name, 0.0) > fact.high
         ]
 

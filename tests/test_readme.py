@@ -28,6 +28,7 @@ def test_the_code_runs(tmp_path, monkeypatch):
     names: dict[str, object] = {}
     exec(code, names)
     assert {"client", "draw", "head_out"} <= set(names["posterior"]["posterior"].dims)  # type: ignore[index]
+    assert (tmp_path / "client_3.png").exists()
     assert names["state"].number == 1  # type: ignore[attr-defined]
 
 

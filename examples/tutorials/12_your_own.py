@@ -83,6 +83,12 @@ data
 # 2. **Guide**: independent normals. `guides.mean_field` makes them, and names its tensors.
 # 3. **Schedule**: what a client does in a round: twenty steps on its ELBO.
 # 4. **Server**: what it makes of the messages: a *median* over clients, so that one broken client cannot do harm.
+#
+# Shapes: `batch.x` is [client, row, feature]. A site in `batch.clients()` is [draw, client, 1, \*event], the 1 in place of the rows; where nothing asks for draws the first axis is missing.
+# So `w * batch.x` fits every row. `received[...]` and `local[...]` have that 1 already when a model reads them.
+#
+# Two words of the code: `mean=True` divides the loss by the client's number of rows, so that one learning rate suits small and large clients; `"*"` means all tensors that are sent, each client
+# here with the same weight (`servers.evenly`).
 
 # %%
 shapes = {"w": torch.Size([2])}
@@ -96,12 +102,12 @@ def model(received, local, batch):
             pyro.sample("y", dist.Normal((w * batch.x).sum(-1), 0.3), obs=batch.y)
 
 
-def mine(how):
+def mine(how, model=model, q=q, shape=(2,), lr=0.01):
     return Method(
-        init=lambda generator, clients: q.start({"w": torch.zeros(2)}),
+        init=lambda generator, clients: q.start({"w": torch.zeros(shape)}),
         model=model,
         guide=q,
-        phases=(Phase((Step(q.names, sgd(0.01), elbo(draws=8, mean=True)),), epochs=20),),
+        phases=(Phase((Step(q.names, sgd(lr), elbo(draws=8, mean=True)),), epochs=20),),
         merge=servers.Pooled({"*": servers.evenly}, how=how),
     )
 
@@ -113,8 +119,7 @@ for how in ("mean", "median"):
     print(f"{how:7s}", found[how].round(2), " truth", truth)
 
 # %% [markdown]
-# That is the whole method: it can be saved and resumed, run on many machines, and write posteriors for ArviZ. For classes, take `dist.Bernoulli(logits=...)` with `y` of 0.0 and 1.0, or
-# `dist.Categorical`; where rows say less, more rounds or a larger learning rate are needed.
+# That is the whole method: it can be saved and resumed, run on many machines, and write posteriors for ArviZ.
 
 # %%
 figure, axes = plt.subplots(figsize=(4.2, 3.6), layout="constrained")
@@ -133,6 +138,34 @@ plt.show()
 # %%
 print(run.verdict)
 figures.convergence(run)
+
+# %% [markdown]
+# ## Classes
+#
+# For classes `w` is a matrix, [feature, class], and the outputs are a softmax's. Here the class is the sign of `y`. The difference of the two columns points where `truth` does:
+
+
+# %%
+def softmax(received, local, batch):
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([2, 2]).to_event(2))
+        with batch.rows():
+            logits = (batch.x[..., None, :] @ w).squeeze(-2)
+            pyro.sample("y", dist.Categorical(logits=logits), obs=batch.y)
+
+
+signs = {name: (x, (y > 0).astype(int)) for name, (x, y) in labs.items()}
+signs = Federation.of(signs, classes=2).to("cpu", torch.float64)
+q_matrix = guides.mean_field({"w": torch.Size([2, 2])}, scale=0.1)
+method = mine("median", softmax, q_matrix, (2, 2), lr=0.05)
+run = pyrofl.fit(method, signs, rounds=rounds, progress=False)
+towards = run.state.server["mu/w"].diff(dim=1).squeeze(1).numpy()
+print("server", (towards / np.linalg.norm(towards)).round(2))
+print("truth ", (truth / np.linalg.norm(truth)).round(2))
+
+# %% [markdown]
+# A class says less than a number, so that more rounds or a larger learning rate may be needed. The same model with the median on the digits of twenty clients ([64, 10], prior N(0, 1)) reaches in five rounds a personal
+# accuracy of .73 with 0.01, and .81 with 0.05; with the mean it is .91 with both (one seed).
 
 # %% [markdown]
 # ## Check it
@@ -175,7 +208,8 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# **By simulation** (tutorial 10): `checks.sbc(method, data, rounds)`.
+# **By simulation** (tutorial 10): `from pyrofl import checks`, and `ranks = checks.sbc(method, data, rounds)`; `print(ranks.p_value)` is good above 0.05, which a right method misses one time in twenty.
+# A method whose prior reads a point of the server's, and moves it, is expected to fail: it fits that point to the data, and then the clients once more, so that spreads are too small.
 #
 # ## A server rule
 #

@@ -88,6 +88,7 @@ RUNAWAY = Watched(
     high=0.5,
     why="the layer before the output is mostly noise, as the divergence pulls rates up in every "
     "round; expected fewer rounds, hyper_step=0.1, a smaller hyper_lr or a smaller beta",
+    words=f"share of dropout rates above {pruning.HIGH}",
 )
 
 TUNE_OVER = {"lr": (0.02, 0.07, 0.2), "hyper_lr": (0.01, 0.09, 0.9), "beta": (1.0, 10.0, 100.0)}

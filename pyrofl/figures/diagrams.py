@@ -19,6 +19,7 @@ __all__ = ["plates"]
 WIDE, TALL = 2.35, 1.15  # inches from one node to the next
 PLATES = {"clients": "clients j = 1 … J", "rows": r"rows i = 1 … $n_j$"}
 SEEN = "#d9d9d9"
+TENSORS = {"server": "the server's", "client": "kept by the client"}  # kind -> in the legend
 NAMED = 2  # names of a node's members that there is room for, in each of its lines
 
 
@@ -41,7 +42,7 @@ class Node:
         if len(names) > 2 * NAMED:
             names = [*names[:NAMED], f"and {len(names) - NAMED} more"]
         lines = [", ".join(names[i : i + NAMED]) for i in range(0, len(names), NAMED)]
-        drawn = "" if self.kind in ("server", "client") else f"\n~ {self.kind}"
+        drawn = "" if self.kind in TENSORS else f"\n~ {self.kind}"
         return "\n".join(lines) + drawn.replace("~ Deterministic", "computed")
 
 
@@ -49,7 +50,8 @@ def plates(relations: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     """Draw a model's sites in their plates, from left to right as they depend on each other.
 
     Rounded: what is drawn; grey: what is observed; boxes: tensors, of the server to the left, and
-    in the plate of the clients what each keeps. Sites that are drawn alike share a node.
+    in the plate of the clients what each keeps. Sites that are drawn alike share a node. A legend
+    says so of what there is.
 
     Args:
         relations: what `pyrofl.relations` returns, site -> what it is and depends on.
@@ -72,6 +74,7 @@ def plates(relations: Mapping[str, Any], ax: Axes | None = None) -> Figure:
             _arrow(axes, nodes[read], node)
     for node in nodes:
         _draw(axes, node)
+    _explain(axes, nodes)
     return figure
 
 
@@ -185,13 +188,30 @@ def _draw(axes: Axes, node: Node) -> None:
     """Draw a node and its label."""
     from matplotlib.patches import FancyBboxPatch
 
-    tensor = node.kind in ("server", "client")
+    tensor = node.kind in TENSORS
     wide, tall = 0.8 * WIDE, 0.66 * TALL
-    face = SEEN if node.observed else "white"
-    edge = COLOURS[1] if node.kind == "client" else COLOURS[0] if tensor else "black"
+    face, edge = _colours(node)
     round_ = 0.02 if tensor else 0.36
     shape = f"round,pad=0,rounding_size={round_}"
     corner = (node.at[0] - wide / 2, node.at[1] - tall / 2)
     look: dict[str, Any] = {"boxstyle": shape, "fc": face, "ec": edge, "lw": 1.4, "zorder": 2}
     axes.add_patch(FancyBboxPatch(corner, wide, tall, **look))
     axes.text(*node.at, node.label, ha="center", va="center", fontsize=10, zorder=3)
+
+
+def _colours(node: Node) -> tuple[str, str]:
+    """Return the colours of a node's face and of its edge."""
+    edge = {"server": COLOURS[0], "client": COLOURS[1]}.get(node.kind, "black")
+    return SEEN if node.observed else "white", edge
+
+
+def _explain(axes: Axes, nodes: list[Node]) -> None:
+    """Put a legend above the diagram, of the kinds of nodes that it has."""
+    kinds = {TENSORS.get(n.kind, "observed" if n.observed else "drawn"): n for n in nodes}
+    for words in ("the server's", "kept by the client", "drawn", "observed"):
+        if words in kinds:
+            face, edge = _colours(kinds[words])
+            mark = "s" if kinds[words].kind in TENSORS else "o"
+            axes.plot([], [], mark, label=words, mfc=face, mec=edge, markersize=9)
+    look: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 4}
+    axes.legend(frameon=False, fontsize=9, handletextpad=0.2, columnspacing=1.2, **look)

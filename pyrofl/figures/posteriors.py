@@ -53,12 +53,15 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
 
 
 def _note(table: Any) -> str:
-    """Say what is grey, and how far chance alone moves means."""
+    """Say how many rows agree, what is grey, and how far chance alone moves means."""
+    near = [(table[c] - target).abs() <= within for c, (target, within) in TARGETS.items()]
+    agree = f"{sum(near[0] & near[1])} of {len(table)} rows agree: shift and ratio in grey"
     if "error" not in table:
-        return NEAR
+        return f"{agree}\n{NEAR}"
     error = float(table["error"].median())
     few = "too few draws to tell: " if error > TARGETS["difference"][1] else ""
-    return f"{NEAR}\n{few}by chance alone means shift by {error:.2g} sds"
+    agree = "" if few else f"{agree}\n"
+    return f"{agree}{NEAR}\n{few}by chance alone means shift by {error:.2g} sds"
 
 
 def _lanes(table: Any, names: tuple[str, str]) -> Figure:

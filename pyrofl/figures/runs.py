@@ -138,22 +138,36 @@ def convergence(run: Any) -> Figure:
 def watched(run: Any) -> Figure:
     """Draw the numbers that a method watches against the round, such as dropout rates above 0.9.
 
+    A dotted line is the limit above which a method warns, where it states one.
+
     Args:
         run: a `Run`, or `Chains`, whose seeds are lines that look the same.
 
     Raises:
         ValueError: if the method watches nothing.
     """
-    each = [one.records for one in getattr(run, "runs", [run])]
+    runs = getattr(run, "runs", [run])
+    each = [one.records for one in runs]
     names = dict.fromkeys(n for records in each for record in records for n in record.watched)
     if not names:
         raise ValueError("the method watches no number; expected one that does, such as metavd")
-    looks = {n: look | {"marker": None} for n, look in styles(map(style.plain, names)).items()}
+    facts = {name: fact for one in runs for name, fact in one.watching.items() if name in names}
+    words = {n: style.plain((n in facts and facts[n].words) or n.replace("_", " ")) for n in names}
+    looks = {n: look | {"marker": None} for n, look in styles(words.values()).items()}
     figure, (axes,) = panels(1, 1, 5.8, 3.4, (0, 0.3))
     for records in each:
         for name in names:
             at = [(r.number, r.watched[name]) for r in records if name in r.watched]
-            axes.plot(*zip(*at, strict=True), label=style.plain(name), **looks[style.plain(name)])
+            axes.plot(*zip(*at, strict=True), label=words[name], **looks[words[name]])
+    for name, fact in facts.items():
+        if fact.high is not None:
+            over = any(
+                one.records and one.records[-1].watched.get(name, 0.0) > fact.high for one in runs
+            )
+            told = "too high" if over else "not too high"
+            label = f"limit {fact.high:g}: {told} after the last round"
+            axes.axhline(fact.high, color=looks[words[name]]["color"], linestyle=":", label=label)
+    axes.set_ylabel(*words.values() if len(words) == 1 else ["value"])
     style.mark_rounds(axes.xaxis)
     return with_legend(figure, [axes], looks)
 

@@ -35,6 +35,13 @@ def test_the_head_of_pfedvem_is_around_the_servers_with_a_confidence_of_the_clie
     related = pyrofl.relations(cards.made("pfedvem", cards.network()), cards.rows())
     assert related["head.bias"].reads == ("client tau", "server loc/head.bias")
     assert related["head.bias"].distribution == "Normal"
+    told = figures.plates(related).axes[0].get_legend().get_texts()
+    assert [t.get_text() for t in told] == [
+        "the server's",
+        "kept by the client",
+        "drawn",
+        "observed",
+    ]
     assert {n for n in related["y"].reads if " " in n} == {
         "server base/fc1.bias",
         "server base/fc1.weight",
@@ -67,6 +74,8 @@ def test_what_clients_share_is_outside_of_their_plate():
         if clients.contains(*t.get_position())
     }
     assert {"eta", "theta", "y"} <= inside
+    told = figure.axes[0].get_legend().get_texts()
+    assert [t.get_text() for t in told] == ["drawn", "observed"]
     assert not {"mu", "tau"} & inside
 
 

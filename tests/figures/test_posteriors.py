@@ -77,6 +77,16 @@ def test_cost_says_how_far_chance_alone_moves_means(rows, error, told):
     assert figure.legends[0].get_title().get_text().endswith(f"15%{told}")
 
 
+@pytest.mark.parametrize("rows", [4, 40])
+def test_cost_counts_the_rows_that_agree(rows):
+    many = table(rows).assign(difference=0.19, ratio=0.86)
+    many.iloc[0, many.columns.get_loc("difference")] = -0.21
+    many.iloc[1, many.columns.get_loc("ratio")] = 1.16
+    for error, first in ((0.03, f"{rows - 2} of {rows} rows agree"), (0.6, "grey: shifts")):
+        told = figures.cost(many.assign(error=error)).legends[0].get_title().get_text()
+        assert told.startswith(first)
+
+
 def test_the_name_of_the_worst_row_stays_in_its_panel():
     many = pd.DataFrame({"variable": 85 * ["a"], "difference": 0.0, "ratio": 1.0})
     many.index = [f"a[the county of Cottonwood {i}]" for i in range(85)]
