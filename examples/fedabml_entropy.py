@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from papers import results
+from papers import files
 
 import pyrofl
 from pyrofl import checks, datasets, federations, figures, nets
@@ -80,9 +80,9 @@ about = (dataset.name, other.name if args.ood else "shuffled", args.clients)
 about += (int((~dataset.is_test).sum()), rounds)
 names = ["FedABML"] if args.quick else [*METHODS]
 runs = [(*about, name, seed) for name in names for seed in range(seeds)]
-lines = results.fill(args.out / "entropy.csv", HEAD, runs, measure)
+lines = files.fill(args.out / "entropy.csv", HEAD, runs, measure)
 columns = {"accuracy": 100, "known": 1, "strange": 1, "auroc": 100}
-print(results.means(results.by(lines, "method"), columns))
+print(files.means(files.by(lines, "method"), columns))
 _, found = asked("FedABML", 0)
 shown = {word: one.by_client("total") for word, one in found.items()}
 figures.save(figures.densities(shown, len(dataset.classes)), args.out / "entropy.png")

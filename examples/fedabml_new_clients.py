@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from papers import results
+from papers import files
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets
@@ -80,16 +80,16 @@ def measure(
 total = int((~dataset.is_test).sum())
 names = [*methods][:2] if args.quick else [*methods]
 asked = [(args.clients, total, args.rounds, n, s) for s in range(args.seeds) for n in names]
-lines = results.fill(args.out / "new_clients.csv", HEAD, asked, measure)
-for name, some in results.by(lines, "method").items():
+lines = files.fill(args.out / "new_clients.csv", HEAD, asked, measure)
+for name, some in files.by(lines, "method").items():
     print(f"{name}: accuracy after epochs of fine-tuning")
-    print(results.means(results.by(some, "epochs"), {"accuracy": 100}))
+    print(files.means(files.by(some, "epochs"), {"accuracy": 100}))
 curves = {
     name: [
         [float(line["accuracy"]) for line in run if int(line["epochs"]) in few]
-        for run in results.by(some, "seed").values()
+        for run in files.by(some, "seed").values()
     ]
-    for name, some in results.by(lines, "method").items()
+    for name, some in files.by(lines, "method").items()
 }
 figures.save(figures.after_epochs(few, curves), args.out / "new_clients.png")
 print(f"{args.out} holds new_clients.csv and new_clients.png")

@@ -14,7 +14,7 @@ import itertools
 from pathlib import Path
 
 import torch
-from papers import results
+from papers import files
 from sklearn.datasets import make_swiss_roll
 
 import pyrofl
@@ -83,12 +83,12 @@ def scores(run: pyrofl.Run) -> tuple[float, float, float]:
 
 head = ("lr", "seed", "fedavg", "ensemble", "best_of_100")
 runs = [(lr, seed) for lr in args.lr for seed in range(seeds)]
-lines = results.fill(
+lines = files.fill(
     args.out / "swiss_roll.csv", head, runs, lambda lr, seed: [scores(fit(seed, lr))]
 )
-print(results.means(results.by(lines, "lr"), dict.fromkeys(head[2:], 1)))
+print(files.means(files.by(lines, "lr"), dict.fromkeys(head[2:], 1)))
 panels = {}
-for lr, some in results.by(lines, "lr").items():
+for lr, some in files.by(lines, "lr").items():
     found = torch.tensor([[float(line[name]) for name in head[2:]] for line in some])
     gain = found[:, 1:] - found[:, :1]
     panels[f"learning rate {lr}"] = {

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from papers import results
+from papers import files
 
 import pyrofl
 from pyrofl import datasets, figures, nets
@@ -80,9 +80,9 @@ def run(name: str, rate: float, seed: int) -> tuple[list[float | None], torch.Te
 HEAD = ("rows", "rounds", "method", "rate", "seed")
 HEAD += ("tuning", "before", "after", "within", "between", "used")
 asked = [(each, rounds, n, r, s) for n in methods(rates[0]) for r in rates for s in range(seeds)]
-lines = results.fill(args.out / "pairs.csv", HEAD, asked, lambda *of: [run(*of[2:])[0]])
-best = results.best(lines, "tuning", over="rate")
-print(results.means(best, {"before": 100, "after": 100, "within": 1, "between": 1, "used": 1}))
+lines = files.fill(args.out / "pairs.csv", HEAD, asked, lambda *of: [run(*of[2:])[0]])
+best = files.best(lines, "tuning", over="rate")
+print(files.means(best, {"before": 100, "after": 100, "within": 1, "between": 1, "used": 1}))
 history = {
     name: run(name, float(of[0]["rate"]), 0)[1] for name, of in best.items() if name.startswith("5")
 }

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from papers import results
+from papers import files
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets
@@ -87,10 +87,10 @@ asked = [
     for name in args.methods
     if clients == args.clients[0] or "only" not in name  # ablations once
 ]
-lines = results.fill(args.out / "table.csv", HEAD, asked, measure)
-for clients, some in results.by(lines, "clients").items():
+lines = files.fill(args.out / "table.csv", HEAD, asked, measure)
+for clients, some in files.by(lines, "clients").items():
     print(f"{clients} clients, accuracy in percent")
-    print(results.means(results.by(some, "method"), dict.fromkeys(HEAD[-3:], 100)))
+    print(files.means(files.by(some, "method"), dict.fromkeys(HEAD[-3:], 100)))
 shown = [
     {"method": line["method"], "seed": line["seed"], "model": view, "adapted": "none"}
     | {"metric": "accuracy", "value": float(line[view])}

@@ -43,7 +43,7 @@ def test_scripts_that_pages_name_are_there():
 
 
 def test_what_is_in_a_file_is_not_run_again(tmp_path: Path, monkeypatch):
-    fill = runpy.run_path(str(PAPERS / "results.py"))["fill"]
+    fill = runpy.run_path(str(PAPERS / "files.py"))["fill"]
     monkeypatch.setattr(sys, "argv", [str(PAPERS / "x.py"), "--data", "npz:/here/rows.npz"])
     path, head, made = tmp_path / "a.csv", ("method", "seed", "score"), []
 

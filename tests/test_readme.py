@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from fault_table import PAGE, shown, written
+from matplotlib import pyplot
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -27,6 +28,7 @@ def test_the_code_runs(tmp_path, monkeypatch):
     )
     names: dict[str, object] = {}
     exec(code, names)
+    pyplot.close("all")  # what ArviZ drew
     assert {"client", "draw", "head_out"} <= set(names["posterior"]["posterior"].dims)  # type: ignore[index]
     assert (tmp_path / "client_3.png").exists()
     assert names["state"].number == 1  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """What the papers claim, and whether it appears here: the table of the first page."""
 
-from results import HERE, Lines, best, by, finished, gains, kept, markdown, numbers, read, spread
+from files import HERE, Lines, best, by, finished, gains, kept, markdown, numbers, read, spread
 
 
 def hundred() -> dict[str, Lines]:

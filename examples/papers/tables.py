@@ -10,7 +10,7 @@ from collections.abc import Callable
 from statistics import mean, stdev
 
 from claims import claims, hundred
-from results import HERE, SEEDS, best, by, finished, gains, markdown, numbers, read, spread
+from files import HERE, SEEDS, best, by, finished, gains, markdown, numbers, read, spread
 
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

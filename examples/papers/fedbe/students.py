@@ -21,7 +21,7 @@ from pyrofl.tensors import role
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
-from papers import results  # noqa: E402
+from papers import files  # noqa: E402
 
 FORMER = {"distil_lr": 1e-3, "distil_lr_end": 4e-4}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -78,4 +78,4 @@ def scores(partition: str, name: str, seed: int) -> list[list[float]]:
 
 
 runs = [(p, name, seed) for p in args.partitions for name in settings for seed in range(seeds)]
-results.fill(args.out, HEAD, runs, scores)
+files.fill(args.out, HEAD, runs, scores)

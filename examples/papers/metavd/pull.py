@@ -22,7 +22,7 @@ from pyrofl.models import metavd
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
-from papers import results  # noqa: E402
+from papers import files  # noqa: E402
 
 NETS = {512: "mlp:32,16", 2048: "mlp:64,32", 8192: "mlp:128,64", 32768: "mlp:256,128"}
 
@@ -60,4 +60,4 @@ def measure(weights: int, seed: int) -> list[tuple[int, float]]:
 
 
 head = ("weights", "seed", "round", "rates_above_0.9")
-results.fill(args.out, head, [(d, seed) for d in args.weights for seed in range(seeds)], measure)
+files.fill(args.out, head, [(d, seed) for d in args.weights for seed in range(seeds)], measure)

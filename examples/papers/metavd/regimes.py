@@ -19,7 +19,7 @@ from pyrofl.models import metavd
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
-from papers import results  # noqa: E402
+from papers import files  # noqa: E402
 
 METHODS: dict[str, dict[str, Any]] = {
     "X": {"dropout": "none"},
@@ -84,4 +84,4 @@ def lines(name: str, seed: int) -> Iterator[tuple[Any, ...]]:
             yield number, "training", "server", what, value
 
 
-results.fill(args.out, HEAD, [(name, seed) for seed in seeds for name in args.methods], lines)
+files.fill(args.out, HEAD, [(name, seed) for seed in seeds for name in args.methods], lines)

@@ -41,7 +41,8 @@ from pyrofl.models import apfl, ditto, fedavg, fedbabu, fedrep, local, perfedavg
 HERE = Path(__file__).parent
 NET = nets.build("mlp:100", (1, 28, 28), 10)
 STEPS = {"batch": 10, "epochs": 1, "lr": 0.01, "momentum": 0.0}
-COLUMNS = ("method", "seed", "model", "round", "theirs", "ours", "seconds", "commit")
+COLUMNS = ("method", "seed", "model", "round", "theirs", "ours", "seconds", "commit", "command")
+COMMAND = "python examples/papers/parity/others.py --data FOLDER"
 SEEDS = 3
 WITHIN = 0.015  # of theirs, on average over rounds
 ERRORS = 3.0  # standard errors that a single round may be away
@@ -174,7 +175,8 @@ def measure(name: str, seed: int, folder: Path) -> list[Line]:
             line = (name, seed, model, number, theirs[number], accuracy(run, case, model, data))
             lines.append(dict(zip(COLUMNS, line, strict=False)))
     seconds = round(perf_counter() - begun, 1)
-    return [line | {"seconds": seconds, "commit": commit()} for line in lines]
+    made = {"seconds": seconds, "commit": commit(), "command": COMMAND}
+    return [line | made for line in lines]
 
 
 @cache
