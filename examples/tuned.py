@@ -33,6 +33,7 @@ METHODS = (
 METHODS += "scaffold fedavgm fedrep fedbabu lgfedavg pfedmb fedpop fedpa fedbe "
 METHODS += "fedem fedamp fedfomo fisher fedhb fola fedep virtual pfedgp predbayes fald "
 METHODS += "metavd pfedme pfedbayes"
+FAILED = "none: all failed"  # as compare has it; scores are of the defaults
 FOLDER = Path(__file__).parent
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -79,14 +80,15 @@ def commit():
 def about(method):
     """Return what a method's table and budget lines say besides scores."""
     path = args.out / method
-    tuned = json.loads((path / f"{method}-tune/tune.json").read_text())
+    known = path / f"{method}-tune/tune.json"
+    tuned = json.loads(known.read_text()) if known.exists() else None  # every setting failed
     runs = [json.loads(p.read_text()) for p in sorted(path.glob(f"{method}-[0-9]*/run.json"))]
     return {
         "method": method,
-        "chosen": " ".join(f"{n}={v}" for n, v in tuned["chosen"].items()),
-        "settings": len(tuned["about"]["settings"]),
-        "tuning_rounds": tuned["rounds"],
-        "tuning_seconds": round(tuned["seconds"], 1),
+        "chosen": " ".join(f"{n}={v}" for n, v in tuned["chosen"].items()) if tuned else FAILED,
+        "settings": len(tuned["about"]["settings"]) if tuned else int(args.settings),
+        "tuning_rounds": tuned["rounds"] if tuned else None,
+        "tuning_seconds": round(tuned["seconds"], 1) if tuned else None,
         "rounds": sum(run["rounds"] for run in runs),
         "seconds": round(sum(sum(run["seconds"]) for run in runs), 1),
         **json.loads((path / "made.json").read_text()),
@@ -100,6 +102,16 @@ def together(rows, name):
         before = pd.read_csv(tables / name)
         rows = pd.concat([before[~before["method"].isin(done)], rows])
     return rows
+
+
+def best_first(scores):
+    """Sort by the accuracy of each method's best model, the mean over seeds."""
+    accurate = scores[scores["metric"] == "accuracy"].fillna("")
+    means = accurate.groupby(["method", "model", "adapted"])["value"].mean()
+    best = means.groupby("method").max()
+    return scores.sort_values(
+        "method", key=lambda names: names.map(best), ascending=False, kind="stable"
+    )
 
 
 begun = perf_counter()
@@ -120,7 +132,7 @@ if not done:
 tables = args.tables or args.out
 tables.mkdir(parents=True, exist_ok=True)
 scores = pd.concat([pd.read_csv(args.out / m / "compare.csv") for m in done])
-scores = together(scores, "scores.csv")
+scores = best_first(together(scores, "scores.csv"))
 budget = together(pd.DataFrame([about(m) for m in done]), "budget.csv")
 scores.to_csv(tables / "scores.csv", index=False)
 budget.to_csv(tables / "budget.csv", index=False)

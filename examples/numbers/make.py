@@ -66,7 +66,7 @@ def tuned() -> str:
     rows = []
     for method in order:
         one = budget.loc[method]
-        cost = [f"{one['tuning_seconds']:.0f}", f"{one['seconds']:.0f}"]
+        cost = [f"{v:.0f}" if v == v else "" for v in (one["tuning_seconds"], one["seconds"])]
         rows.append(
             [f"`{method}`", one["chosen"], *views(scores[scores["method"] == method]), *cost]
         )
