@@ -17,7 +17,7 @@ LEFT = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
 # Every test of all methods, but those that take long.
 LOOKED_AT = (
     *("test_contract.py", "test_faults.py", "hostile/test_federations.py", "test_imports.py"),
-    *("test_determinism.py", "inference/test_checkpoints.py", "inference/loop/test_inbox.py"),
+    *("test_determinism.py", "inference/test_checkpoints.py"),
     *("inference/posteriors/test_posterior_files.py", "models/test_proximal.py"),
 )
 RUN = "proximal and not chunk and not another_model and not another_merge"

@@ -91,7 +91,7 @@ __all__ = ["build", "hierarchical", "join", "leave"]
 STANDARD = fixed()  # Normal(0, 1)
 USUAL = 128  # Monte Carlo draws of a client with few variables
 
-TUNE_OVER = {"scale": (0.05, 0.1, 0.2), "epochs": (10, 30)}
+TUNE_OVER = {"scale": (0.05, 0.1, 0.2), "epochs": (10, 20, 30)}
 
 
 @repeatable

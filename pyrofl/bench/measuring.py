@@ -80,7 +80,7 @@ def summed_up(case: str, pairs: list[tuple[Time, Time]], warm: int = 1) -> Measu
 
     >>> turns = [(Time(9, 9), Time(9, 9)), (Time(1, 1), Time(2, 3)), (Time(2, 1), Time(6, 3))]
     >>> summed_up("a", turns)[2:]
-    (1.5, 4, 2.5, 2.0, 3.0, 1.0, 3, 3.0, 9, 9)
+    (1.5, 4.0, 2.5, 2.0, 3.0, 1.0, 3.0, 3.0, 9, 9)
     """
     (first, other_first), later = pairs[0], pairs[warm:]
     found: list[tuple[float, float, list[float]]] = []
