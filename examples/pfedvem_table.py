@@ -50,6 +50,7 @@ parser.add_argument(
 )
 parser.add_argument("--out", type=Path, default=Path("results/pfedvem_table"))
 args = parser.parse_args()
+print("In full this takes about half an hour on one core; with --quick, seconds.", flush=True)
 if args.full:
     args.seeds, args.net, args.rounds, args.participation = [*range(5)], "mlp:100", 100, "0.1"
 if args.quick:
