@@ -207,6 +207,12 @@ def refuse_new_names(method: Method, server: Tensors, message: Tensors, who: Who
         after = method.merge(server, message, who, stream(0, Stream.MERGE))
     except CannotMerge:
         return  # three clients may be too few for it
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"the merge fails on messages of {', '.join(message) or 'nothing'}: "
+            f"{type(error).__name__}: {error}; expected it to read these, and the server's state "
+            f"of {', '.join(server) or 'nothing'}"
+        ) from error
     # What begins with server/ is the memory of the server's own optimiser or sampler.
     for name in (n for n in after if n not in server and not n.startswith("server/")):
         raise ValueError(
@@ -220,9 +226,16 @@ def refuse_odd_views(method: Method, received: Tensors, local: Tensors) -> None:
     """Refuse a view that sets what no program has ever seen."""
     known = received | local
     for view, make in method.views.items():
-        found = make(received, local)
-        models = [found] if isinstance(found, dict) else found  # an ensemble has several
-        for name in (n for model in models for n in model if n not in known):
+        try:
+            found = make(received, local)
+            models = [found] if isinstance(found, dict) else found  # an ensemble has several
+            names = [name for model in models for name in model]
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"view {view!r} fails: {type(error).__name__}: {error}; expected a dict of tensors "
+                f"made of {', '.join(known)}, or a list of such"
+            ) from error
+        for name in (n for n in names if n not in known):
             raise ValueError(
                 f"view {view!r} sets {name!r}, which neither arrives nor is the client's own; "
                 f"expected one of {', '.join(known)}"

@@ -24,7 +24,7 @@ from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Program
-from pyrofl.inference.servers import Pooled, by_size
+from pyrofl.inference.servers import Pooled, by, by_size
 from pyrofl.models import fedavg, likelihoods
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, spread_out
@@ -440,3 +440,22 @@ def test_a_view_that_sets_an_unknown_name_is_refused():
     for view in (at_zero, lambda received, local: [local, at_zero(received, local)]):
         with pytest.raises(ValueError, match="view 'global' sets 'mu/q', which neither arrives"):
             check(method(views={"global": view}), numbers())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"merge": Pooled({"*": by("tau")})},
+            "the merge fails on messages of q/mu, q/pi: KeyError: 'tau'",
+        ),
+        ({"views": {"global": lambda received, local: None}}, "view 'global' fails: TypeError"),
+        (
+            {"views": {"own": lambda received, local: {"q/mu": local["mu"]}}},
+            "view 'own' fails: KeyError: 'mu'",
+        ),
+    ],
+)
+def test_a_merge_or_view_that_fails_is_refused_in_a_line(changes, told):
+    with pytest.raises(ValueError, match=told):
+        check(method(**changes), numbers())
