@@ -56,7 +56,7 @@ TABLES: dict[str, Callable[[np.random.Generator], str]] = {
 """script -> a small made-up table, for those that are given a file."""
 
 LONG = {"calibrated", "fedabml_entropy", "fedbe_distillation", "heart_disease", "nes"}
-LONG |= {"pfedvem_table", "radon", "tuned"}
+LONG |= {"pfedmb_pairs", "pfedvem_table", "radon", "tuned"}
 """Scripts that take over three minutes in full: they say so first."""
 
 NEEDED = {"privacy": "dp_accounting"}

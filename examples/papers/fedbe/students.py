@@ -78,4 +78,5 @@ def scores(partition: str, name: str, seed: int) -> list[list[float]]:
 
 
 runs = [(p, name, seed) for p in args.partitions for name in settings for seed in range(seeds)]
-files.fill(args.out, HEAD, runs, scores)
+about = {"data": dataset.name, "clients": args.clients, "server": args.server, "net": args.net}
+files.fill(args.out, HEAD, runs, scores, rounds=args.rounds, **about)

@@ -60,4 +60,6 @@ def measure(weights: int, seed: int) -> list[tuple[int, float]]:
 
 
 head = ("weights", "seed", "round", "rates_above_0.9")
-files.fill(args.out, head, [(d, seed) for d in args.weights for seed in range(seeds)], measure)
+about = {"hyper_lr": args.hyper_lr, "hyper_step": args.hyper_step, "rounds": rounds}
+runs = [(d, seed) for d in args.weights for seed in range(seeds)]
+files.fill(args.out, head, runs, measure, **about)
