@@ -56,7 +56,9 @@ args = parser.parse_args()
 if args.full:
     args.clients, args.held_out, args.net, args.lr = 100, 30, "cnn-metavd", 0.02
     args.rounds = [100, 300, 1000]
-rounds, seeds = ([1, 2], [0]) if args.quick else (args.rounds, args.seeds)
+if args.quick:
+    args.data, args.clients, args.held_out, args.net = "digits", 10, 3, "mlp:20,10"
+    args.methods, args.rounds, args.seeds = ["X", "X+MetaVD, pruned"], [1, 2], [0]
 
 dataset = datasets.load(args.data)
 if not args.full:
@@ -78,7 +80,7 @@ def lines(name: str, seed: int) -> Iterator[tuple[Any, ...]]:
 
     some = pyrofl.participation.fixed(10)
     run = None
-    for number in rounds:
+    for number in args.rounds:
         run = pyrofl.fit(at, data, number, seed=seed, start=run, participation=some, progress=False)
         for population in ("training", "held_out"):
             for by, draws in (("mean", None), ("draws", 10)):
@@ -94,5 +96,5 @@ def lines(name: str, seed: int) -> Iterator[tuple[Any, ...]]:
 about = {"data": dataset.name, "rows": int((~dataset.is_test).sum()), "partition": args.partition}
 about |= {"clients": args.clients, "held_out": args.held_out, "net": args.net}
 about |= {"on": args.on, "lr": args.lr, "hyper_lr": args.hyper_lr}
-asked = [(name, seed) for seed in seeds for name in args.methods]
+asked = [(name, seed) for seed in args.seeds for name in args.methods]
 files.fill(args.out, HEAD, asked, lines, **about)
