@@ -14,7 +14,6 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PAPERS = EXAMPLES / "papers"
 SAID_ELSEWHERE = {"tuned/scores.csv", "tuned/budget.csv"}  # commands are in budget.csv
-SAID_ELSEWHERE |= {"fedbe/swiss_roll.csv"}  # its page has the command; of before lines had it
 
 
 @pytest.mark.parametrize("script", ["numbers/make.py", "papers/tables.py"])
