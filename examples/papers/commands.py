@@ -27,19 +27,18 @@ COMMANDS = (
     ("metavd/pull.csv", "dropout rates without data", "examples/papers/metavd/pull.py", ""),
     (
         "metavd/overfit.csv",
-        "scores by round, held-out clients, pruning",
+        "scores by round, held-out clients",
         f"{REGIMES} --data cifar10",
         FULL,
     ),
-    ("metavd/underfit.csv", "the same at a small rate", f"{REGIMES} --data cifar10 --lr 0.005", ""),
+    (
+        "metavd/underfit.csv",
+        "the same with a small network",
+        f"{REGIMES} --data cifar10 --net mlp:16,16 --lr 0.01",
+        "",
+    ),
     ("fedbe/students.csv", "students, teachers", STUDENTS, ""),
     ("fedbe/one_round.csv", "one round", f"{STUDENTS} --rounds 1 --epochs 20", ""),
-    (
-        "fedbe/cifar10.csv",
-        "table 1",
-        f"{STUDENTS} --data cifar10 --net cnn-fedbe --per-class 300 --rounds 3",
-        FULL,
-    ),
     ("fedbe/swiss_roll.csv", "figure 1", "examples/fedbe_swiss_roll.py --lr 0.001 0.002 0.003", ""),
     (
         "fedabml/new_clients.csv",
