@@ -39,6 +39,12 @@ COMMANDS = (
     ),
     ("fedbe/students.csv", "students, teachers", STUDENTS, ""),
     ("fedbe/one_round.csv", "one round", f"{STUDENTS} --rounds 1 --epochs 20", ""),
+    (
+        "fedbe/cifar10.csv",
+        "table 1",
+        f"{STUDENTS} --data cifar10 --net mlp:128,64 --per-class 300 --rounds 8",
+        FULL,
+    ),
     ("fedbe/swiss_roll.csv", "figure 1", "examples/fedbe_swiss_roll.py --lr 0.001 0.002 0.003", ""),
     (
         "fedabml/new_clients.csv",

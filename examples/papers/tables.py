@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from statistics import mean, stdev
 
-from claims import ahead, claims, hundred
+from claims import above_fedavg, claims, hundred
 from commands import commands
 from files import (
     HERE,
@@ -18,7 +18,6 @@ from files import (
     by,
     finished,
     gains,
-    kept,
     markdown,
     numbers,
     read,
@@ -40,7 +39,11 @@ def students(file: str) -> str:
             below = f"{sum(g < 0 for g in gain)} of {len(gain)}"
             after = ["", "", ""]
             if setting != "FedAvg":
-                after = [spread(gain, "+.1f"), below, spread(ahead(lines, of["FedAvg"]), "+.1f")]
+                after = [
+                    spread(gain, "+.1f"),
+                    below,
+                    spread(above_fedavg(lines, of["FedAvg"]), "+.1f"),
+                ]
             shown[1] *= setting != "FedAvg"
             rows.append([partition, setting, *shown[:2], *after, *shown[2:]])
     head = ["partition", "setting", "average", "student", "gain", "below", "above FedAvg"]
@@ -66,8 +69,6 @@ def regimes(file: str) -> str:
     """Return MetaVD's scores by method and round: mean of the weights / ten draws."""
     rows = []
     for method, some in by(read(HERE / "metavd" / file), "method").items():
-        if method in ("X, SNIP", "X+MetaVD, pruned"):
-            continue
         for number, lines in by(some, "round").items():
             of: dict[tuple[str, ...], list[float]] = {}
             for line in lines:
@@ -85,25 +86,6 @@ def regimes(file: str) -> str:
             rows.append([method, number, seeds, *cells, high])
     who = ["accuracy", "NLL", "ECE", "held-out accuracy", "NLL", "ECE"]
     return markdown(["method", "round", "seeds", *who, "> .9"], rows)
-
-
-PRUNED = {"X": "mean", "X, SNIP": "mean", "X+MetaVD": "draws", "X+MetaVD, pruned": "draws"}
-
-
-def pruning() -> str:
-    """Return what is left of accuracy at round 40 when weights are dropped from messages."""
-    rows = []
-    for method, way in PRUNED.items():
-        at = {"method": method, "round": "40"}
-        of = {
-            who: kept(
-                "metavd/overfit.csv", "value", metric="accuracy", by=way, population=who, **at
-            )
-            for who in ("training", "held_out")
-        }
-        sparse = kept("metavd/overfit.csv", "value", metric="sparsity", **at)
-        rows.append([method, *(spread(values) for values in (sparse, *of.values()))])
-    return markdown(["method", "dropped", "accuracy", "held-out accuracy"], rows)
 
 
 def pull() -> str:
@@ -250,7 +232,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "swiss_roll": swiss_roll,
     "overfit": lambda: regimes("overfit.csv"),
     "underfit": lambda: regimes("underfit.csv"),
-    "pruning": pruning,
     "pull": pull,
     "federations": federations,
     "ablations": ablations,
