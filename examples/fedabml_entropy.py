@@ -19,8 +19,7 @@ from pyrofl import checks, datasets, federations, figures, nets
 from pyrofl.models import fedabml, fedavg
 from pyrofl.tensors import generator
 
-HEAD = ("data", "ood", "clients", "rows", "rounds", "method", "seed")
-HEAD += ("accuracy", "known", "strange", "auroc")
+HEAD = ("method", "seed", "accuracy", "known", "strange", "auroc")
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
@@ -67,21 +66,24 @@ def asked(name: str, seed: int) -> tuple[pyrofl.Run, dict[str, Any]]:
     }
 
 
-def measure(*name: str | int) -> list[list[float]]:
+def measure(name: str, seed: int) -> list[list[float]]:
     """Return accuracy, mean entropies and how well entropy tells strange rows from known ones."""
-    method, seed = name[-2:]
-    run, found = asked(str(method), int(seed))
-    how = {"model": "personal", "adapted": "adapt", "draws": METHODS[str(method)][1]}
+    run, found = asked(name, seed)
+    how = {"model": "personal", "adapted": "adapt", "draws": METHODS[name][1]}
     means = [float(found[word].mean("total").mean()) for word in ("known", "strange")]
     auroc = found["known"].told_apart(found["strange"], "total")
     return [[run.evaluate(**how).mean("accuracy"), *means, float(auroc.mean())]]
 
 
-about = (dataset.name, other.name if args.ood else "shuffled", args.clients)
-about += (int((~dataset.is_test).sum()), rounds)
+about = {
+    "data": dataset.name,
+    "ood": other.name if args.ood else "shuffled",
+    "clients": args.clients,
+}
+about |= {"rows": int((~dataset.is_test).sum()), "net": args.net, "rounds": rounds}
 names = ["FedABML"] if args.quick else [*METHODS]
-runs = [(*about, name, seed) for name in names for seed in range(seeds)]
-lines = files.fill(args.out / "entropy.csv", HEAD, runs, measure)
+runs = [(name, seed) for name in names for seed in range(seeds)]
+lines = files.fill(args.out / "entropy.csv", HEAD, runs, measure, draws=args.draws, **about)
 columns = {"accuracy": 100, "known": 1, "strange": 1, "auroc": 100}
 print(files.means(files.by(lines, "method"), columns))
 _, found = asked("FedABML", 0)

@@ -84,7 +84,7 @@ def scores(run: pyrofl.Run) -> tuple[float, float, float]:
 head = ("lr", "seed", "fedavg", "ensemble", "best_of_100")
 runs = [(lr, seed) for lr in args.lr for seed in range(seeds)]
 lines = files.fill(
-    args.out / "swiss_roll.csv", head, runs, lambda lr, seed: [scores(fit(seed, lr))]
+    args.out / "swiss_roll.csv", head, runs, lambda lr, seed: [scores(fit(seed, lr))], rounds=rounds
 )
 print(files.means(files.by(lines, "lr"), dict.fromkeys(head[2:], 1)))
 panels = {}

@@ -24,6 +24,7 @@ parser.add_argument("--full", action="store_true", help="the paper's network and
 parser.add_argument("--data", default="digits", help="a data set with ten classes")
 parser.add_argument("--out", type=Path, default=Path("results/pfedmb_pairs"))
 args = parser.parse_args()
+print("In full this takes about half an hour on one core; with --quick, seconds.", flush=True)
 rounds, seeds, rates = (2, 1, (0.1,)) if args.quick else (20, 3, (0.03, 0.1, 0.3))
 each, spec = (50, "mlp:50")
 if args.full:
@@ -80,7 +81,8 @@ def run(name: str, rate: float, seed: int) -> tuple[list[float | None], torch.Te
 HEAD = ("rows", "rounds", "method", "rate", "seed")
 HEAD += ("tuning", "before", "after", "within", "between", "used")
 asked = [(each, rounds, n, r, s) for n in methods(rates[0]) for r in rates for s in range(seeds)]
-lines = files.fill(args.out / "pairs.csv", HEAD, asked, lambda *of: [run(*of[2:])[0]])
+about = {"data": dataset.name, "net": spec}
+lines = files.fill(args.out / "pairs.csv", HEAD, asked, lambda *of: [run(*of[2:])[0]], **about)
 best = files.best(lines, "tuning", over="rate")
 print(files.means(best, {"before": 100, "after": 100, "within": 1, "between": 1, "used": 1}))
 history = {

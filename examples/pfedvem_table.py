@@ -88,7 +88,8 @@ asked = [
     for name in args.methods
     if clients == args.clients[0] or "only" not in name  # ablations once
 ]
-lines = files.fill(args.out / "table.csv", HEAD, asked, measure)
+about = {"data": dataset.name, "net": args.net, "participation": args.participation}
+lines = files.fill(args.out / "table.csv", HEAD, asked, measure, **about)
 for clients, some in files.by(lines, "clients").items():
     print(f"{clients} clients, accuracy in percent")
     print(files.means(files.by(some, "method"), dict.fromkeys(HEAD[-3:], 100)))

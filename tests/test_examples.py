@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from dying import Nursery
 
 FOLDER = Path(__file__).parent.parent / "examples"
+PAPERS = FOLDER / "papers"
 
 
 def radon(g: np.random.Generator) -> str:
@@ -56,7 +58,7 @@ TABLES: dict[str, Callable[[np.random.Generator], str]] = {
 """script -> a small made-up table, for those that are given a file."""
 
 LONG = {"calibrated", "fedabml_entropy", "fedbe_distillation", "heart_disease", "nes"}
-LONG |= {"pfedvem_table", "radon", "tuned"}
+LONG |= {"pfedmb_pairs", "pfedvem_table", "radon", "tuned"}
 """Scripts that take over three minutes in full: they say so first."""
 
 NEEDED = {"privacy": "dp_accounting"}
@@ -84,6 +86,19 @@ def test_example_draws_its_figure(script: Path, tmp_path: Path, run: Nursery):
     assert list(tmp_path.glob("*.png")), ended.told
     warned = [bool(re.match("In full this takes about .*(minutes|hour)", x)) for x in ended.told]
     assert warned[:1] == [script.stem in LONG], ended.told[:1]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [p for p in sorted(PAPERS.glob("*/*.py")) if p.parent.name != "parity"],
+    ids=lambda path: f"{path.parent.name}_{path.stem}",
+)
+def test_papers_script_leaves_the_lines_of_its_runs(script: Path, tmp_path: Path, run: Nursery):
+    path = tmp_path / "lines.csv"
+    ended = run([str(script), "--quick", "--out", str(path)])
+    assert ended.codes == [0], "\n".join(ended.told)
+    for line in csv.DictReader(path.read_text().splitlines()):
+        assert all(line[name] for name in ("seed", "settings", "seconds", "command")), line
 
 
 @pytest.mark.slow

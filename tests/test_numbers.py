@@ -14,7 +14,6 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PAPERS = EXAMPLES / "papers"
 SAID_ELSEWHERE = {"tuned/scores.csv", "tuned/budget.csv"}  # commands are in budget.csv
-SAID_ELSEWHERE |= {"fedbe/swiss_roll.csv"}  # its page has the command; of before lines had it
 
 
 @pytest.mark.parametrize("script", ["numbers/make.py", "papers/tables.py"])
@@ -29,7 +28,10 @@ def test_every_number_of_a_paper_says_how_it_was_made():
         name = path.relative_to(PAPERS).as_posix()
         if path.name == "paper.csv" or name in SAID_ELSEWHERE:
             continue
-        for line in csv.DictReader(path.read_text().splitlines()):
+        lines = list(csv.DictReader(path.read_text().splitlines()))
+        several = {line.get("settings") for line in lines}
+        assert len(several) == 1, f"{name}: lines of {several}; expected those of one experiment"
+        for line in lines:
             empty = [n for n in ("seed", "seconds", "commit", "command") if not line.get(n)]
             assert not empty, f"{name}: {line} has no {empty}"
             script = line["command"].split()[1]
@@ -62,5 +64,9 @@ def test_what_is_in_a_file_is_not_run_again(tmp_path: Path, monkeypatch):
     assert {line["command"] for line in lines} == {
         "python examples/papers/x.py --data npz:rows.npz"
     }
+    other = fill(path, head, [("a", 0)], measure, net="mlp:/here/2", rounds=3)
+    assert made == [("a", 0), ("a", 1), ("a", 0)]  # with other settings it is another run
+    assert {line["settings"] for line in other} == {"net=mlp:2 rounds=3"}
+    assert fill(path, head, [("a", 0)], measure) == lines
     with pytest.raises(ValueError, match=r"expected .*'other'"):
         fill(path, ("method", "seed", "other"), [("a", 0)], measure)

@@ -25,21 +25,23 @@ def fill(
     head: Sequence[str],
     runs: Iterable[tuple[Any, ...]],
     measure: Callable[..., Iterable[Sequence[Any]]],
-) -> list[dict[str, str]]:
-    """Make the runs that a file lacks, add their lines to it, and return all its lines.
+    **settings: Any,
+) -> Lines:
+    """Make the runs that a file lacks, and return its lines of these settings.
 
     A run that is interrupted leaves no line, so that the same command goes on where it stopped.
 
     Args:
         path: of the CSV file.
-        head: its columns but `MADE`; the first ones name a run.
+        head: its columns but "settings" and `MADE`; the first ones name a run.
         runs: what names each of them.
         measure: what names a run -> the rest of its lines.
+        settings: what else decides a run, as the network: a run with other ones is another run.
 
     Raises:
         ValueError: if the file has other columns.
     """
-    columns = [*head, *MADE]
+    columns, said = [*head, "settings", *MADE], in_words(settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     old = list(csv.reader(path.read_text().splitlines())) if path.is_file() else []
     if old and old[0] != columns:
@@ -50,15 +52,25 @@ def fill(
             table.writerow(columns)
         for run in runs:
             name = [*map(str, run)]
-            if any(line[: len(name)] == name for line in old[1:]):
+            if any([*line[: len(name)], line[len(head)]] == [*name, said] for line in old[1:]):
                 continue
             begun = perf_counter()
             found = [[*name, *map(short, line)] for line in measure(*run)]
             made = (f"{perf_counter() - begun:.1f}", commit(), command())
-            table.writerows([*line, *made] for line in found)
+            table.writerows([*line, said, *made] for line in found)
             file.flush()
             print(f"{', '.join(name)}: {made[0]} s", flush=True)
-    return read(path)
+    return [line for line in read(path) if line["settings"] == said]
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """Write settings in a line; of a file, its name alone."""
+    return " ".join(f"{name}={without_folders(str(value))}" for name, value in settings.items())
+
+
+def without_folders(word: str) -> str:
+    """Take the folders out of a path, which only this machine knows."""
+    return re.sub(r"(^|:)/.*/", r"\1", word)
 
 
 def short(value: Any) -> str:
@@ -75,8 +87,12 @@ def commit() -> str:
 def command() -> str:
     """Return the words that began this program; of files on this machine, the names alone."""
     script = Path(sys.argv[0]).resolve()
-    words = [re.sub(r"(^|:)/.*/", r"\1", word) for word in sys.argv[1:]]
-    return shlex.join(["python", str(script.relative_to(HERE.parents[1])), *words])
+    words = [
+        "python",
+        str(script.relative_to(HERE.parents[1])),
+        *map(without_folders, sys.argv[1:]),
+    ]
+    return shlex.join(words)
 
 
 def read(path: Path) -> list[dict[str, str]]:

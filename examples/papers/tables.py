@@ -9,24 +9,45 @@ import sys
 from collections.abc import Callable
 from statistics import mean, stdev
 
-from claims import claims, hundred
-from files import HERE, SEEDS, best, by, finished, gains, markdown, numbers, read, spread
+from claims import above_fedavg, claims, hundred
+from commands import commands
+from files import (
+    HERE,
+    SEEDS,
+    best,
+    by,
+    finished,
+    gains,
+    markdown,
+    numbers,
+    read,
+    spread,
+)
 
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def students() -> str:
-    """Return what FedBE's student gains on the average that it starts from."""
+def students(file: str) -> str:
+    """Return what FedBE's student gains on the average that it starts from, and on FedAvg."""
     rows = []
-    for partition, some in by(read(HERE / "fedbe/students.csv"), "partition").items():
-        for setting, lines in by(some, "setting").items():
+    for partition, some in by(read(HERE / "fedbe" / file), "partition").items():
+        of = finished(some, "setting")
+        for setting, lines in of.items():
             means = ("average", "student", "ensemble", "agreement")
-            shown = [f"{mean(numbers(lines, name)):.1f}" for name in means]
-            gain = [float(line["student"]) - float(line["average"]) for line in lines]
+            shown = [spread(numbers(lines, name)) for name in means]
+            gain = [b - a for a, b in zip(*(numbers(lines, n) for n in means[:2]), strict=True)]
             below = f"{sum(g < 0 for g in gain)} of {len(gain)}"
-            rows.append([partition, setting, *shown[:2], spread(gain), below, *shown[2:]])
-    head = ["partition", "setting", "average", "student", "gain", "below", "ensemble", "agreement"]
-    return markdown(head, rows)
+            after = ["", "", ""]
+            if setting != "FedAvg":
+                after = [
+                    spread(gain, "+.1f"),
+                    below,
+                    spread(above_fedavg(lines, of["FedAvg"]), "+.1f"),
+                ]
+            shown[1] *= setting != "FedAvg"
+            rows.append([partition, setting, *shown[:2], *after, *shown[2:]])
+    head = ["partition", "setting", "average", "student", "gain", "below", "above FedAvg"]
+    return markdown([*head, "ensemble", "agreement"], rows)
 
 
 def swiss_roll() -> str:
@@ -129,8 +150,10 @@ def pairs() -> str:
     of = best(read(HERE / "pfedmb/pairs.csv"), "tuning", over="rate")
     paper = {"Local": "87.26", "FedAvg": "87.99", "5 branches": "89.49"}
     paper["5 branches, unweighted"] = "89.08"
+    names = ["FedAvg", "Local", *(f"{b} branches" for b in (1, 2, 5, 8)), "5 branches, unweighted"]
     rows = []
-    for name, lines in of.items():
+    for name in names:
+        lines = of[name]
         before, after = (spread(numbers(lines, which, 100)) for which in ("before", "after"))
         gain = "" if name == "FedAvg" else spread(gains(lines, of["FedAvg"], "after"), "+.2f")
         about = [spread(numbers(lines, which), ".2f") for which in ("within", "between")]
@@ -140,6 +163,38 @@ def pairs() -> str:
         )
     head = ["method", "paper", "rate", "before", "after", "above FedAvg"]
     return markdown([*head, "within pairs", "between pairs", "branches used"], rows)
+
+
+TABLE_TWO = {
+    "Local": ("67.54", "61.27", "90.01", "83.79"),
+    "FedAvg": ("73.52", "70.32", "89.69", "85.68"),
+    "FedProx": ("73.38", "70.98", "90.51", "86.07"),
+    "FedPer": ("71.97", "67.57", "89.73", "84.56"),
+    "pFedMe": ("72.92", "71.00", "90.04", "83.09"),
+    "IFCA": ("72.42", "69.84", "90.17", "85.68"),
+    "FedFomo": ("67.55", "62.62", "90.12", "85.01"),
+    "FedAMP": ("72.91", "65.98", "90.73", "85.90"),
+    "pFedMB": ("73.53", "72.14", "90.69", "86.73"),
+}
+"""What pFedMB's table II has for CIFAR-10: Dirichlet with 15 and 50 clients, then two classes."""
+
+
+def others() -> str:
+    """Return pFedMB's table II, as far as it ran with all methods: the paper's, ours, the gain."""
+    head, cells = ["method"], {name: [name] for name in TABLE_TWO}
+    columns = by(read(HERE / "pfedmb/others.csv"), "column")
+    for at, column in enumerate(["Dirichlet, 15", "Dirichlet, 50"]):
+        of = finished(columns.get(column, []), "method")
+        if of.keys() < TABLE_TWO.keys():
+            continue
+        best_of = best([line for some in of.values() for line in some], "tuning", over="rate")
+        head += [f"{column}: paper", "ours", "above FedAvg"]
+        for name, theirs in TABLE_TWO.items():
+            lines = best_of[name]
+            gain = spread(gains(lines, best_of["FedAvg"], "after"), "+.1f")
+            ours = spread(numbers(lines, "after", 100))
+            cells[name] += [theirs[at], ours, "" if name == "FedAvg" else gain]
+    return markdown(head, cells.values())
 
 
 def curves(steps: str) -> dict[str, dict[int, list[float]]]:
@@ -170,79 +225,19 @@ def entropies() -> str:
     return markdown(["method", "accuracy", "entropy: known", "strange", "AUROC"], rows)
 
 
-FULL = "`[--full]`"
-COMMANDS = (
-    (
-        "pfedvem/table.csv",
-        "tables 1 and 5, ablations",
-        "examples/pfedvem_table.py --data npz:fashion_mnist.npz",
-        FULL,
-    ),
-    (
-        "pfedmb/pairs.csv",
-        "table I, figure 3",
-        "examples/pfedmb_pairs.py --data npz:fashion_mnist.npz",
-        FULL,
-    ),
-    ("metavd/pull.csv", "dropout rates without data", "examples/papers/metavd/pull.py", ""),
-    (
-        "metavd/overfit.csv",
-        "scores by round",
-        "examples/papers/metavd/regimes.py --data cifar10",
-        FULL,
-    ),
-    ("fedbe/students.csv", "students, teachers", "examples/papers/fedbe/students.py", FULL),
-    ("fedbe/swiss_roll.csv", "figure 1", "examples/fedbe_swiss_roll.py --lr 0.001 0.002 0.003", ""),
-    (
-        "fedabml/new_clients.csv",
-        "table 2",
-        "examples/fedabml_new_clients.py --data npz:fashion_mnist.npz",
-        FULL,
-    ),
-    (
-        "fedabml/entropy.csv",
-        "figure 5",
-        "examples/fedabml_entropy.py --data npz:fashion_mnist.npz --ood npz:mnist.npz",
-        "",
-    ),
-)
-NAMES = {"pfedvem": "pFedVEM", "pfedmb": "pFedMB", "metavd": "MetaVD", "fedbe": "FedBE"}
-NAMES["fedabml"] = "FedABML"
-
-
-def commands() -> str:
-    """Return what made each file, and how long it took."""
-    rows = []
-    for path, what, script, full in COMMANDS:
-        seconds: dict[tuple[str, ...], float] = {}
-        for line in read(HERE / path):
-            run = tuple(line.values())[: [*line].index("seed") + 1]
-            seconds[run] = max(seconds.get(run, 0), float(line.get("seconds", 0)))
-        folder = path.partition("/")[0]
-        page = f"[{NAMES[folder]}]({folder}/README.md)"
-        minutes = f"{sum(seconds.values()) / 60:.0f}" if any(seconds.values()) else ""
-        rows.append(
-            [
-                page,
-                what,
-                f"`python {script}` {full}".strip(),
-                f"`{path}`",
-                str(len(seconds)),
-                minutes,
-            ]
-        )
-    return markdown(["paper", "table or figure", "command", "file", "runs", "minutes"], rows)
-
-
 TABLES: dict[str, Callable[[], str]] = {
-    "students": students,
+    "students": lambda: students("students.csv"),
+    "one_round": lambda: students("one_round.csv"),
+    "cifar10": lambda: students("cifar10.csv"),
     "swiss_roll": swiss_roll,
     "overfit": lambda: regimes("overfit.csv"),
+    "underfit": lambda: regimes("underfit.csv"),
     "pull": pull,
     "federations": federations,
     "ablations": ablations,
     "smallest": smallest,
     "pairs": pairs,
+    "others": others,
     "by_epochs": lambda: new_clients("own", (0, 1, 2, 5, 10)),
     "by_steps": lambda: new_clients("all", (1, 2, 5, 10, 25)),
     "entropies": entropies,

@@ -20,7 +20,8 @@ fitted by `embed`.
 
 Use it where clients are many, small and unlike, and new ones come: the server learns how unsure
 each client's weights are. It assumes that this grows with the size of a weight, in one layer, and
-that the server can tell clients apart.
+that the server can tell clients apart. On CIFAR-10 it lowers NLL and calibration error where X
+overfits, without a gain in accuracy, and costs accuracy where X underfits.
 
 Departures from the paper: its text prints "inversely proportional to its dropout variable" for the
 weights of mu, which `precision="alpha"` is; the default is the variance of the weight, as the code

@@ -36,6 +36,7 @@ parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--out", type=Path, default=HERE / "pull.csv")
 args = parser.parse_args()
 rounds, seeds = (2, 1) if args.quick else (args.rounds, args.seeds)
+weights = [512] if args.quick else args.weights
 
 
 def silent(outputs: Tensor, x: Tensor) -> Categorical:
@@ -60,4 +61,6 @@ def measure(weights: int, seed: int) -> list[tuple[int, float]]:
 
 
 head = ("weights", "seed", "round", "rates_above_0.9")
-files.fill(args.out, head, [(d, seed) for d in args.weights for seed in range(seeds)], measure)
+about = {"hyper_lr": args.hyper_lr, "hyper_step": args.hyper_step, "rounds": rounds}
+runs = [(d, seed) for d in weights for seed in range(seeds)]
+files.fill(args.out, head, runs, measure, **about)

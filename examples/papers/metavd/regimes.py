@@ -28,7 +28,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "X+MetaVD, hyper_step=0.1": {"dropout": "meta", "hyper_step": 0.1},
     "X+VD": {"dropout": "vd"},
     "X+EnsembleVD": {"dropout": "ensemble"},
+    "X+MetaVD, pruned": {"dropout": "meta", "prune": 0.9},
+    "X, SNIP": {"dropout": "none", "prune": "snip"},
 }
+FROM = 6  # the round after which rates prune: 15% of forty rounds, as the authors have it
 HEAD = ("method", "seed", "round", "population", "by", "metric", "value")
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -53,7 +56,9 @@ args = parser.parse_args()
 if args.full:
     args.clients, args.held_out, args.net, args.lr = 100, 30, "cnn-metavd", 0.02
     args.rounds = [100, 300, 1000]
-rounds, seeds = ([1, 2], [0]) if args.quick else (args.rounds, args.seeds)
+if args.quick:
+    args.data, args.clients, args.held_out, args.net = "digits", 10, 3, "mlp:20,10"
+    args.methods, args.rounds, args.seeds = ["X", "X+MetaVD, pruned"], [1, 2], [0]
 
 dataset = datasets.load(args.data)
 if not args.full:
@@ -66,14 +71,17 @@ def lines(name: str, seed: int) -> Iterator[tuple[Any, ...]]:
     data = federations.split(
         dataset, args.partition, clients=args.clients, held_out=args.held_out, seed=seed
     )
-    usual = {"on": args.on, "lr": args.lr, "hyper_lr": args.hyper_lr}
-    method = metavd.build(net, **(usual | METHODS[name]))
+    usual = {"on": args.on, "lr": args.lr, "hyper_lr": args.hyper_lr} | METHODS[name]
+    dense = {n: v for n, v in usual.items() if (n, v) != ("prune", 0.9)}
+    before, method = metavd.build(net, **dense), metavd.build(net, **usual)
+
+    def at(number: int) -> pyrofl.Method:
+        return method if number > FROM else before
+
     some = pyrofl.participation.fixed(10)
     run = None
-    for number in rounds:
-        run = pyrofl.fit(
-            method, data, number, seed=seed, start=run, participation=some, progress=False
-        )
+    for number in args.rounds:
+        run = pyrofl.fit(at, data, number, seed=seed, start=run, participation=some, progress=False)
         for population in ("training", "held_out"):
             for by, draws in (("mean", None), ("draws", 10)):
                 how = {"adapted": "adapt" if method.adapt else "none", "draws": draws}
@@ -82,6 +90,11 @@ def lines(name: str, seed: int) -> Iterator[tuple[Any, ...]]:
                     yield number, population, by, metric, found.mean(metric)
         for what, value in run.records[-1].watched.items():
             yield number, "training", "server", what, value
+        yield number, "training", "server", "sparsity", float(run.statistics()["sparsity"].mean())
 
 
-files.fill(args.out, HEAD, [(name, seed) for seed in seeds for name in args.methods], lines)
+about = {"data": dataset.name, "rows": int((~dataset.is_test).sum()), "partition": args.partition}
+about |= {"clients": args.clients, "held_out": args.held_out, "net": args.net}
+about |= {"on": args.on, "lr": args.lr, "hyper_lr": args.hyper_lr}
+asked = [(name, seed) for seed in args.seeds for name in args.methods]
+files.fill(args.out, HEAD, asked, lines, **about)
