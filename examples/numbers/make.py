@@ -55,9 +55,8 @@ def fashion() -> str:
     return markdown(head, rows)
 
 
-def tuned() -> str:
+def tuned(folder: Path = EXAMPLES / "papers/tuned") -> str:
     """Return all methods with settings chosen on rows held back, best first, and their budgets."""
-    folder = EXAMPLES / "papers/tuned"
     scores = pd.read_csv(folder / "scores.csv")
     budget = pd.read_csv(folder / "budget.csv").set_index("method")
     scores = scores[scores["metric"] == "accuracy"]
@@ -74,7 +73,12 @@ def tuned() -> str:
     return markdown(head, rows)
 
 
-TABLES = {"fashion": fashion, "tuned": tuned}
+def tuned_cifar() -> str:
+    """Return the same of the images of CIFAR-10."""
+    return tuned(EXAMPLES / "papers/tuned/cifar10")
+
+
+TABLES = {"fashion": fashion, "tuned": tuned, "tuned_cifar": tuned_cifar}
 
 
 def made() -> str:
