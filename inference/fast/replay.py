@@ -187,7 +187,6 @@ def laid_out(tensors: list[Tensor]) -> tuple[object, ...]:
             v.device,
             v.shape,
             tuple(s if n > 1 else 0 for n, s in zip(v.shape, v.stride(), strict=True)),
-            not v.storage_offset(),
             first.setdefault(v.untyped_storage()._cdata, i),
         )
         for i, v in enumerate(tensors)

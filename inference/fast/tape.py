@@ -282,10 +282,8 @@ class _Code:
         root, begin, dtype = self.roots[storage]
         if value.dtype != dtype or value.is_conj() or value.is_neg():
             raise NotRecorded("a tensor seen as one of another type")
-        offset = value.storage_offset()
-        if begin and offset != begin:
-            raise NotRecorded("a part of a tensor that is itself a part")
-        where = "" if offset == begin else f", {offset}"
+        apart = value.storage_offset() - begin
+        where = f", {root}.storage_offset() + {apart}" if apart else ""
         shape = f"{tuple(value.shape)}, {tuple(value.stride())}"
         self.values["view"] = torch.as_strided
         view = self._line(f"view({root}, {shape}{where})", [root])

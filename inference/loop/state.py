@@ -134,13 +134,14 @@ def at_hand(
     ids = who.ids.cpu()
     known = torch.isin(ids, state.seen.nonzero().flatten())
     kept = state.kept(ids[known]) if bool(known.any()) else {}
-    for name in private.keys() & kept.keys():
-        old = kept[name].to(private[name])
-        if not bool(known.all()):
-            both = private[name].clone(memory_format=torch.contiguous_format)
-            both[known] = old
-            old = both
-        private[name] = old
+    for name, new in private.items():
+        if name in kept and bool(known.all()):
+            private[name] = kept[name].to(new)
+            continue
+        # As that of others lies, so that steps which are recorded for these are those of newcomers.
+        private[name] = new.clone(memory_format=torch.contiguous_format)
+        if name in kept:
+            private[name][known] = kept[name].to(new)
     return private
 
 

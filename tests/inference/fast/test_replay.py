@@ -98,6 +98,27 @@ def test_first_steps_are_made_by_recordings_too(monkeypatch):
     assert torch.equal(again.begun["w/*"], other.begun["w/*"])
 
 
+@pytest.mark.parametrize("name", ["fedavg", "pfedvem", "ditto"])
+def test_what_newcomers_record_serves_them_later(name):
+    method, data = METHODS[name](), toys.blobs()
+    states = federate(method, data, 3, check=False)
+    next(states)
+    known = len(RECORDINGS.found)
+    for _ in states:  # whose first steps begin where rows do, and who come with state of their own
+        assert len(RECORDINGS.found) == known
+
+
+def test_code_finds_parts_of_what_begins_elsewhere():
+    table, total = torch.arange(12.0).view(3, 4), torch.zeros(2)
+    tape = Tape()
+    with tape:
+        total.add_(table[0][1:3])
+    run, _ = compiled(tape, [total], [table[0]])
+    total.zero_()
+    run(total, table[2])
+    assert total.tolist() == [9, 10]
+
+
 def test_many_steps_ahead_are_recorded_at_once(monkeypatch):
     monkeypatch.setattr(replay, "HOT", 8)
     method, data = fedavg.build(toys.net(), epochs=10, batch=20), toys.blobs((20, 20))
