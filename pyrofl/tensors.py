@@ -86,7 +86,9 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
     if not isinstance(index, slice):
         index = as_run(index)
     if isinstance(index, slice):
-        return {n: v[index] for n, v in tensors.items()}
+        begin, end, step = index.start or 0, index.stop, index.step
+        all_of = None if begin or step else end  # so many clients are all: nothing is cut
+        return {n: v if v.shape[0] == all_of else v[index] for n, v in tensors.items()}
     return {
         n: v[index] if v.stride(0) else v[:1].expand(len(index), *v.shape[1:])
         for n, v in tensors.items()
@@ -95,11 +97,10 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
 
 def as_run(index: Tensor) -> Tensor | slice:
     """Return a slice for an index [C] that is one, which copies nothing."""
-    first = int(index[0]) if len(index) else 0
-    run = torch.arange(first, first + len(index), device=index.device)
-    if first >= 0 and index.dtype == run.dtype and torch.equal(index, run):
-        return slice(first, first + len(index))
-    return index
+    found = index.tolist() if index.dtype == torch.long else [-1]
+    first = found[0] if found else 0
+    is_run = first >= 0 and found == [*range(first, first + len(found))]
+    return slice(first, first + len(found)) if is_run else index
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:

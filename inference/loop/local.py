@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
 import pyro
@@ -161,16 +161,16 @@ class Training(NamedTuple):
                 schedule = plan(rows, steps.tolist(), phase.batch, [order(name) for name in names])
                 steps = schedule.steps
             # Clients that finish early must be the last: stepping then means a shorter prefix.
-            rank = steps.argsort(descending=True, stable=True)
-            back, ranked = as_run(rank.argsort()), Who(who.ids[rank], who.size[rank])
-            places = as_run(rank)
+            rank = as_run(steps.argsort(descending=True, stable=True))
+            back = rank if isinstance(rank, slice) else rank.argsort()
+            ranked = Who(who.ids[rank], who.size[rank])
             if whole and phase.batch is None:
                 feed = _again(whole.some(rank))
             else:
                 blind = isinstance(phase, ShortPhase) and phase.blind
                 feed = _minibatches(data, ranked, schedule.of(rank), blind)
-            own = Streams(noise, [names[c] for c in rank.tolist()])
-            mine = cut(received, places), cut(local, places)
+            own = Streams(noise, [names[c] for c in torch.arange(len(ids))[rank].tolist()])
+            mine = cut(received, rank), cut(local, rank)
             run = PhaseRun(method, phase, *mine, ranked, own)
             run.go(steps[rank], feed)
             local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
@@ -200,21 +200,19 @@ class Streams(Sequence[Generator]):
 
 
 def _again(whole: Batch) -> Feed:
-    shorter = cache(lambda active: whole.some(slice(active)))
-    return lambda _, active: shorter(active)
+    return lambda _, active, many: repeat(whole.some(slice(0, active)), many)
 
 
 def _minibatches(data: Federation, who: Who, schedule: Plan, blind: bool) -> Feed:
     rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
     part = share(who.size, mask)
     if blind:  # all steps at once, as there is next to nothing to fetch
-        whole = data.gather(who, rows, mask, at, part, blind)
-        return lambda t, active: whole.at_step(t, active)
+        return data.gather(who, rows, mask, at, part, blind).steps
 
-    def feed(t: int, active: int) -> Batch:
+    def feed(t: int, active: int, many: int) -> Iterator[Batch]:
         first = Who(who.ids[:active], who.size[:active])
-        now, seen, places, shares = (v[t, :active] for v in (rows, mask, at, part))
-        return data.gather(first, now, seen, places, shares)
+        parts = (v[t : t + many, :active].unbind() for v in (rows, mask, at, part))
+        yield from (data.gather(first, *own) for own in zip(*parts, strict=True))
 
     return feed
 

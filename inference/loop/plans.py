@@ -32,7 +32,7 @@ class Plan(NamedTuple):
     steps: Tensor  # [C] int64
     at: Tensor  # [T, C, B] int64, which of the client's rows they are
 
-    def of(self, clients: Tensor) -> Plan:
+    def of(self, clients: Tensor | slice) -> Plan:
         """Return the plan of some clients, or of all in another order."""
         rows, mask, steps, at = self
         return Plan(rows[:, clients], mask[:, clients], steps[clients], at[:, clients])
@@ -79,7 +79,7 @@ def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
 def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
     """Group places of clients by their numbers of rows [C], the largest first; see `runs`."""
     order = sizes.argsort(descending=True, stable=True)
-    return list(order.split(runs(sizes[order], worth)))
+    return list(order.split(runs(sizes[order].tolist(), worth)))
 
 
 def roomy(sizes: Tensor, bound: int, short: bool = False) -> int:
@@ -94,10 +94,10 @@ def roomy(sizes: Tensor, bound: int, short: bool = False) -> int:
     return min(-(-longest // step) * step, bound)
 
 
-def runs(sizes: Tensor, worth: int | None = None) -> list[int]:
+def runs(sizes: list[int], worth: int | None = None) -> list[int]:
     """Cut sizes that fall wherever that saves more rows of padding than a group is worth."""
-    spared = (sizes[0] - sizes) * torch.arange(len(sizes), 0, -1)
-    first = int(spared.argmax())
+    spared = [(sizes[0] - size) * (len(sizes) - c) for c, size in enumerate(sizes)]
+    first = spared.index(max(spared))
     if spared[first] <= (WORTH if worth is None else worth):
         return [len(sizes)]
     return [*runs(sizes[:first], worth), *runs(sizes[first:], worth)]

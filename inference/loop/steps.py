@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -17,8 +17,8 @@ from pyrofl.inference.optim import narrow
 from pyrofl.nets.stacked import LARGE
 from pyrofl.tensors import Tensors, cut, pick, under
 
-Feed = Callable[[int, int], Batch]
-"""(step, clients that have it) -> its rows."""
+Feed = Callable[[int, int, int], Iterable[Batch]]
+"""(step, clients that have it, how many steps have the same) -> rows of each of these."""
 
 
 class PhaseRun:
@@ -75,10 +75,9 @@ class PhaseRun:
         for active, alike in Counter(left).items():
             if active < len(steps):
                 self._narrow(active)
-            for ahead in range(alike, 0, -1):
-                with self.noise:
-                    self._moves(feed(t, active), t > 0, ahead)
-                t += 1
+            for done, batch in enumerate(feed(t, active, alike)):
+                self._moves(batch, t + done > 0, alike - done)
+            t += alike
 
     def _narrow(self, active: int) -> None:
         """Go on with the first clients only."""
@@ -101,12 +100,14 @@ class PhaseRun:
                     if usual and len(self.again) == len(self.phase.moves):
                         touched = partial(self._touched, move, params, optimiser)
                         again.make(written, touched, batch, ahead * move.repeat - i)
-                        self._note(move, self.total[move.names][: len(batch)])
+                        if move.names in self.waiting:
+                            self._note(move, self.total[move.names][: len(batch)])
                     else:
                         written()
                         again.begun(params)
                 continue
-            changed = move(self.received, self.now, batch)
+            with self.noise:
+                changed = move(self.received, self.now, batch)
             if not self.once:  # a move may return tensors that others of its writes overwrite
                 changed = {n: v.clone() for n, v in changed.items()}
             for name, value in changed.items():
@@ -131,7 +132,8 @@ class PhaseRun:
         self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch
     ) -> None:
         programs = self.method.model, self.method.guide
-        loss = step.loss(*programs, self.received, self.now | params, batch)
+        with self.noise:
+            loss = step.loss(*programs, self.received, self.now | params, batch)
         if loss.shape != batch.size.shape:
             raise ValueError(
                 f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "
