@@ -2,9 +2,10 @@
 
 A step of few clients takes more time in Python than in kernels. One whose programs, loss and
 optimiser are values (`Supervised`, `Guide`, `Elbo`, `Sgd`), so that it depends on nothing but what
-it is given, is made as it is written `HOT` times in one shape. Then it is recorded and made again
-on copies, twice, and from there on by its recording, which gives the same bits. What gives others,
-or lets Python read numbers, or draws by itself, goes on as it is written.
+it is given, is made as it is written until more than `HOT` of one shape are made or known to come.
+Then it is recorded and made again on copies, twice, and from there on by its recording, which gives
+the same bits. What gives others, or lets Python read numbers, or draws by itself, goes on as it is
+written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.optim import Optimizer
 from pyrofl.data import Batch
 from pyrofl.inference.fast.short import is_value
 from pyrofl.inference.fast.tape import NotRecorded, Reads, Tape, compiled
-from pyrofl.inference.loop.noise import ClientNoise
+from pyrofl.inference.loop.noise import Asked, ClientNoise
 from pyrofl.inference.method import Method, Step
 from pyrofl.inference.optim import Sgd
 from pyrofl.inference.programs import Guide, Supervised
@@ -46,7 +47,7 @@ class Recording:
     def __init__(self, values: object) -> None:
         """Begin; it is found by the ids of parts of these values, which are kept for that."""
         self.values, self.seen, self.checked, self.refused = values, 0, 0, False
-        self.asked: list[Any] = []  # the noise that it needs
+        self.asked: list[Asked] = []  # the noise that it needs
         self.run: Callable[..., object] | None = None
         self.code: object = None  # with the kind, the same in other shapes
 
@@ -118,10 +119,8 @@ class Replay:
         rows = [v for n in BATCH if (v := getattr(batch, n)) is not None]
         found = self.recording or self._find(*touched(), rows)
         found.seen += 1
-        if found.refused or found.seen < 2 or found.seen + ahead <= HOT:
-            self.noise.asked.clear()
+        if found.refused or found.seen + ahead <= HOT:
             written()
-            found.asked = self.noise.asked[:]
         elif found.run is None or found.checked < CHECKS:
             self._witness(found, written, rows)
         else:
@@ -148,10 +147,14 @@ class Replay:
         ]
         for copy, value in zip(copies, self.moving, strict=True):
             copy.copy_(value)
-        noise, tape = self.noise.hand(found.asked), Tape()
+        tape, noted = Tape(), list[tuple[Asked, Tensor]]()
+        self.noise.noted = noted
         with nullcontext() if found.run else Reads(tape), nullcontext() if found.run else tape:
             written()
-        same = not self.noise.take_back() and self.noise.asked == found.asked
+        self.noise.noted = None
+        asked, noise = [one for one, _ in noted], [value for _, value in noted]
+        same = not found.run or asked == found.asked
+        found.asked = asked
         try:
             given = self.still + rows + noise
             if not found.run:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from inspect import unwrap
 from math import isfinite
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,10 @@ UNKNOWN = {
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
 }
+NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+NUMBERS = re.compile(  # also several, as sizes and strides are
+    rf"(?<!\w)(?:\((?:{NUMBER}, ?)+(?:{NUMBER})?\)|\[(?:{NUMBER}, )*{NUMBER}\]|{NUMBER})(?![\w.])"
+)
 
 
 class NotRecorded(Exception):
@@ -119,7 +123,7 @@ def compiled(
 ) -> tuple[Callable[..., Any], str]:
     """Return a function of tensors like these, that writes into the moving ones as a tape has it.
 
-    With it comes its code without numbers, which is alike in all shapes.
+    With it comes its code, which is alike in all shapes, as numbers have names in it.
 
     Raises:
         NotRecorded: if that does not follow from the tensors.
@@ -170,6 +174,12 @@ def _needed(
     return needed[::-1]
 
 
+@lru_cache(maxsize=256)
+def _executable(code: str) -> CodeType:
+    """Compile code, which takes longer than all else where it is not known from another shape."""
+    return compile(code, "<recording>", "exec")
+
+
 class _Code:
     """Lines of Python, whose variables are found by storage, offset, size and stride."""
 
@@ -180,15 +190,16 @@ class _Code:
         self.views: set[str] = set()  # of the variables
         self.known: dict[Any, str] = {}
         self.twins: dict[tuple[str, ...], str] = {}  # what is made of the same values
-        self.roots: dict[int, tuple[str, int, torch.dtype]] = {}  # storage -> whole, its offset
+        self.roots: dict[
+            int, list[tuple[str, Tensor]]
+        ] = {}  # storage -> what others may be views of
         self.given = [f"given_{i}" for i in range(len(given))]
         for name, value in zip(self.given, given, strict=True):
             self._know(value, name)
 
     def _know(self, value: Tensor, name: str) -> None:
         self.known.setdefault(_seen(value), name)
-        whole = name, int(value.storage_offset()), value.dtype
-        self.roots.setdefault(_storage(value), whole)
+        self.roots.setdefault(_storage(value), []).append((name, value))
 
     def add(self, one: Touches) -> None:
         """Add a call, unless it makes only views, or what is there already."""
@@ -229,8 +240,15 @@ class _Code:
             body += [f" del {', '.join(sorted(over))}"] if over else []
         code = "\n".join([f"def run({', '.join(self.given)}):", *body, " return"])
         values = dict(self.values)
-        exec(compile(code, "<recording>", "exec"), values)
-        return values["run"], re.sub(r"\d+", "", code)
+
+        def named(numbers: re.Match[str]) -> str:
+            name = f"number_{len(values)}"
+            values[name] = _read(numbers[0])
+            return name
+
+        code = NUMBERS.sub(named, code)
+        exec(_executable(code), values)
+        return values["run"], code
 
     def _with_views_in_place(self) -> Iterator[tuple[str, str, list[str]]]:
         """Write a view that is used once where it is used."""
@@ -279,10 +297,11 @@ class _Code:
     def _new(self, value: Tensor) -> str:
         if (storage := _storage(value)) not in self.roots:
             return self._constant(value.detach())
-        root, begin, dtype = self.roots[storage]
-        if value.dtype != dtype or value.is_conj() or value.is_neg():
-            raise NotRecorded("a tensor seen as one of another type")
-        apart = value.storage_offset() - begin
+        roots = [one for one in self.roots[storage] if _holds(one[1], value)]
+        if not roots or value.is_conj() or value.is_neg():
+            raise NotRecorded("a tensor that is no part of another, or one of another type")
+        root, whole = roots[0]
+        apart = value.storage_offset() - whole.storage_offset()
         where = f", {root}.storage_offset() + {apart}" if apart else ""
         shape = f"{tuple(value.shape)}, {tuple(value.stride())}"
         self.values["view"] = torch.as_strided
@@ -291,13 +310,20 @@ class _Code:
         return view
 
 
+def _read(text: str) -> Any:
+    """Read what `NUMBERS` found."""
+    if text[0] not in "([":
+        return float(text) if {".", "e"} & {*text} else int(text)
+    found = [_read(part) for part in text[1:-1].replace(",", " ").split()]
+    return tuple(found) if text[0] == "(" else found
+
+
 def _unchanged(call: Call, args: list[str]) -> str | None:
     """Return what a call multiplies by one, and so makes again with the same bits."""
     if _name(call) != "mul" or type(call.args[1]) is not float or call.args[1] != 1:
         return None
     one, out = call.args[0], call.out
-    alike = _seen(one)[1:] == _seen(out)[1:] and not out.storage_offset()
-    return args[0] if alike else None
+    return args[0] if _seen(one)[2:] == _seen(out)[2:] else None  # it lies alike
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
@@ -312,6 +338,19 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 def _storage(value: Tensor) -> int:
     return int(value.untyped_storage()._cdata)
+
+
+def _holds(whole: Tensor, part: Tensor) -> bool:
+    """Say whether one of two tensors of the same storage has all numbers of the other."""
+    (begin, end), (first, last) = map(_reach, (whole, part))
+    return whole.dtype == part.dtype and begin <= first and last <= end
+
+
+def _reach(value: Tensor) -> tuple[int, int]:
+    """Return the first and the last place of a tensor in its storage."""
+    begin = int(value.storage_offset())
+    far = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True) if n)
+    return begin, begin + far
 
 
 def _seen(value: Tensor) -> tuple[Any, ...]:

@@ -66,7 +66,8 @@ def plan(rows: list[Tensor], epochs: list[int], batch: int | None, order: list[G
 def _picked(table: Tensor, index: Tensor) -> Tensor:
     """Pick from every client's row of a table [C, N] by an index [T, C, B]."""
     index = index.transpose(0, 1)
-    return table.gather(1, index.flatten(1)).view(index.shape).transpose(0, 1)
+    found = table.gather(1, index.flatten(1)).view(index.shape)
+    return found.transpose(0, 1).contiguous()  # so that a step lies alike in short and long plans
 
 
 def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:

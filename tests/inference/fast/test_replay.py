@@ -11,9 +11,9 @@ import torch
 import toys
 from torch import Tensor
 
-from pyrofl.inference.fast import replay
+from pyrofl.inference.fast import replay, tape
 from pyrofl.inference.fast.replay import RECORDINGS, Recording
-from pyrofl.inference.fast.tape import Tape, compiled
+from pyrofl.inference.fast.tape import NotRecorded, Tape, compiled
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.steps import PhaseRun
 from pyrofl.inference.method import Method, Step
@@ -124,10 +124,38 @@ def test_many_steps_ahead_are_recorded_at_once(monkeypatch):
     method, data = fedavg.build(toys.net(), epochs=10, batch=20), toys.blobs((20, 20))
     written = counted(monkeypatch)
     next(federate(method, data, 1, check=False))
-    assert len(written) == 4  # the first, one that shows what it asks for, and two beside the code
+    assert len(written) == 3  # the first, and two beside the code
     written.clear()
+    known = tape._executable.cache_info().misses
     next(federate(method, data, 1, check=False, chunk=1))  # another shape of the same code
-    assert len(written) == 2  # the first is as all others now, and one check is enough
+    assert len(written) == 1  # the first is as all others now, and one check is enough
+    assert tape._executable.cache_info().misses == known
+
+
+def test_noise_is_given_to_who_records_it(monkeypatch):
+    monkeypatch.setattr(replay, "HOT", 3)
+    method, data = METHODS["mean field"](), toys.blobs((20, 20))
+    written = counted(monkeypatch)
+    quick = next(federate(method, data, 1, check=False))
+    assert len(written) == 3  # as without noise
+    as_written(monkeypatch)
+    toys.assert_same_round(quick, next(federate(method, data, 1, check=False)), rtol=0, atol=0)
+
+
+def test_code_knows_what_two_tensors_of_one_storage_hold():
+    table, total = torch.arange(12.0), torch.zeros(2)
+    one, other = table[:4], table[6:10]
+    tape = Tape()
+    with tape:
+        total.add_(one[1:3] * other[2:])
+    run, _ = compiled(tape, [total], [one, other])
+    total.zero_()
+    run(total, table[8:], table[2:6])  # the other way round, and as far apart as never before
+    assert total.tolist() == [9 * 4, 10 * 5]
+    with Tape() as tape:
+        total.add_(table[5:7])  # which is of neither
+    with pytest.raises(NotRecorded):
+        compiled(tape, [total], [one, other])
 
 
 def test_recording_does_not_load_the_compiler_of_torch():
