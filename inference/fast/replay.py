@@ -65,6 +65,12 @@ class Kept(threading.local):
 RECORDINGS = Kept()
 
 
+def forget() -> None:
+    """Forget what was recorded in this thread."""
+    for kept in vars(RECORDINGS).values():
+        kept.clear()
+
+
 class Replay:
     """The steps of one kind that some clients make in a phase."""
 

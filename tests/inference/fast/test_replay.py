@@ -12,7 +12,7 @@ import toys
 from torch import Tensor
 
 from pyrofl.inference.fast import replay, tape
-from pyrofl.inference.fast.replay import RECORDINGS, Recording
+from pyrofl.inference.fast.replay import RECORDINGS, Recording, forget
 from pyrofl.inference.fast.tape import NotRecorded, Tape, compiled
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.steps import PhaseRun
@@ -43,11 +43,6 @@ def recordings(monkeypatch) -> Iterator[None]:
     forget()
     yield
     forget()
-
-
-def forget() -> None:
-    for kept in vars(RECORDINGS).values():
-        kept.clear()
 
 
 def made() -> list[Recording]:
