@@ -17,16 +17,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyrofl.inference.fast.fused import fused
 from pyrofl.inference.fast.kernels import (
     BY_ENTRY,
-    PLACED,
+    EMPTY,
+    ZEROS,
+    hidden,
+    is_placed,
+    is_whole,
     name_of,
     quick,
     simpler,
     unchanged,
     unwrapped,
 )
-from pyrofl.inference.fast.tape import Call, NotRecorded, Tape
+from pyrofl.inference.fast.tape import Call, NotRecorded, Tape, Touches, storage_of, touches
 
 
 class Given(NamedTuple):
@@ -47,44 +52,32 @@ Bind = Callable[..., Callable[..., None]]
 """(*moving, *placed, *still) -> a function of the passing tensors, which runs once for each."""
 
 
-def compiled(tape: Tape, given: Given) -> tuple[Bind, str]:
+def compiled(tape: Tape, given: Given, fuse: bool = True) -> tuple[Bind, str]:
     """Return a function of tensors like these, that writes into the moving ones as a tape has it.
 
     What follows from the bound ones alone is computed once, when they are given. With it comes its
-    code without numbers, which is alike in all shapes.
+    code without numbers, which is alike in all shapes. If they may `fuse`, operations become one,
+    or write where they are told, where that might fail or make other bits than is known here.
 
     Raises:
         NotRecorded: if that does not follow from the tensors.
     """
     if tape.odd:
         raise NotRecorded(tape.odd)
-    calls = _needed([_touches(call) for call in tape.calls], given)
-    code = _Code(given, {v for one in calls for v in one.written})
+    calls = _needed([touches(call) for call in hidden(tape.calls)], given)
+    calls = fused(calls) if fuse else calls
+    code = _Code(given, {v for one in calls for v in one.written}, fuse)
     for one in calls:
         code.add(one)
     return code.done()
 
 
-class Touches(NamedTuple):
-    """The storages that a call makes, reads and writes into."""
-
-    call: Call
-    made: set[int]
-    read: set[int]
-    written: set[int]
-
-
-def _touches(call: Call) -> Touches:
-    groups = call.made(), call.read(), call.written()
-    return Touches(call, *({_storage(v) for v in some} for some in groups))
-
-
 def _needed(calls: list[Touches], given: Given) -> list[Touches]:
     """Return the calls that depend on what is given, and that what moves depends on."""
-    live = {_storage(v) for v in given.moving}
+    live = {storage_of(v) for v in given.moving}
     fresh = {v for one in calls for v in one.made}
     written = {v for one in calls for v in one.written}
-    known = {_storage(v) for some in given for v in some}
+    known = {storage_of(v) for some in given for v in some}
     if written - live - (fresh - known):
         raise NotRecorded("something else is written into")
     depends, found = known | written, []
@@ -112,7 +105,8 @@ class Line(NamedTuple):
 class _Code:
     """Lines of Python, whose variables are found by storage, offset, size and stride."""
 
-    def __init__(self, given: Given, written: set[int]) -> None:
+    def __init__(self, given: Given, written: set[int], place: bool) -> None:
+        self.place = place  # results in memory of their own, where operations can be told where
         self.written = written  # storages that any call writes into
         self.once: list[Line] = []
         self.lines: list[Line] = []  # of every run
@@ -136,7 +130,7 @@ class _Code:
     def _know(self, value: Tensor, name: str) -> None:
         self.known.setdefault(_seen(value), name)
         whole = name, int(value.storage_offset()), value.dtype
-        self.roots.setdefault(_storage(value), whole)
+        self.roots.setdefault(storage_of(value), whole)
         self.laid[name] = _lies(value)
 
     def add(self, one: Touches) -> None:
@@ -146,7 +140,7 @@ class _Code:
             return
         if (simple := simpler(call)) is not None:
             for part in simple:
-                self.add(_touches(part))
+                self.add(touches(part))
             return
         used: list[str] = []
         pure = not one.written and not self.written & (one.made | one.read)
@@ -157,46 +151,48 @@ class _Code:
             if (twin := self.twins.get(key) or unchanged(call, args)) is not None:
                 self._know(call.out, twin)
                 return
-        if one.written and (name := name_of(call)).endswith("_") and hasattr(torch.Tensor, name):
-            text = f"{args.pop(0)}.{name}"
-        else:
-            text = self._constant(quick(call))
+        fresh = isinstance(call.out, Tensor) and storage_of(call.out) not in one.read
+        begun = self._begun(call, pure) if fresh else None
+        if begun is not None:
+            used.clear()
         once = pure and self.still.issuperset(used)
-        fresh = isinstance(call.out, Tensor) and _storage(call.out) not in one.read
-        if fresh and not once and (begin := self._begun(call, used)) is not None:
-            self._keep(call, begin or f"{text}({', '.join([*args, *options])}, out={{}})", used)
-            node = self.known[_seen(call.out)]
+        if one.written and (name := name_of(call)).endswith("_") and hasattr(torch.Tensor, name):
+            text = f"{args.pop(0)}.{name}({', '.join(args + options)})"
         else:
-            node = self._line(f"{text}({', '.join(args + options)})", used, once, once)
+            text = begun or f"{self._constant(quick(call))}({', '.join(args + options)})"
+        if fresh and not once and (begun is not None or (self.place and is_placed(call))):
+            node = self._keep(call, f"{text[:-1]}, out={{}})" if begun is None else begun, used)
+        else:
+            node = self._line(text, used, once, once)
         if pure and isinstance(call.out, Tensor):
             self.twins[key] = node
         if isinstance(call.out, Tensor):
             self._know(call.out, node) if fresh else None
             return
         for i, value in enumerate(made):
-            if _storage(value) not in one.read:
+            if storage_of(value) not in one.read:
                 self._know(value, self._line(f"{node}[{i}]", [node], once, once))
 
-    def _begun(self, call: Call, used: list[str]) -> str | None:
-        """Say how a call writes into memory that is kept: "" as usual; None if it does not."""
-        out, name = call.out, name_of(call)
-        whole = out.untyped_storage().nbytes() == out.numel() * out.element_size()
-        if not whole:
+    def _begun(self, call: Call, pure: bool) -> str | None:
+        """Write how memory begins, of a call that does no more; None for another call."""
+        name, out = name_of(call), call.out
+        if not is_whole(out) or name not in EMPTY | ZEROS:
             return None
-        if name in ("new_zeros", "zeros_like"):
-            used.clear()
-            return "{}.zero_()"
-        return "" if name in BY_ENTRY | PLACED and "out" not in call.options else None
+        if name in EMPTY:
+            return ""
+        return (
+            f"{self._constant(torch.zeros_like)}({self._constant(out)})" if pure else "{}.zero_()"
+        )
 
-    def _keep(self, call: Call, text: str, used: list[str]) -> None:
-        """Write a line whose result has memory of its own."""
+    def _keep(self, call: Call, text: str, used: list[str]) -> str:
+        """Write a line whose result has memory of its own; return its variable."""
         node = f"kept_{len(self.kept)}"
         lies = _lies(call.out)
         over = [n for n in used if name_of(call) in BY_ENTRY and self.laid.get(n) == lies]
         self.lines.append(Line(node, text.format(node), [*used], over))
         self.kept[node], self.parts[node] = call.out, node
         self.placed.add(node)
-        self._know(call.out, node)
+        return node
 
     def done(self) -> tuple[Bind, str]:
         """Compile; a variable is forgotten where it is used last, so that its memory serves on."""
@@ -205,9 +201,8 @@ class _Code:
         body = []
         for i, (name, text, used, _) in enumerate(lines):
             over = [n for n in {*used} if last[n] == i and n[:5] == "made_"]
-            body.append(
-                f"  {name} = {text}" if name in last and name[:5] == "made_" else f"  {text}"
-            )
+            known = f"{name} = " if name in last and name[:5] == "made_" else ""
+            body += [f"  {known}{text}"] if text else []
             body += [f"  del {', '.join(sorted(over))}"] if over else []
         memory, once = (
             [f" {one.name} = {one.text}" for one in some] for some in (self._memory(), self.once)
@@ -302,7 +297,7 @@ class _Code:
         return self.known[seen]
 
     def _new(self, value: Tensor) -> str:
-        if (storage := _storage(value)) not in self.roots:
+        if (storage := storage_of(value)) not in self.roots:
             name = self._constant(value.detach())
             self.placed.add(name)
             self.still.add(name)
@@ -310,10 +305,8 @@ class _Code:
         root, begin, dtype = self.roots[storage]
         if value.dtype != dtype or value.is_conj() or value.is_neg():
             raise NotRecorded("a tensor seen as one of another type")
-        offset = value.storage_offset()
-        if begin and offset != begin:
-            raise NotRecorded("a part of a tensor that is itself a part")
-        where = "" if offset == begin else f", {offset}"
+        apart = int(value.storage_offset()) - begin
+        where = f", {root}.storage_offset() + {apart}" if apart else ""
         shape = f"{tuple(value.shape)}, {tuple(value.stride())}"
         once, still = root in self.placed, root in self.still
         view = self._line(f"view({root}, {shape}{where})", [root], once, still)
@@ -328,10 +321,6 @@ def _lies(value: Tensor) -> object:
     return value.shape, value.stride(), value.dtype, value.device
 
 
-def _storage(value: Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
-
-
 def _seen(value: Tensor) -> tuple[Any, ...]:
     """Tell how a storage is seen: what is alike in all of this is the same tensor."""
-    return _storage(value), value.storage_offset(), value.shape, value.stride(), value.dtype
+    return storage_of(value), value.storage_offset(), value.shape, value.stride(), value.dtype

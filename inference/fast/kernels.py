@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from types import BuiltinFunctionType
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrofl.inference.fast.tape import Call
+from pyrofl.inference.fast.tape import Call, storage_of
 
 # Operations that write where they are told, those by entries also over what they read.
 BY_ENTRY = {
@@ -21,8 +21,40 @@ PLACED = {
     *("sum", "gather", "scatter_add", "_log_softmax", "_log_softmax_backward_data", "_softmax"),
     *("bmm", "baddbmm", "mm", "addmm", "index_select", "linalg_vector_norm", "cat"),
 }
+UNTOLD = {"aten.sum.default", *(f"aten.where.Scalar{n}" for n in ("", "Other", "Self"))}
+FEW = 2**14  # zeros that a recording holds on to
+EMPTY = {"empty", "new_empty", "empty_like"}
+ZEROS = {"new_zeros", "zeros_like"}
 OPS = torch.ops.aten
 NUMBERS = {"add", "sub", "mul", "div", "le"}  # quicker with a tensor than with a number of Python
+
+
+def is_whole(value: Tensor) -> bool:
+    """Say whether a tensor is all that is in its memory."""
+    return value.untyped_storage().nbytes() == value.numel() * value.element_size()
+
+
+def is_placed(call: Call) -> bool:
+    """Say whether an operation writes where it is told."""
+    known = name_of(call) in BY_ENTRY | PLACED and str(call.op) not in UNTOLD
+    return known and "out" not in call.options and is_whole(call.out)
+
+
+def hidden(calls: Iterable[Call]) -> Iterator[Call]:
+    """Yield calls; those that make zeros whatever they are given, as of masked rows, with none."""
+    calls = list(calls)
+    written, zeros = {storage_of(v) for call in calls for v in call.written()}, set[int]()
+    for call in calls:
+        name, out = name_of(call), call.out
+        known = name in ZEROS
+        if name == "where" and len(call.args) == 3:
+            condition, _, other = call.args
+            tensors = isinstance(condition, Tensor) and isinstance(other, Tensor)
+            known = tensors and {storage_of(condition), storage_of(other)} <= zeros
+        if known and storage_of(out) not in written and out.numel() <= FEW:
+            zeros.add(storage_of(out))
+            call = Call(OPS.new_zeros.default, (), {}, out)
+        yield call
 
 
 def unchanged(call: Call, args: list[str]) -> str | None:
@@ -31,7 +63,7 @@ def unchanged(call: Call, args: list[str]) -> str | None:
         return None
     one, out = call.args[0], call.out
     alike = one.shape == out.shape and one.stride() == out.stride() and one.dtype == out.dtype
-    return args[0] if alike and not one.storage_offset() else None
+    return args[0] if alike else None
 
 
 def simpler(call: Call) -> list[Call] | None:

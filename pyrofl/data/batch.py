@@ -76,13 +76,16 @@ class Batch:
         known = {n: v for n in names if (v := getattr(self, n)) is not None}
         return replace(self, **cut(known, clients))
 
-    def at_step(self, step: int, clients: int) -> Batch:
-        """Return what the first clients see at a step, of batches [T, C, B] of several steps."""
+    def by_step(self) -> list[Batch]:
+        """Return what clients see at each step, of batches [T, C, B] of several steps."""
         names = ("x", "y", "mask", "at", "weights")
-        known = {n: v[step, :clients] for n in names if (v := getattr(self, n)) is not None}
-        one = Batch(**known, size=self.size[:clients], ids=self.ids[:clients])
-        vars(one)["_share"] = self._share[step, :clients]  # as cached_property would
-        return one
+        known = [(n, v.unbind()) for n in names if (v := getattr(self, n)) is not None]
+        found = []
+        for t, share in enumerate(self._share.unbind()):
+            one = Batch(**{n: v[t] for n, v in known}, size=self.size, ids=self.ids)
+            vars(one)["_share"] = share  # as cached_property would
+            found.append(one)
+        return found
 
     def split(self, k: int) -> list[Batch]:
         """Deal the rows into k batches (row i goes to batch i mod k): support and query.

@@ -12,8 +12,9 @@ import toys
 from torch import Tensor
 
 from pyrofl.inference.fast import replay
+from pyrofl.inference.fast.code import Given, compiled
 from pyrofl.inference.fast.replay import RECORDINGS, Recording
-from pyrofl.inference.fast.tape import Tape, compiled
+from pyrofl.inference.fast.tape import Tape
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.steps import PhaseRun
 from pyrofl.inference.method import Method, Step
@@ -52,7 +53,7 @@ def forget() -> None:
 
 def made() -> list[Recording]:
     """Return the recordings that steps were made by."""
-    return [r for r in RECORDINGS.found.values() if r.run and not r.refused and r.seen > 4]
+    return [r for r in RECORDINGS.found.values() if r.bind and not r.refused and r.seen > 4]
 
 
 def counted(monkeypatch) -> list[int]:
@@ -118,12 +119,31 @@ def test_code_makes_nothing_twice():
     tape = Tape()
     with tape:
         total.add_((x * scale).exp() * 1.0 + (x * scale).exp())
-    run, _ = compiled(tape, [total], [x, scale])
+    bind, _ = compiled(tape, Given([total], passing=[x, scale]))
+    run = bind(total)
     with Tape() as again:
-        run(total, x, scale)
+        run(x, scale)
     names = [str(call.op._schema.name) for call in again.calls]
     assert names == ["aten::mul", "aten::exp", "aten::add", "aten::add_"]
     torch.testing.assert_close(total, 4 * (x * scale).exp())
+
+
+def test_what_no_step_changes_is_made_once():
+    x, scale, other, total = torch.rand(3), torch.rand(3), torch.rand(3), torch.zeros(3)
+    tape = Tape()
+    with tape:
+        total.add_(x * scale.exp().square() + other.exp())
+    bind, _ = compiled(tape, Given([total], [other], [scale], [x]))
+    with Tape() as once:
+        run = bind(total, other, scale)
+    other.mul_(2)  # as another step does
+    with Tape() as always:
+        run(x)
+    names = [[call.op._schema.name[6:] for call in some.calls] for some in (once, always)]
+    assert {"exp", "pow"} < {*names[0]}
+    assert names[1] == ["mul", "exp", "add", "add_"]  # in memory that is there
+    expected = x * scale.exp().square() * 2 + (other / 2).exp() + other.exp()
+    torch.testing.assert_close(total, expected)
 
 
 def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):
