@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
-from itertools import groupby, repeat
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pyro
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Federation, Who
-from pyrofl.data.batch import share
+from pyrofl.data import Federation, Who
 from pyrofl.inference.fast import ways
 from pyrofl.inference.fast.short import ShortPhase
+from pyrofl.inference.loop.feed import again, minibatches
 from pyrofl.inference.loop.plans import (
     WORTH_SHORT,
     Axes,
-    Plan,
     alike,
     buckets,
     joined,
@@ -26,7 +25,7 @@ from pyrofl.inference.loop.plans import (
     plan,
     roomy,
 )
-from pyrofl.inference.loop.steps import Feed, PhaseRun
+from pyrofl.inference.loop.steps import PhaseRun
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, as_run, cut, join_up
@@ -165,10 +164,10 @@ class Training(NamedTuple):
             back = rank if isinstance(rank, slice) else rank.argsort()
             ranked = Who(who.ids[rank], who.size[rank])
             if whole and phase.batch is None:
-                feed = _again(whole.some(rank))
+                feed = again(whole.some(rank))
             else:
                 blind = isinstance(phase, ShortPhase) and phase.blind
-                feed = _minibatches(data, ranked, schedule.of(rank), blind)
+                feed = minibatches(data, ranked, schedule.of(rank), blind)
             own = Streams(noise, [names[c] for c in torch.arange(len(ids))[rank].tolist()])
             mine = cut(received, rank), cut(local, rank)
             run = PhaseRun(method, phase, *mine, ranked, own)
@@ -197,24 +196,6 @@ class Streams(Sequence[Generator]):
         if isinstance(at, slice):
             return Streams(self.make, self.names[at])
         return self.make(self.names[at])
-
-
-def _again(whole: Batch) -> Feed:
-    return lambda _, active, many: repeat(whole.some(slice(0, active)), many)
-
-
-def _minibatches(data: Federation, who: Who, schedule: Plan, blind: bool) -> Feed:
-    rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
-    part = share(who.size, mask)
-    if blind:  # all steps at once, as there is next to nothing to fetch
-        return data.gather(who, rows, mask, at, part, blind).steps
-
-    def feed(t: int, active: int, many: int) -> Iterator[Batch]:
-        first = Who(who.ids[:active], who.size[:active])
-        parts = (v[t : t + many, :active].unbind() for v in (rows, mask, at, part))
-        yield from (data.gather(first, *own) for own in zip(*parts, strict=True))
-
-    return feed
 
 
 def grouped(phases: Sequence[Phase], sizes: Tensor, bound: int) -> list[tuple[Tensor, int]]:

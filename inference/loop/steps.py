@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,14 +11,12 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.fast.replay import Replay
+from pyrofl.inference.loop.feed import Feed
 from pyrofl.inference.loop.noise import AHEAD, ClientNoise
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import narrow
 from pyrofl.nets.stacked import LARGE
 from pyrofl.tensors import Tensors, cut, pick, under
-
-Feed = Callable[[int, int, int], Iterable[Batch]]
-"""(step, clients that have it, how many steps have the same) -> rows of each of these."""
 
 
 class PhaseRun:
@@ -63,7 +61,7 @@ class PhaseRun:
         self.total = {step.names: torch.zeros_like(who.size) for step in steps}
         self.first = {n: torch.full_like(v, torch.nan) for n, v in self.total.items()}
         self.waiting = {*self.first}  # for their first step
-        self.again = [Replay(method, step, self.noise) for step in steps]
+        self.again = [Replay(method, phase, step, self.noise) for step in steps]
         parts = zip(self.again, self.params, self.optimisers, strict=True)
         self.ready = [again.begins(mine, optimiser) for again, mine, optimiser in parts]
 
@@ -115,8 +113,8 @@ class PhaseRun:
 
     def _touched(
         self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer
-    ) -> tuple[Tensors, Tensors]:
-        """Return what a step writes into, and what else it reads but the batch."""
+    ) -> tuple[Tensors, Tensors, Tensors]:
+        """Return what a step writes into, and reads besides the batch; see `Touched`."""
         active = slice(len(next(iter(params.values()))))
         states = {
             f"{m} of {n}": v for n, p in params.items() for m, v in optimiser.state[p].items()
@@ -124,9 +122,11 @@ class PhaseRun:
         moving = {n: p.detach() for n, p in params.items()}
         moving |= {n: v for n, v in states.items() if v is not None}
         moving |= {"total": self.total[step.names][active]}
-        still = {n: v for n, v in self.now.items() if n not in params}
+        others = {n: v for n, v in self.now.items() if n not in params}
+        placed = {n: v for n, v in others.items() if n in self.owned}
+        still = {n: v for n, v in others.items() if n not in self.owned}
         still |= under("received", self.received) | {"ones": self.ones[active]}
-        return moving, still
+        return moving, placed, still
 
     def _step(
         self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch
@@ -145,7 +145,7 @@ class PhaseRun:
             if p.dim() and not optimiser.state.get(p):
                 self._lay_out(name, p, grad)
             # Fused optimisers of torch take it for granted that both lie alike.
-            p.grad = grad if grad.stride() == p.stride() else torch.empty_like(p).copy_(grad)
+            p.grad = grad if lies_as(grad, p) else torch.empty_like(p).copy_(grad)
         optimiser.step()
         for p in params.values():
             p.grad = None  # so that the next gradients take this memory, still in the cache
@@ -193,3 +193,9 @@ class PhaseRun:
     def losses(self, steps: Tensor) -> Tensors:
         """Return the mean loss per step of every gradient move, by its names: [C]."""
         return {n: v / steps.clamp(min=1).to(v) for n, v in self.total.items()}
+
+
+def lies_as(one: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors of one shape lie alike in memory; an axis of one entry is nowhere."""
+    strides = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(a == b for n, a, b in strides if n > 1)

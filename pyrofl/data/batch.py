@@ -79,13 +79,12 @@ class Batch:
         known = {n: v for n in (*ROWS, "size", "ids") if (v := getattr(self, n)) is not None}
         return replace(self, **cut(known, clients))
 
-    def steps(self, begin: int, clients: int, many: int) -> Iterator[Batch]:
-        """Yield what the first clients see at so many steps, of batches [T, C, B] of all steps."""
+    def by_step(self) -> Iterator[Batch]:
+        """Yield what clients see at each step, of batches [T, C, B] of several steps."""
         names = [n for n in ("_share", *ROWS) if getattr(self, n) is not None]
-        known = (getattr(self, n)[begin : begin + many, :clients].unbind() for n in names)
-        size, ids = self.size[:clients], self.ids[:clients]
+        known = (getattr(self, n).unbind() for n in names)
         for part, *rows in zip(*known, strict=True):
-            one = Batch(**dict(zip(names[1:], rows, strict=True)), size=size, ids=ids)
+            one = Batch(**dict(zip(names[1:], rows, strict=True)), size=self.size, ids=self.ids)
             vars(one)["_share"] = part  # as cached_property would
             yield one
 

@@ -11,9 +11,10 @@ import torch
 import toys
 from torch import Tensor
 
-from pyrofl.inference.fast import replay, tape
+from pyrofl.inference.fast import code, replay
+from pyrofl.inference.fast.code import Given, compiled
 from pyrofl.inference.fast.replay import RECORDINGS, Recording, forget
-from pyrofl.inference.fast.tape import NotRecorded, Tape, compiled
+from pyrofl.inference.fast.tape import NotRecorded, Tape
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.steps import PhaseRun
 from pyrofl.inference.method import Method, Step
@@ -47,7 +48,7 @@ def recordings(monkeypatch) -> Iterator[None]:
 
 def made() -> list[Recording]:
     """Return the recordings that steps were made by."""
-    return [r for r in RECORDINGS.found.values() if r.run and not r.refused and r.seen > 4]
+    return [r for r in RECORDINGS.found.values() if r.bind and not r.refused and r.seen > 4]
 
 
 def counted(monkeypatch) -> list[int]:
@@ -108,9 +109,9 @@ def test_code_finds_parts_of_what_begins_elsewhere():
     tape = Tape()
     with tape:
         total.add_(table[0][1:3])
-    run, _ = compiled(tape, [total], [table[0]])
+    bind, _ = compiled(tape, Given([total], passing=[table[0]]))
     total.zero_()
-    run(total, table[2])
+    bind(total)(table[2])
     assert total.tolist() == [9, 10]
 
 
@@ -121,10 +122,10 @@ def test_many_steps_ahead_are_recorded_at_once(monkeypatch):
     next(federate(method, data, 1, check=False))
     assert len(written) == 3  # the first, and two beside the code
     written.clear()
-    known = tape._executable.cache_info().misses
+    known = code._executable.cache_info().misses
     next(federate(method, data, 1, check=False, chunk=1))  # another shape of the same code
     assert len(written) == 1  # the first is as all others now, and one check is enough
-    assert tape._executable.cache_info().misses == known
+    assert code._executable.cache_info().misses == known
 
 
 def test_noise_is_given_to_who_records_it(monkeypatch):
@@ -143,14 +144,15 @@ def test_code_knows_what_two_tensors_of_one_storage_hold():
     tape = Tape()
     with tape:
         total.add_(one[1:3] * other[2:])
-    run, _ = compiled(tape, [total], [one, other])
+    given = Given([total], passing=[one, other])
+    bind, _ = compiled(tape, given)
     total.zero_()
-    run(total, table[8:], table[2:6])  # the other way round, and as far apart as never before
+    bind(total)(table[8:], table[2:6])  # the other way round, and as far apart as never before
     assert total.tolist() == [9 * 4, 10 * 5]
     with Tape() as tape:
         total.add_(table[5:7])  # which is of neither
     with pytest.raises(NotRecorded):
-        compiled(tape, [total], [one, other])
+        compiled(tape, given)
 
 
 def test_recording_does_not_load_the_compiler_of_torch():
@@ -162,12 +164,31 @@ def test_code_makes_nothing_twice():
     tape = Tape()
     with tape:
         total.add_((x * scale).exp() * 1.0 + (x * scale).exp())
-    run, _ = compiled(tape, [total], [x, scale])
+    bind, _ = compiled(tape, Given([total], passing=[x, scale]))
+    run = bind(total)
     with Tape() as again:
-        run(total, x, scale)
+        run(x, scale)
     names = [str(call.op._schema.name) for call in again.calls]
     assert names == ["aten::mul", "aten::exp", "aten::add", "aten::add_"]
     torch.testing.assert_close(total, 4 * (x * scale).exp())
+
+
+def test_what_no_step_changes_is_made_once():
+    x, scale, other, total = torch.rand(3), torch.rand(3), torch.rand(3), torch.zeros(3)
+    tape = Tape()
+    with tape:
+        total.add_(x * scale.exp().square() + other.exp())
+    bind, _ = compiled(tape, Given([total], [other], [scale], [x]))
+    with Tape() as once:
+        run = bind(total, other, scale)
+    other.mul_(2)  # as another step does
+    with Tape() as always:
+        run(x)
+    names = [[call.op._schema.name[6:] for call in some.calls] for some in (once, always)]
+    assert {"exp", "pow"} < {*names[0]}
+    assert names[1] == ["mul", "exp", "add", "add_"]  # in memory that is there
+    expected = x * scale.exp().square() * 2 + (other / 2).exp() + other.exp()
+    torch.testing.assert_close(total, expected)
 
 
 def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):
