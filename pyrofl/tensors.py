@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from hashlib import shake_128
 from operator import index
 
@@ -170,11 +171,16 @@ def generator(*key: int | str) -> Generator:
     parts = [str(part) if isinstance(part, str) else index(part) for part in key]
     if any(isinstance(part, int) and part < 0 for part in parts):
         raise ValueError(f"key of a random generator is {parts}; expected no negative number")
+    return torch.Generator().set_state(_state(repr(parts)))
+
+
+@lru_cache(maxsize=64)  # as every round asks for the common start of clients
+def _state(key: str) -> Tensor:
     # The whole state, as `manual_seed` takes 32 bits: among 100,000 streams two would be equal.
-    words = np.frombuffer(shake_128(repr(parts).encode()).digest(4 * WORDS), np.uint32)
+    words = np.frombuffer(shake_128(key.encode()).digest(4 * WORDS), np.uint32)
     state = SEEDED.copy()
     state[HEAD : HEAD + 8 * WORDS].view(np.uint64)[:] = words
-    return torch.Generator().set_state(torch.from_numpy(state))
+    return torch.from_numpy(state)
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
-from itertools import groupby, repeat
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pyro
@@ -200,19 +200,21 @@ class Streams(Sequence[Generator]):
 
 
 def _again(whole: Batch) -> Feed:
-    return lambda _, active, many: repeat(whole.some(slice(0, active)), many)
+    shorter = cache(lambda active: whole.some(slice(active)))
+    return lambda _, active: shorter(active)
 
 
 def _minibatches(data: Federation, who: Who, schedule: Plan, blind: bool) -> Feed:
     rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
     part = share(who.size, mask)
     if blind:  # all steps at once, as there is next to nothing to fetch
-        return data.gather(who, rows, mask, at, part, blind).steps
+        whole = data.gather(who, rows, mask, at, part, blind)
+        return lambda t, active: whole.at_step(t, active)
 
-    def feed(t: int, active: int, many: int) -> Iterator[Batch]:
+    def feed(t: int, active: int) -> Batch:
         first = Who(who.ids[:active], who.size[:active])
-        parts = (v[t : t + many, :active].unbind() for v in (rows, mask, at, part))
-        yield from (data.gather(first, *own) for own in zip(*parts, strict=True))
+        now, seen, places, shares = (v[t, :active] for v in (rows, mask, at, part))
+        return data.gather(first, now, seen, places, shares)
 
     return feed
 

@@ -134,8 +134,9 @@ def at_hand(
     ids = who.ids.cpu()
     known = torch.isin(ids, state.seen.nonzero().flatten())
     kept = state.kept(ids[known]) if bool(known.any()) else {}
+    all_known = bool(known.all())
     for name, new in private.items():
-        if name in kept and bool(known.all()):
+        if name in kept and all_known:
             private[name] = kept[name].to(new)
             continue
         # As that of others lies, so that steps which are recorded for these are those of newcomers.
@@ -248,6 +249,8 @@ class ClientState:
 
     def take_back(self, ids: Tensor) -> None:
         """Make the state of some clients again what it was before the round."""
+        if not len(ids):
+            return
         lent = self.lent or {}
         for name, table in self.new.items():
             if name not in lent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -17,8 +17,8 @@ from pyrofl.inference.optim import narrow
 from pyrofl.nets.stacked import LARGE
 from pyrofl.tensors import Tensors, cut, pick, under
 
-Feed = Callable[[int, int, int], Iterable[Batch]]
-"""(step, clients that have it, how many steps have the same) -> rows of each of these."""
+Feed = Callable[[int, int], Batch]
+"""(step, clients that have it) -> its rows."""
 
 
 class PhaseRun:
@@ -75,9 +75,9 @@ class PhaseRun:
         for active, alike in Counter(left).items():
             if active < len(steps):
                 self._narrow(active)
-            for done, batch in enumerate(feed(t, active, alike)):
-                self._moves(batch, t + done > 0, alike - done)
-            t += alike
+            for ahead in range(alike, 0, -1):
+                self._moves(feed(t, active), t > 0, ahead)
+                t += 1
 
     def _narrow(self, active: int) -> None:
         """Go on with the first clients only."""

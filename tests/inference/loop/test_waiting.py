@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -61,12 +60,9 @@ def watch(monkeypatch):
     found, moves, go = Watch(), PhaseRun._moves, PhaseRun.go
 
     def fetched(self: PhaseRun, steps: Tensor, feed: Feed) -> None:
-        def watched_feed(t: int, active: int, many: int) -> Iterator[Batch]:
-            rows = iter(feed(t, active, many))
-            for i in range(many):
-                with found if t + i else nullcontext():
-                    batch = next(rows)
-                yield batch
+        def watched_feed(t: int, active: int) -> Batch:
+            with found if t else nullcontext():
+                return feed(t, active)
 
         return go(self, steps, watched_feed)
 
