@@ -11,14 +11,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from math import isfinite
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyrofl.inference.fast.executed import executed
 from pyrofl.inference.fast.fused import fused
 from pyrofl.inference.fast.kernels import (
     BY_ENTRY,
@@ -34,11 +33,6 @@ from pyrofl.inference.fast.kernels import (
     unwrapped,
 )
 from pyrofl.inference.fast.tape import Call, NotRecorded, Tape, Touches, storage_of, touches
-
-NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
-NUMBERS = re.compile(  # also several, as sizes and strides are
-    rf"(?<!\w)(?:\((?:{NUMBER}, ?)+(?:{NUMBER})?\)|\[(?:{NUMBER}, )*{NUMBER}\]|{NUMBER})(?![\w.])"
-)
 
 
 class Given(NamedTuple):
@@ -121,7 +115,7 @@ class _Code:
         self.views: set[str] = set()  # of the variables
         self.known: dict[Any, str] = {}
         self.twins: dict[tuple[str, ...], str] = {}  # what is made of the same values
-        self.roots: dict[int, list[tuple[str, Tensor]]] = {}  # storage -> what has parts
+        self.roots: dict[int, list[tuple[str, Tensor]]] = {}  # storage -> what others are views of
         self.kept: dict[str, Tensor] = {}  # variables in memory of their own, of which
         self.parts: dict[str, str] = {}  # others are views
         self.laid: dict[str, object] = {}  # how variables lie in memory
@@ -215,14 +209,7 @@ class _Code:
         )
         bind, run = f"def bind({', '.join(self.bound)}):", f" def run({', '.join(self.passing)}):"
         code = "\n".join([bind, *memory, *once, run, *body, "  return", " return run"])
-        values = dict(self.values)
-
-        def named(numbers: re.Match[str]) -> str:
-            name = f"number_{len(values)}"
-            values[name] = _read(numbers[0])
-            return name
-
-        exec(_executable(NUMBERS.sub(named, code)), values)
+        values = executed(code, self.values)
         return values["bind"], re.sub(r"\d+", "", "\n".join([*once, *body]))
 
     def _memory(self) -> Iterator[Line]:
@@ -318,7 +305,7 @@ class _Code:
         if not roots or value.is_conj() or value.is_neg():
             raise NotRecorded("a tensor that is no part of another, or one of another type")
         root, whole = roots[0]
-        apart = int(value.storage_offset() - whole.storage_offset())
+        apart = value.storage_offset() - whole.storage_offset()
         where = f", {root}.storage_offset() + {apart}" if apart else ""
         shape = f"{tuple(value.shape)}, {tuple(value.stride())}"
         once, still = root in self.placed, root in self.still
@@ -328,20 +315,6 @@ class _Code:
         if root in self.parts:
             self.parts[view] = self.parts[root]
         return view
-
-
-@lru_cache(maxsize=256)
-def _executable(code: str) -> CodeType:
-    """Compile code, which takes longer than all else where it is not known from another shape."""
-    return compile(code, "<recording>", "exec")
-
-
-def _read(text: str) -> Any:
-    """Read what `NUMBERS` found."""
-    if text[0] not in "([":
-        return float(text) if {".", "e"} & {*text} else int(text)
-    found = [_read(part) for part in text[1:-1].replace(",", " ").split()]
-    return tuple(found) if text[0] == "(" else found
 
 
 def _holds(whole: Tensor, part: Tensor) -> bool:

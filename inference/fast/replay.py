@@ -2,9 +2,10 @@
 
 A step of few clients takes more time in Python than in kernels. One whose programs, loss and
 optimiser are values (`Supervised`, `Guide`, `Elbo`, `Sgd`), so that it depends on nothing but what
-it is given, is made as it is written `HOT` times in one shape. Then it is recorded and made again
-on copies, twice, and from there on by its recording, which gives the same bits. What gives others,
-or lets Python read numbers, or draws by itself, goes on as it is written.
+it is given, is made as it is written until more than `HOT` of one shape are made or known to come.
+Then it is recorded and made again on copies, twice, and from there on by its recording, which gives
+the same bits. What gives others, or lets Python read numbers, or draws by itself, goes on as it is
+written.
 """
 
 from __future__ import annotations
@@ -169,20 +170,19 @@ class Replay:
 
     def _witness(self, found: Recording, written: Callable[[], None], batch: Batch) -> None:
         """Make a step as it is written, and see whether the recording, made now or before, does."""
-        moving = self.touched[0]
+        moving, tape, noted = self.touched[0], Tape(), list[tuple[Asked, Tensor]]()
         copies = [
             torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in moving
         ]
         for copy, value in zip(copies, moving, strict=True):
             copy.copy_(value)
-        tape, noted = Tape(), list[tuple[Asked, Tensor]]()
         self.noise.noted = noted
         with nullcontext() if found.bind else Reads(tape), nullcontext() if found.bind else tape:
             written()
         self.noise.noted = None
-        asked = [one for one, _ in noted]
+        asked, given = [one for one, _ in noted], self._given(batch, [value for _, value in noted])
         same = not found.bind or asked == found.asked
-        found.asked, given = asked, self._given(batch, [noise for _, noise in noted])
+        found.asked = asked
         try:
             if not found.bind:
                 found.bind, code = compiled(tape, given, found.fuse)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.inference.fast import code, replay
 from pyrofl.inference.fast.code import Given, compiled
-from pyrofl.inference.fast.tape import Tape
+from pyrofl.inference.fast.tape import NotRecorded, Tape
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.models import fedavg
 
@@ -81,3 +81,19 @@ def test_what_makes_other_bits_elsewhere_is_taken_apart_again(monkeypatch):
     assert asked
     assert any(r.seen > 6 and r.bind and not r.refused and not r.fuse for r in found)
     assert not any(r.refused for r in found)
+
+
+def test_code_knows_what_two_tensors_of_one_storage_hold():
+    table, total = torch.arange(12.0), torch.zeros(2)
+    one, other = table[:4], table[6:10]
+    tape = Tape()
+    with tape:
+        total.add_(one[1:3] * other[2:])
+    bind, _ = compiled(tape, Given([total], passing=[one, other]))
+    total.zero_()
+    bind(total)(table[8:], table[2:6])  # the other way round, and as far apart as never before
+    assert total.tolist() == [9 * 4, 10 * 5]
+    with Tape() as tape:
+        total.add_(table[5:7])  # which is of neither
+    with pytest.raises(NotRecorded):
+        compiled(tape, Given([total], passing=[one, other]))

@@ -11,10 +11,10 @@ import torch
 import toys
 from torch import Tensor
 
-from pyrofl.inference.fast import code, replay
+from pyrofl.inference.fast import executed, replay
 from pyrofl.inference.fast.code import Given, compiled
 from pyrofl.inference.fast.replay import RECORDINGS, Recording, forget
-from pyrofl.inference.fast.tape import NotRecorded, Tape
+from pyrofl.inference.fast.tape import Tape
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.steps import PhaseRun
 from pyrofl.inference.method import Method, Step
@@ -104,17 +104,6 @@ def test_what_newcomers_record_serves_them_later(name):
         assert len(RECORDINGS.found) == known
 
 
-def test_code_finds_parts_of_what_begins_elsewhere():
-    table, total = torch.arange(12.0).view(3, 4), torch.zeros(2)
-    tape = Tape()
-    with tape:
-        total.add_(table[0][1:3])
-    bind, _ = compiled(tape, Given([total], passing=[table[0]]))
-    total.zero_()
-    bind(total)(table[2])
-    assert total.tolist() == [9, 10]
-
-
 def test_many_steps_ahead_are_recorded_at_once(monkeypatch):
     monkeypatch.setattr(replay, "HOT", 8)
     method, data = fedavg.build(toys.net(), epochs=10, batch=20), toys.blobs((20, 20))
@@ -122,10 +111,10 @@ def test_many_steps_ahead_are_recorded_at_once(monkeypatch):
     next(federate(method, data, 1, check=False))
     assert len(written) == 3  # the first, and two beside the code
     written.clear()
-    known = code._executable.cache_info().misses
+    known = executed.compiled.cache_info().misses
     next(federate(method, data, 1, check=False, chunk=1))  # another shape of the same code
     assert len(written) == 1  # the first is as all others now, and one check is enough
-    assert code._executable.cache_info().misses == known
+    assert executed.compiled.cache_info().misses == known
 
 
 def test_noise_is_given_to_who_records_it(monkeypatch):
@@ -136,23 +125,6 @@ def test_noise_is_given_to_who_records_it(monkeypatch):
     assert len(written) == 3  # as without noise
     as_written(monkeypatch)
     toys.assert_same_round(quick, next(federate(method, data, 1, check=False)), rtol=0, atol=0)
-
-
-def test_code_knows_what_two_tensors_of_one_storage_hold():
-    table, total = torch.arange(12.0), torch.zeros(2)
-    one, other = table[:4], table[6:10]
-    tape = Tape()
-    with tape:
-        total.add_(one[1:3] * other[2:])
-    given = Given([total], passing=[one, other])
-    bind, _ = compiled(tape, given)
-    total.zero_()
-    bind(total)(table[8:], table[2:6])  # the other way round, and as far apart as never before
-    assert total.tolist() == [9 * 4, 10 * 5]
-    with Tape() as tape:
-        total.add_(table[5:7])  # which is of neither
-    with pytest.raises(NotRecorded):
-        compiled(tape, given)
 
 
 def test_recording_does_not_load_the_compiler_of_torch():
