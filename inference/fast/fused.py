@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from pyrofl.inference.fast.kernels import OPS, name_of
+from pyrofl.inference.fast.kernels import OPS, ZEROS, name_of
 from pyrofl.inference.fast.tape import Call, Touches, storage_of, touches
 
 FEW = 128  # terms of a product's sums, which kernels do not split
+
+
+Moved = Mapping[int, tuple[Tensor, Tensor]]
+"""Storage of a tensor -> it, and what has its numbers now."""
 
 
 def fused(calls: list[Touches]) -> list[Touches]:
@@ -36,61 +39,90 @@ def _plain_sgd(call: Call) -> Call:
     return Call(OPS._foreach_add_.List, call.args[:2], {"alpha": -told["lr"]}, None)
 
 
-@dataclass
 class _Sums:
-    """Products [C, a, b] that are added to what nobody reads any more, in its memory."""
+    """Products, and what is gathered from zeros, that are added to what nobody reads any more."""
 
-    calls: list[Touches]
-
-    def done(self) -> list[Touches]:
-        """Return the calls."""
-        calls = self.calls[:]
-        self.reads: dict[int, list[int]] = defaultdict(list)
+    def __init__(self, calls: list[Touches]) -> None:
+        self.calls = calls
+        self.users: dict[int, list[int]] = defaultdict(list)  # of a storage
         self.makes = {v: i for i, one in enumerate(calls) for v in one.made - one.read}
         for i, one in enumerate(calls):
             for v in one.read | one.written:
-                self.reads[v].append(i)
-        gone: set[int] = set()
+                self.users[v].append(i)
+
+    def done(self) -> list[Touches]:
+        """Return the calls, sums in the memory of what is added to."""
+        found: dict[int, list[Touches]] = {}
         moved: dict[int, tuple[Tensor, Tensor]] = {}
-        for i, one in enumerate(calls):
-            call = calls[i] = touches(_elsewhere(one.call, moved)) if moved else one
-            found = self._found(i, call.call)
-            if found is None:
+        for i, one in enumerate(self.calls):
+            found[i] = [touches(_elsewhere(one.call, moved)) if moved else one]
+            base, other = self._pair(i, one.call, moved)
+            if base is None or other is None:
                 continue
-            product, base = found
-            made = self.calls[product].call
-            target = _seen_as(base, made.out)
-            calls[i] = touches(Call(OPS.baddbmm_.default, (target, *made.args), {}, target))
-            moved[storage_of(call.call.out)] = call.call.out, base
-            gone.add(product)
-        return [one for i, one in enumerate(calls) if i not in gone]
+            parts = self._gathered(i, other) or [self.makes[storage_of(other)]]
+            done = [_onto(base, other, found[k][0].call) for k in parts]
+            found[i] = [touches(call) for call in done]
+            moved[storage_of(one.call.out)] = one.call.out, base
+            for k in (self.makes[storage_of(other)], *parts):
+                found[k] = []
+        return [one for some in found.values() for one in some]
 
-    def _found(self, at: int, call: Call) -> tuple[int, Tensor] | None:
-        """Return which product a call adds to what, if that can be done in place."""
-        if str(call.op) != "aten.add.Tensor" or call.options or len(call.args) != 2:
-            return None
-        if not all(isinstance(v, Tensor) for v in call.args):
-            return None
-        for base, other in (call.args, call.args[::-1]):
-            product = self.makes.get(storage_of(other), at)
-            if product < at and self._may(at, product, base, other, call.out):
-                return product, base
-        return None
+    def _pair(self, at: int, call: Call, moved: Moved) -> tuple[Tensor | None, Tensor | None]:
+        """Return what a call adds to, in whose memory that can be done, and what it adds."""
+        if str(call.op) == "aten.add.Tensor" and not call.options and len(call.args) == 2:
+            for base, other in (call.args, call.args[::-1]):
+                tensors = isinstance(base, Tensor) and isinstance(other, Tensor)
+                free = tensors and not {storage_of(base), storage_of(other)} & {*moved}
+                if free and self._may(at, base, other, call.out):
+                    return base, other
+        return None, None
 
-    def _may(self, at: int, product: int, base: Tensor, other: Tensor, out: Tensor) -> bool:
-        one = self.calls[product]
-        if name_of(one.call) != "bmm" or one.call.args[0].shape[2] > FEW:
+    def _may(self, at: int, base: Tensor, other: Tensor, out: Tensor) -> bool:
+        home, product = storage_of(base), self.makes.get(storage_of(other), at)
+        if home not in self.makes or product >= at or base.dtype != other.dtype:
             return False
-        lies = _lies(one.call.out)
-        if not lies == _lies(other) == _lies(base) == _lies(out) or base.dtype != other.dtype:
+        made = self.calls[product].call
+        if not _lies(made.out) == _lies(other) == _lies(base) == _lies(out):
             return False
-        home = storage_of(base)
-        if home not in self.makes or self.reads[storage_of(other)] != [at]:
+        parts = self._gathered(at, other)
+        if not parts:
+            if not _is_product(made) or self.users[storage_of(other)] != [at]:
+                return False
+            parts = [product]
+        read = {v for i in parts for v in self.calls[i].read} | {home}
+        if any(self.calls[i].written & read for i in range(parts[0], at) if i not in parts):
             return False
-        if any(self.calls[i].written & (one.read | {home}) for i in range(product + 1, at)):
-            return False
-        after = (v for i in self.reads[home] if i > at for v in self.calls[i].call.read())
+        after = (v for i in self.users[home] if i > at for v in self.calls[i].call.read())
         return not any(storage_of(v) == home and _overlap(v, base) for v in after)
+
+    def _gathered(self, at: int, value: Tensor) -> list[int]:
+        """Return the calls that add all that there is to a tensor of zeros; none if others do."""
+        home = storage_of(value)
+        *parts, last = self.users[home]
+        calls = [self.calls[i].call for i in parts]
+        right = name_of(self.calls[self.makes[home]].call) in ZEROS and last == at
+        for call in calls:
+            others = {storage_of(v) for v in call.read()[1:]}
+            known = name_of(call) == "index_add_" or _is_product(call)
+            right = right and known and not call.options and home not in others
+        return parts if right else []
+
+
+def _is_product(call: Call) -> bool:
+    """Say whether a call makes a product of few terms, or adds it to what is there."""
+    place = {"bmm": 0, "baddbmm_": 1}.get(name_of(call))
+    return place is not None and not call.options and call.args[place].shape[2] <= FEW
+
+
+def _onto(base: Tensor, other: Tensor, call: Call) -> Call:
+    """Let a call add to a base what it makes of, or adds to, another tensor that lies alike."""
+    if name_of(call) == "bmm":
+        target = base.as_strided(call.out.shape, call.out.stride(), base.storage_offset())
+        return Call(OPS.baddbmm_.default, (target, *call.args), {}, target)
+    part, *rest = call.args
+    begin = part.storage_offset() - other.storage_offset() + base.storage_offset()
+    target = base.as_strided(part.shape, part.stride(), begin)
+    return Call(call.op, (target, *rest), {}, target)
 
 
 def _lies(value: Tensor) -> list[tuple[int, int]]:
@@ -107,15 +139,6 @@ def _reach(value: Tensor) -> tuple[int, int]:
     begin = int(value.storage_offset())
     far = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
     return begin, begin + far + 1
-
-
-def _seen_as(value: Tensor, like: Tensor) -> Tensor:
-    """See a tensor with the shape of one that lies as it does."""
-    return value.as_strided(like.shape, like.stride(), value.storage_offset())
-
-
-Moved = Mapping[int, tuple[Tensor, Tensor]]
-"""Storage of a tensor -> it, and what has its numbers now."""
 
 
 def _elsewhere(call: Call, moved: Moved) -> Call:

@@ -40,6 +40,29 @@ def test_a_product_is_added_where_nobody_reads_any_more(clients):
     assert run_of(step, torch.rand(clients, 4, 5), x, grad) == ["mul", "baddbmm_", "sub_"]
 
 
+def test_what_is_gathered_from_zeros_is_added_at_once():
+    def step(weight: Tensor, at: Tensor, x: Tensor, grad: Tensor) -> None:
+        part = weight.new_zeros(2, 6, 5)
+        part.view(12, 5).index_add_(0, at, grad.view(-1, 5))
+        part[:, 3:].baddbmm_(x.mT, grad)
+        weight.sub_(weight * 0.1 + part)
+
+    at, x, grad = torch.tensor([0, 1, 6, 8]), torch.rand(2, 2, 3), torch.rand(2, 2, 5)
+    names = run_of(step, torch.rand(2, 6, 5), at, x, grad)
+    assert names == ["mul", "index_add_", "baddbmm_", "sub_"]
+
+
+def test_a_sum_that_is_read_twice_stays():
+    def step(weight: Tensor, x: Tensor, grad: Tensor) -> None:
+        first = weight * 0.1 + torch.bmm(grad.mT, x)
+        second = first + torch.bmm(grad.mT, x * 2)
+        weight.sub_(second).add_(first)
+
+    x, grad = torch.rand(2, 6, 5), torch.rand(2, 6, 4)
+    names = run_of(step, torch.rand(2, 4, 5), x, grad)
+    assert names.count("baddbmm_") == 1
+
+
 def test_a_product_is_not_added_to_what_is_read_later():
     def step(weight: Tensor, x: Tensor, grad: Tensor) -> None:
         pull = weight * 0.1
