@@ -19,7 +19,7 @@ from torch.distributions import kl_divergence
 
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Program, Spherical
+from pyrofl.inference.programs import Program, Spherical, distances
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors, default_type
 
@@ -43,14 +43,20 @@ class Elbo:
         costs = [-weighed(site, log_prob(name, site)) for name, site in observed(p)]
         scores = []
         bare = all(is_point(site["fn"]) for _, site in latent(q))
+        pulls: list[tuple[Any, Tensor]] = []  # towards the centres of priors
         for name, site in latent(q):
             reparametrised = site["fn"].has_rsample
             if reparametrised and not callable(kl) and kl == 0:
                 continue
-            log_q, log_ratio = log_densities(site, p.nodes.get(name), self.analytic, bare)
+            partner = p.nodes.get(name)
+            if bare and partner is not None and pulls_alone(partner["fn"]):
+                pulls.append((partner, site["value"]))
+                partner = None
+            log_q, log_ratio = log_densities(site, partner, self.analytic)
             costs.append(weight * log_ratio)
             if not reparametrised:
                 scores.append(log_q)
+        costs += [weight * distance for distance in pulled(pulls)]
         value: Tensor = reduce(torch.add, (per_draw(cost, clients, drawn) for cost in added(costs)))
         everything = value.detach().unsqueeze(-1) if scores else value
         for score in scores:  # REINFORCE: a gradient, but no value
@@ -155,15 +161,12 @@ def is_made(site: Any) -> bool:
     return bool(site["infer"].get("_deterministic")) or (hidden and is_point(fn))
 
 
-def log_densities(
-    site: Any, partner: Any | None, analytic: bool, bare: bool = False
-) -> tuple[Tensor, Tensor]:
+def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tensor, Tensor]:
     """Return log q, masked, and log q - log p of one latent site, scaled and masked.
 
     Auxiliary sites of automatic guides have no partner in the model: they count as log q alone. A
     Delta counts its log density (the Jacobian of a transformed site), never an analytic KL. The
     first value is what a score function needs: the costs that it multiplies are scaled already.
-    What normalises a prior is left out where points are `bare`, as no site of the guide is random.
     """
     fn, value = site["fn"], site["value"]
     spread = fn.has_rsample and not is_point(fn)
@@ -178,18 +181,30 @@ def log_densities(
     if partner is None or partner["mask"] is False:
         return scale_and_mask(log_q, mask=site["mask"]), ratio
     if not isinstance(partner["fn"], dist.ImproperUniform):
-        ratio = ratio - weighed(partner, log_prior(partner["fn"], value, bare))
+        ratio = ratio - weighed(partner, partner["fn"].log_prob(value))
     return scale_and_mask(log_q, mask=site["mask"]), ratio
 
 
-def log_prior(fn: Any, value: Tensor, bare: bool) -> Tensor:
-    """Return the log density of a prior, if bare without the constants that normalise it.
+def pulls_alone(fn: Any) -> bool:
+    """Say whether all that a prior does to a point is to pull it; then its constants are left out.
 
     What is left is a distance that a reader of the loss can tell: half of mu ||w - w_received||^2.
     """
-    known = bare and isinstance(fn, Spherical) and not fn.scale.requires_grad
-    found: Tensor = fn.below_peak(value) if known else fn.log_prob(value)
-    return found
+    return isinstance(fn, Spherical) and not fn.scale.requires_grad
+
+
+def pulled(pulls: Iterable[tuple[Any, Tensor]]) -> Iterator[Tensor]:
+    """Yield the distances of points from the centres of their sites' priors."""
+    together: dict[tuple[object, float], list[tuple[Spherical, Tensor]]] = {}
+    for site, value in pulls:
+        fn = site["fn"]
+        if fn.of is None or site["mask"] is not None or torch.is_tensor(site["scale"]):
+            yield weighed(site, fn.distance(value))
+        else:
+            together.setdefault((fn.of, site["scale"]), []).append((fn, value))
+    for (_, scale), some in together.items():
+        priors, values = zip(*some, strict=True)
+        yield scale_and_mask(distances(priors, values), scale)
 
 
 def log_prob(name: str, site: Any) -> Tensor:

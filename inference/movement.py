@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from pyrofl.inference.facts import Facts, Moments, of_kind
-from pyrofl.inference.loop.state import OneCopy, Round
-from pyrofl.tensors import Tensors, cut, matches
+from pyrofl.inference.loop.one_copy import OneCopy
+from pyrofl.inference.loop.state import Round
+from pyrofl.tensors import Tensors, matches
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,9 +39,9 @@ def movement(facts: Facts, old: Round, new: Round) -> Moved | None:
     before, now = _received(old.server), _received(new.server)
     rows = not now
     if rows:  # all that is learned stays at home
-        if isinstance(new.private, OneCopy):  # the old one is gone
+        if isinstance(new.private, OneCopy) and new.private.large:  # the old one is gone
             return {}
-        before, now = (cut(_real(v.private), new.trained) for v in (old, new))
+        before, now = (_real(v.kept(new.trained)) for v in (old, new))
     far: dict[tuple[str, str], Tensor] = {}
     stated = []
     for names, moments in of_kind(facts, Moments).items():

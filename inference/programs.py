@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, TypeVar, cast
 
 import pyro
@@ -18,7 +18,7 @@ from torch import Size, Tensor
 
 from pyrofl.data import Batch
 from pyrofl.nets import Forward, Network
-from pyrofl.tensors import Tensors, matches, role
+from pyrofl.tensors import Tensors, like, matches, role
 
 Program = Callable[[Tensors, Tensors, Batch], object]
 """A Pyro model or guide: (received, local, batch), both dicts with tensors [C, 1, *p]."""
@@ -72,16 +72,22 @@ def around(family: LocationScale, centre: Tensor, scale: Tensor) -> TorchDistrib
 
 
 class Spherical(dist.Independent):
-    """Independent normals whose events have one scale each, of which one logarithm is enough."""
+    """Independent normals whose events have one scale each, of which one logarithm is enough.
+
+    Attributes:
+        of: the prior that gives sites of a batch the same scale, or None.
+    """
+
+    of: object = None
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of events."""
         constant = self.scale.log() + 0.5 * math.log(2 * math.pi)
-        return self.below_peak(value) - self.entries * constant
+        return -self.distance(value) - self.entries * constant
 
-    def below_peak(self, value: Tensor) -> Tensor:
-        """Return the log density less that of the centre: half the squared distance in scales."""
-        return -self.half_squares(value - self.base_dist.loc) / self.scale.square()
+    def distance(self, value: Tensor) -> Tensor:
+        """Return the log density of the centre less that of events: half the squares, in scales."""
+        return self.half_squares(value - self.base_dist.loc) / self.scale.square()
 
     def half_squares(self, apart: Tensor) -> Tensor:
         """Return half the squared distance of events that are so far apart."""
@@ -102,6 +108,17 @@ class Spherical(dist.Independent):
     @property
     def _axes(self) -> int:
         return int(self.reinterpreted_batch_ndims)
+
+
+def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
+    """Return the sum of distances of sites [C, 1, *p] whose priors have the same scale, [C, 1]."""
+    centres = [prior.base_dist.loc for prior in priors]
+    pairs = zip(values, centres, strict=True)
+    if any(v.shape != c.shape or v.dtype != c.dtype or v.shape[1] != 1 for v, c in pairs):
+        each = (prior.distance(v) for prior, v in zip(priors, values, strict=True))
+        return reduce(torch.add, each)
+    found: Tensor = HalfSquaresOfAll.apply(len(values), *values, *centres)
+    return found / priors[0].scale.square()
 
 
 class HalfSquares(torch.autograd.Function):
@@ -125,6 +142,40 @@ class HalfSquares(torch.autograd.Function):
         return grads[0][ctx.event] * values, None
 
 
+class HalfSquaresOfAll(torch.autograd.Function):
+    """Half the sum of squares of what several values are apart from their centres.
+
+    All of it lies in one piece of memory, so that one operation does for all values.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, many: int, *given: Tensor) -> Tensor:
+        """Return [C, 1] of so many values [C, 1, *p] and as many centres."""
+        values, centres = given[:many], given[many:]
+        ctx.save_for_backward(*given)
+        ctx.sizes = [v[0].numel() for v in values]
+        ctx.apart = values[0].new_empty(len(values[0]), sum(ctx.sizes))
+        parts = ctx.apart.split(ctx.sizes, 1)
+        for value, centre, part in zip(values, centres, parts, strict=True):
+            torch.sub(value, centre, out=part.view(value.shape))
+        length: Tensor = torch.linalg.vector_norm(ctx.apart, dim=1, keepdim=True)
+        return length.square() / 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradients by values and centres."""
+        given = ctx.saved_tensors
+        values, centres = given[: len(given) // 2], given[len(given) // 2 :]
+        if torch.is_grad_enabled():  # who differentiates again asks what was given
+            pairs = zip(values, centres, strict=True)
+            up = [like(grads[0], v) * (v - c) for v, c in pairs]
+        else:
+            parts = (grads[0] * ctx.apart).split(ctx.sizes, 1)
+            up = [part.view(v.shape) for part, v in zip(parts, values, strict=True)]
+        needed = ctx.needs_input_grad[1 + len(up) :]
+        return None, *up, *(-v if asked else None for v, asked in zip(up, needed, strict=True))
+
+
 @dataclass(frozen=True)
 class Proximal:
     """A prior around what came down, of variance 1 / (strength n_j); see `priors.proximal`."""
@@ -143,7 +194,10 @@ class Proximal:
                 f"parameter {name} has no centre for its proximal prior, as it does not come down; "
                 "expected by_name with another prior for what stays at home"
             )
-        return around(self.family, centre, scale)
+        found = around(self.family, centre, scale)
+        if isinstance(found, Spherical):
+            found.of = self
+        return found
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,17 @@ from functools import cache, wraps
 from math import inf
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 CHECKED = ("pyrofl", "torch")  # whose classes in annotations are meant
 KNOWN = ("builtins", "torch", "numpy", "pandas", "pyrofl")  # whose classes stand for nothing else
@@ -101,12 +111,27 @@ def _is_short(value: Any) -> bool:
     return value is None or isinstance(value, str | Real)
 
 
-def _unlike(value: Any, hint: Any) -> str:
-    """Say what was expected where a value does not suit an annotation; "" if it may."""
+class _Allowed(NamedTuple):
+    """What an annotation allows."""
+
+    kinds: list[Any]
+    ranges: list[Any]  # those of the kinds that are numbers with bounds
+    words: list[Any]
+
+
+@cache
+def _allowed(hint: Any) -> _Allowed:
     given = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kinds = [get_origin(k) if _is_checked(get_origin(k)) else k for k in given]  # Chains[Run] too
     ranges = [k for k in kinds if get_origin(k) is Annotated]
-    words = [w for k in kinds if get_origin(k) is Literal for w in get_args(k)]
+    return _Allowed(
+        kinds, ranges, [w for k in kinds if get_origin(k) is Literal for w in get_args(k)]
+    )
+
+
+def _unlike(value: Any, hint: Any) -> str:
+    """Say what was expected where a value does not suit an annotation; "" if it may."""
+    kinds, ranges, words = _allowed(hint)
     number = isinstance(value, Real) and not isinstance(value, bool)
     others: list[str] = []
     if isinstance(value, str) and (words or ranges) and str not in kinds:
@@ -116,8 +141,10 @@ def _unlike(value: Any, hint: Any) -> str:
     else:
         fits = any(_may_be(value, k) for k in kinds)
         others = [_a(k) for k in kinds if _is_checked(k)]
+    if fits:
+        return ""
     told = [f"one of {', '.join(map(str, words))}"] if words else []
-    return "" if fits else " or ".join([*map(_told, ranges), *others, *told])
+    return " or ".join([*map(_told, ranges), *others, *told])
 
 
 def _is_checked(kind: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from hashlib import shake_128
 from operator import index
 
@@ -86,7 +87,9 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
     if not isinstance(index, slice):
         index = as_run(index)
     if isinstance(index, slice):
-        return {n: v[index] for n, v in tensors.items()}
+        begin, end, step = index.start or 0, index.stop, index.step
+        all_of = None if begin or step else end  # so many clients are all: nothing is cut
+        return {n: v if v.shape[0] == all_of else v[index] for n, v in tensors.items()}
     return {
         n: v[index] if v.stride(0) else v[:1].expand(len(index), *v.shape[1:])
         for n, v in tensors.items()
@@ -95,11 +98,10 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
 
 def as_run(index: Tensor) -> Tensor | slice:
     """Return a slice for an index [C] that is one, which copies nothing."""
-    first = int(index[0]) if len(index) else 0
-    run = torch.arange(first, first + len(index), device=index.device)
-    if first >= 0 and index.dtype == run.dtype and torch.equal(index, run):
-        return slice(first, first + len(index))
-    return index
+    found = index.tolist() if index.dtype == torch.long else [-1]
+    first = found[0] if found else 0
+    is_run = first >= 0 and found == [*range(first, first + len(found))]
+    return slice(first, first + len(found)) if is_run else index
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:
@@ -169,11 +171,16 @@ def generator(*key: int | str) -> Generator:
     parts = [str(part) if isinstance(part, str) else index(part) for part in key]
     if any(isinstance(part, int) and part < 0 for part in parts):
         raise ValueError(f"key of a random generator is {parts}; expected no negative number")
+    return torch.Generator().set_state(_state(repr(parts)))
+
+
+@lru_cache(maxsize=64)  # as every round asks for the common start of clients
+def _state(key: str) -> Tensor:
     # The whole state, as `manual_seed` takes 32 bits: among 100,000 streams two would be equal.
-    words = np.frombuffer(shake_128(repr(parts).encode()).digest(4 * WORDS), np.uint32)
+    words = np.frombuffer(shake_128(key.encode()).digest(4 * WORDS), np.uint32)
     state = SEEDED.copy()
     state[HEAD : HEAD + 8 * WORDS].view(np.uint64)[:] = words
-    return torch.Generator().set_state(torch.from_numpy(state))
+    return torch.from_numpy(state)
 
 
 @contextmanager

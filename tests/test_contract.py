@@ -267,7 +267,7 @@ class Filled(Federation):
 
     def gather(self, who: Who, rows: Tensor, mask: Tensor, *known: Tensor | None) -> Batch:
         batch = super().gather(who, rows, mask, *known)
-        padded = ~mask.reshape(*mask.shape, *(1 for _ in batch.x.shape[2:]))
+        padded = ~mask.reshape(*mask.shape, *(1 for _ in batch.x.shape[mask.dim() :]))
         label = torch.where(mask, batch.y, len(self.classes) - 1)
         return replace(batch, x=batch.x.masked_fill(padded, 1e6), y=label)
 

@@ -20,7 +20,8 @@ from pyrofl.inference.engines.worker import dealt
 from pyrofl.inference.halves.wire import sealed
 from pyrofl.inference.loop.carrier import Order, Running
 from pyrofl.inference.loop.client_half import Reply
-from pyrofl.inference.loop.state import OneCopy, Round
+from pyrofl.inference.loop.one_copy import OneCopy
+from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, cut
 
@@ -60,14 +61,16 @@ class Post(Protocol):
 class Away(OneCopy):
     """What clients keep at workers, [J, ...]; it comes here when somebody asks for it."""
 
+    large = True
+
     def __init__(self, fetch: Callable[[], Tensors]) -> None:
         """Begin; `fetch` brings it."""
         super().__init__()
         self.fetch: Callable[[], Tensors] | None = fetch
 
-    def ready(self) -> None:
+    def here(self) -> None:
         """Bring it here, unless that is done."""
-        super().ready()
+        super().here()
         if self.fetch is not None:
             self.update(self.fetch())
             self.fetch = None

@@ -38,8 +38,34 @@ class Ways(NamedTuple):
         return self.rewritten if rows <= self.most else self.written
 
 
+class Itself:
+    """What is equal to nothing but itself, so that it can be found."""
+
+    def __init__(self, it: object) -> None:
+        """Keep it, or its id would be another's."""
+        self.it = it
+
+    def __eq__(self, other: object) -> bool:
+        """Say whether it is the same thing."""
+        return isinstance(other, Itself) and other.it is self.it
+
+    def __hash__(self) -> int:
+        """Go by what it is, not by what it holds."""
+        return id(self.it)
+
+
+KNOWN: dict[object, Ways] = {}
+KEPT = 256  # of these, which serve from round to round
+
+
 def ways(method: Method, phase: Phase, local: Tensors, data: Federation) -> Ways:
     """Return the ways to do what a phase says; see `Rewrite`."""
-    found = (rewrite(method, phase, local, data) for rewrite in REWRITES)
-    phases, most = next((one for one in found if one is not None), ((phase,), 0))
-    return Ways((phase,), phases, most)
+    programs = Itself(method.model), Itself(method.guide)
+    key = REWRITES, programs, Itself(phase), tuple(local), data.x.shape[1:], data.x.dtype
+    if key not in KNOWN:
+        found = (rewrite(method, phase, local, data) for rewrite in REWRITES)
+        phases, most = next((one for one in found if one is not None), ((phase,), 0))
+        if len(KNOWN) >= KEPT:
+            KNOWN.pop(next(iter(KNOWN)), None)
+        KNOWN[key] = Ways((phase,), phases, most)
+    return KNOWN[key]

@@ -44,8 +44,8 @@ class SphericalInRows(Spherical):
         super().__init__(fn, 2)
         self.known, self.numbers = known, entries
 
-    def below_peak(self, value: Tensor) -> Tensor:
-        """Return the log density less that of the centre: half the squared distance in scales.
+    def distance(self, value: Tensor) -> Tensor:
+        """Return the log density of the centre less that of weights: half the squares, in scales.
 
         A centre that has not moved along rows is given by its a alone.
         """
@@ -53,7 +53,7 @@ class SphericalInRows(Spherical):
         if centre.shape[1] == value.shape[1]:
             value, centre = value - centre, None
         found: Tensor = HalfSquaresInRows.apply(value, centre, *self.known)
-        return -found[:, None] / self.scale.square()
+        return found[:, None] / self.scale.square()
 
     @property
     def entries(self) -> int:

@@ -293,9 +293,9 @@ def parts(batch: Batch) -> list[tuple[slice, int]]:
     """Return runs of clients with about as many rows, and the rows of the longest of each."""
     if batch.x.device.type != "cpu":
         return [(slice(0, len(batch)), batch.mask.shape[1])]
-    sizes, begin, found = batch.mask.sum(1), 0, []
+    sizes, begin, found = batch.mask.sum(1).tolist(), 0, []
     for many in runs(sizes, PADDING):
-        found.append((slice(begin, begin + many), int(sizes[begin : begin + many].max())))
+        found.append((slice(begin, begin + many), max(sizes[begin : begin + many])))
         begin += many
     return found
 

@@ -67,7 +67,7 @@ class Turn(Running):
         """Begin; `mine` are sorted ids that the private state's rows are of, by default all."""
         self.data, self.order = data, order
         self.mine = torch.arange(data.clients) if mine is None else mine
-        self.keeper = ClientState(order.state.private, len(self.mine), order.memory)
+        self.keeper = ClientState(order.state.private, order.state.seen[self.mine], order.memory)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Take everything back if the round fails on its way."""

@@ -11,14 +11,13 @@ import pyro
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Federation, Who
-from pyrofl.data.batch import share
+from pyrofl.data import Federation, Who
 from pyrofl.inference.fast import ways
 from pyrofl.inference.fast.short import ShortPhase
+from pyrofl.inference.loop.feed import again, minibatches
 from pyrofl.inference.loop.plans import (
     WORTH_SHORT,
     Axes,
-    Plan,
     alike,
     buckets,
     joined,
@@ -26,7 +25,7 @@ from pyrofl.inference.loop.plans import (
     plan,
     roomy,
 )
-from pyrofl.inference.loop.steps import Feed, PhaseRun
+from pyrofl.inference.loop.steps import PhaseRun
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, as_run, cut, join_up
@@ -161,16 +160,16 @@ class Training(NamedTuple):
                 schedule = plan(rows, steps.tolist(), phase.batch, [order(name) for name in names])
                 steps = schedule.steps
             # Clients that finish early must be the last: stepping then means a shorter prefix.
-            rank = steps.argsort(descending=True, stable=True)
-            back, ranked = as_run(rank.argsort()), Who(who.ids[rank], who.size[rank])
-            places = as_run(rank)
+            rank = as_run(steps.argsort(descending=True, stable=True))
+            back = rank if isinstance(rank, slice) else rank.argsort()
+            ranked = Who(who.ids[rank], who.size[rank])
             if whole and phase.batch is None:
-                feed = _again(whole.some(rank))
+                feed = again(whole.some(rank))
             else:
                 blind = isinstance(phase, ShortPhase) and phase.blind
-                feed = _minibatches(data, ranked, schedule.of(rank), blind)
-            own = Streams(noise, [names[c] for c in rank.tolist()])
-            mine = cut(received, places), cut(local, places)
+                feed = minibatches(data, ranked, schedule.of(rank), blind)
+            own = Streams(noise, [names[c] for c in torch.arange(len(ids))[rank].tolist()])
+            mine = cut(received, rank), cut(local, rank)
             run = PhaseRun(method, phase, *mine, ranked, own)
             run.go(steps[rank], feed)
             local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
@@ -197,26 +196,6 @@ class Streams(Sequence[Generator]):
         if isinstance(at, slice):
             return Streams(self.make, self.names[at])
         return self.make(self.names[at])
-
-
-def _again(whole: Batch) -> Feed:
-    shorter = cache(lambda active: whole.some(slice(active)))
-    return lambda _, active: shorter(active)
-
-
-def _minibatches(data: Federation, who: Who, schedule: Plan, blind: bool) -> Feed:
-    rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
-    part = share(who.size, mask)
-    if blind:  # all steps at once, as there is next to nothing to fetch
-        whole = data.gather(who, rows, mask, at, part, blind)
-        return lambda t, active: whole.at_step(t, active)
-
-    def feed(t: int, active: int) -> Batch:
-        first = Who(who.ids[:active], who.size[:active])
-        now, seen, places, shares = (v[t, :active] for v in (rows, mask, at, part))
-        return data.gather(first, now, seen, places, shares)
-
-    return feed
 
 
 def grouped(phases: Sequence[Phase], sizes: Tensor, bound: int) -> list[tuple[Tensor, int]]:

@@ -44,10 +44,12 @@ def inspect(
         if value.shape[:1] != (len(ids),):
             odd = f"{name} has shape {list(value.shape)}; expected shape [{len(ids)}, ...]"
             return [f"{names[i]}: {odd}" for i in ids]
-    found = [""] * len(ids)
-    for name, value, rule in _duties(message, private, who, rules or {}):
-        # A sum is finite only if all is, and one pass; what overflows is looked at again.
-        if rule is FINITE and bool(value.sum().isfinite()):
+    found, duties = [""] * len(ids), list(_duties(message, private, who, rules or {}))
+    # A sum is finite only if all is, and one pass; what overflows is looked at again.
+    sums = [value.sum().abs() for _, value, rule in duties if rule is FINITE]
+    finite = bool(torch.stack([v.to(sums[0]) for v in sums]).sum().isfinite())
+    for name, value, rule in duties:
+        if rule is FINITE and finite:
             continue
         holds = rule.holds(value)
         good = holds.reshape(len(ids), holds.shape[1:].numel()).all(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from inspect import signature
 from typing import Any, cast
@@ -14,6 +15,7 @@ import torch.distributions as torchdist
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Generator, Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pyrofl.tensors import generator as keyed
 from pyrofl.tensors import lent
@@ -39,8 +41,7 @@ class ClientNoise(Messenger):
         super().__init__()
         self.generators, self.ahead = generators, ahead
         self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
-        self.asked: list[Asked] = []  # of `normal`, since somebody cleared it
-        self.handed: list[tuple[Asked, Tensor]] = []  # given out before it was asked for
+        self.noted: list[tuple[Asked, Tensor]] | None = None  # what `normal` gave, if that counts
 
     def narrow(self, clients: int) -> None:
         """Go on with the first clients only."""
@@ -54,29 +55,17 @@ class ClientNoise(Messenger):
         self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         """Return standard normal noise [C, *p] for a site."""
-        self.asked.append((name, shape, dtype, device))
-        if self.handed and self.handed[0][0] == self.asked[-1]:
-            return self.handed.pop(0)[1]
         waiting = self.waiting.setdefault((name, shape), [])
         if not waiting:
             count = max(1, self.ahead // max(shape[1:].numel(), 1))
-            block = _normals(self.generators, (count, *shape[1:]), dtype)
-            waiting += sent(block, device).unbind(1)[::-1]
-        return waiting.pop()
-
-    def hand(self, asked: Sequence[Asked]) -> list[Tensor]:
-        """Return the noise that will be asked for next."""
-        self.handed = [(one, self.normal(*one)) for one in asked]
-        self.asked.clear()
-        return [noise for _, noise in self.handed]
-
-    def take_back(self) -> bool:
-        """Put back what was handed out and not asked for; say whether there was any."""
-        left = bool(self.handed)
-        while self.handed:
-            (name, shape, *_), noise = self.handed.pop()
-            self.waiting[name, shape].append(noise)
-        return left
+            # Who records steps is given noise, however it is drawn.
+            with nullcontext() if self.noted is None else _disable_current_modes():
+                block = _normals(self.generators, (count, *shape[1:]), dtype)
+                waiting += sent(block, device).unbind(1)[::-1]
+        noise = waiting.pop()
+        if self.noted is not None:
+            self.noted.append(((name, shape, dtype, device), noise))
+        return noise
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg):

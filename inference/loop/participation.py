@@ -111,7 +111,8 @@ def drawn(ids: Tensor, clients: int) -> Tensor:
         kind = f"{ids.dtype} {list(ids.shape)}" if torch.is_tensor(ids) else type(ids).__name__
         raise ValueError(f"what a draw of clients returns is {kind}; expected ids, int64 [C]")
     ids = ids.long().sort().values
-    if not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= clients or len(ids.unique()) < len(ids):
+    again = bool((ids[1:] == ids[:-1]).any())
+    if not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= clients or again:
         raise ValueError(f"drawn clients are {ids.tolist()}; expected distinct ids below {clients}")
     return ids
 

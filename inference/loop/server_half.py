@@ -19,8 +19,10 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.tensors import Tensors, as_tensors, cut, join_up, pick, role, unwritten
+from pyrofl.turns import in_turn
 
 
+@in_turn  # as layers draw by torch's own generator, which is the process's
 def first(
     method: Method, data: Federation | Roster, seed: Seed, server: Tensors | None = None
 ) -> Round:

@@ -9,18 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 
 from pyrofl.data import Federation, Roster, Who
+from pyrofl.inference.loop.one_copy import Lost, OneCopy
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, as_tensors, size_in_bytes, unwritten
 
-COPIED = 64_000_000  # bytes of all clients' state up to which every round has a copy of its own
+COPIED = 64_000_000  # bytes of all clients' state up to which every round can be looked at
 ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the processor, on Linux
 
@@ -77,6 +78,8 @@ class Round(Summarised):
 
     def kept(self, ids: Tensor) -> Tensors:
         """Return the private state of clients that were seen, [C, ...]."""
+        if isinstance(self.private, OneCopy):
+            return self.private.rows(ids)
         return {n: v.index_select(0, ids) for n, v in self.private.items()}
 
     def of_all(self, values: Tensors) -> Tensors:
@@ -131,13 +134,15 @@ def at_hand(
     ids = who.ids.cpu()
     known = torch.isin(ids, state.seen.nonzero().flatten())
     kept = state.kept(ids[known]) if bool(known.any()) else {}
-    for name in private.keys() & kept.keys():
-        old = kept[name].to(private[name])
-        if not bool(known.all()):
-            both = private[name].clone(memory_format=torch.contiguous_format)
-            both[known] = old
-            old = both
-        private[name] = old
+    all_known = bool(known.all())
+    for name, new in private.items():
+        if name in kept and all_known:
+            private[name] = kept[name].to(new)
+            continue
+        # As that of others lies, so that steps which are recorded for these are those of newcomers.
+        private[name] = new.clone(memory_format=torch.contiguous_format)
+        if name in kept:
+            private[name][known] = kept[name].to(new)
     return private
 
 
@@ -193,43 +198,16 @@ def chunks(
         yield some
 
 
-def _while_fresh(name: str) -> Any:
-    """Return a method of dict that is refused once a later round has written into the tensors."""
-
-    def method(self: OneCopy, *args: Any) -> Any:
-        self.ready()
-        return getattr(dict, name)(self, *args)
-
-    return method
-
-
-class OneCopy(dict[str, Tensor]):
-    """State that is too large for a copy in every round: the next round writes into it."""
-
-    stale = False
-    __getitem__, __iter__, __or__, __ror__, __len__, __contains__ = map(
-        _while_fresh, ("__getitem__", "__iter__", "__or__", "__ror__", "__len__", "__contains__")
-    )
-    get, keys, items, values, copy = map(_while_fresh, ("get", "keys", "items", "values", "copy"))
-
-    def ready(self) -> None:
-        """Refuse to be read where a later round has written."""
-        if self.stale:
-            raise ValueError(
-                "the private state of this round has been overwritten by a later one, as all "
-                "clients' state is kept once; test a round before asking for the next"
-            )
-
-
 class ClientState:
     """Private state [J, ...] during a round; of its tensors more than `memory` bytes are mapped."""
 
-    def __init__(self, old: Tensors, clients: int, memory: int | None) -> None:
-        """Begin with that of the round before."""
-        self.old, self.clients, self.memory = old, clients, memory
+    def __init__(self, old: Tensors, seen: Tensor, memory: int | None) -> None:
+        """Begin with that of the round before; `seen` [J] are clients that keep something."""
+        self.old, self.seen, self.memory = old, seen, memory
         self.new: Tensors = {}
-        self.undo: list[tuple[Tensor, Tensor, Tensor]] = []  # table, ids, what was there
-        self.in_place = isinstance(old, OneCopy)
+        self.lent: Tensors | None = None  # of `old`, to be written into
+        self.undo: Lost = []
+        self.large = isinstance(old, OneCopy) and old.large
 
     def __enter__(self) -> ClientState:
         """Begin a round."""
@@ -238,25 +216,32 @@ class ClientState:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Take everything back if the round fails on its way."""
         if kind is not None:
-            self.take_back(torch.arange(self.clients))
+            self.take_back(torch.arange(len(self.seen)))
+            if self.lent and isinstance(self.old, OneCopy):
+                self.old.lost = None
 
     def write(self, ids: Tensor, mine: Tensors) -> None:
         """Write down what some clients keep, [C, ...]."""
-        total = self.clients * sum(v.shape[1:].numel() * v.element_size() for v in mine.values())
-        self.in_place |= total > COPIED
+        if self.lent is None:
+            self.lent = self.old.lend(self.undo) if isinstance(self.old, OneCopy) else {}
+        clients, seen = len(self.seen), self.seen[ids]
+        total = clients * sum(v.shape[1:].numel() * v.element_size() for v in mine.values())
+        self.large |= total > COPIED
         for name, value in mine.items():
             if name not in self.new:
                 self.new[name] = self._begin(name, value, total)
             table = self.new[name]
-            if table is self.old.get(name):
-                self.undo.append((table, ids, table[ids]))
+            if name in self.lent:
+                newcomers = ids[~seen]
+                nothing = table.new_zeros(()).expand(len(newcomers), *table.shape[1:])
+                self.undo += (name, newcomers, nothing), (name, ids[seen], table[ids[seen]])
             table[ids] = value.to(table.device)
 
     def _begin(self, name: str, like: Tensor, total: int) -> Tensor:
+        if self.lent and name in self.lent:
+            return self.lent[name]
         old: Tensor | None = self.old.get(name)
-        if old is not None and isinstance(self.old, OneCopy):
-            return old
-        shape = (self.clients, *like.shape[1:])
+        shape = (len(self.seen), *like.shape[1:])
         if self.memory is not None and total > self.memory:
             new = mapped(shape, like.dtype)
             return new if old is None else new.copy_(old)
@@ -264,21 +249,28 @@ class ClientState:
 
     def take_back(self, ids: Tensor) -> None:
         """Make the state of some clients again what it was before the round."""
+        if not len(ids):
+            return
+        lent = self.lent or {}
         for name, table in self.new.items():
-            if table is not self.old.get(name):
+            if name not in lent:
                 table[ids] = self.old[name][ids] if name in self.old else 0
-        for table, written, value in self.undo:
+        for name, written, value in self.undo:
             again = torch.isin(written, ids)
-            table[written[again]] = value[again]
+            lent[name][written[again]] = value[again]
 
     def close(self) -> Tensors:
-        """Return the state after the round; where it is the only copy, the old one is stale."""
+        """Return the state after the round; where that is large, the old one is stale."""
         if not self.new:
             return self.old
-        new = self.old | self.new
-        if isinstance(self.old, OneCopy):
-            self.old.stale = True
-        return OneCopy(new) if self.in_place else new
+        new = OneCopy(dict.items(self.old))
+        new.looked = bool(dict.keys(self.old) - self.new.keys())  # as these are the old ones
+        new.update(self.new)
+        new.large = self.large
+        if self.lent and isinstance(self.old, OneCopy):
+            self.old.stale = self.old.large
+            new.before = ref(self.old)
+        return new
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,14 +11,12 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.fast.replay import Replay
+from pyrofl.inference.loop.feed import Feed
 from pyrofl.inference.loop.noise import AHEAD, ClientNoise
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import narrow
 from pyrofl.nets.stacked import LARGE
 from pyrofl.tensors import Tensors, cut, pick, under
-
-Feed = Callable[[int, int], Batch]
-"""(step, clients that have it) -> its rows."""
 
 
 class PhaseRun:
@@ -63,7 +61,7 @@ class PhaseRun:
         self.total = {step.names: torch.zeros_like(who.size) for step in steps}
         self.first = {n: torch.full_like(v, torch.nan) for n, v in self.total.items()}
         self.waiting = {*self.first}  # for their first step
-        self.again = [Replay(method, step, self.noise) for step in steps]
+        self.again = [Replay(method, phase, step, self.noise) for step in steps]
         parts = zip(self.again, self.params, self.optimisers, strict=True)
         self.ready = [again.begins(mine, optimiser) for again, mine, optimiser in parts]
 
@@ -75,10 +73,9 @@ class PhaseRun:
         for active, alike in Counter(left).items():
             if active < len(steps):
                 self._narrow(active)
-            for ahead in range(alike, 0, -1):
-                with self.noise:
-                    self._moves(feed(t, active), t > 0, ahead)
-                t += 1
+            for done, batch in enumerate(feed(t, active, alike)):
+                self._moves(batch, t + done > 0, alike - done)
+            t += alike
 
     def _narrow(self, active: int) -> None:
         """Go on with the first clients only."""
@@ -101,12 +98,14 @@ class PhaseRun:
                     if usual and len(self.again) == len(self.phase.moves):
                         touched = partial(self._touched, move, params, optimiser)
                         again.make(written, touched, batch, ahead * move.repeat - i)
-                        self._note(move, self.total[move.names][: len(batch)])
+                        if move.names in self.waiting:
+                            self._note(move, self.total[move.names][: len(batch)])
                     else:
                         written()
                         again.begun(params)
                 continue
-            changed = move(self.received, self.now, batch)
+            with self.noise:
+                changed = move(self.received, self.now, batch)
             if not self.once:  # a move may return tensors that others of its writes overwrite
                 changed = {n: v.clone() for n, v in changed.items()}
             for name, value in changed.items():
@@ -114,8 +113,8 @@ class PhaseRun:
 
     def _touched(
         self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer
-    ) -> tuple[Tensors, Tensors]:
-        """Return what a step writes into, and what else it reads but the batch."""
+    ) -> tuple[Tensors, Tensors, Tensors]:
+        """Return what a step writes into, and reads besides the batch; see `Touched`."""
         active = slice(len(next(iter(params.values()))))
         states = {
             f"{m} of {n}": v for n, p in params.items() for m, v in optimiser.state[p].items()
@@ -123,15 +122,18 @@ class PhaseRun:
         moving = {n: p.detach() for n, p in params.items()}
         moving |= {n: v for n, v in states.items() if v is not None}
         moving |= {"total": self.total[step.names][active]}
-        still = {n: v for n, v in self.now.items() if n not in params}
+        others = {n: v for n, v in self.now.items() if n not in params}
+        placed = {n: v for n, v in others.items() if n in self.owned}
+        still = {n: v for n, v in others.items() if n not in self.owned}
         still |= under("received", self.received) | {"ones": self.ones[active]}
-        return moving, still
+        return moving, placed, still
 
     def _step(
         self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch
     ) -> None:
         programs = self.method.model, self.method.guide
-        loss = step.loss(*programs, self.received, self.now | params, batch)
+        with self.noise:
+            loss = step.loss(*programs, self.received, self.now | params, batch)
         if loss.shape != batch.size.shape:
             raise ValueError(
                 f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "
@@ -143,7 +145,7 @@ class PhaseRun:
             if p.dim() and not optimiser.state.get(p):
                 self._lay_out(name, p, grad)
             # Fused optimisers of torch take it for granted that both lie alike.
-            p.grad = grad if grad.stride() == p.stride() else torch.empty_like(p).copy_(grad)
+            p.grad = grad if lies_as(grad, p) else torch.empty_like(p).copy_(grad)
         optimiser.step()
         for p in params.values():
             p.grad = None  # so that the next gradients take this memory, still in the cache
@@ -191,3 +193,9 @@ class PhaseRun:
     def losses(self, steps: Tensor) -> Tensors:
         """Return the mean loss per step of every gradient move, by its names: [C]."""
         return {n: v / steps.clamp(min=1).to(v) for n, v in self.total.items()}
+
+
+def lies_as(one: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors of one shape lie alike in memory; an axis of one entry is nowhere."""
+    strides = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(a == b for n, a, b in strides if n > 1)

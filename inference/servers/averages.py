@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -41,22 +40,24 @@ def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
     >>> weighted_mean(torch.tensor([[1.0], [4.0]]), torch.tensor([2.0, 1.0]))
     tensor([2.])
     """
-    if weight.shape != value.shape[:1]:
-        raise ValueError(
-            f"weight has shape {tuple(weight.shape)}; expected one per client of "
-            f"{tuple(value.shape)}"
-        )
+    return average({"value": value}, weight)["value"]
+
+
+def average(message: Tensors, weight: Tensor) -> Tensors:
+    """Average every tensor [C, *p] of a message with the same weights [C]; see `weighted_mean`."""
+    for value in message.values():
+        if weight.shape != value.shape[:1]:
+            raise ValueError(
+                f"weight has shape {tuple(weight.shape)}; expected one per client of "
+                f"{tuple(value.shape)}"
+            )
     total = weight.sum()
     if not bool((weight >= 0).all()) or not 0 < float(total) < float("inf"):
         raise CannotMerge(
             f"weights are {weight.tolist()}; expected finite, so their sum, not all zero, none < 0"
         )
-    return cast("Tensor", torch.tensordot((weight / total).to(value), value, 1))
-
-
-def average(message: Tensors, weight: Tensor) -> Tensors:
-    """Average every tensor [C, *p] of a message with the same weights [C]."""
-    return {n: weighted_mean(v, weight) for n, v in message.items()}
+    shares = weight / total
+    return {n: torch.tensordot(shares.to(v), v, 1) for n, v in message.items()}
 
 
 def blend(old: Tensors, new: Tensors, keep: float) -> Tensors:

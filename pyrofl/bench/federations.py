@@ -81,4 +81,5 @@ FEDERATIONS: Mapping[str, Dealt] = {
     "giant": Dealt(lambda _: uneven([4000, *(50,) * 99])),
     "ten": Dealt(lambda loaded: dirichlet(loaded, clients=10)),
     "two": Dealt(dirichlet, fixed(2), warm=10),  # of 100, new ones in every round
+    "zipf-two": Dealt(lambda _: zipf(), fixed(2), warm=10),
 }

@@ -6,27 +6,50 @@ One is what somebody writes who wants it fast (`good_loop`), one what authors wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 
 from pyrofl.bench import good_loop, one_by_one
-from pyrofl.bench.cases import MLP, Case, Sides, network, ours, start
+from pyrofl.bench.cases import MLP, Case, Side, Sides, network, ours, start
 from pyrofl.bench.federations import FEDERATIONS, images
 from pyrofl.data import Dataset, Federation
+from pyrofl.inference.fast.replay import forget
 from pyrofl.inference.loop.participation import bernoulli, everyone
 from pyrofl.models import fedavg, pfedvem
 from pyrofl.tensors import generator
 
 
-def good(loaded: Dataset | None, dealt: str, heads: bool) -> Sides:
-    """Put FedAvg, or pFedVEM, beside a good loop, one client at a time."""
+def good(loaded: Dataset | None, dealt: str, heads: bool, rounds: int = 0) -> Sides:
+    """Put FedAvg, or pFedVEM, beside a good loop, one client at a time.
+
+    A turn is the next round or, where there are `rounds`, so many of a run that begins anew.
+    """
     make, draw, _ = FEDERATIONS[dealt]
     data = make(loaded)
     build, loop = (pfedvem.build, good_loop.pfedvem) if heads else (fedavg.build, good_loop.fedavg)
-    mine = ours(build(network(data)), data, trains=draw)  # pFedVEM trains all if nobody is drawn
-    return mine, partial(next, loop(data, start(data), draw))
+    method, begin = build(network(data)), start(data)
+
+    def mine() -> Side:  # pFedVEM trains all if nobody is drawn
+        return ours(method, data, trains=draw, check=not rounds)
+
+    def other() -> Side:
+        return partial(next, loop(data, begin, draw))
+
+    return (
+        (partial(first, mine, rounds), partial(first, other, rounds))
+        if rounds
+        else (mine(), other())
+    )
+
+
+def first(begin: Callable[[], Side], rounds: int) -> None:
+    """Make the first rounds, of which nothing is known from earlier ones."""
+    forget()
+    side = begin()
+    for _ in range(rounds):
+        side()
 
 
 def fedavg_authors(loaded: Dataset | None, dealt: str = "", spec: str = MLP) -> Sides:
@@ -60,5 +83,12 @@ LOOPS: Mapping[str, Case] = {
         f"{method}-good-{dealt}": Case(1.5, partial(good, dealt=dealt, heads=heads), warm)
         for method, heads in (("fedavg", False), ("pfedvem", True))
         for dealt, (_, _, warm) in FEDERATIONS.items()
+    },
+    **{
+        f"{method}-good-{dealt}-first": Case(
+            1.0, partial(good, dealt=dealt, heads=heads, rounds=10)
+        )
+        for method, heads in (("fedavg", False), ("pfedvem", True))
+        for dealt in ("two", "zipf-two")
     },
 }

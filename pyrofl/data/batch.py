@@ -17,6 +17,8 @@ from pyrofl.data.roster import Who
 from pyrofl.plates import plate
 from pyrofl.tensors import cut
 
+ROWS = "x", "y", "mask", "at", "weights"  # what a batch has of each row
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -72,17 +74,19 @@ class Batch:
 
     def some(self, clients: Tensor | slice) -> Batch:
         """Return the same rows of some clients, in that order."""
-        names = ("x", "y", "mask", "size", "ids", "at", "weights")
-        known = {n: v for n in names if (v := getattr(self, n)) is not None}
+        if isinstance(clients, slice) and clients.indices(len(self)) == (0, len(self), 1):
+            return self
+        known = {n: v for n in (*ROWS, "size", "ids") if (v := getattr(self, n)) is not None}
         return replace(self, **cut(known, clients))
 
-    def at_step(self, step: int, clients: int) -> Batch:
-        """Return what the first clients see at a step, of batches [T, C, B] of several steps."""
-        names = ("x", "y", "mask", "at", "weights")
-        known = {n: v[step, :clients] for n in names if (v := getattr(self, n)) is not None}
-        one = Batch(**known, size=self.size[:clients], ids=self.ids[:clients])
-        vars(one)["_share"] = self._share[step, :clients]  # as cached_property would
-        return one
+    def by_step(self) -> Iterator[Batch]:
+        """Yield what clients see at each step, of batches [T, C, B] of several steps."""
+        names = [n for n in ("_share", *ROWS) if getattr(self, n) is not None]
+        known = (getattr(self, n).unbind() for n in names)
+        for part, *rows in zip(*known, strict=True):
+            one = Batch(**dict(zip(names[1:], rows, strict=True)), size=self.size, ids=self.ids)
+            vars(one)["_share"] = part  # as cached_property would
+            yield one
 
     def split(self, k: int) -> list[Batch]:
         """Deal the rows into k batches (row i goes to batch i mod k): support and query.

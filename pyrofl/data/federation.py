@@ -233,7 +233,7 @@ class Federation(Summarised):
         share: Tensor | None = None,
         blind: bool = False,
     ) -> Batch:
-        """Return the batch of rows [C, B]; who knows their `share` [C, 1] saves counting them.
+        """Return the batch of rows [C, B], or [T, C, B]; a `share` [..., C, 1] saves counting them.
 
         That of a `blind` phase has no x to speak of: it is empty.
         """

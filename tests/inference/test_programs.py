@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pyro
@@ -9,11 +10,15 @@ import pyro.distributions as dist
 import pytest
 import torch
 from checks import close
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.programs import Spherical, around
+from pyrofl.inference.programs import Spherical, Supervised, around, distances, flat
+from pyrofl.models import guides
+from pyrofl.models.likelihoods import categorical
+from pyrofl.models.priors import by_name, proximal
+from pyrofl.nets import Network
 from pyrofl.tensors import generator
 
 draw = partial(torch.randn, generator=generator(2), dtype=torch.float64)
@@ -69,3 +74,34 @@ def test_a_point_pays_its_distance_and_no_constant_but_for_a_scale_that_is_learn
     close(found.detach(), (normal if learned else expected).detach())
     (slope,) = torch.autograd.grad(found.sum(), point)
     close(slope, ((point - 1) / scale[:, None].square()).detach())
+
+
+def test_distances_of_many_sites_are_the_sum_of_each_with_all_slopes():
+    centres, values = ([draw(2, 1, *event) for event in ((3, 4), (4,), (1,))] for _ in range(2))
+    leaves = [v.requires_grad_() for v in (*centres, *values, draw(2, 1).exp())]
+    scale = leaves[-1]
+    priors = [around(dist.Normal, centre, scale) for centre in centres]
+    found = []
+    each = torch.stack([prior.distance(v) for prior, v in zip(priors, values, strict=True)])
+    for total in (distances(priors, values), each.sum(0)):
+        quick = torch.autograd.grad(total.square().sum(), leaves, retain_graph=True)
+        first = torch.autograd.grad(total.square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(v.square().sum() for v in first), leaves)
+        found.append([total.detach(), *quick, *(v.detach() for v in first), *second])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_sites_that_a_prior_pulls_alike_pay_together_and_others_alone(tiny):
+    batch = tiny.batch(torch.arange(3))
+    net, received = Network(nn.Linear(4, 3)), {"w/weight": draw(3, 3, 4), "w/bias": draw(3, 3)}
+    near, far = proximal(0.5), proximal(2.0)
+    for prior, strengths in ((near, (0.5, 0.5)), (by_name({"w*": near, "b*": far}), (0.5, 2.0))):
+        model = Supervised(net, categorical, prior)
+        local = {n: v + draw(*v.shape) for n, v in received.items()}
+        guide = guides.delta(net.shapes, loc="w")
+        found = elbo()(model, guide, received, local, batch)
+        free = elbo()(replace(model, prior=flat), guide, received, local, batch)
+        apart = [(local[n] - v).flatten(1).square().sum(1) for n, v in received.items()]
+        pulls = sum(s * batch.size * v / 2 for s, v in zip(strengths, apart, strict=True))
+        close(found - free, pulls)

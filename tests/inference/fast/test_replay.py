@@ -11,9 +11,10 @@ import torch
 import toys
 from torch import Tensor
 
-from pyrofl.inference.fast import replay
-from pyrofl.inference.fast.replay import RECORDINGS, Recording
-from pyrofl.inference.fast.tape import Tape, compiled
+from pyrofl.inference.fast import executed, replay
+from pyrofl.inference.fast.code import Given, compiled
+from pyrofl.inference.fast.replay import RECORDINGS, Recording, forget
+from pyrofl.inference.fast.tape import Tape
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.steps import PhaseRun
 from pyrofl.inference.method import Method, Step
@@ -45,14 +46,9 @@ def recordings(monkeypatch) -> Iterator[None]:
     forget()
 
 
-def forget() -> None:
-    for kept in vars(RECORDINGS).values():
-        kept.clear()
-
-
 def made() -> list[Recording]:
     """Return the recordings that steps were made by."""
-    return [r for r in RECORDINGS.found.values() if r.run and not r.refused and r.seen > 4]
+    return [r for r in RECORDINGS.found.values() if r.bind and not r.refused and r.seen > 4]
 
 
 def counted(monkeypatch) -> list[int]:
@@ -98,15 +94,37 @@ def test_first_steps_are_made_by_recordings_too(monkeypatch):
     assert torch.equal(again.begun["w/*"], other.begun["w/*"])
 
 
+@pytest.mark.parametrize("name", ["fedavg", "pfedvem", "ditto"])
+def test_what_newcomers_record_serves_them_later(name):
+    method, data = METHODS[name](), toys.blobs()
+    states = federate(method, data, 3, check=False)
+    next(states)
+    known = len(RECORDINGS.found)
+    for _ in states:  # whose first steps begin where rows do, and who come with state of their own
+        assert len(RECORDINGS.found) == known
+
+
 def test_many_steps_ahead_are_recorded_at_once(monkeypatch):
     monkeypatch.setattr(replay, "HOT", 8)
     method, data = fedavg.build(toys.net(), epochs=10, batch=20), toys.blobs((20, 20))
     written = counted(monkeypatch)
     next(federate(method, data, 1, check=False))
-    assert len(written) == 4  # the first, one that shows what it asks for, and two beside the code
+    assert len(written) == 3  # the first, and two beside the code
     written.clear()
+    known = executed.compiled.cache_info().misses
     next(federate(method, data, 1, check=False, chunk=1))  # another shape of the same code
-    assert len(written) == 2  # the first is as all others now, and one check is enough
+    assert len(written) == 1  # the first is as all others now, and one check is enough
+    assert executed.compiled.cache_info().misses == known
+
+
+def test_noise_is_given_to_who_records_it(monkeypatch):
+    monkeypatch.setattr(replay, "HOT", 3)
+    method, data = METHODS["mean field"](), toys.blobs((20, 20))
+    written = counted(monkeypatch)
+    quick = next(federate(method, data, 1, check=False))
+    assert len(written) == 3  # as without noise
+    as_written(monkeypatch)
+    toys.assert_same_round(quick, next(federate(method, data, 1, check=False)), rtol=0, atol=0)
 
 
 def test_recording_does_not_load_the_compiler_of_torch():
@@ -118,12 +136,31 @@ def test_code_makes_nothing_twice():
     tape = Tape()
     with tape:
         total.add_((x * scale).exp() * 1.0 + (x * scale).exp())
-    run, _ = compiled(tape, [total], [x, scale])
+    bind, _ = compiled(tape, Given([total], passing=[x, scale]))
+    run = bind(total)
     with Tape() as again:
-        run(total, x, scale)
+        run(x, scale)
     names = [str(call.op._schema.name) for call in again.calls]
     assert names == ["aten::mul", "aten::exp", "aten::add", "aten::add_"]
     torch.testing.assert_close(total, 4 * (x * scale).exp())
+
+
+def test_what_no_step_changes_is_made_once():
+    x, scale, other, total = torch.rand(3), torch.rand(3), torch.rand(3), torch.zeros(3)
+    tape = Tape()
+    with tape:
+        total.add_(x * scale.exp().square() + other.exp())
+    bind, _ = compiled(tape, Given([total], [other], [scale], [x]))
+    with Tape() as once:
+        run = bind(total, other, scale)
+    other.mul_(2)  # as another step does
+    with Tape() as always:
+        run(x)
+    names = [[call.op._schema.name[6:] for call in some.calls] for some in (once, always)]
+    assert {"exp", "pow"} < {*names[0]}
+    assert names[1] == ["mul", "exp", "add", "add_"]  # in memory that is there
+    expected = x * scale.exp().square() * 2 + (other / 2).exp() + other.exp()
+    torch.testing.assert_close(total, expected)
 
 
 def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):

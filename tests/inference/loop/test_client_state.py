@@ -10,9 +10,10 @@ import torch
 import toys
 
 from pyrofl.inference.loop import state as client_state
+from pyrofl.inference.loop.one_copy import OneCopy
 from pyrofl.inference.loop.participation import fixed
 from pyrofl.inference.loop.rounds import advance, federate, first
-from pyrofl.inference.loop.state import ClientState, OneCopy, mapped
+from pyrofl.inference.loop.state import ClientState, mapped
 from pyrofl.models import pfedvem
 from pyrofl.tensors import Tensors
 
@@ -28,8 +29,8 @@ def test_one_copy_holds_what_many_copies_hold(blobs, monkeypatch, memory):
     *_, many = runs(blobs)
     monkeypatch.setattr(client_state, "COPIED", 0)
     *_, one = runs(blobs, state_memory=memory)
-    assert isinstance(one.private, OneCopy)
-    assert not isinstance(many.private, OneCopy)
+    assert one.private.large
+    assert not many.private.large
     toys.assert_same(many.private, one.private)
     toys.assert_same(many.server, one.server)
 
@@ -78,8 +79,41 @@ def test_a_round_that_fails_on_its_way_takes_back_what_it_wrote(blobs, monkeypat
 
 def test_a_round_in_which_nobody_keeps_anything_spoils_nothing():
     old = OneCopy({"a": torch.zeros(3)})
-    assert ClientState(old, 3, None).close() is old
+    assert ClientState(old, torch.zeros(3, dtype=torch.bool), None).close() is old
     assert not old.stale
+
+
+def test_a_round_writes_into_the_tables_that_nobody_has_looked_at(blobs):
+    def table(state):
+        return dict.__getitem__(state.private, "tau")
+
+    states, copies = [], []
+    for state in runs(blobs):
+        states.append(state)
+        copies.append({n: v.clone() for n, v in dict.items(state.private)})
+    # The one before the last is told apart when it is looked at, those before it were earlier.
+    assert table(states[3]).data_ptr() == table(states[2]).data_ptr()
+    assert table(states[1]).data_ptr() != table(states[3]).data_ptr()
+    trained = states[3].trained
+    kept = states[2].kept(torch.arange(12))
+    toys.assert_same(kept, copies[2])
+    assert any(bool((kept[n][trained] != copies[3][n][trained]).any()) for n in kept)
+    for state, copy in zip(states, copies, strict=True):
+        toys.assert_same(dict(state.private), copy)
+    looked = [dict(state.private) and state for state in runs(blobs)]
+    assert table(looked[3]).data_ptr() != table(looked[2]).data_ptr()
+    for one, other in zip(states, looked, strict=True):
+        toys.assert_same_round(one, other)
+
+
+def test_two_runs_that_go_on_from_one_round_do_not_meet(blobs):
+    method = pfedvem.build(toys.net(), draws=2, head_epochs=2, base_epochs=1)
+    start = next(federate(method, blobs, 1, trains=fixed(5)))
+    one = federate(method, blobs, 3, trains=fixed(5), start=start)
+    other = federate(method, blobs, 3, trains=fixed(5), start=start)
+    pairs = [(next(one), next(other)) for _ in range(2)]
+    for a, b in pairs:
+        toys.assert_same_round(a, b)
 
 
 def test_a_mapped_tensor_is_zeros_that_can_be_written():

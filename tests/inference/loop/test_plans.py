@@ -55,6 +55,12 @@ def test_the_plan_of_a_client_is_its_own(sizes, batch):
             assert torch.equal(alone.rows[t, 0][alone.mask[t, 0]], ours)
 
 
+def test_a_step_lies_in_memory_as_it_does_in_a_longer_plan():
+    rows = [torch.arange(7), torch.arange(5)]
+    for part in plan(rows, [2, 3], 2, [generator(c) for c in range(2)]):
+        assert part.is_contiguous()  # what is recorded of a step is found by its strides
+
+
 def test_epochs_are_shuffled_minibatches_only():
     (mine,) = rows_of([20])
     whole = plan([mine], [2], None, [generator(1)])

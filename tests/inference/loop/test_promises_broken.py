@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -160,6 +161,19 @@ def test_threads_may_fit_and_test_at_once(blobs):
     for at, (state, accuracy) in enumerate(together):
         toys.assert_same_round(state, alone[at % 2][0])
         assert torch.equal(accuracy, alone[at % 2][1])
+
+
+def test_threads_draw_the_start_that_each_draws_alone(blobs):
+    method, often = made(), sys.getswitchinterval()
+    alone = first(method, blobs, 0).server
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(lambda _: first(method, blobs, 0).server, range(150)))
+    finally:
+        sys.setswitchinterval(often)
+    for server in together:
+        toys.assert_same(server, alone)
 
 
 def test_a_model_sees_rows_of_its_own_clients_in_the_padding(blobs):

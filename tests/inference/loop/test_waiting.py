@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -60,9 +61,12 @@ def watch(monkeypatch):
     found, moves, go = Watch(), PhaseRun._moves, PhaseRun.go
 
     def fetched(self: PhaseRun, steps: Tensor, feed: Feed) -> None:
-        def watched_feed(t: int, active: int) -> Batch:
-            with found if t else nullcontext():
-                return feed(t, active)
+        def watched_feed(t: int, active: int, many: int) -> Iterator[Batch]:
+            rows = iter(feed(t, active, many))
+            for i in range(many):
+                with found if t + i else nullcontext():
+                    batch = next(rows)
+                yield batch
 
         return go(self, steps, watched_feed)
 
