@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pyrofl.arguments import known
+from pyrofl.turns import in_turn
 
 Shape = tuple[int, ...]
 Layers = Mapping[str, nn.Module]
@@ -229,6 +230,7 @@ def resnet(depth: int, channels: int, outputs: int) -> Layers:
     return layers | {"average": nn.AdaptiveAvgPool2d(1), **dense((64,), outputs)}
 
 
+@in_turn  # as the type of new numbers is the process's: that of a fit in another thread
 def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
     """Build the network that a specification such as "mlp:100" names, for rows of one shape."""
     name, _, rest = spec.partition(":")

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from pyrofl.arguments import Count, checked, known
 from pyrofl.nets import stacked
 from pyrofl.nets.architectures import module
+from pyrofl.nets.drawing import Drawn
 from pyrofl.recipes import repeatable
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, matches, seeded
@@ -111,7 +112,8 @@ class Network(Summarised):
         if self.keep:
             return fresh
         seed = torch.randint(2**62, (), generator=generator, device=generator.device)
-        with seeded(int(seed)):
+        drawn = Drawn(torch.Generator().manual_seed(int(seed)))
+        with seeded(int(seed)), drawn:  # the former for rules that draw in another way
             for layer in reversed(list(fresh.modules())):
                 for rule in ("reset_parameters", "_reset_parameters"):  # the latter: attention
                     getattr(layer, rule, lambda: None)()
