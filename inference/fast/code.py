@@ -32,7 +32,15 @@ from pyrofl.inference.fast.kernels import (
     unchanged,
     unwrapped,
 )
-from pyrofl.inference.fast.tape import Call, NotRecorded, Tape, Touches, storage_of, touches
+from pyrofl.inference.fast.tape import (
+    Call,
+    NotRecorded,
+    Tape,
+    Touches,
+    reach,
+    storage_of,
+    touches,
+)
 
 
 class Given(NamedTuple):
@@ -319,15 +327,8 @@ class _Code:
 
 def _holds(whole: Tensor, part: Tensor) -> bool:
     """Say whether one of two tensors of the same storage has all numbers of the other."""
-    (begin, end), (first, last) = map(_reach, (whole, part))
+    (begin, end), (first, last) = map(reach, (whole, part))
     return whole.dtype == part.dtype and begin <= first and last <= end
-
-
-def _reach(value: Tensor) -> tuple[int, int]:
-    """Return the first and the last place of a tensor in its storage."""
-    begin = int(value.storage_offset())
-    far = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True) if n)
-    return begin, begin + far
 
 
 def _lies(value: Tensor) -> object:

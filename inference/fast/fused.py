@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from pyrofl.inference.fast.kernels import OPS, ZEROS, name_of
-from pyrofl.inference.fast.tape import Call, Touches, storage_of, touches
+from pyrofl.inference.fast.tape import Call, Touches, reach, storage_of, touches
 
 FEW = 128  # terms of a product's sums, which kernels do not split
 
@@ -131,14 +131,8 @@ def _lies(value: Tensor) -> list[tuple[int, int]]:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    (begin, end), (first, last) = map(_reach, (one, other))
+    (begin, end), (first, last) = map(reach, (one, other))
     return begin < last and first < end
-
-
-def _reach(value: Tensor) -> tuple[int, int]:
-    begin = int(value.storage_offset())
-    far = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    return begin, begin + far + 1
 
 
 def _elsewhere(call: Call, moved: Moved) -> Call:

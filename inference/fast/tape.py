@@ -133,3 +133,12 @@ def touches(call: Call) -> Touches:
 def storage_of(value: Tensor) -> int:
     """Tell a tensor's memory."""
     return int(value.untyped_storage()._cdata)
+
+
+def reach(value: Tensor) -> tuple[int, int]:
+    """Return a tensor's first place in its storage, and the one after its last."""
+    begin = int(value.storage_offset())
+    if not value.numel():
+        return begin, begin
+    far = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+    return begin, begin + far + 1
