@@ -16,7 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-NEWTON = 30  # steps to the peak of the posterior at most; a normal likelihood takes two
+NEWTON = 50  # steps to the peak of the posterior at most; a normal likelihood takes two
+SHORT = 1e-4  # the share of a step that is not tried if it goes down
 LOOSE = 4096  # roundings that a matrix may lack to be positive
 
 
@@ -55,18 +56,56 @@ def sites(
         count: [C, N], how much each row counts; 0 where there is none.
         outputs: K.
     """
-    f = among.new_zeros(*count.shape, outputs)
-    moving = torch.ones_like(count[:, 0], dtype=torch.bool)
+    hill = Hill(log_prob, among, count)
+    here = hill.at(among.new_zeros(*count.shape, outputs))
+    share, moving = torch.ones_like(here.height), torch.ones_like(here.height, dtype=torch.bool)
     for _ in range(NEWTON):
-        shift, root = touching(log_prob, f, count)
-        last, new = f, among @ weights(among, shift, root)[0]
-        f = torch.where(moving[:, None, None], new, last)  # who is there changes nobody's steps
-        # A client of no numbers compares as still, and must not keep others going.
-        far = (f - last).abs() > torch.finfo(f.dtype).eps ** (1 / 3) * (1 + f.abs())
-        moving = moving & far.flatten(1).any(1)
+        aim = weights(among, *touching(log_prob, here.f, count))[0]
+        new = hill.at(here.pull + share[:, None, None] * (aim - here.pull))
+        # A whole step from far away may go down, and further down at every one, if s is large.
+        up = new.height >= here.height - hill.slack(here)
+        share = torch.where(up, 2 * share, share / 2).clamp(max=1.0)
+        far = (new.f - here.f).abs() > torch.finfo(new.f.dtype).eps ** (1 / 3) * (1 + new.f.abs())
+        here = new.where(moving & up, here)  # who is there changes nobody's steps
+        # A client of no numbers never goes up, and must not keep others going.
+        moving = moving & torch.where(up, far.flatten(1).any(1), share > SHORT)
         if not bool(moving.any()):
             break
-    return touching(log_prob, f, count)
+    return touching(log_prob, here.f, count)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a climb is: f [C, N, K], pull = P^-1 f, and log p(y | f) + log p(f), [C]."""
+
+    f: Tensor
+    pull: Tensor
+    height: Tensor
+
+    def where(self, chosen: Tensor, other: Point) -> Point:
+        """Return this point for the clients that are chosen, [C], and the other for the rest."""
+        row = chosen[:, None, None]
+        f, pull = torch.where(row, self.f, other.f), torch.where(row, self.pull, other.pull)
+        return Point(f, pull, torch.where(chosen, self.height, other.height))
+
+
+@dataclass(frozen=True)
+class Hill:
+    """The log posterior of f, up to a constant."""
+
+    log_prob: Callable[[Tensor], Tensor]
+    among: Tensor
+    count: Tensor
+
+    def at(self, pull: Tensor) -> Point:
+        """Return the point that P^-1 f tells."""
+        f = self.among @ pull
+        likely = self.log_prob(f).masked_fill(self.count == 0, 0.0)
+        return Point(f, pull, (self.count * likely).sum(1) - 0.5 * (pull * f).sum((1, 2)))
+
+    def slack(self, point: Point) -> Tensor:
+        """Return how much of a height [C] is rounding."""
+        return LOOSE * torch.finfo(point.height.dtype).eps * (1 + point.height.abs())
 
 
 def touching(

@@ -33,6 +33,21 @@ def test_the_peak_has_no_slope(kind):
     close(slope, pull, 1e-9)  # the gradient of the log prior at f is minus P^-1 f
 
 
+@pytest.mark.parametrize("scale", [1.0, 3.0, 10.0])
+def test_the_peak_is_found_where_whole_steps_overshoot(scale):
+    # Features that are much alike, eight classes of which a client has two or three.
+    z, y = 0.3 * torch.randn(4, 20, 3, generator=generator(2)).double(), torch.arange(80) ** 2 % 3
+    among = Kernel("rbf")(z, z, ZERO.new_zeros(4, 1), ZERO.new_full((4, 1), scale).log())
+
+    def log_prob(f: Tensor) -> Tensor:
+        return likelihoods.categorical(f, z).log_prob(y.view(4, 20))
+
+    pull, _ = weights(among, *sites(log_prob, among, torch.ones(4, 20), 8))
+    f = (among @ pull).requires_grad_()
+    (slope,) = torch.autograd.grad(log_prob(f).sum(), f)
+    close(slope, pull, 1e-6)
+
+
 def test_the_covariance_is_that_of_the_curvature():
     among = Kernel("rbf")(Z, Z, ZERO, ZERO + 1)
     shift, root = sites(softmax, among, EVERY, 3)
