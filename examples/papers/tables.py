@@ -75,17 +75,19 @@ def regimes(file: str) -> str:
                 key = (line["population"], line["metric"], line["by"])
                 scale = 1 if line["metric"] == "nll" else 100
                 of.setdefault(key, []).append(scale * float(line["value"]))
-            ways = ("mean",) if method == "X" else ("mean", "draws")
+            ways = ("mean", "draws") if "VD" in method else ("mean",)
             cells = [
                 " / ".join(spread(of[who, metric, way], ".3g", ".2g") for way in ways)
                 for who in ("training", "held_out")
                 for metric in ("accuracy", "nll", "ece")
             ]
-            high = spread(of.get(("training", "rates_above_0.9", "server"), []), ".3g", ".2g")
-            seeds = str(len(by(lines, "seed")))
-            rows.append([method, number, seeds, *cells, high])
+            shares = [
+                of.get(("training", n, "server"), []) for n in ("rates_above_0.9", "sparsity")
+            ]
+            last = [spread(share, ".3g", ".2g") if any(share) else "" for share in shares]
+            rows.append([method, number, str(len(by(lines, "seed"))), *cells, *last])
     who = ["accuracy", "NLL", "ECE", "held-out accuracy", "NLL", "ECE"]
-    return markdown(["method", "round", "seeds", *who, "> .9"], rows)
+    return markdown(["method", "round", "seeds", *who, "> .9", "pruned"], rows)
 
 
 def pull() -> str:
@@ -176,16 +178,17 @@ TABLE_TWO = {
     "FedAMP": ("72.91", "65.98", "90.73", "85.90"),
     "pFedMB": ("73.53", "72.14", "90.69", "86.73"),
 }
-"""What pFedMB's table II has for CIFAR-10: Dirichlet with 15 and 50 clients, then two classes."""
+COLUMNS = ("Dirichlet, 15", "Dirichlet, 50", "two classes, 15", "two classes, 50")
+"""What pFedMB's table II has for CIFAR-10, by partition and clients."""
 
 
-def others() -> str:
+def others(partition: str) -> str:
     """Return pFedMB's table II, as far as it ran with all methods: the paper's, ours, the gain."""
     head, cells = ["method"], {name: [name] for name in TABLE_TWO}
     columns = by(read(HERE / "pfedmb/others.csv"), "column")
-    for at, column in enumerate(["Dirichlet, 15", "Dirichlet, 50"]):
+    for at, column in enumerate(COLUMNS):
         of = finished(columns.get(column, []), "method")
-        if of.keys() < TABLE_TWO.keys():
+        if not column.startswith(partition) or of.keys() < TABLE_TWO.keys():
             continue
         best_of = best([line for some in of.values() for line in some], "tuning", over="rate")
         head += [f"{column}: paper", "ours", "above FedAvg"]
@@ -237,7 +240,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "ablations": ablations,
     "smallest": smallest,
     "pairs": pairs,
-    "others": others,
+    "others": lambda: others("Dirichlet"),
+    "two_classes": lambda: others("two classes"),
     "by_epochs": lambda: new_clients("own", (0, 1, 2, 5, 10)),
     "by_steps": lambda: new_clients("all", (1, 2, 5, 10, 25)),
     "entropies": entropies,
