@@ -143,7 +143,7 @@ class _Code:
 
     def add(self, one: Touches) -> None:
         """Add a call, unless it makes only views, or what is there already."""
-        call, made = one.call, one.call.made()
+        call = one.call
         if not one.written and one.made <= one.read:
             return
         if (simple := simpler(call)) is not None:
@@ -177,8 +177,10 @@ class _Code:
         if isinstance(call.out, Tensor):
             self._know(call.out, node) if fresh else None
             return
-        for i, value in enumerate(made):
-            if storage_of(value) not in one.read:
+        for i, value in enumerate(
+            call.out or ()
+        ):  # None where nobody asked, as of a first convolution
+            if isinstance(value, Tensor) and storage_of(value) not in one.read:
                 self._know(value, self._line(f"{node}[{i}]", [node], once, once))
 
     def _begun(self, call: Call, pure: bool) -> str | None:

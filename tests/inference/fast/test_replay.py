@@ -9,7 +9,7 @@ import pyro
 import pytest
 import torch
 import toys
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyrofl.inference.fast import executed, replay
 from pyrofl.inference.fast.code import Given, compiled
@@ -19,8 +19,9 @@ from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.steps import PhaseRun
 from pyrofl.inference.method import Method, Step
 from pyrofl.inference.programs import Supervised
-from pyrofl.models import ditto, fedavg, fedper, fedrep, guides, local, pfedme, pfedvem
+from pyrofl.models import ditto, fedavg, fedper, fedprox, fedrep, guides, local, pfedme, pfedvem
 from pyrofl.models.priors import fixed
+from pyrofl.nets import Network
 
 METHODS: dict[str, Callable[[], Method]] = {
     "fedavg": lambda: fedavg.build(toys.net(), batch=4),
@@ -78,6 +79,27 @@ def test_the_bits_are_those_of_steps_as_written(name, chunk, monkeypatch):
     assert not any(r.refused for r in RECORDINGS.found.values())
     as_written(monkeypatch)
     for one, other in zip(quick, federate(method, data, 2, chunk=chunk), strict=True):
+        toys.assert_same_round(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("build_one", [fedavg.build, fedprox.build, ditto.build])
+def test_steps_of_convolutions_with_a_prior_keep_their_bits(build_one, monkeypatch):
+    # Several outputs of one operation, of which the gradient of the prior is added to one.
+    layers = (
+        nn.Conv2d(1, 2, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8, toys.CLASSES),
+    )
+    blobs = toys.blobs()
+    data = replace(blobs, x=blobs.x.repeat(1, 5)[:, :36].reshape(-1, 1, 6, 6))
+    own = {"prior": fixed()} if build_one is fedavg.build else {}
+    method = build_one(Network(nn.Sequential(*layers)), batch=4, **own)
+    quick = list(federate(method, data, 2))
+    assert made()
+    as_written(monkeypatch)
+    for one, other in zip(quick, federate(method, data, 2), strict=True):
         toys.assert_same_round(one, other, rtol=0, atol=0)
 
 
