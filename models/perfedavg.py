@@ -40,7 +40,11 @@ from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
 
-TUNE_OVER = {"lr": (0.01, 0.03, 0.1, 0.3), "momentum": (0.0, 0.9), "inner_lr": (0.01, 0.05, 0.2)}
+TUNE_OVER = {
+    "lr": (0.01, 0.03, 0.1, 0.3),
+    "inner_lr": (0.01, 0.05, 0.2),
+    "order": ("hessian_free", "first"),
+}
 
 
 @repeatable
