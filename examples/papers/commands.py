@@ -45,6 +45,24 @@ COMMANDS = (
         f"{STUDENTS} --data cifar10 --net mlp:128,64 --per-class 300 --rounds 8",
         FULL,
     ),
+    (
+        "fedbe/convnet.csv",
+        "table 1, with its ConvNet",
+        f"{STUDENTS} --data cifar10 --net cnn-fedbe --per-class 300 --rounds 3",
+        FULL,
+    ),
+    (
+        "fedbe/convnet_longer.csv",
+        "the same, more rounds",
+        f"{STUDENTS} --data cifar10 --net cnn-fedbe --per-class 300 --rounds 8",
+        "",
+    ),
+    (
+        "fedbe/convnet_more.csv",
+        "the same, more rows without labels",
+        f"{STUDENTS} --data cifar10 --net cnn-fedbe --per-class 480 --server 0.5 --rounds 3",
+        "",
+    ),
     ("fedbe/swiss_roll.csv", "figure 1", "examples/fedbe_swiss_roll.py --lr 0.001 0.002 0.003", ""),
     (
         "fedabml/new_clients.csv",

@@ -6,7 +6,7 @@ Run: python examples/papers/tables.py [--check]
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import mean, stdev
 
 from claims import above_fedavg, claims, hundred
@@ -14,6 +14,7 @@ from commands import commands
 from files import (
     HERE,
     SEEDS,
+    Lines,
     best,
     by,
     finished,
@@ -27,27 +28,43 @@ from files import (
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
+STUDENTS = ["setting", "average", "student", "gain", "below", "above FedAvg"]
+STUDENTS += ["ensemble", "agreement"]
+
+
 def students(file: str) -> str:
     """Return what FedBE's student gains on the average that it starts from, and on FedAvg."""
+    found = by(read(HERE / "fedbe" / file), "partition").items()
+    return markdown(
+        ["partition", *STUDENTS], [[p, *row] for p, some in found for row in gained(some)]
+    )
+
+
+def convnet() -> str:
+    """Return the same of a ConvNet, by rounds and rows without labels."""
     rows = []
-    for partition, some in by(read(HERE / "fedbe" / file), "partition").items():
-        of = finished(some, "setting")
-        for setting, lines in of.items():
-            means = ("average", "student", "ensemble", "agreement")
-            shown = [spread(numbers(lines, name)) for name in means]
-            gain = [b - a for a, b in zip(*(numbers(lines, n) for n in means[:2]), strict=True)]
+    for path in sorted((HERE / "fedbe").glob("convnet*.csv")):
+        lines = read(path)
+        made = dict(word.split("=", 1) for word in lines[0]["settings"].split())
+        unlabelled = f"{float(made['server']) * int(made['rows']):,.0f}"
+        rows += [[made["rounds"], unlabelled, *row] for row in gained(lines)]
+    return markdown(["rounds", "unlabelled", *STUDENTS], rows)
+
+
+def gained(lines: Lines) -> Iterator[list[str]]:
+    """Yield what students of every setting gain."""
+    of = finished(lines, "setting")
+    for setting, some in of.items():
+        means = ("average", "student", "ensemble", "agreement")
+        shown = [spread(numbers(some, name)) for name in means]
+        gain = [b - a for a, b in zip(*(numbers(some, n) for n in means[:2]), strict=True)]
+        after = ["", "", ""]
+        if setting != "FedAvg":
             below = f"{sum(g < 0 for g in gain)} of {len(gain)}"
-            after = ["", "", ""]
-            if setting != "FedAvg":
-                after = [
-                    spread(gain, "+.1f"),
-                    below,
-                    spread(above_fedavg(lines, of["FedAvg"]), "+.1f"),
-                ]
-            shown[1] *= setting != "FedAvg"
-            rows.append([partition, setting, *shown[:2], *after, *shown[2:]])
-    head = ["partition", "setting", "average", "student", "gain", "below", "above FedAvg"]
-    return markdown([*head, "ensemble", "agreement"], rows)
+            above = spread(above_fedavg(some, of["FedAvg"]), "+.1f")
+            after = [spread(gain, "+.1f"), below, above]
+        shown[1] *= setting != "FedAvg"
+        yield [setting, *shown[:2], *after, *shown[2:]]
 
 
 def swiss_roll() -> str:
@@ -232,6 +249,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "students": lambda: students("students.csv"),
     "one_round": lambda: students("one_round.csv"),
     "cifar10": lambda: students("cifar10.csv"),
+    "convnet": convnet,
     "swiss_roll": swiss_roll,
     "overfit": lambda: regimes("overfit.csv"),
     "underfit": lambda: regimes("underfit.csv"),

@@ -65,7 +65,7 @@ def sites(
         # A whole step from far away may go down, and further down at every one, if s is large.
         up = new.height >= here.height - hill.slack(here)
         share = torch.where(up, 2 * share, share / 2).clamp(max=1.0)
-        far = (new.f - here.f).abs() > torch.finfo(new.f.dtype).eps ** (1 / 3) * (1 + new.f.abs())
+        far = (new.f - here.f).abs() > torch.finfo(new.f.dtype).eps ** (1 / 2) * (1 + new.f.abs())
         here = new.where(moving & up, here)  # who is there changes nobody's steps
         # A client of no numbers never goes up, and must not keep others going.
         moving = moving & torch.where(up, far.flatten(1).any(1), share > SHORT)
@@ -122,7 +122,7 @@ def touching(
             for s in slope.unbind(2)
         ]
     curve = torch.stack([torch.zeros_like(f) if r is None else -r for r in rows], 2)
-    root = lower(curve) * count.sqrt()[..., None, None]
+    root = sparing(curve) * count.sqrt()[..., None, None]
     f, slope = f.detach(), slope.detach() * count.unsqueeze(2)
     return (root @ (root.mT @ f.unsqueeze(3))).squeeze(3) + slope, root
 
@@ -130,10 +130,27 @@ def touching(
 def lower(matrix: Tensor) -> Tensor:
     """Return roots of matrices [..., K, K] that may be singular; of bad ones those of diagonals."""
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    loose = LOOSE * torch.finfo(matrix.dtype).eps * diagonal.amax(-1, keepdim=True).clamp(min=0)
-    found, bad = torch.linalg.cholesky_ex(matrix + torch.diag_embed(loose.expand_as(diagonal)))
+    found, bad = torch.linalg.cholesky_ex(
+        matrix + torch.diag_embed(rounding(matrix).expand_as(diagonal))
+    )
     alone = torch.diag_embed(diagonal.clamp(min=0).sqrt())
     return torch.where((bad > 0)[..., None, None], alone, found)
+
+
+def sparing(matrix: Tensor) -> Tensor:
+    """Return the same with columns of zeros where a matrix is singular.
+
+    A root of what is rounding alone is another one in every batch.
+    """
+    found = lower(matrix)
+    pivots = found.diagonal(dim1=-2, dim2=-1).square()
+    return found * (pivots > 2 * matrix.shape[-1] * rounding(matrix)).unsqueeze(-2)
+
+
+def rounding(matrix: Tensor) -> Tensor:
+    """Return what a diagonal may lack, [..., 1]."""
+    most = matrix.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).clamp(min=0)
+    return LOOSE * torch.finfo(matrix.dtype).eps * most
 
 
 def weights(among: Tensor, shift: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
