@@ -177,9 +177,8 @@ class _Code:
         if isinstance(call.out, Tensor):
             self._know(call.out, node) if fresh else None
             return
-        for i, value in enumerate(
-            call.out or ()
-        ):  # None where nobody asked, as of a first convolution
+        # None is where nobody asked, as for the gradient of what a first convolution reads.
+        for i, value in enumerate(call.out or ()):
             if isinstance(value, Tensor) and storage_of(value) not in one.read:
                 self._know(value, self._line(f"{node}[{i}]", [node], once, once))
 
