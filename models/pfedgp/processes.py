@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+from warnings import warn
 
 import torch
 from torch import Tensor
@@ -71,6 +72,12 @@ def sites(
         moving = moving & torch.where(up, far.flatten(1).any(1), share > SHORT)
         if not bool(moving.any()):
             break
+    else:
+        warn(
+            f"the peak of a process's posterior was not found in {NEWTON} steps; expected a "
+            "likelihood that is log-concave in f, or a smaller scale",
+            stacklevel=2,
+        )
     return touching(log_prob, here.f, count)
 
 
@@ -91,11 +98,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Hill:
-    """The log posterior of f, up to a constant."""
+    """The log posterior of f, up to a constant (Rasmussen and Williams, equation 3.12)."""
 
-    log_prob: Callable[[Tensor], Tensor]
-    among: Tensor
-    count: Tensor
+    log_prob: Callable[[Tensor], Tensor]  # f [C, N, K] -> [C, N]
+    among: Tensor  # P, [C, N, N]
+    count: Tensor  # [C, N]
 
     def at(self, pull: Tensor) -> Point:
         """Return the point that P^-1 f tells."""

@@ -9,6 +9,7 @@ from checks import close
 from torch import Tensor
 
 from pyrofl.models import likelihoods
+from pyrofl.models.pfedgp import processes
 from pyrofl.models.pfedgp.processes import Kernel, lower, predicted, sites, sparing, weights
 from pyrofl.tensors import generator
 
@@ -46,6 +47,13 @@ def test_the_peak_is_found_where_whole_steps_overshoot(scale):
     f = (among @ pull).requires_grad_()
     (slope,) = torch.autograd.grad(log_prob(f).sum(), f)
     close(slope, pull, 1e-6)
+
+
+def test_a_peak_that_is_not_found_is_told(monkeypatch):
+    monkeypatch.setattr(processes, "NEWTON", 2)
+    among = Kernel("rbf")(Z, Z, ZERO, ZERO + 1)
+    with pytest.warns(UserWarning, match="was not found in 2 steps; expected a likelihood"):
+        sites(softmax, among, EVERY, 3)
 
 
 def test_the_covariance_is_that_of_the_curvature():
