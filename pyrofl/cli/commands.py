@@ -15,6 +15,7 @@ from pyrofl import figures
 from pyrofl.cli import answer, report, tuning
 from pyrofl.cli.cards import card
 from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, say, show
+from pyrofl.cli.inputs import refuse_replaced_input
 from pyrofl.cli.methods import (
     Epochs,
     Job,
@@ -208,6 +209,7 @@ def partition(args: Namespace) -> None:
         raise ValueError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
     if path.exists() and not args.overwrite:
         raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
+    refuse_replaced_input(args, path)
     dataset, data = split(args, args.seed)
     counts = class_counts(data)
     figures.try_out()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ import numpy as np
 
 from pyrofl.arguments import known
 from pyrofl.cli.ends import ending, show, tell
+from pyrofl.cli.inputs import refuse_replaced_input
 from pyrofl.cli.methods import Scheduled, methods, privacy
 from pyrofl.cli.setup import Task, network, participation, resolve, split, threads
 from pyrofl.data import Federation
@@ -45,6 +47,8 @@ def predict(args: Namespace) -> None:
         raise ValueError(f"{path}: expected a file that ends in .csv")
     if path.is_dir() or (path.exists() and not args.overwrite):
         raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
+    refuse_replaced_input(args, path)
+    refuse_no_run(Path(args.folder))
     with threads(1):
         method = method_of(Path(args.folder), args.net)
         run = load(args.folder, method=method)
@@ -58,6 +62,21 @@ def predict(args: Namespace) -> None:
         write(path, owners, found)
     told = "\n".join(dict.fromkeys(one.about for one in found.values()))
     show(f"{columns_told(table, run, args)}\n{told}\n{path} holds {len(owners)} predictions")
+
+
+def refuse_no_run(folder: Path) -> None:
+    """Refuse a folder without a checkpoint, and point to the command that keeps one."""
+    if not folder.is_dir() or os.path.lexists(folder / run_folder.CHECKPOINT):
+        return  # `load` reports what is wrong
+    has = f"{folder} holds no {run_folder.CHECKPOINT}"
+    if (folder / "run.json").is_file():
+        raise ValueError(
+            f"{has}: pyrofl compare removes it once all its runs are done; expected a folder of "
+            "pyrofl run, or of pyrofl compare with --checkpoint-every N"
+        )
+    names = sorted(path.parent.name for path in folder.glob(f"*/{run_folder.CHECKPOINT}"))
+    cure = f", such as {folder / names[0]}" if names else " (pyrofl run METHOD --out DIR)"
+    raise ValueError(f"{has}; expected the folder of one run{cure}")
 
 
 def table_of(path: str) -> dict[str, Column]:

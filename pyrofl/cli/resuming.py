@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.cli.ends import tell, what
+from pyrofl.cli.inputs import refuse_replaced_inputs
 from pyrofl.cli.methods import Job, reaching
 from pyrofl.cli.report import LAST, RESULTS
 from pyrofl.cli.setup import OF_TUNING, Task
@@ -37,8 +38,10 @@ FREE = (  # arguments that may differ when a run goes on
 def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
     """Hold the folders of jobs, and those `above`, alone; make them, or empty them.
 
-    Nothing is removed if one is refused.
+    Nothing is removed if one is refused, as is a folder whose results would replace an input file.
     """
+    for folder in above or [job.path for job in jobs]:
+        refuse_replaced_inputs(jobs[0].args, folder)
     for job in jobs:
         path, args = job.path, job.args
         there = any(os.path.lexists(path / name) for name in (CHECKPOINT, LAST))

@@ -14,6 +14,7 @@ from typing import Any
 from pyrofl import figures
 from pyrofl.cli import grids
 from pyrofl.cli.ends import FAILED, Stopped, ending, say, show, tell
+from pyrofl.cli.inputs import refuse_replaced_inputs
 from pyrofl.cli.methods import Job, Scheduled, jobs, methods, reaching
 from pyrofl.cli.report import drawn, figures_lack
 from pyrofl.cli.resuming import FREE
@@ -74,6 +75,7 @@ def tune(args: Namespace) -> None:
     (job,) = jobs(args, [args.method], [args.seed])
     path = Path(args.out or f"runs/tune-{args.method}-{args.seed}")
     search = Search(job, tuple(args.settings), path)
+    refuse_replaced_inputs(args, path)
     own = r"tune\.(csv|json)|figures|\d+\.pt" if args.resume else ""
     say(args, f"{len(search.settings)} settings of {job.name}, {until(search)}")
     run_folder.prepare(path, args.overwrite, own)

@@ -128,7 +128,7 @@ def load(
         raise ValueError(f"data set {name!r} lacks its file; expected {kind}: and a path")
     if kind == "csv":
         return load_csv(path, seed=seed, **given)
-    names = _PLUS.split(name)
+    names = parts_of(name)
     if len(names) == 1 and kind != "npz":
         known(name, DATASETS, "data set")
     for argument, value in given.items():
@@ -140,6 +140,11 @@ def load(
     if kind == "npz":
         return load_npz(path, **given)
     return load_images(name, data_dir) if name in IMAGES else MAKERS[name](seed)
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the names of the data sets that a name joins by plus signs."""
+    return _PLUS.split(name)
 
 
 @checked

@@ -43,7 +43,7 @@ def load_table(path: str, needed: Collection[str] | None = None) -> Table:
     Raises:
         ValueError: if a file cannot be read, or lacks a column, has one more or twice.
     """
-    files = _files(path)
+    files = files_of(path)
     if len(files) == 1:
         return Table(read_file(files[0]))
     sites = tuple(Path(file).stem for file in files)
@@ -90,8 +90,12 @@ def columns_of(table: Any) -> Columns:
     raise ValueError(f"{told}; expected a path, a data frame, or a dict of columns")
 
 
-def _files(path: str) -> list[str]:
-    """Return the files that are meant."""
+def files_of(path: str) -> list[str]:
+    """Return the files of a path: one file, all of a folder, or several with commas between.
+
+    Raises:
+        ValueError: if a folder cannot be read or holds no table.
+    """
     refuse_no_file(path)
     if os.path.isdir(path):
         try:

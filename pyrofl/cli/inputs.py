@@ -1,0 +1,84 @@
+"""Input files of a command, which none of its output files may replace."""
+
+from __future__ import annotations
+
+import os
+import re
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyrofl.data.datasets import parts_of
+from pyrofl.data.tables import files_of
+from pyrofl.files.run_folder import HALF
+
+FLAGS = ("data", "own_rows", "server_data", "net", "partition")
+WRITTEN = re.compile(  # names of the files that run, compare, tune, answer and report write
+    r"(run|tune)\.json|(metrics|clients|rows|compare|answer|tune)\.csv|(checkpoint|\d+)\.pt"
+    rf"|posterior\.nc|report\.html|{HALF}"
+)
+
+
+def refuse_replaced_inputs(args: Namespace, folder: str | Path) -> None:
+    """Refuse a folder in which an output file could replace an input file of the command.
+
+    Args:
+        args: of the command.
+        folder: that the command writes to, and to folders in it.
+
+    Raises:
+        ValueError: naming the input file.
+    """
+    for flag, file in input_files(args):
+        for path in {os.path.abspath(file), os.path.realpath(file)}:
+            below = any(Path(path).is_relative_to(one) for one in _both(folder))
+            top, name = os.path.split(path)
+            if below and (WRITTEN.fullmatch(name) or os.path.basename(top) == "figures"):
+                raise ValueError(
+                    f"--{flag} reads {file}, which the results in {folder} would replace; expected "
+                    "another folder: --out DIR"
+                )
+
+
+def refuse_replaced_input(args: Namespace, path: str | Path) -> None:
+    """Refuse an output file that is one of the command's input files, or of a run's results.
+
+    Raises:
+        ValueError: naming the file.
+    """
+    path = Path(path)
+    if WRITTEN.fullmatch(path.name) and os.path.lexists(path.with_name("run.json")):
+        raise ValueError(f"--out {path} belongs to the results of a run; expected another file")
+    for flag, file in input_files(args):
+        if set(_both(file)) & set(_both(path)) or _same(file, path):
+            raise ValueError(
+                f"--{flag} reads {file}, which --out {path} would replace; expected another file"
+            )
+
+
+def input_files(args: Namespace) -> Iterator[tuple[str, str]]:
+    """Yield the flag and the path of every file that a command reads."""
+    for name in FLAGS:
+        spec = getattr(args, name, None)
+        is_path = "own_rows" in args and name in ("data", "own_rows")  # those of `predict`
+        for path in _files(spec, is_path) if isinstance(spec, str) else ():
+            yield name.replace("_", "-"), path
+
+
+def _files(spec: str, is_path: bool) -> list[str]:
+    """Return the files that the value of a flag names."""
+    kind, _, path = spec.partition(":")
+    if is_path or kind == "csv":
+        return files_of(spec if is_path else path)
+    code = spec.rpartition(":")[0]
+    if code.endswith(".py"):
+        return [code]
+    return [part.partition(":")[2] for part in parts_of(spec) if part.startswith("npz:")]
+
+
+def _both(path: str | Path) -> tuple[str, str]:
+    return os.path.abspath(path), os.path.realpath(path)
+
+
+def _same(file: str, path: str | Path) -> bool:
+    return os.path.exists(file) and os.path.exists(path) and os.path.samefile(file, path)
