@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pyrofl.arguments import Range, Whole, check_fields
 
 Finite = Annotated[float, Range(0, open_low=True, open_high=True)]
+SEEDED = "not private: seeded"
 Chance = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 
 
@@ -35,9 +36,9 @@ class Privacy:
         most: where a method weighs clients by what they send, as pFedVEM by confidences: the weight
             that counts as 1; larger ones count as that. Clients that count by their rows, which are
             secret, count the same.
-        seed: of the noise. It must be secret: who knows it and the run's seed can take the noise
-            away. Use `secrets.randbits(62)`, at the server or of each client its own, where others
-            see results; the default is for lessons and tests.
+        seed: None draws the noise from the operating system's entropy. A number makes it
+            repeatable, for lessons and tests: anyone who knows the number can subtract the noise,
+            so all outputs then state "not private: seeded".
     """
 
     clip: Finite
@@ -45,7 +46,7 @@ class Privacy:
     delta: Chance = 1e-5
     where: Literal["server", "client"] = "server"
     most: Finite = 1.0
-    seed: Whole = 0
+    seed: Whole | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -61,20 +62,28 @@ class Sampling(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What a run has spent: (epsilon, delta), and the epsilon of each client at this delta.
+    """Privacy spent by a run: (epsilon, delta), and the epsilon of each client at this delta.
 
-    The run's holds for whoever sees the server's states, and not who took part; a client's also for
-    who knows that. `bound` says what it comes from.
+    The run's epsilon holds against observers of the server's states who do not know which clients
+    took part; a client's epsilon also against those who know. `bound` names the analysis that
+    gives it. `seeded` is True where the noise can be repeated from a seed, and then subtracted.
     """
 
     epsilon: float
     delta: float
     clients: tuple[float, ...]
     bound: str
+    seeded: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name of epsilon in tables and files; it states whether the noise was seeded."""
+        return f"epsilon ({SEEDED})" if self.seeded else "epsilon"
 
     def __str__(self) -> str:
-        """Tell it in one line."""
-        return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} per client ({self.bound})"
+        """Return one line with epsilon, delta and the bound."""
+        told = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} per client ({self.bound})"
+        return f"{told}; {SEEDED}" if self.seeded else told
 
 
 @dataclass(frozen=True)
@@ -105,15 +114,16 @@ class Promise:
                 "expected as many"
             )
         noise, delta, law = self.privacy.noise, self.privacy.delta, self.sampling.law
+        seeded = self.privacy.seed is not None
         known = {n: _epsilon("REPLACE_SPECIAL", ("Gaussian", noise), n, delta) for n in {*times}}
         each = tuple(known[n] for n in times)
         worst, told = max(each, default=0.0), "Gaussian noise in each round that it took part in"
         if self.privacy.where == "client" or law == "all":
-            return Spent(worst, delta, each, told)
+            return Spent(worst, delta, each, told, seeded)
         share = self.sampling.expected / self.clients
         if law == "each by itself":
             event: tuple[Any, ...] = ("PoissonSampled", share, ("Gaussian", noise))
-            bound, relation = f"Poisson sampling, share {share:g}", "REPLACE_SPECIAL"
+            bound, relation = f"Poisson sampling, fraction {share:g}", "REPLACE_SPECIAL"
         else:  # to add zeros is a replacement, and the bound is for one of twice the clip
             many = round(self.sampling.expected)
             event = ("SampledWithoutReplacement", self.clients, many, ("Gaussian", noise / 2))
@@ -121,9 +131,9 @@ class Promise:
             relation = "REPLACE_ONE"
         left = delta - rounds * self.sampling.odd
         found = _epsilon(relation, event, rounds, left) if left > 0 else worst
-        return (
-            Spent(found, delta, each, bound) if found < worst else Spent(worst, delta, each, told)
-        )
+        if found >= worst:
+            return Spent(worst, delta, each, told, seeded)
+        return Spent(found, delta, each, f"{bound}; the participation seed must be secret", seeded)
 
 
 def _epsilon(relation: str, event: tuple[Any, ...], times: int, delta: float) -> float:

@@ -196,7 +196,7 @@ class Run(Pickled, Summarised):
                     yield names[i], sizes[i], found.model, found.adapted, metric, value
         told = self.statistics() if statistics is None else statistics
         about = self.work() | {name: v.tolist() for name, v in told.items() if v.dim() == 1}
-        about |= {"epsilon": list(spent.clients)} if (spent := self.privacy) else {}
+        about |= {spent.label: list(spent.clients)} if (spent := self.privacy) else {}
         for metric, of in about.items():  # all but scores is told of the main view, unadapted
             for i in range(self.data.clients):
                 yield names[i], sizes[i], self.method.main_view, "none", metric, of[i]

@@ -165,7 +165,8 @@ def logistic(received, local, batch):
 method = pvi.hierarchical(logistic, many, shared="w", damping=0.5, steps=4, draws=16)
 results = []
 for noise in (None, 2.0, 4.0, 8.0):
-    promise = noise and pyrofl.Privacy(clip=4.0, noise=noise, delta=1e-4, where="client")
+    # The seed makes this simulation repeatable; noise that is to protect anyone has none.
+    promise = noise and pyrofl.Privacy(clip=4.0, noise=noise, delta=1e-4, where="client", seed=0)
     fitted = pyrofl.fit(method, many, rounds=5, privacy=promise or None, progress=False)
     w = fitted.posterior(400, ids=torch.tensor([0]))["w"][:, 0]
     epsilon = fitted.privacy.epsilon if promise else float("inf")
@@ -258,7 +259,7 @@ few = Federation(
 )
 fitted = pyrofl.fit(
     pvi.hierarchical(logistic, few, shared="w", damping=0.5, steps=4, draws=16), few, rounds=5, progress=False,
-    privacy=pyrofl.Privacy(clip=4.0, noise=4.0, delta=1e-4, where="client"),
+    privacy=pyrofl.Privacy(clip=4.0, noise=4.0, delta=1e-4, where="client", seed=0),
 )  # fmt: skip
 w = fitted.posterior(400, ids=torch.tensor([0]))["w"][:, 0]
 print(f"error of the mean {float((w.mean(0) - weights).norm()):.2f}")

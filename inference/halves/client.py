@@ -117,6 +117,7 @@ class Client:
         self.names = data.names[: data.clients]
         self.file = None if state is None else prepare(state, holding=FILE) / FILE
         self._own = {name: Own() for name in self.names}
+        self._sent: dict[str, Flat] = {}  # by client: its last noisy reply
         self._read()
 
     @in_turn
@@ -134,6 +135,9 @@ class Client:
         refuse_others(order, method)
         with self._held():
             self._refuse_late(names, rounds + 1)
+            noisy = method.privacy is not None and method.privacy.privacy.where == "client"
+            if noisy and (before := self._replied(names, rounds + 1)) is not None:
+                return before
             own = self._settled(order)
             state = _here(shard, rounds, received, own)
             private = at_hand(method, shard, state, received, who, self.seed)
@@ -148,16 +152,18 @@ class Client:
                 change = {"round": rounds + 1, "pending": now} if waits else {"mine": now}
                 own[name] = replace(own[name], **change)
             self._own |= own
+            answer = {
+                "names": names,
+                "round": rounds + 1,
+                "sends": torch.isin(who.ids.cpu(), reply.sender.ids.cpu()),
+                "odd": tuple(reply.reasons),
+                "steps": reply.told["steps"],
+                **({} if method.privacy else sealed(_losses(reply.told))),
+                **under("up", sealed(reply.message)),
+            }
+            self._sent |= dict.fromkeys(names, answer) if noisy else {}
             self._write()
-        return {
-            "names": names,
-            "round": rounds + 1,
-            "sends": torch.isin(who.ids.cpu(), reply.sender.ids.cpu()),
-            "odd": tuple(reply.reasons),
-            "steps": reply.told["steps"],
-            **({} if method.privacy else sealed(_losses(reply.told))),
-            **under("up", sealed(reply.message)),
-        }
+        return answer
 
     @in_turn
     def evaluate(self, question: Mapping[str, Any]) -> Flat:
@@ -215,6 +221,27 @@ class Client:
                     f"{name}: an order of round {rounds} came after that of round {last}; "
                     "expected none that is older"
                 )
+
+    def _replied(self, names: Sequence[str], number: int) -> Flat | None:
+        """Return the noisy reply that these clients gave in this round; None if they gave none.
+
+        The account of privacy counts one noisy reply per round. A second one with new noise would
+        let the server average the noise out.
+
+        Raises:
+            Unfit: if some of them replied in this round with others, or in a later round.
+        """
+        sent = {n: self._sent[n] for n in names if n in self._sent}
+        again = [name for name, reply in sent.items() if reply["round"] >= number]
+        if not again:
+            return None
+        first = sent[again[0]]
+        if (first["round"], first["names"]) == (number, tuple(names)):
+            return first
+        raise Unfit(
+            f"{', '.join(again)}: a noisy reply of round {first['round']} was sent already; "
+            "expected a request for a later round, as epsilon counts one reply per round"
+        )
 
     def _placed(self, order: Mapping[str, Any]) -> tuple[Who, Shard, Tensors]:
         """Return the clients of an order, their rows at their places, and what came down."""
@@ -297,8 +324,10 @@ class Client:
         content = hashed.read(self.file, self._about)
         hashed.same(f"what clients keep in {self.file}", content["method"], described(self.at(0)))
         self._own = {name: Own(**found) for name, found in content["own"].items()}
+        self._sent = content["sent"]
 
     def _write(self) -> None:
         if self.file is not None:
             own = {name: vars(own) for name, own in self._own.items()}
-            hashed.write(self.file, self._about, {"own": own, "method": described(self.at(0))})
+            content = {"own": own, "sent": self._sent, "method": described(self.at(0))}
+            hashed.write(self.file, self._about, content)

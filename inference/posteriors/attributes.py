@@ -31,6 +31,7 @@ def facts(
     }
     if known := [run.privacy for run in runs if run.privacy]:
         told |= {n: together([getattr(one, n) for one in known]) for n in ("epsilon", "delta")}
+        told |= {"privacy": together([str(one) for one in known])}
     told |= {"points": ", ".join(points)} if points else {}
     if os.environ.get(STOPPED):
         return told

@@ -12,9 +12,13 @@ inference", 2022): its method says so by the fact `CHANGES`, and clients add noi
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -120,13 +124,18 @@ class Bounds:
         return weights | _scaled(rest, rest, self.privacy.clip)
 
     def noisy(self, added: Tensors, source: Generator) -> Tensors:
-        """Return what was added [*p] with noise, of the secret seed and a stream's next number."""
-        own = generator("noise of privacy", self.privacy.seed, _number(source))
+        """Return sums [*p] with Gaussian noise added.
+
+        The noise comes from the operating system's entropy or, if the privacy has a seed, from
+        that seed and the next number of `source`.
+        """
+        seed = self.privacy.seed
+        own = None if seed is None else generator("noise of privacy", seed, _number(source))
         more = 2**0.5 if pick(added, f"{WEIGHT}/*") else 1.0
         found = Tensors()
         for n in sorted(added):
             value, unit = added[n], 1.0 if matches(n, f"{WEIGHT}/*") else self.privacy.clip
-            drawn = torch.randn(value.shape, generator=own, dtype=torch.float64)
+            drawn = secret_normals(value.shape) if own is None else _repeatable(value.shape, own)
             found[n] = value + (more * self.privacy.noise * unit * drawn).to(value)
         return found
 
@@ -155,6 +164,27 @@ def _scaled(values: Tensors, measured: Tensors, most: float) -> Tensors:
 def _multiplied(value: Tensor, factor: Tensor, good: Tensor) -> Tensor:
     moved = (value.double() * like(factor, value)).to(value.dtype)
     return torch.where(like(good, value), moved, torch.zeros_like(value))
+
+
+def secret_normals(shape: Sequence[int]) -> Tensor:
+    """Draw standard normal numbers from the operating system's entropy.
+
+    Each is the normal quantile of a uniform number of 53 random bits, so that no generator has a
+    state from which the noise could be repeated.
+
+    Args:
+        shape: of the result.
+
+    Returns:
+        Tensor of the shape, float64, on the CPU; its values are within 8.3 standard deviations.
+    """
+    bits = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64) >> np.uint64(11)
+    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1), neither end included
+    return cast("Tensor", torch.special.ndtri(torch.from_numpy(uniform))).reshape(tuple(shape))
+
+
+def _repeatable(shape: Sequence[int], own: Generator) -> Tensor:
+    return torch.randn(tuple(shape), generator=own, dtype=torch.float64)
 
 
 def _number(source: Generator) -> int:

@@ -153,16 +153,16 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
 
 
 def privacy(text: str | None) -> Privacy | None:
-    """Read "clip=1.0,noise=1.1", and of what else `Privacy` holds all but the seed."""
+    """Return the privacy of "clip=1.0,noise=1.1" and further fields of `Privacy`."""
     if text is None:
         return None
-    kinds = {n: kind for n, kind in get_type_hints(Privacy).items() if n != "seed"}
+    kinds = get_type_hints(Privacy)
     words = [word.partition("=") for word in text.split(",")]
     names = [name for name, *_ in words]
     if not {"clip", "noise"} <= set(names) <= kinds.keys() or len(set(names)) < len(names):
         raise ValueError(
-            f"privacy is {text!r}; expected clip=NORM,noise=TIMES, perhaps with delta=, where= or "
-            "most= behind"
+            f"privacy is {text!r}; expected clip=NORM,noise=TIMES, optionally followed by "
+            "delta=, where=, most= or seed="
         )
     try:
         found: dict[str, Any] = {name: parse(value, kinds[name], name) for name, _, value in words}

@@ -167,7 +167,8 @@ FIT: tuple[Row, ...] = (  # how methods are fitted, and what is kept of them
         "--privacy clip=C,noise=Z",
         TEXT,
         None,
-        "clip what clients add to sums, and add noise; also delta=, most=, where=server or client",
+        "Differential privacy: clip client updates and add noise. Also delta=, most=, where=server "
+        "or client; seed= makes the noise repeatable and therefore not private.",
     ),
     ("--on-bad-message", ON_BAD, "reject", "leave the client out of the round, or stop the run"),
     ("--every N", COUNT, None, "test every N rounds; default 20 times"),

@@ -18,7 +18,7 @@ from pyrofl.cli.methods import Job
 from pyrofl.data import Federation
 from pyrofl.data.wording import listed
 from pyrofl.files import run_folder
-from pyrofl.inference.budget import Spent
+from pyrofl.inference.budget import SEEDED, Spent
 from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.loop.messages import kinds
@@ -44,7 +44,6 @@ RESULTS = (LAST, *TABLES, PAGE, *(f"figures/{name}.png" for name in FIGURES))
 CompareRow = tuple[str, int, str, str, str, float, str]
 """method, seed, model, adapted, metric, value, tuned: one line of compare.csv."""
 
-PRIVACY = ("epsilon", "delta")  # of `Run.privacy`
 SMALLEST = 0.1  # share of the clients that counts as small
 MARKED = "* the best mean of its column; beside it: differences on the same seeds, 95% intervals"
 SHOWN = {
@@ -60,6 +59,7 @@ SHOWN = {
     "crps": "CRPS",
     "ece": "ECE",
     "epsilon": "epsilon",
+    f"epsilon ({SEEDED})": f"epsilon ({SEEDED})",
 }
 
 
@@ -212,8 +212,8 @@ def main_metric(scores: list[Scores]) -> str:
 
 def score_table(scores: list[Scores], spent: Spent | None = None) -> str:
     """Lay out the scores of one run: a line for each model and population, and what was spent."""
-    metrics, more = list(scores[0].values), PRIVACY if spent else ()
-    told = [f"{getattr(spent, name):.4g}" for name in more]
+    metrics, cost = list(scores[0].values), _cost(spent)
+    more, told = list(cost), [f"{value:.4g}" for value in cost.values()]
     lines = ((s.model, s.adapted, s.population, *map(s.mean, metrics), *told) for s in scores)
     return run_folder.table(("model", "adapted", "population", *metrics, *more), lines)
 
@@ -233,9 +233,13 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
             for metric in s.values:
                 name, value = f"{prefix}{metric}", part.mean(metric)
                 yield job.name, job.task.seed, s.model, s.adapted, name, value, job.tuned
-        for name in PRIVACY if spent and s.population == "training" else ():
-            value = getattr(spent, name)
+        for name, value in _cost(spent).items() if s.population == "training" else ():
             yield job.name, job.task.seed, s.model, s.adapted, name, value, job.tuned
+
+
+def _cost(spent: Spent | None) -> dict[str, float]:
+    """Return epsilon and delta by their names in tables; nothing for a run without privacy."""
+    return {spent.label: spent.epsilon, "delta": spent.delta} if spent else {}
 
 
 def compare_table(rows: Iterable[CompareRow]) -> str:
@@ -257,9 +261,10 @@ def compare_lines(rows: Iterable[CompareRow]) -> tuple[tuple[str, ...], list[tup
     of = ["method", "model", "adapted"]
     head = [metric for metric in SHOWN if metric in set(found["metric"])]
     order = list(dict.fromkeys(zip(*(found[column] for column in of), strict=True)))
+    scored = [metric for metric in head if not metric.startswith("epsilon")]
     values = found.pivot_table("value", of, ["metric", "seed"], dropna=False)
     means = DataFrame({m: values[m].mean(axis=1) for m in head})
-    best = {m: _best(means[m].loc[order], m) for m in head if m not in PRIVACY and len(order) > 1}
+    best = {m: _best(means[m].loc[order], m) for m in scored if len(order) > 1}
     lines: list[tuple[str, ...]] = []
     for key in order:
         cells = [spread(known) if len(known := values[m].loc[key].dropna()) else "-" for m in head]

@@ -37,6 +37,18 @@ def test_a_run_tells_what_it_has_spent(tmp_path, capsys):
     assert len(each) == 3
 
 
+def test_a_seeded_run_is_called_not_private_in_every_output(tmp_path, capsys):
+    from arviz import from_netcdf
+
+    out, seeded = tmp_path / "run", "not private: seeded"
+    words = ["run", "fedavg", *SMALL, "--privacy", "clip=1.0,noise=2.0,delta=0.01,seed=0"]
+    assert main([*words, "--posterior-draws", "2", "--out", str(out)]) == 0
+    assert f"epsilon ({seeded})" in capsys.readouterr().out
+    assert seeded in from_netcdf(out / "posterior.nc").posterior.attrs["privacy"]
+    assert f"epsilon ({seeded})" in (out / "clients.csv").read_text()
+    assert json.loads((out / "run.json").read_text())["privacy"]["seeded"] is True
+
+
 def test_a_run_goes_on_with_the_same_privacy_alone(tmp_path, capsys):
     words = ["run", "fedavg", *SMALL, "--posterior-draws", "0", "--out", str(tmp_path / "run")]
     assert main([*words, *ASKED, "--checkpoint-every", "1"]) == 0

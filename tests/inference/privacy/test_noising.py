@@ -22,7 +22,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.halves import Client, Server
 from pyrofl.inference.loop.participation import bernoulli, everyone, fixed, fraction
 from pyrofl.inference.loop.rounds import federate
-from pyrofl.inference.privacy.noising import Bounds, private
+from pyrofl.inference.privacy.noising import Bounds, private, secret_normals
 from pyrofl.models import fedavg, pfedvem, pvi
 from pyrofl.tensors import Tensors, generator, total
 
@@ -115,7 +115,7 @@ def test_weights_that_clients_tell_have_noise_too():
 
 
 def test_noise_depends_on_both_seeds_the_round_and_the_client():
-    base = Privacy(clip=1.0, noise=1.0)
+    base = Privacy(clip=1.0, noise=1.0, seed=0)
     toys.assert_same(server(base), server(base))
     assert gap(server(base), server(replace(base, seed=1))).norm() > 0.1
     assert gap(server(base), server(base, seed=1)).norm() > 0.1
@@ -126,6 +126,45 @@ def test_noise_depends_on_both_seeds_the_round_and_the_client():
     sources = [generator(c) for c in range(3)]
     rows = bounds.protected({}, {"sum/a": same}, sources)["sum/a"]
     assert len(rows.unique()) == 15
+
+
+@pytest.mark.parametrize(("where", "times"), [("server", 1), ("client", len(SIZES) ** 0.5)])
+def test_noise_without_a_seed_cannot_be_repeated(where, times):
+    """It has the stated law, and two runs with equal seeds have independent noise."""
+    calm = server(Privacy(clip=0.5, noise=FAINT, where=where))
+    privacy = Privacy(clip=0.5, noise=2.0, where=where)
+    noise = [gap(server(privacy), calm) * len(SIZES) / times for _ in range(8)]
+    assert_normal(torch.cat(noise))
+    assert_normal((noise[0] - noise[1]) / 2**0.5)
+    assert_normal(secret_normals((200, 50)).flatten())
+
+
+def test_a_seeded_run_is_called_not_private():
+    secret, open_ = Privacy(clip=1.0, noise=2.0), Privacy(clip=1.0, noise=2.0, seed=7)
+    runs = [pyrofl.fit(PLAIN, DATA, 1, privacy=p, progress=False) for p in (secret, open_)]
+    assert [run.privacy.seeded for run in runs] == [False, True]
+    assert "not private" not in str(runs[0].privacy)
+    assert str(runs[1].privacy).endswith("; not private: seeded")
+    assert runs[1].summary()["privacy"].endswith("; not private: seeded")
+    assert "epsilon (not private: seeded)" in set(runs[1].clients["metric"])
+
+
+def test_a_client_gives_one_noisy_reply_in_a_round(tmp_path):
+    """Replies to repeated requests with new noise could be averaged."""
+    method = private(PLAIN, Privacy(clip=1.0, noise=1.0, where="client"), len(SIZES))
+    there = Server(method, DATA.names, DATA.sizes, DATA.dtype)
+    both = {"here": list(DATA.names[:2]), **{n: [n] for n in DATA.names[2:]}}
+    orders = there.orders(both)
+    mine = some(DATA, DATA.names[:2])
+    replies = [Client(method, mine, state=tmp_path).train(orders["here"]) for _ in range(2)]
+    toys.assert_same(*({n: r[n] for n in r if n.startswith("up/")} for r in replies))
+    alone = there.orders()[DATA.names[0]]
+    told = "client 0: a noisy reply of round 1 was sent already; expected a request for a later"
+    with pytest.raises(ValueError, match=f"^{told}"):
+        Client(method, mine, state=tmp_path).train(alone)
+    there.take({"here": replies[0]})
+    after = Client(method, mine, state=tmp_path).train(there.orders(both)["here"])
+    assert after["round"] == 2
 
 
 def test_the_sum_is_divided_by_how_many_were_expected():
@@ -139,13 +178,13 @@ def test_the_sum_is_divided_by_how_many_were_expected():
 
 
 def test_messages_may_be_folded():
-    privacy = Privacy(clip=1.0, noise=1.0)
+    privacy = Privacy(clip=1.0, noise=1.0, seed=0)
     folded = server(privacy, chunk=2, keep_messages=False)
     toys.assert_same(folded, server(privacy), rtol=1e-12, atol=1e-14)
 
 
 def test_halves_make_the_noise_of_the_loop_and_tell_no_loss():
-    privacy = Privacy(clip=1.0, noise=1.0, where="client")
+    privacy = Privacy(clip=1.0, noise=1.0, where="client", seed=0)
     method = private(PLAIN, privacy, len(SIZES))
     there = Server(method, DATA.names, DATA.sizes, DATA.dtype, 5)
     here = {n: Client(method, some(DATA, [n]), 5) for n in DATA.names}
