@@ -6,6 +6,11 @@ few rows, as all differences may be equal; there it is Agresti and Min's, with S
 that of two more rows, half a row better, half a row worse, and one alike ("Simple improved
 confidence intervals for comparing matched proportions", Statistics in Medicine 2005).
 
+Student's interval of two or three differences is wide and may leave the range of the score, such as
+accuracies from 0 to 1. It is cut to the differences that are possible, which loses no coverage as
+long as scores vary over seeds: -1 to 1 for rows that are right or wrong, and for seeds the range
+that `interval_over_seeds` gives.
+
 And calibration: temperature scaling (Guo et al., "On Calibration of Modern Neural Networks", 2017),
 p^(1/T) made to sum to 1, T by the likelihood.
 """
@@ -63,7 +68,34 @@ def interval(differences: NDArray[Any], binary: bool = False) -> Interval:
     else:
         centre, error = mean, d.std(ddof=1) / np.sqrt(count)
     half = t.ppf((1 + LEVEL) / 2, count - 1) * error
-    return Interval(mean, float(centre - half), float(centre + half))
+    low, high = float(centre - half), float(centre + half)
+    return Interval(mean, max(low, -1.0), min(high, 1.0)) if binary else Interval(mean, low, high)
+
+
+def interval_over_seeds(
+    score: NDArray[Any], base: NDArray[Any], least: float = -np.inf, most: float = np.inf
+) -> Interval:
+    """Return the mean difference of two scores [S], paired by seed, and its 95% interval.
+
+    The interval is Student's, cut to the differences that are possible: both scores lie between
+    `least` and `most`, and the mean of `base` lies in its own 95% interval. With accuracies and a
+    base of 0.90 and 0.91, no difference is above 1 - 0.8415 = 0.1585.
+
+    Args:
+        score: of one method, by seed.
+        base: of the method that it is compared with, for the same seeds.
+        least: smallest possible score.
+        most: largest possible score.
+
+    Returns:
+        Its ends are NaN for fewer than two seeds.
+    """
+    found, of = interval(score - base), interval(base)
+    if found.low != found.low:
+        return found
+    low = max(found.low, least - min(of.high, most))
+    high = min(found.high, most - max(of.low, least))
+    return Interval(found.mean, low, high)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t, ttest_rel
 
-from pyrofl.paired import Interval, calibrate, interval
+from pyrofl.paired import Interval, calibrate, interval, interval_over_seeds
 
 
 def test_the_interval_is_that_of_scipy():
@@ -46,6 +46,39 @@ def test_equal_models_differ_by_chance_no_more_than_said():
         draws = rng.choice([-1, 0, 1], p=[0.2, 0.6, 0.2], size=(times, rows))
         wrong = np.mean([interval(d, binary=True).verdict != "cannot tell" for d in draws])
         assert wrong < 0.05 + 3 * np.sqrt(0.05 * 0.95 / times)
+
+
+def test_intervals_of_few_rows_stay_in_the_possible_range():
+    for d in ([1, 1], [1, -1], [-1, 0, -1]):
+        found = interval(np.array(d), binary=True)
+        assert -1 <= found.low <= found.mean <= found.high <= 1
+
+
+def test_intervals_of_few_seeds_stay_in_the_possible_range():
+    score, base = np.array([0.8646, 0.7234]), np.array([0.905, 0.905])
+    assert interval(score - base).low == pytest.approx(-1.008, abs=1e-3)
+    found = interval_over_seeds(score, base, 0.0, 1.0)
+    # The base is 0.905 for both seeds, so no difference is below -0.905 or above 0.095.
+    assert [found.mean, found.low, found.high] == pytest.approx([-0.111, -0.905, 0.095])
+    base = np.array([0.90, 0.91])  # its interval is 0.905 +- 12.706 * 0.005
+    found = interval_over_seeds(score, base, 0.0, 1.0)
+    assert [found.low, found.high] == pytest.approx([-0.9685, 0.1585], abs=1e-4)
+    error = interval_over_seeds(np.array([2.0, 9.0]), np.array([1.0, 1.0]), 0.0)
+    assert error.low == -1.0  # an error is never below 0
+    assert error.high == interval(np.array([1.0, 8.0])).high
+    assert np.isnan(interval_over_seeds(score[:1], base[:1], 0.0, 1.0).low)  # one seed
+
+
+def test_the_cut_loses_no_coverage():
+    """Continuous accuracies near 1, two and three seeds: 95% up to 3 standard errors."""
+    rng, times = np.random.default_rng(4), 2000
+    for seeds in (2, 3):
+        base, score = rng.normal((0.9, 0.99), (0.02, 0.003), size=(times, seeds, 2)).T
+        cut = [interval_over_seeds(a, b, 0.0, 1.0) for a, b in zip(score.T, base.T, strict=True)]
+        whole = [interval(a - b) for a, b in zip(score.T, base.T, strict=True)]
+        assert any(one.high < other.high for one, other in zip(cut, whole, strict=True))
+        missed = np.mean([not one.low <= 0.09 <= one.high for one in cut])
+        assert missed < 0.05 + 3 * np.sqrt(0.05 * 0.95 / times)
 
 
 def test_verdicts():

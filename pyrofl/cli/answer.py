@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyrofl import figures
 from pyrofl.cli import rows
 from pyrofl.cli.ends import ending, show
-from pyrofl.cli.folders import Made, runs
+from pyrofl.cli.folders import OPEN, Made, runs
 from pyrofl.cli.pairs import (
     LOSSES,
     Beside,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FILE, FIGURE = "answer.csv", "figures/answer.png"
 COLUMNS = (
     *("method", "model", "adapted", "client", "size", "rows"),
-    *("own", "score", "better", "low", "high", "verdict"),
+    *("own", "score", "better", "low", "high", "verdict", "not_converged"),
 )
 CALIBRATED = ("model", "temperature", "ECE", "ECE scaled", "NLL", "NLL scaled")
 SHOWN = 20  # sites in the table that is printed
@@ -82,24 +82,25 @@ class Answer:
             for site in one.sites:
                 client, size, count, own, score, better = vars(site).values()
                 ends = (better.mean, better.low, better.high, better.verdict)
-                yield (*one.model, client, size, count, own, score, *ends)
+                yield (*one.model, client, size, count, own, score, *ends, one.shortfall)
 
     def figure(self) -> Figure:
         """Draw the differences of all sites and their intervals."""
         times, unit = UNITS[self.by]
         drawn = {
-            one.name: {
+            _marked(one.name, one.open): {
                 site.client: [times * end for end in vars(site.better).values()]
                 for site in one.sites
             }
             for one in self.beside
         }
-        return figures.differences(drawn, unit)
+        return figures.differences(drawn, unit, own=_marked("own model", self.beside[0].open_own))
 
     @property
     def head(self) -> tuple[str, ...]:
         """The head of the table."""
-        return ("site", "training rows", "test rows", "own", *(one.name for one in self.beside))
+        names = (_marked(one.name, one.open) for one in self.beside)
+        return ("site", "training rows", "test rows", "own", *names)
 
     def table(self) -> list[tuple[str, ...]]:
         """Return a line for each site, the smallest first, and one of all rows."""
@@ -107,11 +108,13 @@ class Answer:
         for of in zip(*(one.sites for one in self.beside), strict=True):
             first = of[0]
             own = self._number(abs(first.own) if self.by in LOSSES else first.own)
+            own = _marked(own, self.beside[0].open_own)
             cells = [f"{self._ends(s.better, s.better.mean)} {s.better.verdict}" for s in of]
             lines.append((first.client, f"{first.size:,}", f"{first.rows:,}", own, *cells))
         every = [f"{self._ends(o.better, o.better.mean)} {o.better.verdict}" for o in self.beside]
         size = sum(site.size for site in self.beside[0].sites)
-        return [*lines, ("all", f"{size:,}", f"{self.beside[0].rows:,}", "", *every)]
+        own = _marked("", self.beside[0].open_own)
+        return [*lines, ("all", f"{size:,}", f"{self.beside[0].rows:,}", own, *every)]
 
     def calibrated(self) -> list[tuple[Any, ...]]:
         """Return the lines of the table of calibration."""
@@ -138,11 +141,13 @@ class Answer:
         if one.seeds:
             over += f"; over seeds {self._ends(one.seeds)}"
         how = "better" if one.better.mean >= 0 else "worse"
+        lack = one.shortfall
+        more = f" This may change, as {lack}: train with more rounds." if lack else ""
         return (
             f"At {ends['better']} of {len(one.sites)} sites the {one.name} predicts better than "
             f"their own; at {ends['worse']} it predicts worse; at {ends['cannot tell']} the rows "
             f"cannot tell. Over all {one.rows:,} test rows it is {how} by "
-            f"{self._number(abs(one.better.mean))} {UNITS[self.by][1]} ({over})."
+            f"{self._number(abs(one.better.mean))} {UNITS[self.by][1]} ({over}).{more}"
         )
 
     def _ends(self, of: Interval, mean: float | None = None) -> str:
@@ -153,6 +158,11 @@ class Answer:
     def _number(self, value: float, sign: str = "") -> str:
         told = f"{UNITS[self.by][0] * value:{sign}.{1 if self.by == 'accuracy' else 3}f}"
         return told.replace("nan", "unknown")
+
+
+def _marked(text: str, count: int) -> str:
+    """Add that runs have not converged, if there are some."""
+    return f"{text} ({OPEN})".lstrip() if count else text
 
 
 def ask(folder: Path, made: Sequence[Made], by: By | None) -> Answer:
@@ -172,7 +182,7 @@ def ask(folder: Path, made: Sequence[Made], by: By | None) -> Answer:
     for method in dict.fromkeys(one.method for _, one in pairs):
         of = [pair for pair in pairs if pair[1].method == method]
         for model in models(of[0][1], tables[of[0][1].path]):
-            one = beside(joined(of, model, tables, score), model, score == "accuracy")
+            one = beside(joined(of, model, tables, score), model, score, of)
             predicted[one.name] = [of_model(tables[its.path], model) for _, its in of]
             found.append(one)
     each = {name: calibration(some) for name, some in predicted.items()}

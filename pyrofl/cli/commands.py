@@ -155,6 +155,7 @@ def fit_all(args: Namespace, asked: Sequence[Job], folder: Path) -> None:
     history: list[dict[str, object]] = []
     say(args, report.about(asked[0].task.data, asked[0].task.likelihood, args))
     failed, lost, lacking = list[str](), list[str](), list[str]()
+    open_runs = set[tuple[str, int]]()  # that have not converged
     for job, keeper in zip(asked, keepers, strict=True):
         try:
             done, scores, lack = fit_and_save(job, keeper)
@@ -166,6 +167,7 @@ def fit_all(args: Namespace, asked: Sequence[Job], folder: Path) -> None:
             finals += report.compare_rows(job, done, scores)
             lost += [f"{job.path.name} {problem}"] if (problem := unlearned(done)) else []
             of = {"method": job.name, "seed": job.task.seed}
+            open_runs |= {(job.name, job.task.seed)} if done.verdict.kind != "converged" else set()
             history += [{**row, **of} for row in done.history]
             lacking += lack
         keeper.last = None  # what clients keep may be large
@@ -173,7 +175,7 @@ def fit_all(args: Namespace, asked: Sequence[Job], folder: Path) -> None:
         kept = f"{folder} holds their checkpoints, go on with --resume"
         with ending(lambda what: f"after all runs: {what}; {kept}"):
             lacking += write_comparison(folder, finals, history, report.main_metric(scores))
-        show(report.compare_table(finals), f"{folder} holds all results")
+        show(report.compare_table(finals, open_runs), f"{folder} holds all results")
     told = f"{len(lost)} of {len(asked)} runs diverged or merged nothing: {'; '.join(lost)}"
     if failed:
         told = f"; {told}" if lost else ""

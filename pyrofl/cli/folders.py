@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+OPEN = "not converged"  # marks every difference of a run that has not
+
 
 @dataclass(frozen=True)
 class Made:
@@ -22,6 +24,11 @@ class Made:
     method: str
     seed: int
     facts: dict[str, Any]
+
+    @property
+    def converged(self) -> bool:
+        """Whether the run ended with the verdict "converged"."""
+        return bool(self.facts["verdict"]["kind"] == "converged")
 
 
 def runs(folder: Path) -> list[Made]:

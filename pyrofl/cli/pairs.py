@@ -12,13 +12,14 @@ import numpy as np
 from pyrofl.cli import rows
 from pyrofl.cli.folders import Made
 from pyrofl.files import run_folder
-from pyrofl.paired import Calibration, Interval, calibrate, interval
+from pyrofl.paired import Calibration, Interval, calibrate, interval, interval_over_seeds
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 By = Literal["accuracy", "error", "log_score", "crps"]
 LOSSES: tuple[By, ...] = ("error", "crps")  # the smaller, the better
+MOST: dict[By, float] = {"accuracy": 1.0, "error": 0.0, "crps": 0.0}  # of `scored`
 Tables = Mapping[Path, "DataFrame"]  # folder of a run -> its rows.csv
 Model = tuple[str, str, str]
 """Method, view, and how it was adapted."""
@@ -49,6 +50,9 @@ class Beside:
         rows: that were tested, of all sites.
         better: over all rows.
         seeds: over the means of several seeds, or None.
+        open: runs of this method that have not converged.
+        open_own: runs of the sites' own models that have not converged.
+        runs: of each.
     """
 
     model: Model
@@ -56,12 +60,27 @@ class Beside:
     rows: int
     better: Interval
     seeds: Interval | None
+    open: int = 0
+    open_own: int = 0
+    runs: int = 1
 
     @property
     def name(self) -> str:
         """Which model, in words."""
         method, view, _ = self.model
         return f"{WORDS.get(view, view)} of {method}"
+
+    @property
+    def shortfall(self) -> str:
+        """Return which of both models has not converged, in words; "" if both have."""
+        opens = {"the sites' own models": self.open_own, f"the {self.name}": self.open}
+        which = [f"{what}{_part(n, self.runs)}" for what, n in opens.items() if n]
+        one = len(which) == 1 and not self.open_own
+        return f"{' and '.join(which)} {'has' if one else 'have'} not converged" if which else ""
+
+
+def _part(count: int, runs: int) -> str:
+    return "" if count == runs else f" in {count} of {runs} runs"
 
 
 def paired(folder: Path, made: Sequence[Made]) -> list[tuple[Made, Made]]:
@@ -162,13 +181,15 @@ def joined(pairs: Sequence[tuple[Made, Made]], model: Model, tables: Tables, by:
     return table
 
 
-def beside(table: DataFrame, model: Model, binary: bool) -> Beside:
+def beside(
+    table: DataFrame, model: Model, by: By, pairs: Sequence[tuple[Made, Made]] = ()
+) -> Beside:
     """Compare a model with the sites' own on rows that `joined` returns.
 
     A row that several seeds tested is one row, of their mean; so is one that several sites hold.
     """
     table = table.assign(better=table["score"] - table["own"])
-    numbers = ["own", "score", "better"]
+    numbers, binary = ["own", "score", "better"], by == "accuracy"
     means = table.groupby(["site", "size", "row"], as_index=False)[numbers].mean()
     sites = []
     for (name, size), part in means.groupby(["site", "size"]):
@@ -176,13 +197,19 @@ def beside(table: DataFrame, model: Model, binary: bool) -> Beside:
         better = interval(part["better"].to_numpy(), binary)
         sites.append(Site(str(name), int(size), len(part), own, score, better))
     whole = means.groupby("row")["better"].mean().to_numpy()
-    seeds = table.groupby("seed")["better"].mean().to_numpy()
+    seeds = table.groupby("seed")[["score", "own"]].mean()
+    least, most = 0.0 if binary else -np.inf, MOST.get(by, np.inf)
+    over = interval_over_seeds(seeds["score"].to_numpy(), seeds["own"].to_numpy(), least, most)
+    opens = [sum(not one.converged for one in of) for of in zip(*pairs, strict=True)] or [0, 0]
     return Beside(
         model,
         sorted(sites, key=lambda site: (site.size, site.client)),
         len(whole),
         interval(whole, binary),
-        interval(seeds) if len(seeds) > 1 else None,
+        over if len(seeds) > 1 else None,
+        opens[1],
+        opens[0],
+        max(len(pairs), 1),
     )
 
 

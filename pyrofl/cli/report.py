@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import torch
 from pyrofl import figures
 from pyrofl.cli import rows
 from pyrofl.cli.ends import FAILED, Stopped, tell, trace, what
+from pyrofl.cli.folders import OPEN
 from pyrofl.cli.methods import Job
 from pyrofl.data import Federation
 from pyrofl.data.wording import listed
@@ -25,7 +26,7 @@ from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.run import Run
 from pyrofl.metrics import Bins
-from pyrofl.paired import interval
+from pyrofl.paired import interval_over_seeds
 from pyrofl.partitions.federations import class_counts
 from pyrofl.tensors import Tensors
 
@@ -45,7 +46,11 @@ CompareRow = tuple[str, int, str, str, str, float, str]
 """method, seed, model, adapted, metric, value, tuned: one line of compare.csv."""
 
 SMALLEST = 0.1  # share of the clients that counts as small
-MARKED = "* the best mean of its column; beside it: differences on the same seeds, 95% intervals"
+MARKED = "* the best mean of its column; differences from it: on the same seeds, 95% intervals"
+FEW = {
+    1: ["One seed: differences have no interval; use --seeds 3 or more."],
+    2: ["Two seeds: intervals of differences are wide; use --seeds 3 or more."],
+}
 SHOWN = {
     "accuracy": "accuracy",
     "rmse": "RMSE",
@@ -242,18 +247,25 @@ def _cost(spent: Spent | None) -> dict[str, float]:
     return {spent.label: spent.epsilon, "delta": spent.delta} if spent else {}
 
 
-def compare_table(rows: Iterable[CompareRow]) -> str:
-    """Lay out mean ± standard error over seeds, a line for each method and model."""
-    head, lines = compare_lines(rows)
-    return run_folder.table(head, lines) + f"\n{MARKED}" * head[-1].endswith(" *")
+def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()) -> str:
+    """Lay out mean ± standard error over seeds, a line for each method and model.
+
+    Args:
+        rows: of compare.csv.
+        open_runs: (method, seed) of the runs that have not converged.
+    """
+    head, lines, notes = compare_lines(rows, open_runs)
+    return "\n".join([run_folder.table(head, lines), *notes])
 
 
-def compare_lines(rows: Iterable[CompareRow]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the head and the lines of that table.
+def compare_lines(
+    rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
+    """Return the head and the lines of that table, and the notes below it.
 
-    The best mean of a column has a star. The last column is how far a line is from the best of the
-    main metric, on the same seeds: the mean difference, and its 95% interval. What was tuned stands
-    at the end.
+    The best mean of a column has a star. The last column is the difference of each line from the
+    best of the main metric, on the same seeds, its 95% interval, and which of both has not
+    converged. What was tuned stands at the end.
     """
     from pandas import DataFrame
 
@@ -274,13 +286,27 @@ def compare_lines(rows: Iterable[CompareRow]) -> tuple[tuple[str, ...], list[tup
     more: dict[str, list[str]] = {}
     if best:
         main, first = values[head[0]], best[head[0]]
-        apart = [beside(main.loc[key] - main.loc[first]) if key != first else "" for key in order]
-        more[f"{SHOWN[head[0]]} beside *"] = apart
+        opens = {key: _open(main.loc[key], key[0], open_runs) for key in order}
+        more[f"{SHOWN[head[0]]} minus *"] = [
+            difference(main.loc[key], main.loc[first], head[0], (opens[key], opens[first]))
+            if key != first
+            else opens[key]
+            for key in order
+        ]
     if bool((found["tuned"] != "").any()):
         tuned = found.groupby(of, sort=False)["tuned"].first()
         more["tuned"] = [str(tuned.loc[key]) for key in order]
     added = zip(*more.values(), strict=True) if more else [()] * len(order)
-    return (*names, *more), [(*line, *cells) for line, cells in zip(lines, added, strict=True)]
+    laid = [(*line, *cells) for line, cells in zip(lines, added, strict=True)]
+    notes = [MARKED, *FEW.get(found["seed"].nunique(), ())] if best else []
+    return (*names, *more), laid, notes
+
+
+def _open(values: Series, method: str, open_runs: Set[tuple[str, int]]) -> str:
+    """Return the words for a line whose runs, of known seeds, have not all converged."""
+    seeds = [int(seed) for seed in values.dropna().index]
+    count = sum((method, seed) in open_runs for seed in seeds)
+    return "" if not count else OPEN if count == len(seeds) else f"{OPEN}: {count} of {len(seeds)}"
 
 
 def _best(means: Series, metric: str) -> tuple[str, ...]:
@@ -289,16 +315,28 @@ def _best(means: Series, metric: str) -> tuple[str, ...]:
     return key
 
 
-def beside(differences: Series) -> str:
-    """Write the mean difference of paired seeds and, of two or more, its 95% interval.
+def difference(score: Series, base: Series, metric: str, opens: tuple[str, str] = ("", "")) -> str:
+    """Write a mean difference of paired seeds and, of two or more, its 95% interval.
+
+    Args:
+        score: of one line, by seed.
+        base: of the line that it is compared with.
+        metric: accuracy, whose scores lie between 0 and 1, or an error, from 0.
+        opens: words for the runs of both that have not converged, or "".
 
     >>> from pandas import Series
-    >>> beside(Series([-0.02, -0.03, -0.025])), beside(Series([-0.02]))
-    ('-0.025 (-0.037 to -0.013)', '-0.020')
+    >>> base = Series([0.9, 0.92, 0.91])
+    >>> difference(Series([0.88, 0.89, 0.885]), base, "accuracy", ("", "not converged"))
+    '-0.025 (-0.037 to -0.013); *: not converged'
+    >>> difference(Series([0.88]), Series([0.9]), "accuracy")
+    '-0.020'
     """
-    found = interval(differences.dropna().to_numpy())
+    known = (score.notna() & base.notna()).to_numpy()
+    most = 1.0 if metric.endswith("accuracy") else math.inf
+    found = interval_over_seeds(score.to_numpy()[known], base.to_numpy()[known], 0.0, most)
     ends = f" ({found.low:+.3f} to {found.high:+.3f})" if found.low == found.low else ""
-    return f"{found.mean:+.3f}{ends}"
+    words = (f"; {lead}{text}" for lead, text in zip(("", "*: "), opens, strict=True) if text)
+    return f"{found.mean:+.3f}{ends}{''.join(words)}"
 
 
 def spread(values: Series) -> str:

@@ -113,7 +113,11 @@ def scored(folder: Path, made: Sequence[Made], several: bool) -> Section:
     if several and (folder / "compare.csv").is_file():
         read = run_folder.read_csv(folder / "compare.csv")
         of: Any = [(*(r | {"value": float(r["value"])}).values(),) for r in read]
-        section.table(*compare_lines(of))
+        open_runs = {(one.method, one.seed) for one in made if not one.converged}
+        head, laid, notes = compare_lines(of, open_runs)
+        section.table(head, laid)
+        for note in notes:
+            section.note(note)
         section.note("Clients weigh the same; ±: one standard error over seeds.")
         return section.figure(folder / "figures/comparison.png", CAPTIONS["comparison"])
     for one in made:

@@ -123,7 +123,10 @@ def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figur
 
 
 def differences(
-    sites: Mapping[str, Mapping[str, Sequence[float]]], unit: str, most: int = 60
+    sites: Mapping[str, Mapping[str, Sequence[float]]],
+    unit: str,
+    most: int = 60,
+    own: str = "own model",
 ) -> Figure:
     """Draw how much better each site is with other models than with its own.
 
@@ -132,12 +135,13 @@ def differences(
             worse, grey cannot tell. Every model gets a panel, sites are from top to bottom.
         unit: of the differences.
         most: sites that there is room for, the first ones.
+        own: name of the model that the others are compared with.
     """
     names = list(next(iter(sites.values())))
     shown = names[:most]
     tall = 1.5 + 0.24 * len(shown)
     figure, grid = panels(len(sites), 3, 3.6, tall, (1.5, 0.6), "x", sharex=True, sharey=True)
-    figure.supxlabel(f"difference from the site's own model ({unit})", fontsize=10)
+    figure.supxlabel(f"difference from the site's {own} ({unit})", fontsize=10)
     looks: dict[str, dict[str, Any]] = {
         "better than its own": {"color": COLOURS[0], "marker": "o"},
         "worse": {"color": COLOURS[1], "marker": "s"},

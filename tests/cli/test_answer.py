@@ -77,6 +77,43 @@ def test_the_smallest_site_comes_first(folder):
     assert [r["client"] for r in read_csv(folder / "other/answer.csv")] == ["b", "a"]
 
 
+CONVERGED = {"verdict": {"text": "converged: nothing moves", "kind": "converged", "merged": 9}}
+
+
+def test_a_baseline_that_has_not_converged_is_named_in_every_line(folder, capsys):
+    own, fed = ({"a": np.tile([1, 0, 0, 1], 20)}, {"a": np.tile([1, 1, 1, 0], 20)})
+    both = {"o": ({}, CONVERGED), "f": (CONVERGED, {}), "c": (CONVERGED, CONVERGED)}
+    for name, (of_own, of_fed) in both.items():
+        run(folder / name, "local", 0, own, **of_own)
+        run(folder / name, "fedavg", 0, fed, **of_fed)
+        assert main(["answer", str(folder / name)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        (sentence,) = [line for line in lines if line.startswith("At ")]
+        (line,) = read_csv(folder / name / "answer.csv")
+        sites = [line for line in lines if line.split()[:1] in (["a"], ["all"])]
+        assert len(sites) == 2
+        if name == "o":
+            assert "as the sites' own models have not converged" in sentence
+            assert all("(not converged)" in one for one in sites)
+            assert line["not_converged"] == "the sites' own models have not converged"
+        elif name == "f":
+            assert "as the global model of fedavg has not converged" in sentence
+            assert "global model of fedavg (not converged)" in lines[0]
+        else:
+            assert "not converged" not in "".join(lines)
+            assert line["not_converged"] == ""
+
+
+def test_intervals_of_few_rows_and_seeds_stay_between_100_points(tmp_path, capsys):
+    for seed in range(2):
+        run(tmp_path, "local", seed, {"a": [1, 1], "b": [1, 0]}, **CONVERGED)
+        run(tmp_path, "fedavg", seed, {"a": [seed, 0], "b": [0, 0]}, **CONVERGED)
+    assert main(["answer", str(tmp_path)]) == 0
+    for line in read_csv(tmp_path / "answer.csv"):
+        assert -1 <= float(line["low"]) <= float(line["high"]) <= 1
+    assert "over seeds -75.0 to 25.0)" in capsys.readouterr().out  # both have own models at 75%
+
+
 def test_seeds_are_averaged_by_row_and_shown(folder, capsys):
     own, fed = ({"a": np.tile([1, 0], 10)}, {"a": np.tile([1, 1], 10)})
     for seed in (0, 1, 2):

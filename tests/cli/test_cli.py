@@ -292,7 +292,9 @@ def test_compare(tmp_path, capsys):
     assert main(words) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[:4] == ["method", "model", "adapted", "accuracy"]
+    assert printed.pop().startswith("Two seeds: ")
     assert printed.pop().startswith("* the best mean")
+    assert all("not converged" in line for line in printed[1:])  # after two rounds
     assert [line.split()[:3] for line in printed[1:]] == [
         ["local", "personal", "none"],
         ["fedavg", "global", "none"],
@@ -339,10 +341,25 @@ def test_compare_table_marks_the_best_and_pairs_the_seeds():
         for metric, value in (("accuracy", v), ("nll", v))
     ]
     head, worse, better, note = compare_table(rows).splitlines()
-    assert head.endswith("accuracy beside *")
+    assert head.endswith("accuracy minus *")
     assert worse.endswith("0.5900 ± 0.1097 *  -0.110 (-0.135 to -0.085)")  # the smaller nll
     assert better.split()[3:] == ["0.7000", "±", "0.1155", "*", "0.7000", "±", "0.1155"]
     assert note.startswith("* the best mean")
+
+
+def test_compare_names_runs_that_have_not_converged_in_the_line_of_the_difference():
+    rows = [
+        (name, s, "global", "none", "accuracy", v + s / 50, "")
+        for name, v in {"local": 0.86, "fedavg": 0.95, "ditto": 0.9}.items()
+        for s in range(2)
+    ]
+    _, local, fedavg, ditto, _, few = compare_table(rows, {("local", 0), ("fedavg", 0)}).split("\n")
+    assert local.endswith("; not converged: 1 of 2; *: not converged: 1 of 2")
+    assert fedavg.endswith("*  not converged: 1 of 2")
+    assert ditto.endswith("(-0.050 to -0.050); *: not converged: 1 of 2")
+    assert few.startswith("Two seeds: ")
+    *_, one = compare_table([row for row in rows if row[1] == 0]).splitlines()
+    assert one.startswith("One seed: differences have no interval")
 
 
 @pytest.mark.parametrize(
