@@ -63,7 +63,7 @@ from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals
 from pyrofl.models.scaffold import gradient
-from pyrofl.models.shared.laplace import information
+from pyrofl.models.shared.laplace import information, weight_of_each
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
@@ -243,15 +243,20 @@ class Factors:
             """Begin with the slope of -log p(D_j | w), and no information."""
             found = gradient(model, guide, elbo(kl=0.0), names, received, local, data)
             none = torch.zeros_like(received["total/precision"])
-            return {"new/precision": none, "slope": flattened(found)}
+            return {
+                "new/precision": none,
+                "slope": flattened(found),
+                "each": weight_of_each(data),
+            }
 
         @built_for(model=model)
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Add the information of some rows."""
             rows = information(self.net, self.likelihood, role("w", received), data)
-            found = rows.square().sum(1)
+            each = local["each"][:, None]
+            found = rows.square().sum(1) * each
             if self.normals.full:
-                found = self.normals.packed(rows.mT @ rows)
+                found = self.normals.packed(rows.mT @ rows * each[..., None])
             return {"new/precision": local["new/precision"] + found}
 
         def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:

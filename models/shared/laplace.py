@@ -95,13 +95,13 @@ class Laplace:
     # A client
 
     def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Count no information."""
+        """Begin with no information, and keep what a row of relative weight 1 counts."""
         centre = flattened(role("w", local))
         d = self.layout.size
+        entries = d * (d + 1) // 2 if self.normals.full else d
         return {
-            "information": centre.new_zeros(
-                *centre.shape[:-1], d * (d + 1) // 2 if self.normals.full else d
-            )
+            "information": centre.new_zeros(*centre.shape[:-1], entries),
+            "each": weight_of_each(data),
         }
 
     def training(
@@ -125,7 +125,7 @@ class Laplace:
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Add the information of some rows."""
             rows = information(self.net, self.likelihood, role("w", local), data)
-            return {"information": local["information"] + self.packed(rows)}
+            return {"information": local["information"] + self.packed(rows, local["each"])}
 
         def tie(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Prepare (I + c P)^-1."""
@@ -148,11 +148,11 @@ class Laplace:
         first = (Phase((tie,)),) if strength else ()
         return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
 
-    def packed(self, rows: Tensor) -> Tensor:
-        """Return R'R of rows [C, R, d] as precisions are kept."""
+    def packed(self, rows: Tensor, each: Tensor) -> Tensor:
+        """Return R'R of rows [C, R, d], times a number for each client, as precisions are kept."""
         if not self.normals.full:
-            return rows.square().sum(1).clamp(max=MOST)
-        return self.normals.packed(rows.mT @ rows)
+            return (rows.square().sum(1) * each[:, None]).clamp(max=MOST)
+        return self.normals.packed(rows.mT @ rows * each[:, None, None])
 
     def factor(self, precision: Tensor, mean: Tensor) -> Tensors:
         """Return the natural parameters of a normal with this precision, which may be singular."""
@@ -220,8 +220,15 @@ class Laplace:
         return {n: (v[0], variance[n][0].sqrt()) for n, v in mean.items()}
 
 
+def weight_of_each(data: Batch) -> Tensor:
+    """Return the mean weight of a client's rows, [C], given all of them: 1 without weights."""
+    return data.size / data.mask.sum(1).clamp(min=1)
+
+
 def information(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Tensor:
-    """Return a root R of the information of every client's rows: F = R'R.
+    """Return a root R of the information of the rows of this batch: F = R'R.
+
+    Times `weight_of_each` of all rows, the F of an epoch of minibatches add up to the client's.
 
     Args:
         net: the network.
@@ -251,7 +258,8 @@ def information(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -
     ]
     rows = [flattened(dict(zip(each, slope, strict=True))) for slope in slopes]
     found = torch.stack(rows, 1).view(clients, width, len(rows), -1)
-    found = found * data.counts.sqrt()[..., None, None]
+    if data.weights is not None:  # not `counts`, by which a minibatch stands for all rows
+        found = found * data.weights.sqrt()[..., None, None]
     return torch.where(data.mask[..., None, None], found, 0.0).flatten(1, 2)
 
 
