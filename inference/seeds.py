@@ -70,6 +70,13 @@ def separate(seed: Seed) -> Seeds:
     return seed if isinstance(seed, Seeds) else Seeds(seed, seed, seed)
 
 
+def later(seed: Seed, k: int) -> Seed:
+    """Return the seed that is k numbers later; of several, each."""
+    if not isinstance(seed, Seeds):
+        return seed + k
+    return Seeds(seed.init + k, seed.participation + k, seed.noise + k)
+
+
 def continued(seed: Seed | None, last: Seed | None) -> Seed:
     """Return the seed of a run: the last one, where it goes on from another run, or else 0."""
     if seed is None or last is None:

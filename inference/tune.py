@@ -1,24 +1,29 @@
-"""Settings are chosen on rows held back inside the clients, by successive halving.
+"""Choose settings on rows that are held back inside the clients.
 
-All settings are trained for few rounds, the best third of them for three times as many, and so on;
-the last one, or few, for all rounds. Each goes on from where it was, so that nothing is trained
-twice. Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter
-optimization", AISTATS 2016, with thirds as in Li et al., "Hyperband", JMLR 2018.
+Successive halving leaves two or three finalists: all settings are trained for few rounds with one
+seed, the best third of them for three times as many, and so on. Finalists are trained for all
+rounds with several seeds, each of which draws other rows to hold back. The one with the best mean
+over the seeds is chosen; of equal ones, the first in the order of the settings. Its margin over the
+runner-up is the mean of their differences, seed by seed, with its standard error.
 
-Test rows are never looked at: the federation in which settings are tried does not hold them. A
-setting that diverges, fails or merges nothing counts as last, at whatever rounds it does so.
+Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization",
+AISTATS 2016, with thirds as in Li et al., "Hyperband", JMLR 2018.
+
+No test row is used: the federation in which settings are tried does not hold them. A setting that
+diverges, fails or merges nothing, with any seed, counts as last. A run continues from the rounds
+that its setting has been trained for, so that no round is computed twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import isfinite, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Unpack
 
 from pyrofl.arguments import Count, ProperShare, checked
 from pyrofl.data import Federation
@@ -29,116 +34,13 @@ from pyrofl.inference.fit import fit
 from pyrofl.inference.loop.messages import BadMessage
 from pyrofl.inference.loop.rounds import LoopOptions
 from pyrofl.inference.run import Run
-from pyrofl.inference.seeds import Seed, separate
+from pyrofl.inference.seeds import Seed, later, separate
+from pyrofl.inference.tuned import By, Setting, Try, Tuned, ranked, told
 from pyrofl.inference.verdict import verdict
 from pyrofl.partitions.validation import held_back
-from pyrofl.summaries import Summarised
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-By = Literal["accuracy", "nll", "rmse"]
-Setting = Mapping[str, Any]
 
 KEEP = 3  # one of so many settings goes on, for so many times as many rounds
 FAILS = (ArithmeticError, BadMessage, RuntimeError, ValueError)  # of numbers that are none
-COLUMNS = ("setting", "rounds", "score", "chosen", "problem")
-
-
-@dataclass(frozen=True)
-class Try:
-    """What came of a setting after so many rounds.
-
-    Attributes:
-        setting: its place among all.
-        rounds: that it has been trained for.
-        score: mean over clients of the metric on rows held back; NaN if there is none.
-        seconds: of training, from its first round on.
-        problem: why it counts as last; "" if it does not.
-    """
-
-    setting: int
-    rounds: int
-    score: float
-    seconds: float
-    problem: str = ""
-
-
-@dataclass(frozen=True, repr=False)
-class Tuned(Summarised):
-    """Settings that were tried, and the one that was chosen.
-
-    Attributes:
-        settings: all of them.
-        tries: what came of them, in the order in which they were made.
-        metric: that they were chosen by.
-        chosen: place of the chosen one among all.
-    """
-
-    settings: tuple[Setting, ...]
-    tries: tuple[Try, ...]
-    metric: By
-    chosen: int
-
-    @property
-    def best(self) -> dict[str, Any]:
-        """The chosen setting, as keyword arguments."""
-        return dict(self.settings[self.chosen])
-
-    @property
-    def score(self) -> float:
-        """Score of the chosen setting after its last rounds."""
-        return self._last.score
-
-    @property
-    def seconds(self) -> float:
-        """All seconds of training."""
-        last = {one.setting: one.seconds for one in self.tries}
-        return sum(last.values())
-
-    @property
-    def rounds(self) -> int:
-        """All rounds of training."""
-        last = {one.setting: one.rounds for one in self.tries}
-        return sum(last.values())
-
-    def lines(self) -> list[tuple[str, int, float, bool, str]]:
-        """Return a line for every try: setting, rounds, score, chosen, problem."""
-        return [
-            (told(self.settings[t.setting]), t.rounds, t.score, t.setting == self.chosen, t.problem)
-            for t in self.tries
-        ]
-
-    def frame(self) -> DataFrame:
-        """Return a table of every try, with the seconds of training."""
-        from pandas import DataFrame
-
-        found = DataFrame(self.lines(), columns=list(COLUMNS))
-        return found.assign(seconds=[one.seconds for one in self.tries])
-
-    @property
-    def title(self) -> str:
-        """How many there were."""
-        return f"{len(self.settings)} settings, chosen by {self.metric} on rows held back"
-
-    def summary(self) -> dict[str, object]:
-        """Tell what was chosen, and what it took."""
-        failed = {one.setting for one in self.tries if one.problem}
-        return {
-            "chosen": told(self.best),
-            self.metric: f"{self.score:.4g} after {self._last.rounds} rounds",
-            "rounds": f"{self.rounds} in all, {self.seconds:.1f} s of training",
-            "failed": f"{len(failed)} of {len(self.settings)}",
-        }
-
-    @property
-    def _last(self) -> Try:
-        return [one for one in self.tries if one.setting == self.chosen][-1]
-
-
-def told(setting: Setting) -> str:
-    """Write a setting in words; one that changes nothing is the defaults."""
-    return " ".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
 
 
 @checked
@@ -154,7 +56,7 @@ def tune(
     draws: Count | None = None,
     folder: str | Path | None = None,
     every: Count | None = None,
-    finish: bool = True,
+    seeds: Count = 3,
     about: Mapping[str, Any] | None = None,
     progress: bool = True,
     **loop: Unpack[LoopOptions],
@@ -165,19 +67,19 @@ def tune(
         build: keyword arguments -> a method, or round number -> method.
         data: the federation; its test rows are not looked at.
         over: name -> values to try, all combinations; or a list of settings, each name -> value.
-        rounds: of the last comparison. With n settings, the first is after rounds / n or a little
-            later, so that all is about two and a third times one run for 9 settings.
+        rounds: of the last comparison. With 4 to 9 settings the first is after a third of them, so
+            that with three seeds 9 settings cost as much as 11 runs, and 6 settings 7.3.
         metric: mean over clients; "accuracy", or "nll" or "rmse", the smaller the better. None is
             accuracy of classes, nll of numbers. The model is that which the method is about, a
             personal one adapted as the method says.
         share: of every client's training rows that is held back.
-        seed: of the rows held back, and of the runs, which have the same random numbers.
+        seed: of the rows held back, and of the runs, which have the same random numbers. The
+            further seeds of the finalists are the next numbers.
         draws: of the guide, for predictions; None takes its mean.
-        folder: where runs lie meanwhile, SETTING.pt; what is there is gone on from if it is of the
-            same settings, and refused if not. None takes a temporary one.
+        folder: where runs are kept meanwhile, SETTING-SEED.pt. A run that is there is continued if
+            it has the same settings, and refused if not. None takes a temporary one.
         every: also write runs there every so many rounds.
-        finish: train the last one left for all rounds, too, though that can only show that it
-            diverges; False leaves that to whoever runs it then.
+        seeds: on how many seeds the finalists are compared.
         about: what else the runs depend on, see `save`.
         progress: show every run's rounds.
         loop: participation, chunk, stragglers and so on of `federate`.
@@ -188,23 +90,26 @@ def tune(
     """
     settings = combinations(over)
     made = [build(**setting) for setting in settings]
-    held = held_back(data, share, seed=separate(seed).noise)
     by: By = metric or ("accuracy" if data.classes else "nll")
     how: Any = {"draws": draws, "progress": progress, **loop}
+    held: dict[int, Federation] = {}
     with ExitStack() as stack:
         place = Path(folder or stack.enter_context(TemporaryDirectory(prefix="pyrofl-")))
 
-        def attempt(which: int, number: int) -> Try:
-            path, same = place / f"{which + 1}.pt", {"setting": told(settings[which])}
+        def attempt(which: int, number: int, k: int) -> Try:
+            own = later(seed, k)
+            if k not in held:
+                held[k] = held_back(data, share, seed=separate(own).noise)
+            path, same = place / f"{which + 1}-{k}.pt", {"setting": told(settings[which])}
             keeper = Keeper(path, every, about={**same, **(about or {})})
             if path.exists():  # of a smaller number of rounds, or of a process that was stopped
-                keeper.last = load(path, made[which], held, keeper.about, seed=seed)
+                keeper.last = load(path, made[which], held[k], keeper.about, seed=own)
                 keeper.written = keeper.last.state.number
-            problem = _trained(made[which], held, number, keeper, seed, how)
-            return _judged(Try(which, number, nan, 0.0, problem), keeper.last, by)
+            problem = _trained(made[which], held[k], number, keeper, own, how)
+            return _judged(Try(which, number, k, nan, 0.0, problem), keeper.last, by)
 
-        tries = halved(len(settings), rounds, by, attempt, finish)
-    return Tuned(settings, tuple(tries), by, _ranked(tries, by)[0].setting)
+        tries = halved(len(settings), rounds, by, attempt, seeds)
+    return Tuned(settings, tuple(tries), by, ranked(tries, by)[0])
 
 
 def combinations(over: Mapping[str, Sequence[Any]] | Sequence[Setting]) -> tuple[Setting, ...]:
@@ -234,27 +139,33 @@ def _named(setting: Any) -> dict[str, Any]:
 
 
 def halved(
-    count: int,
-    rounds: int,
-    by: By,
-    attempt: Callable[[int, int], Try],
-    finish: bool = True,
+    count: int, rounds: int, by: By, attempt: Callable[[int, int, int], Try], seeds: int = 3
 ) -> list[Try]:
     """Try settings 0 to count - 1 for more and more rounds, each time the best third of the last.
 
-    One that is left alone goes on, for all rounds, if it is to `finish`.
+    The two or three that remain are tried for all rounds with every seed; a single one with one.
+
+    Args:
+        count: of settings.
+        rounds: of the finalists.
+        by: the metric.
+        attempt: setting, rounds, seed -> what came of it.
+        seeds: of the finalists.
 
     Raises:
         ValueError: if all fail.
     """
     left, tries = list(range(count)), list[Try]()
-    for number in rungs(count, rounds):
-        if len(left) == 1 < count and not finish:
-            break
-        tries += [attempt(which, number) for which in left]
-        good = _ranked([one for one in tries if one.rounds == number], by)
-        left = [one.setting for one in good[: -(-len(left) // KEEP)]]
-    if not _ranked(tries, by):
+    *screens, last = rungs(count, rounds)
+    for number in screens:
+        tries += [attempt(which, number, 0) for which in left]
+        good = ranked([one for one in tries if one.rounds == number], by)
+        left = good[: -(-len(left) // KEEP)]
+    for seed in range(seeds if len(left) > 1 else 1):
+        for which in left:
+            if not any(one.problem for one in tries if one.setting == which):
+                tries.append(attempt(which, last, seed))
+    if not ranked(tries, by):
         raise ValueError(
             f"all of {count} settings fail, the first: {tries[0].problem}; expected others, such "
             "as smaller learning rates"
@@ -265,24 +176,13 @@ def halved(
 def rungs(count: int, rounds: int) -> list[int]:
     """Return after how many rounds settings are compared.
 
-    >>> rungs(9, 45), rungs(4, 20), rungs(1, 20), rungs(9, 2)
-    ([5, 15, 45], [2, 7, 20], [20], [1, 2])
+    >>> rungs(9, 45), rungs(10, 45), rungs(3, 20), rungs(9, 1)
+    ([15, 45], [5, 15, 45], [20], [1])
     """
     often = 0
-    while KEEP**often < count:
-        often += 1
+    while count > KEEP:
+        count, often = -(-count // KEEP), often + 1
     return sorted({max(1, round(rounds / KEEP**k)) for k in range(often + 1)})
-
-
-def _ranked(tries: Sequence[Try], by: By) -> list[Try]:
-    """Order tries: the most rounds first, then the best; of equal ones the first setting.
-
-    One that fails at any of them is none at all.
-    """
-    sign = -1 if by == "accuracy" else 1
-    failed = {one.setting for one in tries if one.problem}
-    good = [one for one in tries if one.setting not in failed]
-    return sorted(good, key=lambda one: (-one.rounds, sign * one.score, one.setting))
 
 
 def _trained(

@@ -41,7 +41,7 @@ from pyrofl.inference.engines.start import Engine
 from pyrofl.inference.loggers import Logger
 from pyrofl.inference.loop.messages import OnBadMessage
 from pyrofl.inference.posteriors.axes import GROUPS
-from pyrofl.inference.tune import By as TuneBy
+from pyrofl.inference.tuned import By as TuneBy
 
 MOST = 2**31 - 1  # what is longer is no count that anybody waits for
 CORES = max(64, os.cpu_count() or 1)  # too many threads kill a process
@@ -206,6 +206,7 @@ TUNING: tuple[Row, ...] = (  # how settings are chosen
     ),
     ("--metric", TUNE_BY, None, "to choose by; default accuracy, or nll where y is a number"),
     ("--hold-back SHARE", PROPER, 0.2, "of every client's training rows, to choose on"),
+    ("--tune-seeds N", COUNT, 3, "on which the best settings are compared, trained to the end"),
 )
 OVER: Row = ("--over NAME=VALUE,...", SETTINGS | {"dest": "over"}, [], "all combinations to try")
 TUNE: Row = ("--tune", FLAG, False, "choose every method's settings first, see pyrofl tune")

@@ -30,7 +30,7 @@ OF_TABLES = (
     *("target", "group", "likelihood", "missing", "prepare"),
     *("test_share", "test_column", "test_last", "row_weights"),
 )
-OF_TUNING = ("tune", "over", "tries", "metric", "hold_back")
+OF_TUNING = ("tune", "over", "tries", "metric", "hold_back", "tune_seeds")
 SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
 
 

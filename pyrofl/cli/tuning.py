@@ -23,8 +23,8 @@ from pyrofl.cli.setup import SEEDED, resolve, threads
 from pyrofl.files import hashed, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.inference.loop.participation import Stragglers
-from pyrofl.inference.tune import COLUMNS, Try, Tuned, told
 from pyrofl.inference.tune import tune as choose
+from pyrofl.inference.tuned import COLUMNS, Margin, Try, Tuned, told
 
 FACTS, TABLE, FIGURE = "tune.json", "tune.csv", "tune"
 FOLDER = "tune"  # behind the method's name, in the folder of a comparison
@@ -76,7 +76,7 @@ def tune(args: Namespace) -> None:
     path = Path(args.out or f"runs/tune-{args.method}-{args.seed}")
     search = Search(job, tuple(args.settings), path)
     refuse_replaced_inputs(args, path)
-    own = r"tune\.(csv|json)|figures|\d+\.pt" if args.resume else ""
+    own = r"tune\.(csv|json)|figures|\d+-\d+\.pt" if args.resume else ""
     say(args, f"{len(search.settings)} settings of {job.name}, {until(search)}")
     run_folder.prepare(path, args.overwrite, own)
     with locked(path) as dead:
@@ -159,7 +159,7 @@ def done(search: Search) -> Tuned:
             draws=args.draws,
             folder=path,
             every=args.checkpoint_every,
-            finish="tune" not in args,  # a comparison runs it then
+            seeds=args.tune_seeds,
             about=search.about,
             progress=not args.quiet,
             participation=job.reporting,
@@ -173,8 +173,8 @@ def done(search: Search) -> Tuned:
         )
         run_folder.write_csv(path / TABLE, COLUMNS, found.lines())
         run_folder.write_json(file, facts(search, found))
-    for number in () if args.checkpoint_every else range(len(search.settings)):
-        (path / f"{number + 1}.pt").unlink(missing_ok=True)
+    for kept_run in () if args.checkpoint_every else path.glob("*.pt"):
+        kept_run.unlink()
     return found
 
 
@@ -189,10 +189,17 @@ def facts(search: Search, found: Tuned) -> dict[str, Any]:
         "chosen": found.best,
         "place": found.chosen,
         "score": found.score,
+        "margins": [margin(found, one) for one in found.margins],
         "rounds": found.rounds,
         "seconds": found.seconds,
         "tries": tries,
     }
+
+
+def margin(found: Tuned, one: Margin) -> dict[str, Any]:
+    """Return how far a finalist is behind the chosen setting; JSON has no NaN."""
+    error = one.error if isfinite(one.error) else None
+    return {**asdict(one), "setting": found.settings[one.setting], "error": error}
 
 
 def read(path: Path, about: dict[str, Any]) -> Tuned:
@@ -219,19 +226,29 @@ def until(search: Search) -> str:
 
 
 def sentences(search: Search, found: Tuned) -> Iterator[str]:
-    """Say what was chosen, and what it took."""
+    """Say what was chosen, by what margin, and what it took."""
     yield f"{told(found.best)} is the best of {len(found.settings)} settings, {until(search)}:"
     yield f"{found.metric} {found.score:.4f} there, {found.rounds} rounds, {found.seconds:.1f} s."
+    if found.margin:
+        yield f"Its margin is {found.margin}."
 
 
 def table(found: Tuned) -> str:
     """Lay out all tries."""
     marks = {True: "*", False: ""}
     lines = [
-        (name, t.rounds, None if t.problem else t.score, t.seconds, marks[chosen], t.problem)
+        (
+            name,
+            t.rounds,
+            t.seed,
+            None if t.problem else t.score,
+            t.seconds,
+            marks[chosen],
+            t.problem,
+        )
         for (name, *_, chosen, _), t in zip(found.lines(), found.tries, strict=True)
     ]
-    head = ("setting", "rounds", found.metric, "seconds", "chosen", "problem")
+    head = ("setting", "rounds", "seed", found.metric, "seconds", "chosen", "problem")
     return run_folder.table(head, lines)
 
 

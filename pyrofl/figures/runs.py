@@ -221,12 +221,15 @@ def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
     """Draw how settings did on rows held back, and how far each was taken.
 
     Args:
-        rows: of tune.csv. The chosen setting and the best of the others have colours.
+        rows: of tune.csv. The chosen setting and the best of the others have colours. Scores of
+            several seeds are drawn as their mean.
         metric: that they were compared by.
     """
     import pandas
 
     table = pandas.DataFrame(rows).astype({"rounds": int, "score": float})
+    every = table.groupby(["setting", "rounds", "chosen"], sort=False)["score"]
+    table = every.mean().reset_index().sort_values("rounds", kind="stable")
     figure, (axes,) = panels(1, 1, 6.5, 3.8, (0, 0.5))
     last = table.groupby("setting", sort=False).last()
     order = last.sort_values(["rounds", "score"], ascending=[False, metric != "accuracy"])

@@ -38,14 +38,23 @@ def test_tune_writes_what_it_chose_and_the_command_that_runs_it(tmp_path, capsys
     assert main([*words, "--out", str(out)]) == 0
     table, said = capsys.readouterr().out.split("\n\n")
     rows, facts = read_csv(out / "tune.csv"), json.loads((out / "tune.json").read_text())
-    assert [row["rounds"] for row in rows] == ["1"] * 4 + ["3"] * 2
+    assert [row["rounds"] for row in rows] == ["1"] * 4 + ["3"] * 6
+    assert [row["seed"] for row in rows] == ["0"] * 4 + ["0", "0", "1", "1", "2", "2"]
+    (margin,) = facts["margins"]
+    other = [r for r in rows if r["rounds"] == "3" and r["chosen"] == "False"]
+    assert {(float(r["behind"]), float(r["error"])) for r in other} == {
+        (margin["behind"], margin["error"])
+    }
+    assert {float(r["behind"]) for r in rows if r["rounds"] == "3" and r not in other} == {0.0}
+    assert f"Its margin is {margin['behind']:.4f} +- {margin['error']:.2g} over lr=" in said
     best = next(row for row in rows if row["chosen"] == "True")["setting"]
     assert "lr=0.1" in best
     assert best in said
     assert "chosen on 0.25 of the training rows of every client" in said
     assert "no test row is looked at" in said
-    assert len(table.splitlines()) == 7
-    assert facts["rounds"] == 8 == sum({t["setting"]: t["rounds"] for t in facts["tries"]}.values())
+    assert len(table.splitlines()) == 11
+    last = {(t["setting"], t["seed"]): t["rounds"] for t in facts["tries"]}
+    assert facts["rounds"] == 20 == sum(last.values())
     assert (out / "figures/tune.png").stat().st_size > 5000
     assert not list(out.glob("*.pt"))
     repeat = shlex.split(said.splitlines()[-1])
@@ -86,7 +95,17 @@ def test_tune_goes_on_after_a_kill_to_the_same_bytes(tmp_path, run):
 def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tmp_path, capsys):
     out = tmp_path / "both"
     words = ["compare", "local", "fedavg", *DATA, "--seeds", "2", "--posterior-draws", "0"]
-    words += ["--tune", "--settings", "3", "--set", "fedavg.momentum=0.5", "--out", str(out)]
+    words += [
+        "--tune",
+        "--settings",
+        "3",
+        "--tune-seeds",
+        "2",
+        "--set",
+        "fedavg.momentum=0.5",
+        "--out",
+        str(out),
+    ]
     assert main(words) == 0
     table = capsys.readouterr().out
     rows = read_csv(out / "compare.csv")
@@ -99,7 +118,7 @@ def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tm
         assert table.count(tuned) >= 1
         told = json.loads((out / f"{name}-0/run.json").read_text())["arguments"]["settings"]
         assert set(told) >= {f"{name}.{word}" for word in tuned.split()}
-        assert max(t["rounds"] for t in facts["tries"]) == 1  # the comparison makes the others
+        assert facts["margins"][0]["seeds"] == 2  # of --tune-seeds
     assert "momentum" not in json.loads((out / "fedavg-tune/tune.json").read_text())["chosen"]
     assert (out / "local-tune/figures/tune.png").exists()
     before = (out / "compare.csv").read_bytes()

@@ -13,7 +13,8 @@ from torch import nn
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.loop.rounds import first
-from pyrofl.inference.tune import Try, Tuned, halved, rungs, told, tune
+from pyrofl.inference.tune import halved, rungs, tune
+from pyrofl.inference.tuned import Try, Tuned, ranked, told
 from pyrofl.models import fedavg
 from pyrofl.models.likelihoods import normal
 from pyrofl.nets import Network
@@ -47,18 +48,28 @@ def chosen(line: Federation, **how: object) -> Tuned:
 def test_the_right_rate_is_chosen_and_all_scores_are_the_closed_forms(line):
     found = chosen(line)
     assert found.best == {"lr": 1.0}
-    begin = first(step(lr=1.0), held_back(line), 0).server
-    off = abs(float(next(iter(begin.values()))) - SLOPE)
+    off = []
+    for seed in range(3):
+        begin = first(step(lr=1.0), held_back(line, seed=seed), seed).server
+        off.append(abs(float(next(iter(begin.values()))) - SLOPE))
     for one in found.tries:
-        exact = off * abs(1 - RATES[one.setting]) ** one.rounds
+        exact = off[one.seed] * abs(1 - RATES[one.setting]) ** one.rounds
         assert one.problem or one.score == pytest.approx(exact, abs=1e-9)
     frame = found.frame()
-    assert list(frame["rounds"]) == [1, 1, 1, 1, 3, 3, 9]
-    assert list(frame["setting"])[4:] == ["lr=1.0", "lr=0.5", "lr=1.0"]
+    assert list(frame["rounds"]) == [3] * 4 + [9] * 6
+    assert list(frame["seed"]) == [0] * 4 + [0, 0, 1, 1, 2, 2]
+    assert list(frame["setting"])[4:] == ["lr=1.0", "lr=0.5"] * 3
     assert set(frame["setting"][frame["chosen"]]) == {"lr=1.0"}
-    assert found.rounds == 1 + 3 + 9 + 1
+    assert found.rounds == 2 * 3 + 6 * 9
     assert "lr=1.0" in repr(found)
     assert "after 9 rounds" in repr(found)
+    behind = torch.tensor(off) * 0.5**9
+    (margin,) = found.margins
+    assert margin.behind == pytest.approx(float(behind.mean()))
+    assert margin.error == pytest.approx(float(behind.std() / 3**0.5))
+    assert list(frame["behind"])[4:] == [0.0, margin.behind] * 3
+    assert set(frame["behind"][:4]) == {""}
+    assert f"{margin.behind:.4f} +- {margin.error:.2g} over lr=0.5, 3 seeds" in repr(found)
 
 
 def test_nothing_is_trained_twice_and_what_is_there_is_gone_on_from(line, tmp_path, monkeypatch):
@@ -70,9 +81,9 @@ def test_nothing_is_trained_twice_and_what_is_there_is_gone_on_from(line, tmp_pa
         ),
     )
     found = chosen(line, folder=tmp_path)
-    assert made == [None, None, None, None, 1, 1, 3]
+    assert made == [None, None, None, None, 3, 3, None, None, None, None]
     again = chosen(line, folder=tmp_path)
-    assert len(made) == 7
+    assert len(made) == 10
     assert again.lines() == found.lines()
     with pytest.raises(ValueError, match=r"now setting is 'lr=0.1' and was 'lr=1e-06'"):
         tune(step, line, {"lr": (0.1,)}, 9, folder=tmp_path, progress=False)
@@ -109,27 +120,45 @@ def test_what_fails_is_last_and_no_crash(line):
 
 
 def test_one_that_diverges_late_gives_way_to_the_next():
-    def attempt(which: int, rounds: int) -> Try:
-        late = "diverged" if (which, rounds) == (2, 9) else ""
-        return Try(which, rounds, math.nan if late else which / 9, 1.0, late)
+    def attempt(which: int, rounds: int, seed: int) -> Try:
+        late = "diverged" if (which, rounds, seed) == (3, 9, 1) else ""
+        return Try(which, rounds, seed, math.nan if late else which / 9, 1.0, late)
 
     tries = halved(4, 9, "accuracy", attempt)
-    assert [(one.setting, one.rounds) for one in tries] == [
-        *((k, 1) for k in range(4)),
-        *((3, 3), (2, 3), (3, 9)),
+    assert [(one.setting, one.rounds, one.seed) for one in tries] == [
+        *((k, 3, 0) for k in range(4)),
+        *((3, 9, 0), (2, 9, 0), (3, 9, 1), (2, 9, 1), (2, 9, 2)),
     ]
-    tries = halved(3, 9, "accuracy", attempt)
-    assert [one.setting for one in tries] == [0, 1, 2, 2]
-    found = Tuned(({},) * 3, tuple(tries), "accuracy", 1)
-    assert found.score == 1 / 9
-    assert halved(4, 9, "accuracy", attempt, finish=False)[-1].rounds == 3
-    assert len(halved(1, 9, "accuracy", attempt, finish=False)) == 1
+    found = Tuned(({},) * 4, tuple(tries), "accuracy", 2)
+    assert found.score == 2 / 9
+    assert not found.margins
+    assert [one.seed for one in halved(1, 9, "accuracy", attempt)] == [0]
 
 
 def test_equal_scores_go_to_the_first():
-    tries = halved(9, 90, "nll", lambda which, rounds: Try(which, rounds, 1.0, 0.0))
-    assert [one.setting for one in tries] == [*range(9), 0, 1, 2, 0]
-    assert rungs(10, 54) == [2, 6, 18, 54]
+    def attempt(which: int, rounds: int, seed: int) -> Try:
+        return Try(which, rounds, seed, 1.0, 0.0)
+
+    tries = halved(9, 90, "nll", attempt, seeds=2)
+    assert [one.setting for one in tries] == [*range(9), 0, 1, 2, 0, 1, 2]
+    assert ranked(tries, "nll") == [*range(9)]
+    assert rungs(10, 54) == [6, 18, 54]
+
+
+def test_luck_with_one_seed_does_not_decide():
+    # With the first seed, and after few rounds, setting 1 is ahead; over the seeds it is behind.
+    def attempt(which: int, rounds: int, seed: int) -> Try:
+        lucky = 0.8 if seed == 0 else 0.4
+        return Try(which, rounds, seed, lucky if which else 0.7, 0.0)
+
+    tries = halved(2, 18, "accuracy", attempt)
+    found = Tuned(({"lr": 1}, {"lr": 3}), tuple(tries), "accuracy", ranked(tries, "accuracy")[0])
+    assert found.best == {"lr": 1}
+    (margin,) = found.margins
+    assert margin.behind == pytest.approx(0.7 - 1.6 / 3)
+    assert margin.error == pytest.approx(0.4 / 3)  # the sd of (.8, .4, .4) over the root of 3
+    assert not margin.clear
+    assert "not clear: less than twice its standard error" in found.margin
 
 
 @pytest.mark.parametrize("method", ["accuracy", "nll"])
@@ -157,6 +186,7 @@ def test_a_method_of_classes_with_a_schedule(method):
         ({"over": {"lr": (0.1, -1.0)}}, "lr is -1.0; expected a number of at least 0"),
         ({"metric": "accuracy"}, "metric is 'accuracy', and there is none; expected rmse or nll"),
         ({"metric": "ece"}, "metric is 'ece'; expected one of accuracy, nll, rmse"),
+        ({"seeds": 0}, "seeds is 0; expected a whole number of at least 1"),
         ({"rounds": 0}, "rounds is 0; expected a whole number of at least 1"),
         ({"share": 1.0}, "share is 1.0; expected a number above 0 to below 1"),
         ({"share": 0}, "share is 0; expected a number above 0 to below 1"),

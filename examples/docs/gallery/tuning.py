@@ -4,7 +4,7 @@ from pyrofl import figures
 
 ends = {"lr=0.01": 0.7, "lr=0.03": 0.8, "lr=0.1": 0.82, "lr=0.3": 0.6}
 rows = []
-for rounds, alive in ((2, ends), (6, ["lr=0.03", "lr=0.1"]), (18, ["lr=0.1"])):
+for rounds, alive in ((6, ends), (18, ["lr=0.03", "lr=0.1"])):
     for name in alive:
         score = ends[name] * (1 - 0.5 / rounds)
         row = {

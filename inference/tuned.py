@@ -1,0 +1,214 @@
+"""The result of a search for settings: all that was tried, the choice and its margin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyrofl.summaries import Summarised
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+By = Literal["accuracy", "nll", "rmse"]
+Setting = Mapping[str, Any]
+
+COLUMNS = ("setting", "rounds", "seed", "score", "behind", "error", "chosen", "problem")
+
+
+@dataclass(frozen=True)
+class Try:
+    """The result of a setting after so many rounds with one seed.
+
+    Attributes:
+        setting: its place among all.
+        rounds: that it has been trained for.
+        seed: 0 is the seed of the search; finalists also have 1, 2 and so on.
+        score: mean over clients of the metric on rows held back; NaN if there is none.
+        seconds: of training, from its first round on.
+        problem: why it counts as last; "" if it does not.
+    """
+
+    setting: int
+    rounds: int
+    seed: int
+    score: float
+    seconds: float
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The difference of a finalist from the chosen setting, in units of the metric.
+
+    Attributes:
+        setting: its place among all.
+        behind: mean over the seeds of how much worse its score is.
+        error: standard error of that mean; NaN with one seed.
+        seeds: number of seeds.
+    """
+
+    setting: int
+    behind: float
+    error: float
+    seeds: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether the difference exceeds twice its standard error."""
+        return self.behind > 2 * self.error  # False where the error is NaN
+
+
+@dataclass(frozen=True, repr=False)
+class Tuned(Summarised):
+    """Settings that were tried, and the one that was chosen.
+
+    Attributes:
+        settings: all of them.
+        tries: what came of them, in the order in which they were made.
+        metric: that they were chosen by.
+        chosen: place of the chosen one among all.
+    """
+
+    settings: tuple[Setting, ...]
+    tries: tuple[Try, ...]
+    metric: By
+    chosen: int
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The chosen setting, as keyword arguments."""
+        return dict(self.settings[self.chosen])
+
+    @property
+    def score(self) -> float:
+        """Score of the chosen setting after its last rounds, a mean over the seeds."""
+        return fmean(self._scores(self.chosen).values())
+
+    @property
+    def seconds(self) -> float:
+        """All seconds of training."""
+        last = {(one.setting, one.seed): one.seconds for one in self.tries}
+        return sum(last.values())
+
+    @property
+    def rounds(self) -> int:
+        """All rounds of training."""
+        last = {(one.setting, one.seed): one.rounds for one in self.tries}
+        return sum(last.values())
+
+    @property
+    def margins(self) -> tuple[Margin, ...]:
+        """The other finalists that were trained to the end without failing, the best first."""
+        better = sign(self.metric)
+        best, found = self._scores(self.chosen), list[Margin]()
+        for place in ranked(self.tries, self.metric):
+            own = self._scores(place)
+            if place != self.chosen and own:
+                by_seed = [better * (own[k] - best[k]) for k in best]
+                error = stdev(by_seed) / len(by_seed) ** 0.5 if len(by_seed) > 1 else nan
+                found.append(Margin(place, fmean(by_seed), error, len(by_seed)))
+        return tuple(found)
+
+    def lines(self) -> list[tuple[str, int, int, float, float | str, float | str, bool, str]]:
+        """Return a line for every try, with `COLUMNS`; only finalists have a margin."""
+        known: dict[int, tuple[float, float]] = {
+            m.setting: (m.behind, m.error) for m in self.margins
+        }
+        known[self.chosen] = 0.0, 0.0
+        return [
+            (
+                told(self.settings[t.setting]),
+                t.rounds,
+                t.seed,
+                t.score,
+                *(known.get(t.setting, ("", "")) if t.rounds == self._rounds else ("", "")),
+                t.setting == self.chosen,
+                t.problem,
+            )
+            for t in self.tries
+        ]
+
+    def frame(self) -> DataFrame:
+        """Return a table of every try, with the seconds of training."""
+        from pandas import DataFrame
+
+        found = DataFrame(self.lines(), columns=list(COLUMNS))
+        return found.assign(seconds=[one.seconds for one in self.tries])
+
+    @property
+    def title(self) -> str:
+        """How many there were."""
+        return f"{len(self.settings)} settings, chosen by {self.metric} on rows held back"
+
+    def summary(self) -> dict[str, object]:
+        """Tell what was chosen, and what it took."""
+        failed = {one.setting for one in self.tries if one.problem}
+        seeds = len(self._scores(self.chosen))
+        return {
+            "chosen": told(self.best),
+            self.metric: f"{self.score:.4g} after {self._rounds} rounds, {_seeds(seeds)}",
+            **({"margin": self.margin} if self.margins else {}),
+            "rounds": f"{self.rounds} in all, {self.seconds:.1f} s of training",
+            "failed": f"{len(failed)} of {len(self.settings)}",
+        }
+
+    @property
+    def margin(self) -> str:
+        """The margin over the runner-up in words; "" without one."""
+        if not self.margins:
+            return ""
+        first = self.margins[0]
+        error = f" +- {first.error:.2g}" if isfinite(first.error) else ""
+        unclear = "" if first.clear else ", not clear: less than twice its standard error"
+        unclear = unclear if isfinite(first.error) else ", of one seed: its error is unknown"
+        return (
+            f"{first.behind:.4f}{error} over {told(self.settings[first.setting])}, "
+            f"{_seeds(first.seeds)}{unclear}"
+        )
+
+    @property
+    def _rounds(self) -> int:
+        return max(one.rounds for one in self.tries if one.setting == self.chosen)
+
+    def _scores(self, place: int) -> dict[int, float]:
+        """Return the scores of a setting by seed, after the last rounds of the chosen one."""
+        return {
+            one.seed: one.score
+            for one in self.tries
+            if (one.setting, one.rounds) == (place, self._rounds)
+        }
+
+
+def told(setting: Setting) -> str:
+    """Write a setting in words; one that changes nothing is the defaults."""
+    return " ".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count > 1)}"
+
+
+def sign(by: By) -> int:
+    """Return -1 where a larger score is better, and 1 where a smaller one is."""
+    return -1 if by == "accuracy" else 1
+
+
+def ranked(tries: Sequence[Try], by: By) -> list[int]:
+    """Order settings: the most rounds first, then the best mean over seeds.
+
+    Of equal ones the first comes first. One that fails in any try is left out.
+    """
+    failed = {one.setting for one in tries if one.problem}
+    known: dict[int, list[Try]] = {}
+    for one in sorted(tries, key=lambda one: one.rounds):
+        if one.setting not in failed:
+            had = known.get(one.setting, [])
+            known[one.setting] = [*(t for t in had if t.rounds == one.rounds), one]
+    means = {which: fmean(t.score for t in some) for which, some in known.items()}
+    return sorted(
+        known, key=lambda which: (-known[which][0].rounds, sign(by) * means[which], which)
+    )
