@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import checked, known
+from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Federation, Who
 from pyrofl.data.shard import Shard
 from pyrofl.files import hashed
@@ -40,6 +40,7 @@ from pyrofl.tensors import Tensors, cut, under
 from pyrofl.turns import in_turn
 
 FILE = "private.pt"
+MIN_SCORED_ROWS = 5  # as small cell counts are suppressed in statistics of patients
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class Client:
         state: folder for what the clients keep, written before a reply is given; None keeps it in
             memory, for as long as this object lives.
         metrics: name -> one of your own, beside those of `pyrofl.metrics`.
+        min_scored_rows: smallest number of rows of which a client's scores are sent: the accuracy
+            of one row reveals its label. None sends no scores.
 
     Raises:
         ValueError: if the folder cannot be used, or its file is damaged or of another run.
@@ -106,6 +109,7 @@ class Client:
         seed: Seed = 0,
         state: str | Path | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        min_scored_rows: Count | None = MIN_SCORED_ROWS,
     ) -> None:
         """Take up what the folder holds."""
         if data.weights is not None:
@@ -113,7 +117,7 @@ class Client:
                 "data have weights of rows, and servers elsewhere count rows; expected none"
             )
         self.at, self.data, self.seed = by_round(method), data, separate(seed)
-        self.metrics = metrics
+        self.metrics, self.min_scored_rows = metrics, min_scored_rows
         self.names = data.names[: data.clients]
         self.file = None if state is None else prepare(state, holding=FILE) / FILE
         self._own = {name: Own() for name in self.names}
@@ -169,6 +173,8 @@ class Client:
     def evaluate(self, question: Mapping[str, Any]) -> Flat:
         """Test what a question of `Server.questions` asks; only scores and numbers of rows go up.
 
+        Clients with fewer than `min_scored_rows` rows are left out of the answer.
+
         Raises:
             ValueError: as `train` and `pyrofl.evaluate`.
         """
@@ -191,14 +197,19 @@ class Client:
         here = replace(method, download=download, views=views)
         part = shard.test if asked.get("part", "test") == "test" else shard.train
         about = {"round": rounds, **{n: v for n, v in asked.items() if n != "metrics"}}
-        if not any(len(part[i]) for i in place.tolist()):
+        least = self.min_scored_rows
+        large = torch.tensor([least is not None and len(rows) >= least for rows in part])
+        if not bool(large[place].any()):
             return {**about, "names": (), "rows": torch.zeros(0, dtype=torch.long)}
         private = at_hand(here, shard, state, received, who, self.seed)
         self._belonging(question, own, bool(private))
         found = evaluate(here, shard, state, metrics=self.metrics, seed=self.seed, **asked)
-        scores = {n: v for n, v in found.values.items() if wanted is None or n in wanted}
-        names = tuple(shard.names[i] for i in found.ids.tolist())
-        return {**about, "names": names, "rows": found.rows, **under("score", sealed(scores))}
+        shared = large[found.ids]
+        wanted = found.values if wanted is None else wanted
+        scores = {n: v[shared] for n, v in found.values.items() if n in wanted}
+        names = tuple(shard.names[i] for i in found.ids[shared].tolist())
+        rows = found.rows[shared]
+        return {**about, "names": names, "rows": rows, **under("score", sealed(scores))}
 
     @in_turn
     def forget(self, names: Sequence[str]) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import pyrofl
 from pyrofl.files.run_folder import versions
 from pyrofl.inference.description import clients_part
 from pyrofl.inference.method import Method
@@ -36,10 +41,35 @@ class Lost(Unfit):
 
 
 def release() -> dict[str, str]:
-    """Return the versions that server and clients have in common."""
+    """Return the versions that server and clients must have in common, by package.
+
+    Equal version numbers do not prove equal code, so a hash of pyrofl's own files is included.
+    """
     known = {n: v for n, v in versions().items() if n not in ("arviz", "numpy")}
     known = {n: v.partition("+")[0] for n, v in known.items()}  # torch's, without its build
-    return known | {"python": known["python"].rpartition(".")[0]}
+    return known | {"python": known["python"].rpartition(".")[0], "pyrofl's code": code_hash()}
+
+
+@cache
+def code_hash(folder: str | Path = Path(pyrofl.__file__).parent) -> str:
+    """Return a hash of the names and contents of all Python files in a package.
+
+    Args:
+        folder: of the package; the default is pyrofl, with its models and inference.
+
+    Returns:
+        16 hexadecimal digits; the same for a checkout and for an installed wheel.
+    """
+    found = hashlib.sha256()
+    # In a checkout, models and inference are links.
+    walked = (
+        Path(at, name) for at, _, names in os.walk(folder, followlinks=True) for name in names
+    )
+    files = {path.relative_to(folder).as_posix(): path for path in walked if path.suffix == ".py"}
+    for name in sorted(files):
+        text = files[name].read_bytes().replace(b"\r\n", b"\n")
+        found.update(f"{name} {len(text)}\n".encode() + text)
+    return found.hexdigest()[:16]
 
 
 def agreed(method: Method) -> Flat:

@@ -38,6 +38,7 @@ from pyrofl.data.preparation import Prepare
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.chains import Until
 from pyrofl.inference.engines.start import Engine
+from pyrofl.inference.halves.client import MIN_SCORED_ROWS
 from pyrofl.inference.loggers import Logger
 from pyrofl.inference.loop.messages import OnBadMessage
 from pyrofl.inference.posteriors.axes import GROUPS
@@ -275,7 +276,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
 }
 
 WAITING: tuple[Row, ...] = (  # for sites
-    ("--min-sites N", COUNT, None, "make no round with fewer; default all"),
+    ("--min-sites N", COUNT, None, "Smallest number of sites in a round (default: all)."),
     ("--timeout S", POSITIVE_NUMBER, 600.0, "seconds to wait for sites, and for their replies"),
     (
         "--out DIR",
@@ -317,6 +318,13 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
             ("--key FILE", PATH, None, "private key of the site's node"),
             ("--ca FILE", PATH, None, "certificate of who signed the server's"),
             ("--rejoin", FLAG, False, "come back as a newcomer if the state is lost"),
+            (
+                "--min-scored-rows N",
+                COUNT,
+                MIN_SCORED_ROWS,
+                "Smallest number of test rows of which a client's scores are sent.",
+            ),
+            ("--no-scores", FLAG, False, "Send no scores; losses are still sent."),
             ("--show", FLAG, False, "say what will leave, and no more"),
         ),
     ),

@@ -20,6 +20,7 @@ from pyrofl.flower.letters import Sheets, packed, unpacked
 from pyrofl.flower.project import Project
 from pyrofl.flower.register import WHOSE
 from pyrofl.flower.site import answered
+from pyrofl.inference.halves.client import MIN_SCORED_ROWS
 
 PULL = 0.25  # seconds between two looks for replies
 TOLD_WITHIN = 60.0  # seconds after which what nobody waits for is void
@@ -95,7 +96,8 @@ def client_app(mods: Sequence[Any] = ()) -> Any:
     def train(message: Any, context: Any) -> Any:
         node = {n: str(v) for n, v in context.node_config.items()}
         site = {n: node.get(n, "") for n in ("name", "project", "data", "state")}
-        own = {**site, "rejoin": node.get("rejoin") == "yes"}
+        least = int(node.get("min-scored-rows", MIN_SCORED_ROWS))
+        own = {**site, "rejoin": node.get("rejoin") == "yes", "min_scored_rows": least or None}
         found = answered(own, from_record(message.content))
         return modules["app"].Message(to_record(found), reply_to=message)
 

@@ -164,8 +164,10 @@ def join(args: Namespace) -> None:
     node = {"name": args.name, "project": str(Path(args.project).absolute())}
     node |= {"data": str(Path(args.data).absolute()), "state": str(state)}
     node |= {"rejoin": "yes"} if args.rejoin else {}
+    least = None if args.no_scores else args.min_scored_rows
+    node |= {"min-scored-rows": str(least or 0)}  # 0: no scores
     words_of(node)  # refuses what Flower could not read
-    show(leaving(project, data))
+    show(leaving(project, data, least))
     if args.show:
         return
     program("flower-supernode")

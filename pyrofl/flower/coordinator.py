@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
 
 ROSTER = "sites.json"
 FAREWELL = 20.0  # seconds that sites have to hear that all is over
+REPEATS = 3  # of a round with too few replies
 PAUSE = 0.5  # seconds between two looks for sites
 
 
@@ -36,7 +37,8 @@ class Settings:
 
     Attributes:
         sites: it begins when so many are there.
-        least: it makes no round with fewer.
+        least: smallest number of sites that a round is made of; a round with fewer replies is
+            repeated, up to `REPEATS` times.
         timeout: seconds that a round waits for replies, and that the server waits for sites.
         whose: as of `Register`.
     """
@@ -145,6 +147,7 @@ class Rounds:
         """Begin, or go on from what the folder holds."""
         self.project, self.register, self.settings, self.say = project, register, settings, say
         self.sites = sites
+        self._repeated = 0
         sizes = {
             n: size for names, each in sites.values() for n, size in zip(names, each, strict=True)
         }
@@ -192,6 +195,8 @@ class Rounds:
                 for site, flat in each.items():
                     letters[site][what] = flat
         answers = self._exchange(letters)
+        if training and self._too_few(training, answers):
+            return
         for method in asking:
             count = range(len(self.books[method].asked))
             self.books[method].scored([_told(answers, label(TOLD, method, i)) for i in count])
@@ -203,6 +208,29 @@ class Rounds:
                 f"round {number} of {self.project.rounds}: {len(answers)} of {len(self.sites)} "
                 f"sites replied, {time.monotonic() - begun:.1f} s"
             )
+
+    def _too_few(self, training: Sequence[str], answers: Mapping[str, Sheets]) -> bool:
+        """Return whether a round has to be repeated, as too few sites replied.
+
+        Raises:
+            Stopped: if repeating it has not helped.
+        """
+        replied = min(len(_told(answers, label(REPLY, method))) for method in training)
+        if replied >= self.settings.least:
+            self._repeated = 0
+            return False
+        self._repeated += 1
+        number = self.servers[training[0]].state.number + 1
+        told = (
+            f"round {number}: {replied} sites replied; expected at least {self.settings.least} "
+            "(--min-sites)"
+        )
+        if self._repeated > REPEATS:
+            raise Stopped(f"{told}; it was repeated {REPEATS} times", FAILED)
+        self.say(f"{told}; the round is repeated")
+        for method in training:
+            self._take_back(method, answers)
+        return True
 
     def _exchange(self, letters: Mapping[str, Sheets]) -> dict[str, Sheets]:
         """Send letters to sites and return their answers; who refuses is told, and left out."""
@@ -221,15 +249,19 @@ class Rounds:
     def _take(
         self, method: str, server: Server, answers: Mapping[str, Sheets], seconds: float
     ) -> None:
-        """Merge the replies of a round; who has lost its state is taken back as a newcomer."""
+        """Aggregate the replies of a round; clients that lost their state start as new ones."""
         old = server.state
         state = server.take(_told(answers, label(REPLY, method)))
         for reason in state.rejected:
             self.say(f"{method}: {reason}")
         self.books[method].made(old, state, seconds)
+        self._take_back(method, answers)
+
+    def _take_back(self, method: str, answers: Mapping[str, Sheets]) -> None:
+        """Make new clients of those that report that their state is lost."""
         for site, answer in answers.items():
             if lost := answer.get(label(LOST, method)):
-                self._rejoin(method, server, site, lost)
+                self._rejoin(method, self.servers[method], site, lost)
 
     def _rejoin(self, method: str, server: Server, site: str, lost: Flat) -> None:
         names = [name for name in lost.get("names", ()) if name in self.sites[site][0]]

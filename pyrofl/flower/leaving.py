@@ -13,21 +13,30 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.site import shapes
 from pyrofl.inference.evaluation.asked import Part
 from pyrofl.inference.halves import Client, Server
+from pyrofl.inference.halves.client import MIN_SCORED_ROWS
 from pyrofl.inference.halves.wire import Flat
 from pyrofl.inference.loop.rounds import by_round
 
 FEW = (2, 3)  # rows of each client; what leaves must not depend on how many there are
 
 
-def leaving(project: Project, data: Federation) -> str:
-    """Lay out all that goes to the server, once as a site joins and in every round.
+def leaving(
+    project: Project, data: Federation, min_scored_rows: int | None = MIN_SCORED_ROWS
+) -> str:
+    """Return a table of all that goes to the server, once as a site joins and in every round.
+
+    Args:
+        project: with the methods.
+        data: rows of the site.
+        min_scored_rows: as of `pyrofl.Client`.
 
     Raises:
         ValueError: if a tensor has an axis that grows with the rows.
     """
     alike: dict[tuple[str, ...], list[str]] = {}
     for method in project.labels:
-        few, more = (dict(_tried(project, _cut(data, count), method)) for count in FEW)
+        scored = min_scored_rows is not None
+        few, more = (dict(_tried(project, _cut(data, count), method, scored)) for count in FEW)
         for sheet, flat in few.items():
             for told, other in zip(shapes(flat), shapes(more[sheet]), strict=True):
                 if told != other:
@@ -48,7 +57,13 @@ def leaving(project: Project, data: Federation) -> str:
         for (method, sheet, role, *form), owns in alike.items()
     ]
     table = run_folder.table(("method", "sheet", "tensors", "shape", "size of each"), lines)
-    return f"What leaves this site, and no row of it:\n{once}\nin every round:\n{table}"
+    scores = "scores: none"
+    if min_scored_rows is not None:
+        part = "test" if _tested(data) == "test" else "training"
+        left_out = sum(len(rows) < min_scored_rows for rows in getattr(data, _tested(data)))
+        scores = f"scores: of clients with at least {min_scored_rows} {part} rows"
+        scores += f"; {left_out} of {data.clients} here have fewer" if left_out else ""
+    return f"What leaves this site, and no row of it:\n{once}\n{scores}\nin every round:\n{table}"
 
 
 def _cut(data: Federation, count: int) -> Federation:
@@ -60,15 +75,22 @@ def _cut(data: Federation, count: int) -> Federation:
     return replace(data, train=short(data.train), test=short(data.test))
 
 
-def _tried(project: Project, data: Federation, name: str) -> Iterator[tuple[str, Flat]]:
+def _tested(data: Federation) -> Part:
+    """Return the part of the rows that a server asks to test on."""
+    return "test" if any(map(len, data.test)) else "train"
+
+
+def _tried(
+    project: Project, data: Federation, name: str, scored: bool
+) -> Iterator[tuple[str, Flat]]:
     """Make one round of a method, and yield what these clients send."""
     method = project.build(data.clients)[name]
     server = Server(method, data.names, data.sizes, project.type, project.seed)
-    client, here = Client(method, data, project.seed), {"site": list(data.names)}
+    client = Client(method, data, project.seed, min_scored_rows=1 if scored else None)
+    here = {"site": list(data.names)}
     reply = client.train(server.orders(here)["site"])
     yield "reply", reply
-    part: Part = "test" if any(map(len, data.test)) else "train"
     server.take({"site": reply})
-    for view in by_round(method)(0).views:
-        asked = server.questions(here, model=view, part=part)["site"]
+    for view in by_round(method)(0).views if scored else ():
+        asked = server.questions(here, model=view, part=_tested(data))["site"]
         yield f"scores, {view}", client.evaluate(asked)

@@ -120,9 +120,11 @@ class Book:
 
     def table(self) -> str:
         """Lay out the last scores."""
-        return (
-            f"{self.name}\n{score_table(self.scores)}" if self.scores else f"{self.name}: no scores"
-        )
+        if not self.scores:
+            return f"{self.name}: no scores"
+        scored, clients = len(self.scores[0].ids), self.server.roster.clients
+        few = f"; {scored} of {clients} clients sent scores" if scored < clients else ""
+        return f"{self.name}{few}\n{score_table(self.scores)}"
 
     def _facts(self) -> dict[str, Any]:
         """Return what run.json holds."""

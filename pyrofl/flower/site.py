@@ -16,6 +16,7 @@ from pyrofl.flower.letters import Sheets
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
 from pyrofl.inference.halves import Client
+from pyrofl.inference.halves.client import MIN_SCORED_ROWS
 from pyrofl.inference.halves.wire import Flat, Lost, Unfit, number, release
 
 HELLO, ORDER, ASK, REPLY, TOLD = "hello", "order", "ask", "reply", "told"
@@ -48,13 +49,21 @@ class Site:
         data: CSV file.
         state: folder for what clients keep and for the log.
         rejoin: clients that have lost what they keep come back as newcomers.
+        min_scored_rows: as of `pyrofl.Client`.
     """
 
     def __init__(
-        self, name: str, project: Project, data: str, state: str | Path, rejoin: bool = False
+        self,
+        name: str,
+        project: Project,
+        data: str,
+        state: str | Path,
+        rejoin: bool = False,
+        min_scored_rows: int | None = MIN_SCORED_ROWS,
     ) -> None:
         """Read the rows."""
         self.name, self.project, self.rejoin = name, project, rejoin
+        self.min_scored_rows = min_scored_rows
         self.data = rows_of(project, data, name)
         self.state = Path(state)
         self.state.mkdir(parents=True, exist_ok=True)
@@ -105,7 +114,9 @@ class Site:
         if clients not in self._built:
             self._built[clients] = self.project.build(clients)
         built = self._built[clients][method]
-        return Client(built, self.data, self.project.seed, state=self.state / method)
+        least = self.min_scored_rows
+        how: dict[str, Any] = {"state": self.state / method, "min_scored_rows": least}
+        return Client(built, self.data, self.project.seed, **how)
 
 
 def answered(site: Mapping[str, Any], sheets: Mapping[str, Flat]) -> Sheets:

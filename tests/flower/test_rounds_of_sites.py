@@ -14,6 +14,7 @@ from pyrofl.cli.ends import Stopped
 from pyrofl.files.lock import locked
 from pyrofl.flower.coordinator import Settings, coordinate
 from pyrofl.flower.site import HELLO
+from pyrofl.inference.halves.wire import code_hash
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 SOON = Settings(3, 2, 0.0)
@@ -78,6 +79,30 @@ def test_lost_bad_and_refused_replies_are_left_out_of_their_round(tmp_path):
     named = [line for line in said if line.startswith("fedavg: hospital_2: ") and "is nan" in line]
     assert len(named) == 1
     assert all(server.number == 4 for server in states.values())
+
+
+def test_a_round_with_too_few_replies_is_repeated(tmp_path):
+    """The site is lost during the round; the repeated round is the one without the loss."""
+    project = hospitals.project(tmp_path / "p", methods=FAULTY, settings=SMALL, rounds=3)
+
+    def lose(number, node, answer):
+        return None if (number, node) in ((1, 10), (3, 12)) else answer
+
+    post = wire(project, tmp_path, spoil=lose)
+    states, said = made(project, tmp_path / "out", post, Settings(3, 3, 0.0))
+    told = "2 sites replied; expected at least 3 (--min-sites); the round is repeated"
+    assert [line for line in said if "repeated" in line] == [f"round 1: {told}", f"round 2: {told}"]
+    for name in FAULTY:
+        assert states[name].number == 3
+        toys.assert_same(states[name].server, looped(project, name).server, **CLOSE)
+
+
+def test_a_round_is_not_repeated_for_ever(tmp_path):
+    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
+    post = wire(project, tmp_path)
+    post.spoil = lambda number, node, answer: None if number and node == 11 else answer
+    with pytest.raises(Stopped, match=r"^round 1: 2 sites replied; .* it was repeated 3 times$"):
+        made(project, tmp_path / "out", post, Settings(3, 3, 0.0))
 
 
 def test_a_server_that_is_stopped_goes_on_from_its_folder(tmp_path):
@@ -186,13 +211,14 @@ def test_a_lost_state_is_said_and_rejoin_makes_a_newcomer(rejoin, tmp_path):
         ({"seed": 3}, "seed is 3, and 0 at the server"),
         ({"settings": ("epochs=2",)}, 'settings is ["epochs=2"], and ["epochs=1"] at the server'),
         ({"version of torch": "1.0"}, ", and 1.0 at the server; expected the same"),
+        ({"version of pyrofl's code": "1f"}, ", and 1f at the server; expected the same"),
     ],
 )
 def test_a_site_with_another_project_is_refused_by_name(change, told, tmp_path, monkeypatch):
     project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
     shutil.copytree(tmp_path / "p", tmp_path / "other")
     post = wire(project, tmp_path)
-    if "version of torch" in change:
+    if next(iter(change)).startswith("version"):
         post.tamper = lambda node, letter: {HELLO: letter[HELLO] | change} if node == 12 else letter
     else:
         hospitals.changed(tmp_path / "other", **change)
@@ -204,6 +230,28 @@ def test_a_site_with_another_project_is_refused_by_name(change, told, tmp_path, 
         len([line for line in said if line.startswith("hospital_3 is refused: ") and told in line])
         == 1
     )
+
+
+def test_the_hash_of_the_code_follows_every_file_and_no_other_thing(tmp_path):
+    package = tmp_path / "one"
+    (package / "sub").mkdir(parents=True)
+    (package / "a.py").write_text("lr = 0.1\n")
+    (package / "sub/b.py").write_text("")
+    first = code_hash(package)
+    (package / "sub/__pycache__").mkdir()
+    (package / "sub/__pycache__/b.pyc").write_bytes(b"1")
+    moved = tmp_path / "two"
+    shutil.copytree(package, moved)
+    (moved / "a.py").write_bytes(b"lr = 0.1\r\n")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/a.py").write_text("lr = 0.1\n")
+    (tmp_path / "linked/sub").symlink_to(package / "sub")
+    assert code_hash(moved) == code_hash(tmp_path / "linked") == first
+    code_hash.cache_clear()
+    (moved / "sub/b.py").write_text("lr = 0.3\n")
+    assert code_hash(moved) != first
+    (package / "sub/b.py").rename(package / "sub/c.py")
+    assert code_hash(package) != first
 
 
 def test_a_code_that_differs_is_refused_by_the_part_of_the_method(tmp_path):

@@ -31,7 +31,8 @@ def apart(name: str, **options: object) -> tuple[Server, dict[str, Client]]:
     data, method = toys.blobs(SIZES), contract.built(name)
     slow = lambda number: LESS.working(method, data.names, 5, number)  # noqa: E731
     server = Server(slow, data.names, data.sizes, data.dtype, 5, **options)
-    return server, {h: Client(slow, some(data, names), 5) for h, names in HOLDERS.items()}
+    rows = {h: some(data, names) for h, names in HOLDERS.items()}
+    return server, {h: Client(slow, own, 5, min_scored_rows=1) for h, own in rows.items()}
 
 
 def private(clients: Mapping[str, Client], merged: Mapping[str, int]) -> Tensors:

@@ -36,7 +36,8 @@ def begun(method: Any, state: Path | None = None, **options: Any) -> Server:
 def sites(method: Any, folder: Path | None = None) -> dict[str, Client]:
     """Return six clients, each with its rows alone."""
     folders = {n: folder / n if folder else None for n in DATA.names}
-    return {n: Client(method, some(DATA, [n]), state=folders[n]) for n in DATA.names}
+    own = {n: some(DATA, [n]) for n in DATA.names}
+    return {n: Client(method, own[n], state=folders[n], min_scored_rows=1) for n in DATA.names}
 
 
 def a_round(server: Server, clients: dict[str, Client]) -> dict[str, Any]:
@@ -317,7 +318,8 @@ def test_only_the_metrics_that_are_asked_for_are_told():
         return found.mean.amax((1, 2))
 
     mine = {"surest": surest}
-    clients = {n: Client(method, some(DATA, [n]), metrics=mine) for n in DATA.names}
+    how = {"metrics": mine, "min_scored_rows": 1}
+    clients = {n: Client(method, some(DATA, [n]), **how) for n in DATA.names}
     asked = server.questions(metrics=["surest", "accuracy"], part="train")
     answers = {n: clients[n].evaluate(q) for n, q in asked.items()}
     assert server.scores(answers).values.keys() == {"surest", "accuracy"}
@@ -334,6 +336,23 @@ def test_only_the_metrics_that_are_asked_for_are_told():
             server.scores(answers | {"client 4": answers["client 4"] | change})
     with pytest.raises(ValueError, match="no client has answered"):
         server.scores({})
+
+
+@pytest.mark.parametrize(("least", "sent"), [({}, [1, 2, 3, 5]), (8, [1, 3, 5]), (None, [])])
+def test_scores_of_few_rows_and_of_clients_that_share_none_are_not_sent(least, sent):
+    method = fedavg.build(toys.net(), epochs=1)
+    server = begun(method)
+    how = {"min_scored_rows": least} if least != {} else {}
+    holders = {"here": list(DATA.names)}
+    (asked,) = server.questions(holders, part="train").values()
+    answer = Client(method, DATA, **how).evaluate(asked)
+    assert answer["names"] == tuple(DATA.names[i] for i in sent)
+    assert all(len(v) == len(sent) for n, v in answer.items() if torch.is_tensor(v))
+    if sent:
+        found, every = server.scores({"here": answer}), Client(method, DATA, min_scored_rows=1)
+        whole = server.scores({"here": every.evaluate(asked)})
+        assert found.ids.tolist() == sent
+        toys.assert_same(found.values, {n: v[sent] for n, v in whole.values.items()})
 
 
 def test_a_client_without_test_rows_has_nothing_to_tell():
