@@ -21,6 +21,7 @@ from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.loop.state import meet
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, default_type, matches
+from pyrofl.turns import in_turn
 
 WRAPPED = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
 
@@ -43,6 +44,7 @@ class Related:
     observed: bool
 
 
+@in_turn
 @checked
 def relations(method: Method, data: Federation) -> dict[str, Related]:
     """Find out what depends on what in a method's model, on the rows of one client.

@@ -18,6 +18,8 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
+from pyrofl.turns import in_turn
+
 HANDED_ON = ("pyrofl.models", "pyrofl.inference.programs", "pyro.distributions")
 PLAIN = (bool, str, Tensor, type(None))
 
@@ -33,12 +35,17 @@ class Recipe:
 
 
 def repeatable(function: F) -> F:
-    """Let what a function makes remember how; it may be a closure or have a field `recipe`."""
+    """Record on what a function makes how it was made; that may be a closure or have a `recipe`.
+
+    Threads that make something wait for each other and for rounds of a fit, see `in_turn`: some
+    makers run Pyro programs.
+    """
     signature = inspect.signature(function)
     maker = f"{function.__module__}:{function.__qualname__}"
     more = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
 
     @wraps(function)
+    @in_turn
     def call(*args: Any, **kwargs: Any) -> Any:
         made = function(*args, **kwargs)
         given = dict(signature.bind(*args, **kwargs).arguments)

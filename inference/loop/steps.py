@@ -132,14 +132,17 @@ class PhaseRun:
         self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch
     ) -> None:
         programs = self.method.model, self.method.guide
+        # New leaves: autograd remembers the shape of one as long as any graph of it lives, and
+        # `vmap` leaves graphs to the garbage collector, while `_narrow` shortens the parameters.
+        leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
         with self.noise:
-            loss = step.loss(*programs, self.received, self.now | params, batch)
+            loss = step.loss(*programs, self.received, self.now | leaves, batch)
         if loss.shape != batch.size.shape:
             raise ValueError(
                 f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "
                 f"number for each of {len(batch)} clients"
             )
-        moving, ones = list(params.values()), self.ones[: len(loss)]
+        moving, ones = list(leaves.values()), self.ones[: len(loss)]
         grads = torch.autograd.grad(loss, moving, ones, allow_unused=True, materialize_grads=True)
         for (name, p), grad in zip(params.items(), grads, strict=True):
             if p.dim() and not optimiser.state.get(p):

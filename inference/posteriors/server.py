@@ -15,6 +15,7 @@ from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import Tensors
+from pyrofl.turns import in_turn
 
 
 class Given(Messenger):
@@ -30,6 +31,7 @@ class Given(Messenger):
             msg["value"], msg["done"] = self.values[msg["name"]].unsqueeze(2), True
 
 
+@in_turn
 def of_server(
     method: Method, state: Round, asked: Asked, of_prior: bool = False
 ) -> tuple[Callable[[Who], Tensors], Asked]:

@@ -21,8 +21,10 @@ from pyrofl.inference.elbo import latent, with_rows
 from pyrofl.inference.loop.noise import GuideMean
 from pyrofl.inference.programs import Guide, Program
 from pyrofl.tensors import Tensors, role, seeded, spread_out, under
+from pyrofl.turns import in_turn
 
 
+@in_turn
 def from_pyro(
     guide: Callable[..., Any],
     data: Federation,

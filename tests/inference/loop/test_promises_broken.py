@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import toys
+from pyro.infer.autoguide import AutoNormal
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
@@ -17,7 +18,9 @@ from pyrofl.inference.fit import fit
 from pyrofl.inference.loop.participation import everyone, fixed
 from pyrofl.inference.loop.rounds import advance, federate, first
 from pyrofl.inference.method import Method
-from pyrofl.models import fedavg, pfedbayes
+from pyrofl.inference.relations import relations
+from pyrofl.models import fedavg, pfedbayes, pvi
+from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.tensors import Tensors
 
 
@@ -161,6 +164,29 @@ def test_threads_may_fit_and_test_at_once(blobs):
     for at, (state, accuracy) in enumerate(together):
         toys.assert_same_round(state, alone[at % 2][0])
         assert torch.equal(accuracy, alone[at % 2][1])
+
+
+MAKERS = {
+    "a method": lambda data: pvi.build(toys.net()),
+    "a guide": lambda data: from_pyro(AutoNormal, data, model=toys.tempered),
+    "relations": lambda data: relations(made(), data),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_another_thread_makes_does_not_change_a_fit(name, blobs):
+    method, often = made(), sys.getswitchinterval()
+    alone = list(federate(method, blobs, 2))
+    sys.setswitchinterval(1e-4)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(lambda: list(federate(method, blobs, 2)))
+            while not running.done():
+                MAKERS[name](blobs)
+    finally:
+        sys.setswitchinterval(often)
+    for found, expected in zip(running.result(), alone, strict=True):
+        toys.assert_same_round(found, expected)
 
 
 def test_threads_draw_the_start_that_each_draws_alone(blobs):
