@@ -63,7 +63,7 @@ from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals
 from pyrofl.models.scaffold import gradient
-from pyrofl.models.shared.laplace import information, weight_of_each
+from pyrofl.models.shared.laplace import diagonal, slopes, weight_of_each, whole
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
@@ -252,12 +252,9 @@ class Factors:
         @built_for(model=model)
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Add the information of some rows."""
-            rows = information(self.net, self.likelihood, role("w", received), data)
-            each = local["each"][:, None]
-            found = rows.square().sum(1) * each
-            if self.normals.full:
-                found = self.normals.packed(rows.mT @ rows * each[..., None])
-            return {"new/precision": local["new/precision"] + found}
+            rows = slopes(self.net, self.likelihood, role("w", received), data)
+            found = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
+            return {"new/precision": local["new/precision"] + found * local["each"][:, None]}
 
         def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Take the new factor, and tell what has changed."""
