@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.files import hashed
 from pyrofl.files.run_folder import METRICS
-from pyrofl.inference.description import described
+from pyrofl.inference.description import Description, describe
 from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
@@ -20,6 +21,7 @@ from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.run import Run
 from pyrofl.inference.saving import RECORDS, about_of, save
 from pyrofl.inference.seeds import Seed
+from pyrofl.tensors import Tensors
 
 __all__ = ["Keeper", "load", "save", "taken_up"]
 
@@ -36,7 +38,8 @@ def load(
 ) -> Run:
     """Read a run that `save` wrote; as `start` of `fit` it goes on as if it had never stopped.
 
-    What clients keep lies in the file until the next round has a copy of it.
+    What clients keep lies in the file until the next round has a copy of it. Frozen weights and
+    buffers of the method's networks are set to those of the run.
 
     Args are those of the run that was saved, the data on the same device; method may be round
     number -> method; `about` is what `save` was given.
@@ -59,18 +62,55 @@ def taken_up(
     try:
         run = _made(content, method, data, seed)
         _refuse_unlike(run)
+        was = {n: content[n] for n in ("method", "constants")}
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         told = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"checkpoint {path} is incomplete ({told}); expected what `save` writes"
         ) from error
-    was, now = content.get("method", {}), described(run.method)
-    if differ := [name for name in was | now if was and was.get(name) != now.get(name)]:
-        few = differ[:TOLD]
-        hashed.same(
-            f"checkpoint {path}", {n: was.get(n) for n in few}, {n: now.get(n) for n in few}
-        )
+    _refuse_other_method(path, **was, now=describe(run.method))
+    _restore(path, was["constants"], method, run)
     return run
+
+
+def _refuse_other_method(
+    path: str | Path, method: dict[str, str], constants: Tensors, now: Description
+) -> None:
+    """Refuse a method that differs from the one of a checkpoint, but for values of constants."""
+    alike = {n for n, v in constants.items() if n in now.constants and _layout(v, now.constants[n])}
+    names = (n for n in method | now.parts if n not in alike)
+    if differ := [n for n in names if method.get(n) != now.parts.get(n)]:
+        few = differ[:TOLD]
+        named = ({n: parts.get(n) for n in few} for parts in (method, now.parts))
+        hashed.same(f"checkpoint {path}", *named)
+
+
+def _layout(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def _restore(
+    path: str | Path,
+    held: Mapping[str, Tensor],
+    method: Method | Callable[[int], Method],
+    run: Run,
+) -> None:
+    """Copy frozen weights and buffers of a checkpoint into the networks of a method.
+
+    Raises:
+        ValueError: if a function round -> method makes other networks for each round.
+    """
+    with torch.no_grad():
+        for name, value in describe(run.method).constants.items():
+            if not torch.equal(value, held[name].to(value.device)):
+                value.copy_(held[name])
+    following = describe(by_round(method)(run.state.number)).constants if held else {}
+    for name, value in following.items():
+        if name in held and not torch.equal(value, held[name].to(value.device)):
+            raise ValueError(
+                f"checkpoint {path} has other frozen values in {name} than the method of round "
+                f"{run.state.number + 1}; build the network once, outside of round -> method"
+            )
 
 
 def _made(

@@ -2,36 +2,82 @@
 
 from __future__ import annotations
 
+import dis
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from functools import cached_property, partial
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from functools import cache, cached_property, partial
+from logging import Logger
+from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
 from pyrofl.inference.method import Method
+from pyrofl.tensors import Tensors
 
 RECIPE = "recipe"  # says how a thing was made, not what it is
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+INTERNAL = frozenset(vars(nn.Module()))
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+LIBRARIES = ("pyrofl", "torch", "pyro", "numpy")  # their versions are compared
+UNCALLED = ("__init__", "__repr__", "__new__")  # methods that no prediction uses
+
+
+@dataclass
+class Description:
+    """Description of a method, and the constants of its networks.
+
+    Attributes:
+        parts: name of a part -> text that is equal for equal parts.
+        constants: name of a part -> frozen weights and buffers of its networks, not copied.
+    """
+
+    parts: dict[str, str] = field(default_factory=dict)
+    constants: Tensors = field(default_factory=dict)
+    _known: dict[int, Any] = field(default_factory=dict)  # held, so that no two have the same id
+
+    def add(self, path: str, value: Any) -> None:
+        """Describe a value, and all that it holds; each thing once."""
+        if isinstance(value, PLAIN):
+            self.parts[path] = repr(value)
+            return
+        inner = value.layer if isinstance(value, _Trained) else value
+        if id(inner) in self._known:
+            return
+        self._known[id(inner)] = inner
+        self.parts[path] = _kind(inner)
+        for name, part in _parts(value):
+            if isinstance(inner, nn.Module) and isinstance(part, Tensor) and name in _own(inner):
+                self.constants[f"{path}.{name}"] = part
+            self.add(f"{path}.{name}", part)
+
+
+def describe(method: Method) -> Description:
+    """Describe the parts of a method: "phases.0.moves.0.optim.lr" -> "0.01", and so on.
+
+    Functions are described by their code and by what they hold: arguments of what made them, such
+    as the family and the scale of a prior, defaults, fields of objects, tensors by their values.
+    Networks are described by their layers, attributes, hooks, frozen weights and buffers, not by
+    weights that train. Of a user's own code, functions and classes by global names, their constants
+    and helpers, are described too; libraries are compared by version. Private dicts and lists,
+    which may remember results, and global names that a function itself assigns are left out.
+    """
+    found = Description()
+    for one in fields(method):
+        if one.name != RECIPE:
+            found.add(one.name, getattr(method, one.name))
+    return found
 
 
 def described(method: Method) -> dict[str, str]:
-    """Tell the parts of a method: "phases.0.moves.0.optim.lr" -> "0.01", and so on.
-
-    Functions are told by their code and by what they hold: arguments of what made them, such as the
-    family and the scale of a prior, defaults, fields of objects, tensors by their values, networks
-    by their layers. What a function finds by a global name when it runs is not seen, as constants
-    of a module and helpers beside it; nor private dicts and lists, which may remember results.
-    """
-    found: dict[str, str] = {}
-    known: dict[int, Any] = {}  # held, so that no two have the same id
-    for field in fields(method):
-        if field.name != RECIPE:
-            _tell(field.name, getattr(method, field.name), found, known)
-    return found
+    """Return the parts of a method's description; see `describe`."""
+    return describe(method).parts
 
 
 CLIENTS = ("model", "guide", "phases", "join", "upload", "adapt", "statistics", "all_train")
@@ -47,27 +93,27 @@ def clients_part(method: Method) -> dict[str, str]:
     reads = {n: getattr(view, "read", view) for n, view in method.views.items()}
     hashes = {}
     for name, part in (parts | {"views": reads}).items():
-        found: dict[str, str] = {}
-        _tell(name, part, found, {})  # on its own, as others may tell what it holds before it
-        hashes[name] = _hash(repr(sorted(found.items())).encode())
+        found = Description()
+        found.add(name, part)  # on its own, as others may describe what it holds before it
+        hashes[name] = _hash(repr(sorted(found.parts.items())).encode())
     return hashes
 
 
-def _tell(path: str, value: Any, found: dict[str, str], known: dict[int, Any]) -> None:
-    """Write down a value, and all that it holds; each thing once."""
-    if isinstance(value, PLAIN):
-        found[path] = repr(value)
-        return
-    if id(value) in known:
-        return
-    known[id(value)] = value
-    found[path] = _kind(value)
-    for name, part in _parts(value):
-        _tell(f"{path}.{name}", part, found, known)
+@dataclass(frozen=True)
+class _Trained:
+    """A layer of a network of `pyrofl.nets`: what trains of it is in the run's state."""
+
+    layer: nn.Module
 
 
 def _kind(value: Any) -> str:
     """Name a thing without what it holds."""
+    if isinstance(value, np.ndarray):
+        objects = value.dtype.hasobject
+        content = repr(value.tolist()).encode() if objects else value.tobytes()
+        return f"{value.dtype} {list(value.shape)} {_hash(content)}"
+    if isinstance(value, np.generic | torch.dtype | torch.device | Enum):
+        return repr(value)
     if isinstance(value, Tensor):
         # A copy, as of one entry that was expanded torch says that it is contiguous, and it is not.
         flat = value.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
@@ -75,6 +121,8 @@ def _kind(value: Any) -> str:
         return f"{value.dtype} {list(value.shape)} {_hash(content)}"
     if isinstance(value, nn.Module):
         return f"{type(value).__name__} {_hash(repr(value).encode())}"
+    if isinstance(value, torch.jit.ScriptFunction):
+        return f"ScriptFunction {_hash(str(value.code).encode())}"
     if isinstance(value, FunctionType):
         return f"{value.__qualname__} {_code(value.__code__)}"
     if isinstance(value, set | frozenset):
@@ -86,27 +134,129 @@ def _kind(value: Any) -> str:
 
 def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
     """Yield what a thing holds, by name."""
-    leaves = Tensor | nn.Module | Generator | type | BuiltinFunctionType | ModuleType
+    leaves = Tensor | np.ndarray | Generator | BuiltinFunctionType | ModuleType | Logger | Enum
     if isinstance(value, leaves):
         return ()
+    if isinstance(value, nn.Module | _Trained):
+        return _of_layer(value)
+    if isinstance(value, type):
+        return _of_class(value)
     if isinstance(value, FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         held = [(name, cell.cell_contents) for name, cell in cells if _filled(cell)]
         defaults = [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
-        return [*held, *defaults, *_wrapped(value)]
+        return [*held, *defaults, *_globals(value), *_wrapped(value)]
     if isinstance(value, MethodType):
         return [("function", value.__func__), ("self", value.__self__)]
     if isinstance(value, partial):
         return [("function", value.func), *enumerate(value.args), *value.keywords.items()]
+    if isinstance(value, property):
+        return [("fget", value.fget)]
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, tuple | list):
         return enumerate(value)
     if hasattr(value, "__wrapped__"):
         return _wrapped(value)
-    return sorted(
-        (n, v) for n, v in getattr(value, "__dict__", {}).items() if not _fills(value, n, v)
-    )
+    kind = type(value)
+    held = [(n, v) for n, v in _attributes(value) if not _fills(value, n, v)]
+    if _is_own(kind.__module__):
+        return [*held, ("class", kind)]
+    # Networks first: what else holds their layers does not know what trains of them.
+    nets = [(n, _Trained(v)) for n, v in held if isinstance(v, nn.Module)]
+    return [*nets, *((n, v) for n, v in held if not isinstance(v, nn.Module))]
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return the attributes of an object, also those of a user's own class with slots."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ()) if _is_own(kind.__module__) else ()
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                found[name] = getattr(value, name)
+    return sorted(found.items())
+
+
+def _of_layer(value: nn.Module | _Trained) -> Iterator[tuple[str, Any]]:
+    """Yield weights, buffers, layers, attributes and hooks of a layer, but for what trains."""
+    inside = isinstance(value, _Trained)
+    layer = value.layer if isinstance(value, _Trained) else value
+    for name, weight in layer._parameters.items():
+        if weight is not None and not (inside and weight.requires_grad):
+            yield name, weight
+    yield from ((n, v) for n, v in layer._buffers.items() if v is not None)
+    for name, part in layer._modules.items():
+        if part is not None:
+            yield name, _Trained(part) if inside else part
+    for name, held in sorted(vars(layer).items()):
+        if name not in INTERNAL and not _fills(layer, name, held):
+            yield name, held
+    for name in HOOKS:
+        yield from ((f"{name}.{i}", hook) for i, hook in enumerate(vars(layer)[name].values()))
+    if _is_own(type(layer).__module__):
+        yield "class", type(layer)
+
+
+def _own(layer: nn.Module) -> set[str]:
+    """Return the names of a layer's weights and buffers, without those of layers inside it."""
+    return {*layer._parameters, *layer._buffers}
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield methods, constants and bases of a user's own class."""
+    if not _is_own(kind.__module__):
+        return
+    for name, held in sorted(vars(kind).items()):
+        dunder = name.startswith("__") and name.endswith("__")
+        calls = isinstance(held, FunctionType) and name not in UNCALLED
+        if (calls or not dunder) and not _fills(kind, name, held):
+            yield name, held
+    yield from ((f"base.{i}", base) for i, base in enumerate(kind.__bases__))
+
+
+def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield what a user's own function finds by global names when it runs."""
+    if not _is_own(function.__module__):
+        return
+    read, written, names = _names(function.__code__)
+    for name in read:
+        if name in written or name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        if not isinstance(value, ModuleType):
+            if not _fills(function, name, value):
+                yield name, value
+        elif _is_own(value.__name__):
+            yield from ((f"{name}.{n}", vars(value)[n]) for n in names if n in vars(value))
+
+
+@cache
+def _names(code: CodeType) -> tuple[list[str], set[str], list[str]]:
+    """Return global names that code reads, those that it assigns, and all names of attributes."""
+    read, written, names = set[str](), set[str](), {*code.co_names}
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            read.add(step.argval)
+        elif step.opname == "STORE_GLOBAL":
+            written.add(step.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            more = _names(constant)
+            read |= {*more[0]}
+            written |= more[1]
+            names |= {*more[2]}
+    return sorted(read), written, sorted(names)
+
+
+@cache
+def _is_own(module: str | None) -> bool:
+    """Return whether a module is the user's: no library, whose version tells what it does."""
+    top = (module or "builtins").partition(".")[0]
+    if top in sys.stdlib_module_names or top in LIBRARIES:
+        return False
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return file is None or not {"site-packages", "dist-packages"} & {*Path(file).parts}
 
 
 def _fills(whole: Any, name: str, value: Any) -> bool:

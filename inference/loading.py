@@ -38,6 +38,8 @@ def load(
         folder: holds `checkpoint.pt`.
         method: None makes that of the library again, with its settings. One of your own, or that
             has parts of your own, is to be given, as it was; round number -> method if it was that.
+            Frozen weights and buffers of its networks are set to those of the run; all else in
+            them, and the constants and helpers that its functions use, must be the same.
         data: the federation that the run was fitted to, in the same order, or None.
 
     Raises:

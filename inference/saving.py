@@ -12,7 +12,7 @@ from pyrofl.data import Federation
 from pyrofl.data.blank import facts
 from pyrofl.files import hashed
 from pyrofl.files.run_folder import versions
-from pyrofl.inference.description import described
+from pyrofl.inference.description import describe
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.records import RoundRecord
@@ -37,12 +37,14 @@ class Kept(Protocol):
 def save(run: Kept, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
     """Write a run's last round and all its records into one file; its own metrics are not kept.
 
+    Frozen weights and buffers of its networks are written too, and `load` restores them.
+
     Args:
         run: as `fit` returns it, or hands it to `after`.
         path: of the file, which is replaced once the new one is on the disk.
         about: settings of the run, as JSON has them; `load` refuses the file if one differs. The
             data, the seeds, the versions of Python, pyrofl, torch, Pyro and NumPy and the parts of
-            the method are always among them, but no constants of modules that its functions read.
+            the method, see `pyrofl.inference.description.describe`, are always among them.
 
     Raises:
         OSError: if there is no room for it.
@@ -52,7 +54,9 @@ def save(run: Kept, path: str | Path, about: Mapping[str, Any] | None = None) ->
     records: dict[str, Any] = {"draws": run.draws, "metrics": run.history}
     records |= {name: [getattr(record, name) for record in run.records] for name in RECORDS}
     about = about_of(run.data, run.seed, about)
-    content = {"state": state, "records": records, "method": described(run.method)}
+    found = describe(run.method)
+    content: dict[str, Any] = {"state": state, "records": records, "method": found.parts}
+    content["constants"] = {n: v.detach() for n, v in found.constants.items()}
     content |= {"recipe": _recipe(run.method), "data": facts(run.data)}
     hashed.write(path, about, content)
 

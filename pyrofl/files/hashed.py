@@ -20,7 +20,7 @@ import torch
 from pyrofl.data import Federation
 from pyrofl.files.run_folder import replacing
 
-FORMAT = b"\npyrofl checkpoint 3\n"
+FORMAT = b"\npyrofl checkpoint 4\n"
 TAIL = 64 + len(FORMAT)  # bytes: the hash and the format
 BLOCK = 2**20  # bytes that are hashed at once
 

@@ -265,7 +265,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
         assert told in told_
     (out / "checkpoint.pt").write_bytes(b"")
     assert main([*short, "--resume"]) == 2
-    assert r"expected b'\npyrofl checkpoint 3" in capsys.readouterr().err
+    assert r"expected b'\npyrofl checkpoint 4" in capsys.readouterr().err
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, first: int) -> None:

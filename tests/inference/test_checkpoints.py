@@ -167,10 +167,10 @@ def test_files_of_others_are_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
         load(tmp_path, plain(), data())
     torch.save({"a": 1}, path)
-    with pytest.raises(ValueError, match=r"it ends with .*; expected b'.npyrofl checkpoint 3"):
+    with pytest.raises(ValueError, match=r"it ends with .*; expected b'.npyrofl checkpoint 4"):
         load(path, plain(), data())
-    path.write_bytes(b"0" * 99 + b"\npyrofl checkpoint 4\n")
-    with pytest.raises(ValueError, match=r"it ends with b'.npyrofl checkpoint 4"):
+    path.write_bytes(b"0" * 99 + b"\npyrofl checkpoint 5\n")
+    with pytest.raises(ValueError, match=r"it ends with b'.npyrofl checkpoint 5"):
         load(path, plain(), data())
 
 
@@ -443,10 +443,9 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
         load("/dev/zero", plain(), data())
 
 
-def test_an_older_file_without_parts_of_the_method_is_read(file):
+def test_a_file_without_names_of_clients_is_read(file):
     about = _about(file)
     content = container.read(file, about)
-    content.pop("method")
     content["state"].pop("names")
     content["state"].pop("rows")
     container.write(file, about, content)
