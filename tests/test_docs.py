@@ -177,6 +177,20 @@ def test_the_site_refers_to_every_public_name():
                 assert f'id="pyrofl.{module}.{name}"' in text, name
 
 
+def test_a_diagram_is_the_same_each_time_and_its_legend_has_every_kind(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    draw = import_module("making.cards").diagram
+    written = draw("pfedvem")
+    assert draw("pfedvem") == written
+    shapes = re.findall(rb'<path id="(\w+)"', written)
+    legend = written[written.index(b'id="legend_1"') :]
+    marks = re.findall(
+        rb'<use xlink:href="#(m\w+)"[^>]*style="fill: (#\w+); stroke: (#\w+)', legend
+    )
+    assert len(marks) == len({*marks}) == 4  # the server's, kept by the client, drawn, observed
+    assert [name for name, *_ in marks] == [name for name in shapes if name.startswith(b"m")]
+
+
 @pytest.mark.slow
 def test_the_site_fetches_nothing():
     for page in built().rglob("*.html"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["Moving", "moving"]
+
+# What stands on matplotlib's buttons instead of pictures from a font that it fetches.
+SIGNS = {
+    "fa-minus": "−",
+    "fa-fast-backward": "|◀",
+    "fa-step-backward": "‹",
+    "fa-play fa-flip-horizontal": "◀",
+    "fa-pause": "❚❚",
+    "fa-play": "▶",
+    "fa-step-forward": "›",
+    "fa-fast-forward": "▶|",
+    "fa-plus": "+",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,7 @@ class Moving:
 
     @cached_property
     def html(self) -> str:
-        """The pictures with a slider, as one piece of HTML; it needs no server."""
+        """The pictures with a slider, as one piece of HTML; it needs no network."""
         from matplotlib.animation import FuncAnimation
 
         figure = canvas(*self.size)
@@ -54,7 +68,8 @@ class Moving:
 
         shown(self.frames[-1])
         moving = FuncAnimation(figure, shown, frames=self.frames, interval=400, blit=False)
-        return str(moving.to_jshtml(default_mode="once"))
+        page = re.sub(r"<link[^>]*>", "", moving.to_jshtml(default_mode="once"))
+        return re.sub(r'<i class="fa ([^"]+)"></i>', lambda icon: SIGNS[icon[1]], page)
 
     def _drawn(self, axes: Axes, frame: Any) -> None:
         self.draw(axes, frame)

@@ -23,6 +23,14 @@ def test_every_frame_has_a_picture_and_print_has_the_last():
     assert shown._repr_png_().startswith(b"\x89PNG")
 
 
+def test_a_page_fetches_nothing_and_its_buttons_have_signs():
+    page = figures.moving(draw, [1, 2], size=(2, 1.5)).html
+    assert not re.findall(r"<link|(?:src|href) *= *[\"']?http|@import|url\(", page)
+    signs = re.findall(r"<button[^>]*>\s*(.*?)\s*</button>", page, re.DOTALL)
+    assert len(signs) == len({*signs}) == 9
+    assert not any("<" in sign for sign in signs)
+
+
 def test_nothing_to_show_is_refused():
     with pytest.raises(ValueError, match="frames is empty; expected at least one"):
         figures.moving(draw, [])
