@@ -217,6 +217,13 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Multiply matrices [..., a, b] by vectors [..., b]."""
-    product: Tensor = (matrix @ vector[..., None])[..., 0]
-    return product
+    """Return the products of matrices [*p, a, b] and vectors [*s, *p, b], [*s, *p, a].
+
+    Vectors with further axes in front are the columns of one product, as `matmul` would copy every
+    matrix for each of them.
+    """
+    front = vector.shape[: max(0, vector.dim() - matrix.dim() + 1)]
+    if not front:
+        return (matrix @ vector[..., None])[..., 0]
+    columns = vector.flatten(0, len(front) - 1).movedim(0, -1)
+    return (matrix @ columns).movedim(-1, 0).unflatten(0, front)

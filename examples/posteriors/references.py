@@ -167,14 +167,14 @@ def pooled(problem: Problem) -> Pooled:
     """Return the non-centred program with all rows."""
     program, data = problem.pooled()
     one = data.batch(torch.tensor([0]))
-    program = decentred(program, one, problem.shared)
+    program = decentred(program, one)
     ours, _ = layouts(program, one, problem.shared, 10.0)
     with torch.no_grad():
         trace = run(program, {}, one)
     sizes: dict[str, int | None] = {
         n: site["fn"].event_shape.numel() if site["fn"].event_shape else None
         for n, site in latent(trace)
-        if not matches(n, problem.shared)
+        if not matches(n, ours.names)
     }
     everybody = data.batch(torch.arange(data.clients))
     return Pooled(program, everybody, ours, sizes, problem.exact == "normal")
@@ -243,11 +243,11 @@ def resampled(problem: Problem, seed: int) -> tuple[dict[str, Tensor], float, fl
 def sampled(problem: Problem, seed: int) -> tuple[dict[str, Tensor], float, float]:
     """Return draws of NUTS of the compared sites, R-hat and the least effective draws."""
     program, data = problem.pooled()
-    program = decentred(program, data.batch(torch.tensor([0])), problem.shared)
+    one = data.batch(torch.tensor([0]))
+    program = decentred(program, one)
+    shared = layouts(program, one, problem.shared, 10.0)[0].names
     draws, warmup = problem.nuts
-    found = reference.nuts(
-        program, data, draws, warmup, CHAINS, seed=seed, shared=problem.shared, jit=True
-    )["posterior"][list(problem.compared)]
+    found = reference.nuts(program, data, draws, warmup, CHAINS, seed=seed, shared=shared, jit=True)["posterior"][list(problem.compared)]
     az = import_arviz()
     worst = [float(of(found).to_array().max()) for of in (az.rhat, lambda v: -az.ess(v))]
     return {n: torch.tensor(found[n].values) for n in problem.compared}, worst[0], -worst[1]

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.distributions import MaskedDistribution
 from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
 from pyro.poutine.messenger import Messenger
@@ -173,6 +173,42 @@ def pooled(data: Federation) -> Federation:
     return replace(data, train=(train,), test=(test,), names=("all",), held_out=0)
 
 
+class OnePrior(dist.TorchDistribution):
+    """The prior of a shared site whose parameters have an axis over clients: the first client's."""
+
+    arg_constraints = {}  # noqa: RUF012 (as every distribution of Pyro has it)
+
+    def __init__(self, fn: Any) -> None:
+        """Keep the distribution, of batch shape [C, B]."""
+        self.fn = fn
+        shape = (*fn.batch_shape[:-2], 1, *fn.batch_shape[-1:])
+        super().__init__(shape, fn.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        """The support, which no client changes."""
+        return self.fn.support
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> OnePrior:
+        """Return the same with another last axis."""
+        return OnePrior(self.fn.expand((*self.fn.batch_shape[:-1], batch_shape[-1])))
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Draw from the first client's prior."""
+        value: Tensor = self.fn(sample_shape)
+        return value.narrow(value.dim() - self.event_dim - 2, 0, 1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density by the first client's prior."""
+        density: Tensor = self.fn.log_prob(value)
+        return density[..., :1, :]
+
+    def agrees(self, value: Tensor) -> bool:
+        """Return whether all clients' priors have the same log density of a value."""
+        density = self.fn.log_prob(value)
+        return torch.allclose(density, density[..., :1, :].expand_as(density), equal_nan=True)
+
+
 class OncePlate(pyro.plate):
     """The plate over clients; what all of them share is sampled as if it stood before the plate."""
 
@@ -186,12 +222,8 @@ class OncePlate(pyro.plate):
         if not self._lets_go(msg):
             super()._process_message(msg)
             return
-        in_plate = any(frame.dim == -1 for frame in msg["cond_indep_stack"])
-        if msg["fn"].batch_shape[: -1 if in_plate else None].numel() > 1:
-            raise ValueError(
-                f"site {msg['name']!r} has batch shape {list(msg['fn'].batch_shape)}; expected one "
-                "prior, the same for all clients, as they share it"
-            )
+        if msg["fn"].batch_shape[:-1].numel() > 1:
+            msg["fn"] = OnePrior(msg["fn"])
 
     def _postprocess_message(self, msg: Message) -> None:
         if not self._lets_go(msg):
@@ -240,7 +272,7 @@ class RowsKept(Messenger):
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg) and of_rows(msg):
             msg["mask"] = None
-            while isinstance(msg["fn"], MaskedDistribution):
+            while isinstance(msg["fn"], dist.MaskedDistribution):
                 msg["fn"] = msg["fn"].base_dist
 
 
@@ -271,6 +303,11 @@ class Joint:
             raise ValueError(f"{told}; expected state, a round of the method") from error
         found = {}
         for name, site in latent(trace):
+            if isinstance(site["fn"], OnePrior) and not site["fn"].agrees(site["value"]):
+                raise ValueError(
+                    f"the prior of {name!r} differs between clients, which share it; make it "
+                    "depend on shared sites and constants alone"
+                )
             frames = {frame.name for frame in site["cond_indep_stack"]}
             own, rows, fn = "clients" in frames, "rows" in frames, site["fn"]
             found[name] = Site(own, rows, fn.batch_shape[-1:].numel(), fn.event_shape)

@@ -201,7 +201,7 @@ def hierarchical(
             "expected 'full' and None, as these are of the normal, guide=None"
         )
     one = data.batch(torch.tensor([0]))
-    model = decentred(model, one, shared) if covariance == "full" else model
+    model = decentred(model, one) if covariance == "full" else model
     sites = layouts(model, one, shared, wide, rows=int(data.sizes.max()))
     if (batch or guide) and (names := sites[1].of_rows):
         given = f"batch is {batch}" if batch else "there is a guide"

@@ -21,6 +21,7 @@ from pyrofl.inference.method import Method, Phase, Step, View, send_all
 from pyrofl.inference.programs import HalfSquares, Program, built_for
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models.guides.correlated import standard_noise
+from pyrofl.models.pvi.centring import Centring
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked
 from pyrofl.models.pvi.membership import without
 from pyrofl.models.pvi.natural_gradient import halved, natural
@@ -104,6 +105,8 @@ class Partitioned:
         share = torch.tensor(1 / clients, dtype=torch.float64)
         each = {n: ((q[n] - self.prior[n]) / clients).repeat(clients, 1) for n in PARAMETERS}
         server = q | under("server", each)
+        if self.centring:
+            server |= self.centring.start(self.normals.moments(q)[0])
         if self.damping is None:
             last = {n: torch.zeros_like(v) for n, v in q.items()}
             # Half of the way, in decades, from where no overlap of factors can overshoot to 1.
@@ -127,6 +130,9 @@ class Partitioned:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log densities [S] of draws of g, before any constraint; see `Factors`."""
         u, growth = self.ours.freed(sites)
+        if self.centring:
+            u, more = self.centring.variables(u, server)
+            growth = growth + more
         factors = {n: v[0] for n, v in self.cavity(server, who).items() if n in PARAMETERS}
         every, others, prior = (
             self.normals.log_density(u, {n: v.to(u) for n, v in pick(q, "shift precision").items()})
@@ -152,9 +158,16 @@ class Partitioned:
                 if self.damping is None:
                     damping = torch.full_like(server["server/damping"], rate)
                     q |= under("server", {"damping": damping} | under("last", total))
-                return server | q
+                return self.centred(server | q)
             rate /= 2
         raise CannotMerge(f"q is no distribution after {HALVINGS} halvings of the damping")
+
+    def centred(self, server: Tensors) -> Tensors:
+        """Centre shared effects as far as suits q, where no client loses what it can train on."""
+        if not self.centring:
+            return server
+        new = self.centring.moved(server, self.normals, self.prior)
+        return server if bool((self.trainable(server) & ~self.trainable(new)).any()) else new
 
     def trainable(self, server: Tensors) -> Tensor:
         """Say for each client whether q / t_j, which it is sent, is a distribution: bool [J]."""
@@ -222,10 +235,16 @@ class Partitioned:
         with batch.clients():
             parts = zip(NOISE, self._parts(local["mean"]), strict=True)
             e = torch.cat([standard_noise(n, v) for n, v in parts if v.shape[-1]], -1)
-        self._state(e, local, batch, 1.0, counted=True)
+        self._state(e, received, local, batch, 1.0, counted=True)
 
     def _state(
-        self, e: Tensor, local: Tensors, batch: Batch, share: Tensor | float, counted: bool = False
+        self,
+        e: Tensor,
+        received: Tensors,
+        local: Tensors,
+        batch: Batch,
+        share: Tensor | float,
+        counted: bool = False,
     ) -> None:
         """State points of q given noise; a share of the shared sites' Jacobians counts."""
         mean, root = local["mean"], local["root"]
@@ -242,7 +261,11 @@ class Partitioned:
             first = self.normals.log_det(self.normals.leading(root))
             constant = 0.5 * e.shape[-1] * math.log(2 * math.pi)
             known = 0.0 if counted else -HalfSquares.apply(e, 1) - constant
-            values = self.ours.sample(ours, (known - first).expand(u.shape[:-1]), share)
+            of_ours = (known - first).expand(u.shape[:-1])
+            if self.centring:
+                ours, bent = self.centring.effects(ours, received)
+                of_ours = of_ours - share * bent
+            values = self.ours.sample(ours, of_ours, share)
             left = (first - both - grown).expand(u.shape[:-1])
             # Of rows that nobody has trained on there is nothing but the model.
             rows = batch.mask.shape[1] if batch.at is None else 0
@@ -261,7 +284,7 @@ class Partitioned:
             noise = (
                 local["noise"].squeeze(-2) if self.draws is None else local["noise"].movedim(-2, 0)
             )
-            self._state(noise, local, batch, received.get("share", 0.0))
+            self._state(noise, received, local, batch, received.get("share", 0.0))
 
         return elbo(self.draws)(self.tilted, guide, received, local, batch)
 
@@ -326,7 +349,7 @@ class Partitioned:
     @property
     def exact(self) -> bool:
         """Whether the prior of the shared variables is normal, so that clients need no share."""
-        return bool(self.ours.each("exact").all())
+        return not self.centring and bool(self.ours.each("exact").all())
 
     @property
     def full(self) -> bool:
@@ -347,6 +370,14 @@ class Partitioned:
     def scales(self) -> Tensor | None:
         """By what a client's own variables are scaled, if any are: 1 or 0, [n - d, d]."""
         return scaling(self.ours, self.mine) if self.covariance == "full" else None
+
+    @cached_property
+    def centring(self) -> Centring | None:
+        """The shared effects that are centred more or less, if there are any."""
+        none = torch.full_like
+        each = [none(s.mean, -1).long() if s.scales is None else s.scales for s in self.ours.sites]
+        known = self.covariance == "full" and any(s.scales is not None for s in self.ours.sites)
+        return Centring(torch.cat(each)) if known else None
 
     def _parts(self, value: Tensor) -> tuple[Tensor, ...]:
         """Part entries [..., n] into g and z_j."""

@@ -34,6 +34,7 @@ class Site:
     exact: bool  # whether the prior is this normal
     plate: str = ""  # "rows", or a plate of the program's own, of m entries in all
     places: int = 1  # in that plate
+    scales: Tensor | None = None  # [m], where the log of its scale is in the Layout; or -1
 
     @property
     def of_rows(self) -> bool:

@@ -6,7 +6,8 @@ with the same median and central 68%, without constraints, of draws from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -28,6 +29,9 @@ from pyrofl.models.pvi.sites import Layout, Site
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, default_type, generator, like, matches
 
+CONSTANT = 1e-3  # of a log scale less a log variable, in all draws
+SCALE = "scale"  # in a site's infer: what a standard normal is multiplied by
+DECENTRED = "_decentred"  # ends the name of the standard normal of a site that was centred
 QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
 
@@ -91,7 +95,8 @@ class Decentred(Messenger):
         standard = standard.to_event(fn.event_dim)
         if isinstance(fn, dist.MaskedDistribution):
             standard = standard.mask(fn._mask)
-        noise = pyro.sample(f"{msg['name']}_decentred", standard)
+        scale = {SCALE: base.scale.expand(base.batch_shape)}
+        noise = pyro.sample(msg["name"] + DECENTRED, standard, infer=scale)
         value = base.loc + base.scale * noise
         # As of pyro.deterministic.
         msg["fn"] = dist.Delta(value, event_dim=fn.event_dim).mask(False)
@@ -99,12 +104,12 @@ class Decentred(Messenger):
         msg["infer"] = {**msg["infer"], "_deterministic": True}
 
 
-def decentred(program: Program, batch: Batch, shared: str) -> Program:
-    """Return a program whose own normal sites have fixed priors, where their scale was random."""
+def decentred(program: Program, batch: Batch) -> Program:
+    """Return a program whose normal sites have fixed priors, where their scale was random."""
     names = {
         name
         for name, site in latent(_traced(program, batch, 2, step=1.0))
-        if not matches(name, shared) and _spread_by_others(site["fn"])
+        if _spread_by_others(site["fn"])
     }
 
     @wraps(program)
@@ -167,9 +172,10 @@ def layouts(
     An improper prior of real sites has standard deviation `wide`, around 0; that of others 1, as
     for logarithms. A site of rows has as many places as the longest client has `rows`.
     """
-    found = [_look(name, site, wide, rows) for name, site in latent(_traced(program, batch, draws))]
-    names = [site.name for site in found]
-    ours = tuple(s for s in found if matches(s.name, shared))
+    seen = dict(latent(_traced(program, batch, draws)))
+    found = [_look(name, site, wide, rows) for name, site in seen.items()]
+    names = [site.name.removesuffix(DECENTRED) for site in found]
+    ours = tuple(s for s, n in zip(found, names, strict=True) if matches(n, shared))
     if not ours:
         raise ValueError(f"shared is {shared!r}; expected patterns of some of {', '.join(names)}")
     for pattern in idle(shared, names):
@@ -180,7 +186,25 @@ def layouts(
                 f"site {site.name!r} is inside batch.rows(), and shared matches it; expected it to "
                 "be each client's own, as every row has one of its own"
             )
-    return Layout(ours), Layout(tuple(s for s in found if s not in ours))
+    mine = tuple(s for s in found if s not in ours)
+    return Layout(tuple(replace(s, scales=_scales(seen, s, ours)) for s in ours)), Layout(mine)
+
+
+def _scales(seen: Mapping[str, Any], site: Site, ours: tuple[Site, ...]) -> Tensor | None:
+    """Find the shared variables that are the log scale of a site's entries, [m]; -1 for none."""
+    if SCALE not in seen[site.name]["infer"]:
+        return None
+    scale = seen[site.name]["infer"][SCALE].log().flatten(1)
+    scale, start = scale.expand(len(scale), len(site.mean)), 0
+    found = torch.full_like(site.mean, -1, dtype=torch.long)
+    for other in ours:
+        if other.positive:
+            log = seen[other.name]["value"].log().flatten(1)
+            for i, one in enumerate(log.T):
+                gap = scale - one[:, None]
+                found[(gap - gap[0]).abs().amax(0) < CONSTANT] = start + i
+        start += len(other.mean)
+    return found if bool((found >= 0).any()) else None
 
 
 def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tuple[Layout, Layout]:

@@ -90,6 +90,25 @@ def test_nuts_finds_the_posterior_in_closed_form(model, jit):
         np.testing.assert_allclose(posterior["gap"].values, gap.values, atol=1e-12)
 
 
+def test_the_prior_of_a_shared_site_may_depend_on_another():
+    """Sites mu and theta are both shared: one normal mean with a normal prior of its own mean."""
+    data = federation()
+    values = {"mu": torch.tensor(0.7).double(), "theta": torch.tensor([[-0.2]]).double()}
+    program = joined(hierarchy, data, None, 0, "mu theta")
+    density = pyro.poutine.trace(pyro.poutine.condition(program, values)).get_trace().log_prob_sum()
+    expected = dist.Normal(0.0, 2.0).log_prob(values["mu"])
+    expected += dist.Normal(values["mu"], 1.0).log_prob(values["theta"]).sum()
+    expected += dist.Normal(values["theta"], 1.0).log_prob(data.y).sum()
+    assert float(density) == pytest.approx(float(expected), abs=1e-9)
+    draws = reference.nuts(hierarchy, data, 200, 80, 1, shared="mu theta", jit=True)["posterior"]
+    assert draws["theta"].dims == ("chain", "draw")
+    # theta given y is normal with the precision 1 / (4 + 1) + 14.
+    n, total = len(data.y), float(data.y.sum())
+    mean, sd = total / (n + 0.2), (n + 0.2) ** -0.5
+    errors = (float(draws["theta"].mean()) - mean) / (sd / 100**0.5)  # at least 100 effective draws
+    assert abs(errors) < 4
+
+
 def test_what_is_shared_is_sampled_once():
     """The density of the pooled program is that of the model with one common mean."""
     data = federation()
@@ -317,8 +336,8 @@ def test_numbers_out_of_range_are_named(sampler, argument, value, least):
 
 def test_refuses():
     data = federation()
-    with pytest.raises(ValueError, match=r"site 'theta' has batch shape \[4, 1\]; expected one"):
-        reference.nuts(hierarchy, data, 5, 5, 1, shared="theta mu", jit=False)
+    with pytest.raises(ValueError, match="the prior of 'theta' differs between clients"):
+        reference.nuts(hierarchy, data, 5, 5, 1, shared="theta", jit=False)
     with pytest.raises(ValueError, match="expected the same labels"):
         reference.cost(normal(0, 1, 0), normal(0, 1, 1, ("a", "c")))
     other = inference_data({"posterior": {"v": np.zeros((1, 9))}}, {"v": ("chain", "draw")}, {})

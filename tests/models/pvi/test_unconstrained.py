@@ -73,7 +73,7 @@ def centred(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 
 def test_own_normal_sites_of_random_scale_are_stated_without_centre():
-    stated = decentred(centred, BATCH, "mu tau")
+    stated = decentred(centred, BATCH)
     shared, own = layouts(stated, BATCH, "mu tau", 10.0)
     assert (shared.names, own.names) == ("mu tau", "a_decentred b c_decentred")
     assert own.each("exact").tolist() == [1, 0, 1, 1]
@@ -87,7 +87,15 @@ def test_own_normal_sites_of_random_scale_are_stated_without_centre():
     before = poutine.trace(poutine.condition(centred, values | sites)).get_trace({}, {}, BATCH)
     change = 3 * math.log(0.5)
     assert float(found.log_prob_sum() - before.log_prob_sum()) == pytest.approx(change, abs=1e-5)
-    assert decentred(program, BATCH, "*") is program
+
+
+def test_shared_normal_sites_of_random_scale_are_stated_without_centre_too():
+    stated = decentred(centred, BATCH)
+    shared, own = layouts(stated, BATCH, "mu tau a c", 10.0)
+    assert (shared.names, own.names) == ("mu tau a_decentred c_decentred", "b")
+    known = [None if s.scales is None else s.scales.tolist() for s in shared.sites]
+    assert known == [None, None, [1], [1, 1]]  # the place of log tau among (mu, log tau, a, c)
+    assert decentred(by_fixed_scale, BATCH) is by_fixed_scale
 
 
 def test_nothing_global_is_touched():
@@ -96,6 +104,13 @@ def test_nothing_global_is_touched():
     assert torch.equal(torch.get_rng_state(), before)
     again = layouts(program, BATCH, "tau", 10.0)[0].prior()
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def by_fixed_scale(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Have a normal site with a random mean and a fixed scale."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        pyro.sample("a", dist.Normal(mu, 1.0))
 
 
 def outside(received: Tensors, local: Tensors, batch: Batch) -> None:
