@@ -223,7 +223,10 @@ def times(matrix: Tensor, vector: Tensor) -> Tensor:
     matrix for each of them.
     """
     front = vector.shape[: max(0, vector.dim() - matrix.dim() + 1)]
-    if not front:
-        return (matrix @ vector[..., None])[..., 0]
-    columns = vector.flatten(0, len(front) - 1).movedim(0, -1)
-    return (matrix @ columns).movedim(-1, 0).unflatten(0, front)
+    product: Tensor
+    if front:
+        columns = vector.flatten(0, len(front) - 1).movedim(0, -1)
+        product = (matrix @ columns).movedim(-1, 0).unflatten(0, front)
+    else:
+        product = (matrix @ vector[..., None])[..., 0]
+    return product

@@ -247,7 +247,9 @@ def sampled(problem: Problem, seed: int) -> tuple[dict[str, Tensor], float, floa
     program = decentred(program, one)
     shared = layouts(program, one, problem.shared, 10.0)[0].names
     draws, warmup = problem.nuts
-    found = reference.nuts(program, data, draws, warmup, CHAINS, seed=seed, shared=shared, jit=True)["posterior"][list(problem.compared)]
+    found = reference.nuts(
+        program, data, draws, warmup, CHAINS, seed=seed, shared=shared, jit=True
+    )["posterior"][list(problem.compared)]
     az = import_arviz()
     worst = [float(of(found).to_array().max()) for of in (az.rhat, lambda v: -az.ess(v))]
     return {n: torch.tensor(found[n].values) for n in problem.compared}, worst[0], -worst[1]

@@ -181,7 +181,7 @@ class OnePrior(dist.TorchDistribution):
     def __init__(self, fn: Any) -> None:
         """Keep the distribution, of batch shape [C, B]."""
         self.fn = fn
-        shape = (*fn.batch_shape[:-2], 1, *fn.batch_shape[-1:])
+        shape = torch.Size((*fn.batch_shape[:-2], 1, *fn.batch_shape[-1:]))
         super().__init__(shape, fn.event_shape, validate_args=False)
 
     @property

@@ -25,9 +25,10 @@ The powers c in [-1, 1] are learned, with covariance="full", for own variables w
 prior (v normal and linear in g; c = 0 elsewhere). In a non-centred program the rows rule
 eta = (theta - mu) / tau, so eta goes with 1 / tau; a normal joint of eta and log tau cannot, and is
 too narrow in tau, federated or not. So a centred program, theta ~ N(mu, tau), is run non-centred: a
-client's normal site NAME whose scale is random becomes loc + scale * NAME_decentred. Written in its
-own way such a fit would also stay where tau is small, as EM does: there theta = mu, whatever the
-rows say. Standard deviations of the population's spread over NUTS's:
+normal site NAME whose scale is random becomes loc + scale * NAME_decentred. Written in its own way
+such a fit would also stay where tau is small, as EM does: there theta = mu, whatever the rows say.
+Effects that clients share with their scale, a ~ N(mu, tau), are centred again as far as the rows
+rule them; see `centring`. Standard deviations of the population's spread over NUTS's:
 
                                             schools   baseball   rat tumours   radon
     normal, all clients pooled                 0.82       0.71          0.60    0.57

@@ -88,4 +88,3 @@ class Centring:
         """Return the log scale of each variable [..., d], 0 where it is no effect."""
         scales = self.scales.to(u.device)
         return torch.where(scales >= 0, u[..., scales.clamp(min=0)], 0.0)
-

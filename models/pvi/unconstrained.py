@@ -95,7 +95,7 @@ class Decentred(Messenger):
         standard = standard.to_event(fn.event_dim)
         if isinstance(fn, dist.MaskedDistribution):
             standard = standard.mask(fn._mask)
-        scale = {SCALE: base.scale.expand(base.batch_shape)}
+        scale: Any = {SCALE: base.scale.expand(base.batch_shape)}
         noise = pyro.sample(msg["name"] + DECENTRED, standard, infer=scale)
         value = base.loc + base.scale * noise
         # As of pyro.deterministic.

@@ -114,16 +114,15 @@ def test_shared_effects_have_the_exact_posterior(rows):
     x, y_ = torch.tensor(at).double()[:, None], torch.tensor(y)
     data = Federation.of({f"{j}": (x[parts == j], y_[parts == j]) for j in range(CLIENTS)})
     method = pvi.hierarchical(
-        effects, data.to("cpu", torch.float64), shared="mean scale effect", draws=64, steps=15, steps=15
+        effects, data.to("cpu", torch.float64), shared="mean scale effect", draws=64, steps=15
     )
     run = pyrofl.fit(method, data.to("cpu", torch.float64), 10, progress=False)
     draws = run.to_arviz(draws=4000, corrected=True)["posterior"]
     found = np.column_stack([draws[n].values[0] for n in ("mean", "scale", "effect")])
     mean, sd = quadrature(at, y)
     shift, ratio = (found.mean(0) - mean) / sd, found.std(0) / sd
-    print(run.verdict, shift.round(3), ratio.round(3), draws.attrs)
     assert np.abs(shift).max() < 0.1
-    assert (0.9 < ratio).all()
+    assert (ratio > 0.9).all()
     assert (ratio < 1.1).all()
     centred = run.state.server["centred"][2:]
-    assert False, centred
+    assert (centred < 0.4).all() if rows == 2 else (centred > 0.6).all()
