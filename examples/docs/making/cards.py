@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from io import BytesIO
 
 import matplotlib
+
 import pyrofl
 from making import formulas
 from making.which import which
