@@ -19,13 +19,13 @@ __all__ = ["Moving", "moving"]
 
 # What stands on matplotlib's buttons instead of pictures from a font that it fetches.
 SIGNS = {
-    "fa-minus": "−",  # noqa: RUF001 (a sign that is shown)
+    "fa-minus": "-",
     "fa-fast-backward": "|◀",
-    "fa-step-backward": "‹",  # noqa: RUF001 (a sign that is shown)
+    "fa-step-backward": "&lt;",
     "fa-play fa-flip-horizontal": "◀",
     "fa-pause": "❚❚",
     "fa-play": "▶",
-    "fa-step-forward": "›",  # noqa: RUF001 (a sign that is shown)
+    "fa-step-forward": "&gt;",
     "fa-fast-forward": "▶|",
     "fa-plus": "+",
 }

@@ -158,6 +158,15 @@ def test_importing_arviz_warns_of_nothing(tmp_path):
     )
 
 
+def test_the_notice_fails_no_test_that_imports_arviz_first(tmp_path, monkeypatch):
+    notice = getattr(import_arviz(), "_warn_once_per_day", None)
+    if notice is None:
+        pytest.skip("this version of ArviZ gives none")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    notice()  # warnings are errors here
+    assert [*tmp_path.rglob("daily_warning")]
+
+
 SCRIPT = """
 import warnings
 from pyrofl.inference.posteriors.export import import_arviz
