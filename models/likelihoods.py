@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyrofl.arguments import Count, Range, checked
+from pyrofl.data.source import LEARNED
 from pyrofl.inference.programs import Likelihood, of_outputs
 from pyrofl.recipes import repeatable
 
+Finite = Annotated[float, Range(-inf, inf, open_low=True, open_high=True)]
 Deviation = Annotated[float, Range(0, inf, open_low=True, open_high=True)]
 FEW = 16  # classes below which torch is slow along the last axis, by up to 9 times: measured
 
@@ -91,6 +93,63 @@ def normal(scale: Deviation = 1.0) -> Likelihood:
     return likelihood
 
 
+class LeastSquares(dist.Normal):
+    """A normal with the gradient of least squares by its mean, as if its noise were one unit.
+
+    log p and its gradient by the standard deviation s are exact. The gradient by the mean m is
+    (y - m) / unit^2, not (y - m) / s^2: gradient steps of a fixed size then stay stable as s
+    falls. The maximum of the likelihood is the same, as s is the same for all rows.
+    """
+
+    def __init__(
+        self, loc: Tensor, scale: Tensor, unit: float = 1.0, validate_args: bool | None = None
+    ) -> None:
+        """Take mean, standard deviation, and the unit of the errors that are squared."""
+        super().__init__(loc, scale, validate_args=validate_args)
+        self.unit = unit
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> LeastSquares:
+        """Return it with another batch shape."""
+        new: LeastSquares = self.__new__(type(self)) if _instance is None else _instance
+        new.unit = self.unit
+        super().expand(torch.Size(batch_shape), new)  # type: ignore[no-untyped-call]
+        return new
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density."""
+        known: Tensor = dist.Normal(self.loc.detach(), self.scale).log_prob(value)
+        squares = -0.5 * ((value - self.loc) / self.unit).square()
+        return known + squares - squares.detach()
+
+
+@repeatable
+@checked
+def learned_normal(
+    centre: Finite = 0.0, scale: Deviation = 1.0, *, least_squares: bool = False
+) -> Likelihood:
+    """Measure with noise of a learned standard deviation, the same for all rows of a client.
+
+    The network has two outputs, see `nets.with_noise`: the mean m and the log l of the noise's
+    standard deviation, both for the standardised response. y is in its own unit, and so is the
+    distribution: Normal(centre + scale m, scale exp(l)).
+
+    Args:
+        centre: mean of the response over training rows, in its own unit.
+        scale: its standard deviation.
+        least_squares: whether steps by the mean are those of least squares, see `LeastSquares`;
+            for point estimates without a prior.
+    """
+
+    @of_outputs
+    def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
+        mean, deviation = centre + scale * outputs[..., 0], scale * outputs[..., 1].exp()
+        if least_squares:
+            return LeastSquares(mean, deviation, scale)
+        return dist.Normal(mean, deviation)
+
+    return likelihood
+
+
 @repeatable
 @checked
 def binomial(trials: Count | None = None) -> Likelihood:
@@ -118,13 +177,15 @@ def named(spec: str) -> Likelihood:
     """Return a likelihood by name, "normal:0.5" or "binomial:20" with its number.
 
     Without a number the normal has standard deviation 1, and the binomial takes its trials from the
-    first column of x.
+    first column of x. "normal:learned" is `learned_normal` of a standardised response.
 
     Raises:
         ValueError: if there is no such likelihood, or the number does not suit it.
     """
     name, colon, number = spec.partition(":")
     try:
+        if spec == LEARNED:
+            return learned_normal()
         if name == "normal":
             return normal(float(number)) if colon else normal()
         if name == "binomial":
@@ -133,6 +194,7 @@ def named(spec: str) -> Likelihood:
         raise ValueError(f"likelihood {spec!r} cannot be made: {error}") from error
     if colon or name not in PLAIN:
         raise ValueError(
-            f"likelihood is {spec!r}; expected normal:SD, binomial:N or one of {', '.join(PLAIN)}"
+            f"likelihood is {spec!r}; expected {LEARNED}, normal:SD, binomial:N or one of "
+            f"{', '.join(PLAIN)}"
         )
     return PLAIN[name]

@@ -226,7 +226,9 @@ def chained(
     known = {"client": names, **of_data, **(coords or {})}
     of_row = [data.names[i] for i in ids.tolist() for _ in data.train[i]]
     listed = {group: ("class",) for group in OF_CLASSES if data.classes}
-    return inference_data(arrays, axes, known, {"row_client": ("row", of_row)}, attrs, listed)
+    units = data.source.units() if data.source else {}
+    told = {**(attrs or {}), **units}
+    return inference_data(arrays, axes, known, {"row_client": ("row", of_row)}, told, listed)
 
 
 def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:

@@ -58,6 +58,7 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pfedgp.processes import Kernel, lower, predicted, sites
 from pyrofl.models.shared.personal_copies import own, start_own
 from pyrofl.nets import Network
+from pyrofl.nets.architectures import Noise
 from pyrofl.recipes import repeatable
 from pyrofl.tensors import Tensors, role, under
 
@@ -116,8 +117,10 @@ def build(
         raise ValueError(
             f"guide is {told}; expected guides.delta, as the network is a point and f is random"
         )
+    whole, (net, noise) = net, without_noise(net)
     base, features, outputs = parted(net)
-    below = {} if base is None else base.shapes
+    below = {n: shape for n, shape in whole.shapes.items() if n in noise}
+    below |= {} if base is None else base.shapes
     shapes = {**below, **dict.fromkeys(SPREADS, Size(()))}
     points = guide(below, loc="w")
     process = Kernel(kernel)
@@ -131,7 +134,7 @@ def build(
         """Start the base as the network does."""
         start = zip(SPREADS, (length, scale), strict=True)
         begun = {homes[n]: torch.tensor(v, dtype=torch.float64).log() for n, v in start}
-        return begun | ({} if base is None else points.start(net.init(generator)))
+        return begun | (points.start(whole.init(generator)) if below else {})
 
     def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Know of no row yet."""
@@ -147,6 +150,11 @@ def build(
         """Return log l and log s."""
         return [local[homes[n]] for n in SPREADS]
 
+    def answer(f: Tensor, local: Tensors, x: Tensor) -> dist.TorchDistribution:
+        """Return p(y | x, f); f [..., C, B, K]."""
+        more = [local[homes[n]].expand(*f.shape[:-1], 1) for n in noise]
+        return likelihood(torch.cat([f, *more], -1) if more else f, x)
+
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         """State what is said of f(x) before any row of the client, and p(y | x, f)."""
         with data.clients():
@@ -156,7 +164,7 @@ def build(
                 sd = process.diagonal(run(local, data.x), *spreads(local)).sqrt().unsqueeze(-1)
                 apart = dist.Normal(torch.zeros_like(sd), sd).expand((*sd.shape[:2], outputs))
                 f = pyro.sample("f", apart.to_event(1))
-                pyro.sample("y", likelihood(f, data.x), obs=data.y)
+                pyro.sample("y", answer(f, local, data.x), obs=data.y)
 
     def recall(received: Tensors, local: Tensors, data: Batch) -> None:
         """Say of f(x) what the client keeps."""
@@ -178,7 +186,7 @@ def build(
         z = run(local, x) * (count > 0).unsqueeze(2)
         with torch.no_grad():
             shift, root = sites(
-                lambda f: likelihood(f, x).log_prob(y),
+                lambda f: answer(f, local, x).log_prob(y),
                 process(z, z, *spreads(local)),
                 count,
                 outputs,
@@ -228,6 +236,16 @@ def build(
         adapt=(keep,),
         views={"personal": own},
     )
+
+
+def without_noise(net: Network) -> tuple[Network, list[str]]:
+    """Return the layers below that of `nets.with_noise`, and the parameter of that one, if any."""
+    if type([net.module, *net.module.children()][-1]) is not Noise:
+        return net, []
+    *_, name = net.shapes
+    cut = net.split(name)
+    assert cut is not None  # it is a layer of a sequential network
+    return cut[0], [name]
 
 
 def parted(net: Network) -> tuple[Network | None, int, int]:

@@ -20,6 +20,7 @@ from torch import Tensor
 import pyrofl.models
 from pyrofl.arguments import known
 from pyrofl.cli.setup import Task, participation, task
+from pyrofl.data.source import LEARNED
 from pyrofl.inference.budget import Privacy
 from pyrofl.inference.engines.start import starting
 from pyrofl.inference.loop.messages import inbox
@@ -27,7 +28,7 @@ from pyrofl.inference.loop.participation import Draw
 from pyrofl.inference.loop.rounds import by_round, first
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.noising import with_privacy
-from pyrofl.models.likelihoods import named
+from pyrofl.models.likelihoods import learned_normal, named
 from pyrofl.models.shared.schedules import uneven
 
 Build = Callable[..., Any]
@@ -93,7 +94,13 @@ def _built(
     arguments: dict[str, Any] = {"likelihood": named(task.likelihood), **settings}
     if "unlabelled" in wanted:
         arguments["unlabelled"] = task.data.unlabelled
+    source = task.data.source
     try:
+        if task.likelihood == LEARNED and source:
+            moments = (source.centre, source.scale)
+            arguments["likelihood"] = learned_normal(*moments)
+            if not getattr(build(task.net, **arguments).guide, "random", True):
+                arguments["likelihood"] = learned_normal(*moments, least_squares=True)
         method: Method = build(task.net, **arguments)
         first(method, task.data, task.seeds)  # so that it is refused before a run
     except ValueError as error:

@@ -35,6 +35,7 @@ from pyrofl.cli.pairs import By
 from pyrofl.cli.rehearsal import UNASKED
 from pyrofl.data.columns import Missing
 from pyrofl.data.preparation import Prepare
+from pyrofl.data.wording import composed
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.chains import Until
 from pyrofl.inference.engines.start import Engine
@@ -101,11 +102,11 @@ def some_clients(text: str) -> int | str:
             raise
         if not all(text.removesuffix(",").split(",")):
             raise
-        return some_text(text)
+        return composed(some_text(text))
     return found
 
 
-TEXT: dict[str, Any] = {"type": some_text}
+TEXT: dict[str, Any] = {"type": lambda text: composed(some_text(text))}
 SOME_GROUPS: dict[str, Any] = {"type": some_groups}
 CLIENTS: dict[str, Any] = {"type": some_clients}
 PATH: dict[str, Any] = {"type": at_home}

@@ -17,7 +17,7 @@ from pyrofl.arguments import known
 from pyrofl.cli.ends import ending, show, tell
 from pyrofl.cli.inputs import refuse_replaced_input
 from pyrofl.cli.methods import Scheduled, methods, privacy
-from pyrofl.cli.setup import Task, network, participation, resolve, split, threads
+from pyrofl.cli.setup import Task, network_for, participation, resolve, split, threads
 from pyrofl.data import Federation
 from pyrofl.data.blank import hidden
 from pyrofl.data.columns import Column, complete
@@ -105,8 +105,7 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
     try:
         args, about = Namespace(**told["arguments"]), told["data"]
         data = hidden(hashed.opened(folder / run_folder.CHECKPOINT, "cpu")[1]["data"])
-        outputs = len(data.classes) if about["likelihood"] == "categorical" else 1
-        net = network(spec, tuple(data.x.shape[1:]), outputs)
+        net = network_for(spec, data, about["likelihood"])
         seeds = {name: told["seeds"][name] for name in vars(Seeds())}
         task = Task(
             told["seed"], told["seeds"]["split"], Seeds(**seeds), data, net, about["likelihood"]

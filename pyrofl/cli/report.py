@@ -75,7 +75,9 @@ def about(data: Federation, likelihood: str, args: Namespace) -> str:
     else:
         kind = f"numbers from {data.y.min():g} to {data.y.max():g}, likelihood {likelihood}"
         if data.source and args.likelihood is None and torch.equal(data.y, data.y.round()):
-            kind += " (all are whole: for classes, --likelihood categorical)"
+            is_count = bool((data.y >= 0).all() and (data.y > 1).any())
+            counts = "for counts, --likelihood poisson; " if is_count else ""
+            kind += f" (all are whole: {counts}for classes, --likelihood categorical)"
     x = {"x": str(list(data.x.shape[1:]))}
     told = data.source.summary() if data.source else {"target": "y"} | x
     parts = [f"{len(data.y)} rows", f"target {told.pop('target')}: {kind}"]

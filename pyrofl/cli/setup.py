@@ -15,6 +15,7 @@ from torch import nn
 
 from pyrofl import nets
 from pyrofl.data import Dataset, Federation, datasets, weights
+from pyrofl.data.source import LEARNED
 from pyrofl.inference.loop.participation import Draw, bernoulli, everyone, fixed, fraction
 from pyrofl.inference.seeds import Seeds
 from pyrofl.nets import Network
@@ -129,13 +130,28 @@ def server_data(args: Namespace, shape: tuple[int, ...]) -> int | float | Datase
 def task(args: Namespace, seed: int) -> Task:
     """Split the data over clients and build a network for it."""
     dataset, federation = split(args, seed)
-    outputs = len(dataset.classes) if dataset.likelihood == "categorical" else 1
-    net = network(args.net, tuple(federation.x.shape[1:]), outputs)
-    net.check(federation.x[:1][None], outputs)
+    net = network_for(args.net, federation, dataset.likelihood)
     own = (args.init_seed, args.participation_seed, args.noise_seed)
     seeds = Seeds(*(given(one, seed) for one in own))
     split_seed, data = given(args.split_seed, seed), federation.to(device(args.device))
     return Task(seed, split_seed, seeds, data, net, dataset.likelihood)
+
+
+def network_for(spec: str, data: Federation, likelihood: str) -> Network:
+    """Build a network with the outputs that a likelihood needs.
+
+    Where noise is learned, a network with one output gets a second one; see `nets.with_noise`.
+    """
+    outputs = len(data.classes) if likelihood == "categorical" else 1
+    net = network(spec, tuple(data.x.shape[1:]), outputs)
+    if likelihood == LEARNED:
+        with suppress(ValueError):  # a module of one's own may have both outputs
+            net.check(data.x[:1][None], 2)
+            return net
+        net.check(data.x[:1][None], 1)
+        return nets.with_noise(net)
+    net.check(data.x[:1][None], outputs)
+    return net
 
 
 def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import nan
@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pyrofl.data.wording import listed, refuse_no_file
+from pyrofl.data.wording import composed, listed, refuse_no_file
 
 Missing = Literal["refuse", "drop", "fill"]
 """What becomes of rows that lack a value: none may, they are left out, or gaps of features are
@@ -24,6 +24,8 @@ NO_VALUE = frozenset(
 )  # in any case of letters
 BLUR = 0.01  # most that rounding to float32 may move a number, in standard deviations
 UNNAMED = "(column {})"
+BOOLEANS = {"true": "True", "false": "False"}  # in any case of letters
+TRUTHS = frozenset(BOOLEANS.values())
 LARGEST = float(np.finfo(np.float32).max)  # x and y are float32
 
 Rows = NDArray[np.bool_]
@@ -44,8 +46,16 @@ class Column:
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
-        """The column as numbers [N], NaN where there is none."""
+        """The column as numbers [N], NaN where there is none; True is 1 and False is 0."""
+        if self.is_boolean:
+            return np.array([float(w == "True") if w in TRUTHS else nan for w in self.words])
         return np.array([number(word) for word in self.words])
+
+    @cached_property
+    def is_boolean(self) -> bool:
+        """Whether all cells that have a value, and one at least, are True or False."""
+        found = set(self.words)
+        return bool(found & TRUTHS) and all(w in TRUTHS or is_missing(w) for w in found)
 
     @cached_property
     def gaps(self) -> Rows:
@@ -74,7 +84,8 @@ class Column:
     def at(self, rows: Rows) -> Column:
         """Return some rows of the column."""
         part = replace(self, words=self.words[rows], places=self.places[rows])
-        vars(part)["numbers"] = self.numbers[rows]  # as cached_property would; reading is slow
+        # As cached_property would; reading is slow, and a part of all words may look different.
+        vars(part).update(numbers=self.numbers[rows], is_boolean=self.is_boolean)
         return part
 
     def refuse_clash(self, cure: str) -> None:
@@ -117,6 +128,14 @@ class Column:
                     f"{self.file}: column {self.name} holds {ways[value]!r} and, in {place}, "
                     f"{word!r}; expected one way to write a number that is a name"
                 )
+
+
+def column_of(file: str, name: str, words: Sequence[str], places: NDArray[np.object_]) -> Column:
+    """Make a column of words, each in one spelling: composed letters, True and False."""
+    found = [composed(word) for word in words]
+    if all(word.lower() in BOOLEANS or is_missing(word) for word in set(found)):
+        found = [BOOLEANS.get(word.lower(), word) for word in found]
+    return Column(file, name, np.array(found, dtype=object), places)
 
 
 def number(word: str) -> float:
@@ -174,8 +193,7 @@ def read(path: str) -> dict[str, Column]:
     at = np.array([f"line {line}" for line in lines[1:]], dtype=object)
     cells_of = zip(*rows[1:], strict=True)
     return {
-        name: Column(path, name, np.array(cells, dtype=object), at)
-        for name, cells in zip(names, cells_of, strict=True)
+        name: column_of(path, name, cells, at) for name, cells in zip(names, cells_of, strict=True)
     }
 
 
@@ -190,7 +208,7 @@ def _records(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _names(path: str, header: list[str]) -> list[str]:
-    names = [name or UNNAMED.format(place) for place, name in enumerate(header, 1)]
+    names = [composed(name) or UNNAMED.format(place) for place, name in enumerate(header, 1)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(f"{path}: expected no two columns alike, found {listed(twice)} twice")
     for sign in (";", "\t") if len(names) == 1 else ():

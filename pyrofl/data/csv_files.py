@@ -13,18 +13,20 @@ from torch import Tensor
 from pyrofl.arguments import ShareBelowOne, checked, known
 from pyrofl.data.choosing import choose, far_apart
 from pyrofl.data.columns import Column, Missing, Rows, complete, number
+from pyrofl.data.doubts import of_words
 from pyrofl.data.federation import Dataset
 from pyrofl.data.preparation import Preparation, Prepare, Prepared
 from pyrofl.data.recipe import Recipe
-from pyrofl.data.source import Source
+from pyrofl.data.source import LEARNED, Source
 from pyrofl.data.tables import SITE, Columns, Table, load_table
 from pyrofl.data.telling import coded
 from pyrofl.data.tested_rows import draw_test_rows, last_rows, told_rows
+from pyrofl.data.wording import composed
 from pyrofl.partitions.allocation import Ints
 
 LIKELIHOODS: dict[str, str] = {
     "categorical": "classes",
-    "normal": "a number with noise of standard deviation 1, or normal:SD",
+    "normal": "a number with noise of a learned standard deviation, or normal:SD if it is known",
     "measured": "a number whose standard error is the first feature",
     "bernoulli": "0 or 1",
     "binomial": "successes out of the first feature's trials, or of N: binomial:N",
@@ -57,6 +59,10 @@ def load_csv(
     half of its cells that have a value are numbers, and text otherwise; a column of numbers with
     other cells, such as 5% or 1e999, is refused where it is used.
     """
+    target, group, test_column, test_last, row_weights = (
+        name and composed(name) for name in (target, group, test_column, test_last, row_weights)
+    )
+    features, categories = features and [*map(composed, features)], [*map(composed, categories)]
     asked = (target, group, test_column, test_last, row_weights, *(features or ()))
     table = load_table(path, [name for name in asked if name] if features else None)
     columns, group = _with_sites(path, table, group)
@@ -72,9 +78,11 @@ def load_csv(
         raise ValueError(f"{told}; expected one of them")
     if likelihood is not None:
         known(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
+        likelihood = LEARNED if likelihood == "normal" else likelihood
     chosen = choose(columns, owners, features, categories, prepare == "standardise")
     if likelihood in OF_FIRST:
         chosen = chosen.numbers_first(likelihood)
+    columns[target].refuse_clash("take another target")
     if likelihood != "categorical" and columns[target].is_numeric:
         columns[target].refuse_odd("take all for classes (--likelihood categorical)")
     plain = chosen.names[:1] if likelihood in OF_FIRST else ()
@@ -82,6 +90,9 @@ def load_csv(
     whole, lacking = _whole(used, (*owners, *time, *plain), missing)
     kept = {name: column.at(whole) for name, column in used.items()}
     y, classes = _response(kept[target], likelihood)
+    for name, kind in ((target, "classes"), (group, "groups")) if classes else ((group, "groups"),):
+        if name and (text := of_words(name, dict.fromkeys(kept[name].words), kind)):
+            warn(f"{path}: {text}", UserWarning, stacklevel=5)
     weights = _row_weights(kept[row_weights]) if row_weights else None
     codes, groups = _groups(kept[group], table.sites) if group else (np.zeros(len(y), int), ())
     lost = set(columns[group].words[~columns[group].gaps]) - set(groups) if group else ()
@@ -110,7 +121,7 @@ def load_csv(
         classes=classes,
         groups={group: torch.from_numpy(codes)} if group else {},
         group_names={group: groups} if group else {},
-        likelihood=likelihood or ("categorical" if classes else "normal"),
+        likelihood=likelihood or ("categorical" if classes else LEARNED),
         source=Source(
             target=target,
             features=chosen.names,
@@ -229,7 +240,8 @@ def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str
     told = f"{column.file}: column {column.name} holds"
     if different < 2 and likelihood in (None, "categorical"):
         raise ValueError(f"{told} only {column.words[0]!r}; expected at least two different values")
-    if likelihood != "categorical" and column.is_numeric:
+    is_class = likelihood == "categorical" or (likelihood is None and column.is_boolean)
+    if not is_class and column.is_numeric:
         return torch.from_numpy(column.single()), ()
     if likelihood not in (None, "categorical"):
         raise ValueError(f"{told} {column.nature}; expected numbers for {likelihood}")

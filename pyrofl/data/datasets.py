@@ -88,8 +88,9 @@ def load(
             they are standardised, those of text of few words, as categories.
         categories: csv: columns of x that are categories even if they hold numbers: a 0/1 feature
             for each level.
-        likelihood: csv: one of `csv_files.LIKELIHOODS`; None: "categorical" for text, "normal" for
-            numbers.
+        likelihood: csv: one of `csv_files.LIKELIHOODS`; None: "categorical" for text and
+            True or False, "normal" for numbers, which is stored as "normal:learned": y stays in its
+            own unit, and `Dataset.source` of what is split has its mean and standard deviation.
         missing: csv: "refuse" rows that lack a value in a column that is used, or "drop" them, or
             "fill" gaps of features with the mean of the training rows and mark them by a 0/1
             feature; None: "refuse". What was dropped, and what left out, is in `Dataset.source`.

@@ -15,6 +15,7 @@ from functools import reduce
 from math import isfinite, isnan, sqrt
 from operator import add
 from typing import Any, Literal
+from warnings import warn
 
 import numpy as np
 import torch
@@ -22,8 +23,9 @@ from torch import Tensor
 
 from pyrofl.arguments import checked, known
 from pyrofl.data.columns import Column, number
+from pyrofl.data.doubts import in_spelling_and_units
 from pyrofl.data.tables import columns_of
-from pyrofl.data.telling import Numbers, Told, coded
+from pyrofl.data.telling import SAME, Numbers, Told, coded
 from pyrofl.data.wording import listed
 
 Prepare = Literal["standardise", "none"]
@@ -32,7 +34,6 @@ Prepare = Literal["standardise", "none"]
 Unseen = Literal["refuse", "zero"]
 """What becomes of a category that no client told of: refused, or 0 in all its column's features."""
 
-SAME = 1e-12  # what a column varies by, as a share of its mean, where all its values are one
 GAP = "{} is missing"
 FAR = 20.0  # standard deviations, beyond which training says nothing of a number
 
@@ -81,8 +82,12 @@ class Preparation:
         *,
         fill: bool = False,
         plain: Sequence[str] = (),
+        names: Sequence[str] = (),
     ) -> Preparation:
         """Make it of what the clients tell of their columns, see `tell`.
+
+        A column of which clients seem to use different units, or different spellings of one
+        category, is named in a warning.
 
         Args:
             told: of each client, column -> what it tells; all of the same columns.
@@ -90,12 +95,16 @@ class Preparation:
             fill: put the mean where a number is missing, and mark that by a 0/1 feature of its own
                 (for models that draw such values); otherwise gaps are refused.
             plain: columns of numbers that are left as they are in any case.
+            names: of the clients, for warnings; default "client 0", "client 1"...
 
         Raises:
             ValueError: if there is no client, or clients differ in columns or in their kinds.
         """
         clients = list(told)
         _refuse_unlike(clients)
+        names = names or [f"client {j}" for j in range(len(clients))]
+        for text in in_spelling_and_units(list(clients[0]), clients, names):
+            warn(text, UserWarning, stacklevel=2)
         whole = {name: reduce(add, (c[name] for c in clients)) for name in clients[0]}
         made, left_out = list[Prepared](), dict[str, str]()
         for name, column in whole.items():

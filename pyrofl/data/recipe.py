@@ -27,7 +27,7 @@ class Recipe:
     plain: tuple[str, ...] = ()  # columns that are left as they are
 
     def follow(
-        self, raw: Tensor, train: Sequence[Ints]
+        self, raw: Tensor, train: Sequence[Ints], names: Sequence[str] = ()
     ) -> tuple[Tensor, Preparation, dict[str, str]]:
         """Return features of all rows by what the training rows of each client tell.
 
@@ -43,7 +43,7 @@ class Recipe:
             )
         values = raw.double().numpy()
         told = [self._told(values[rows]) for rows in train]
-        made = Preparation.of(told, self.prepare, fill=self.fill, plain=self.plain)
+        made = Preparation.of(told, self.prepare, fill=self.fill, plain=self.plain, names=names)
         return made.encode(values, self.levels, self.columns), made, self._unseen(values, made)
 
     def _told(self, rows: Numbers) -> dict[str, Told]:

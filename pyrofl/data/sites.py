@@ -211,6 +211,10 @@ def _array(where: str, value: Any) -> NDArray[Any]:
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
         told = f"{where} is a {type(value).__name__}"
         raise ValueError(f"{told}; expected an array, a tensor or a data frame")
+    mask = np.ma.getmaskarray(value) if isinstance(value, np.ma.MaskedArray) else np.zeros(0)
+    if rows := sorted(set(np.argwhere(mask)[:, 0].tolist())):
+        told = f"{where} is masked in {len(rows)} rows, first in row {rows[0]}"
+        raise ValueError(f"{told}; expected a value in all: fill them, or leave these rows out")
     try:
         return np.asarray(value)
     except ValueError as error:  # rows of several lengths

@@ -10,6 +10,8 @@ from typing import Any
 from pyrofl.data.preparation import Preparation
 from pyrofl.data.wording import listed
 
+LEARNED = "normal:learned"  # name of the likelihood of numbers with noise of a learned scale
+
 
 @dataclass(frozen=True, eq=False)  # a federation has to be hashable
 class Source:
@@ -24,6 +26,8 @@ class Source:
     reordered: tuple[str, ...] = ()  # files whose columns come in another order
     unseen: Mapping[str, str] = field(default_factory=dict)  # column -> categories nobody trains on
     scales: str = ""  # what to say where features are on very different ones
+    centre: float = 0.0  # mean of a numeric target over the training rows, if it is standardised
+    scale: float = 1.0  # its standard deviation there; both are by sums over clients
     preparation: Preparation | None = None  # how columns became features; None: it is to come
 
     @property
@@ -31,6 +35,24 @@ class Source:
         """The columns that features are made of."""
         made = self.preparation
         return self.features if made is None else tuple(column.name for column in made.columns)
+
+    @property
+    def is_standardised(self) -> bool:
+        """Whether the likelihood reads network outputs as those of a standardised target."""
+        return (self.centre, self.scale) != (0.0, 1.0)
+
+    def units(self) -> dict[str, str | float]:
+        """Return attributes that state the units of a posterior, of a standardised target alone."""
+        if not self.is_standardised:
+            return {}
+        return {
+            "target": self.target,
+            "target_centre": self.centre,
+            "target_scale": self.scale,
+            "target_unit": f"observed_data, posterior_predictive and log_likelihood have the unit "
+            f"of {self.target}; the outputs of the network, and so its weights and "
+            "noise.log_scale, are of (target - target_centre) / target_scale",
+        }
 
     def summary(self) -> dict[str, str]:
         """Tell what y and x are, and what was left out."""
@@ -49,6 +71,11 @@ class Source:
             told["columns in another order"] = listed(self.reordered)
         if self.preparation and (became := self.preparation.summary()):
             told["prepared"] = became
+        if self.is_standardised:
+            told["target standardised inside"] = (
+                f"mean {self.centre:.6g}, standard deviation {self.scale:.6g} over the training "
+                "rows; predictions and scores are in its own unit"
+            )
         if self.unseen:
             unseen = listed([f"{name} {what}" for name, what in self.unseen.items()])
             told["categories that nobody trains on, taken for none"] = unseen

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pyrofl.data.columns import Column, read
-from pyrofl.data.wording import listed, refuse_no_file
+from pyrofl.data.columns import Column, column_of, read
+from pyrofl.data.wording import composed, listed, refuse_no_file
 
 KINDS = (".csv", ".parquet")
 SITE = "site"  # what the column is called that says of which file a row is
@@ -46,7 +46,7 @@ def load_table(path: str, needed: Collection[str] | None = None) -> Table:
     files = files_of(path)
     if len(files) == 1:
         return Table(read_file(files[0]))
-    sites = tuple(Path(file).stem for file in files)
+    sites = tuple(composed(Path(file).stem) for file in files)
     if twice := [site for site, count in Counter(sites).items() if count > 1]:
         told = ", ".join(file for file in files if Path(file).stem == twice[0])
         raise ValueError(f"{path}: files {told} are both called {twice[0]}; expected other names")
@@ -133,6 +133,7 @@ def _refuse_other_columns(
 
 def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Column:
     """Put a column's parts, one of each file, below each other."""
+    parts = _all_boolean(parts)
     words = np.concatenate([part.words for part in parts])
     names = [Path(file).name for file in files]
     places = [
@@ -142,6 +143,9 @@ def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Colum
     ]
     whole = Column(path, parts[0].name, words, np.array(places, dtype=object))
     vars(whole)["numbers"] = np.concatenate([part.numbers for part in parts])
+    vars(whole)["is_boolean"] = all(p.is_boolean or p.gaps.all() for p in parts)
+    if any(p.is_boolean for p in parts) and not vars(whole)["is_boolean"]:
+        return replace(whole, clash=_mixed(path, names, parts))
     filled = [(n, part) for n, part in zip(names, parts, strict=True) if not part.gaps.all()]
     numeric = [name for name, part in filled if part.is_numeric]
     others = [f"{part.nature} in {name}" for name, part in filled if not part.is_numeric]
@@ -149,6 +153,34 @@ def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Colum
         return whole
     clash = f"{path}: column {whole.name} holds {others[0]}, and numbers in {numeric[0]}"
     return replace(whole, clash=clash)
+
+
+def _mixed(path: str, names: Sequence[str], parts: Sequence[Column]) -> str:
+    """Name a file with True and False, and one with something else."""
+    pairs = list(zip(names, parts, strict=True))
+    one = next(name for name, part in pairs if part.is_boolean)
+    name, part = next((n, p) for n, p in pairs if not p.is_boolean and not p.gaps.all())
+    other = "numbers" if part.is_numeric else part.nature
+    return f"{path}: column {parts[0].name} holds True or False in {one}, and {other} in {name}"
+
+
+def _all_boolean(parts: Sequence[Column]) -> Sequence[Column]:
+    """Write 1 and 0 as True and False where another file has these, and there are no others."""
+    some = any(part.is_boolean for part in parts)
+    others = [part.numbers for part in parts if not part.is_boolean]
+    if not some or not all(np.isin(found[~np.isnan(found)], (0, 1)).all() for found in others):
+        return parts
+    spelled = {1.0: "True", 0.0: "False"}
+    return [
+        replace(
+            part,
+            words=np.array(
+                [spelled.get(n, w) for n, w in zip(part.numbers, part.words, strict=True)],
+                dtype=object,
+            ),
+        )
+        for part in parts
+    ]
 
 
 def _parquet(path: str) -> Columns:
@@ -176,21 +208,20 @@ def _of_frame(file: str, frame: Any) -> Columns:
     if twice := frame.columns[frame.columns.duplicated()].map(str).tolist():
         raise ValueError(f"{file}: expected no two columns alike, found {listed(twice)} twice")
     whole = frame.astype(object).where(frame.notna(), None)
-    return {str(name): _column(file, str(name), whole[name].tolist()) for name in frame}
+    called = {name: composed(str(name)) for name in frame}
+    return {called[name]: _column(file, called[name], whole[name].tolist()) for name in frame}
 
 
 def _column(file: str, name: str, values: Any) -> Column:
-    """Make a column of values in memory; None is a gap, True and False are 1 and 0."""
-    words = np.array([_word(value) for value in values], dtype=object)
+    """Make a column of values in memory; None and masked values are gaps."""
+    words = [_word(value) for value in values]
     places = np.array([f"row {row}" for row in range(1, len(words) + 1)], dtype=object)
-    return Column(file, name, words, places)
+    return column_of(file, name, words, places)
 
 
 def _word(value: Any) -> str:
-    if value is None:
+    if value is None or value is np.ma.masked:
         return ""
-    if isinstance(value, bool | np.bool_):
-        return str(int(value))
     if isinstance(value, float | np.floating):
         return repr(float(value))
     return str(value).strip()

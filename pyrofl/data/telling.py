@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pyrofl.arguments import checked, known
 from pyrofl.data.columns import Column, number
 from pyrofl.data.tables import columns_of
 
+SAME = 1e-12  # what a column varies by, as a share of its mean, where all its values are one
 Numbers = NDArray[np.float64]
 
 
@@ -37,6 +39,12 @@ class Told:
         apart, share = other.mean - self.mean, other.count / count
         squares = self.squares + other.squares + apart**2 * self.count * share
         return Told(count, gaps, self.mean + apart * share, squares)
+
+    @property
+    def moments(self) -> tuple[float, float]:
+        """Mean and standard deviation of numbers; the latter is 1 where all are the same."""
+        spread = sqrt(self.squares / max(self.count, 1))
+        return self.mean, spread if spread > SAME * abs(self.mean) else 1.0
 
 
 @checked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from pyrofl.data.columns import Column
 from pyrofl.partitions.allocation import Ints
 
+DATE = re.compile(  # day, hour, the rest of the time of day, time zone
+    r"(\d{4}-\d\d-\d\d)(?:[T ]+(\d\d?)(:\d\d(?::\d\d(?:\.\d+)?)?) ?(Z|[-+]\d\d:?\d\d)?)?"
+)
 TEST = {"test": True, "true": True, "1": True, "train": False, "false": False, "0": False}
 
 
@@ -29,7 +33,8 @@ def last_rows(codes: Ints, time: Column, share: float = 0.2) -> Tensor:
     Rows of one time are taken in the order of the file.
 
     Raises:
-        ValueError: if the column holds neither numbers nor dates such as 2026-01-31.
+        ValueError: if the column holds neither numbers nor dates such as 2026-01-31, or some dates
+            have a time zone and others none.
     """
     order = _in_time(time)
     is_test = np.zeros(len(codes), dtype=np.bool_)
@@ -65,10 +70,29 @@ def _in_time(time: Column) -> Ints:
     if time.is_numeric:
         time.refuse_odd("take another column of time")
         return np.unique(time.numbers, return_inverse=True)[1]
+    found = list[datetime]()
     for word, place in zip(time.words, time.places, strict=True):
-        if not re.fullmatch(r"\d{4}-\d\d-\d\d([T ][\d:.]+)?", word):
+        told = f"{time.file}: column {time.name} holds {word!r} in {place}"
+        if (read := _date(word)) is None:
             raise ValueError(
-                f"{time.file}: column {time.name} holds {word!r} in {place}; expected numbers, or "
-                "dates such as 2026-01-31, which the alphabet sorts"
+                f"{told}; expected numbers, or dates such as 2026-01-31 or 2026-01-31 09:05"
             )
-    return np.unique(time.words.astype(str), return_inverse=True)[1]
+        if found and (read.tzinfo is None) != (found[0].tzinfo is None):
+            raise ValueError(f"{told}; expected a time zone in all rows, or in none")
+        found.append(read)
+    place_of = {moment: place for place, moment in enumerate(sorted(set(found)))}
+    return np.array([place_of[moment] for moment in found])
+
+
+def _date(word: str) -> datetime | None:
+    """Read a date, or a date and a time of day of which the hour may have one digit."""
+    if (parts := DATE.fullmatch(word)) is None:
+        return None
+    day, hour, rest, zone = parts.groups("")
+    # `fromisoformat` takes up to six digits of a second; nanoseconds are rounded down.
+    rest = re.sub(r"(\.\d{6})\d+", r"\1", rest)
+    clock = f"T{int(hour):02}{rest}{zone}" if hour else ""
+    try:
+        return datetime.fromisoformat(day + clock)
+    except ValueError:  # such as 2026-02-30
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Sequence
 
 MOST = 8  # names that are listed before the rest is counted
@@ -16,6 +17,11 @@ def listed(words: Sequence[str], most: int = MOST) -> str:
     """
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more
+
+
+def composed(text: str) -> str:
+    """Return a text in Unicode's composed form (NFC), in which equal texts have equal letters."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def refuse_no_file(path: str) -> None:

@@ -1,6 +1,6 @@
 """Networks: any torch module as a function of its parameters, for many clients at once."""
 
 from pyrofl.nets.architectures import NETWORKS
-from pyrofl.nets.network import Forward, Network, build
+from pyrofl.nets.network import Forward, Network, build, with_noise
 
-__all__ = ["NETWORKS", "Forward", "Network", "build"]
+__all__ = ["NETWORKS", "Forward", "Network", "build", "with_noise"]

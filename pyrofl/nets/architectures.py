@@ -66,6 +66,23 @@ class Mean(Dot):
         return self.w.expand(len(x), 1)
 
 
+class Noise(nn.Module):
+    """The log of a standard deviation, the same for all rows, after what the layers below make."""
+
+    def __init__(self) -> None:
+        """Start at the standard deviation 1."""
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(1))
+
+    def reset_parameters(self) -> None:
+        """Return to the standard deviation 1."""
+        nn.init.zeros_(self.log_scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, 2] of x [B, 1]."""
+        return torch.cat([x, self.log_scale.expand(len(x), 1)], -1)
+
+
 class Chain(nn.Sequential):
     """Layers by name, of which some have a rule of their own for a fresh start."""
 

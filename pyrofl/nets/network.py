@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from pyrofl.arguments import Count, checked, known
 from pyrofl.nets import stacked
-from pyrofl.nets.architectures import module
+from pyrofl.nets.architectures import Chain, Noise, module
 from pyrofl.nets.drawing import Drawn
 from pyrofl.recipes import repeatable
 from pyrofl.summaries import Summarised
@@ -240,6 +240,35 @@ def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
         told = f"input_shape is {tuple(input_shape)} and outputs {outputs}"
         raise ValueError(f"{told}; expected numbers from 1 to {MOST - 1}")
     return Network(module(spec, tuple(map(int, input_shape)), int(outputs)))
+
+
+@repeatable
+@checked
+def with_noise(net: Network) -> Network:
+    """Append a second output to a network with one: the log of the noise's standard deviation.
+
+    It is a parameter, the same for all rows, that starts at 0 and belongs to the base, so that all
+    clients share it where heads are personal; `likelihoods.learned_normal` reads it. Parameters
+    keep their names where the module is a `torch.nn.Sequential`, and have "net." before them
+    otherwise.
+
+    Args:
+        net: the network, which is not changed.
+
+    Returns:
+        The network with the parameter "noise.log_scale", [1].
+    """
+    module, head = net.module, net.head
+    layers = {n: layer for n, layer in module._modules.items() if layer is not None}
+    plain = type(module).forward is nn.Sequential.forward and not stacked.hooked(module)
+    if not plain:
+        layers, head = {"net": module}, " ".join(f"net.{one}" for one in head.split())
+    name = "noise"
+    while name in layers:
+        name += "_"
+    start = module.start if isinstance(module, Chain) else None
+    made = Chain({**layers, name: Noise()}, start)
+    return Network(made, head, keep=net.keep)
 
 
 def refuse(module: nn.Module) -> None:

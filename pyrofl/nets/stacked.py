@@ -21,7 +21,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pyrofl.nets.architectures import Block, Shape
+from pyrofl.nets.architectures import Block, Noise, Shape
 from pyrofl.tensors import Tensors
 
 IMAGES = 600 * 2**10  # bytes of images that go through convolutions together: measured
@@ -214,6 +214,13 @@ def by_entry(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
     return y
 
 
+def noise(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
+    """Append a parameter to every row as one more output."""
+    front, own, x = aligned(layer, own, x, axes)
+    y = torch.cat([x, own["log_scale"][:, None].expand(*x.shape[:-1], 1)], -1)
+    return y.view(*front, *y.shape[1:])
+
+
 def constant(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
     """Run a layer whose parameters are constants on all rows as one batch."""
     return torch.unflatten(call(layer, {}, x.flatten(0, axes)), 0, x.shape[: axes + 1])
@@ -340,6 +347,7 @@ RULES: Mapping[type[nn.Module], Rule] = {
     nn.Linear: linear,
     nn.Flatten: flatten,
     nn.GroupNorm: group_norm,
+    Noise: noise,
     **dict.fromkeys(CONVOLUTIONS, convolution),
     **dict.fromkeys(
         (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid), by_entry

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from numbers import Integral
+from operator import add
 from typing import Any, NamedTuple
+from warnings import warn
 
 import numpy as np
 import torch
@@ -16,7 +18,10 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked, known
 from pyrofl.data import Dataset, Federation, Source
+from pyrofl.data.doubts import of_units
 from pyrofl.data.roster import names_of
+from pyrofl.data.source import LEARNED
+from pyrofl.data.telling import told_of
 from pyrofl.data.wording import listed
 from pyrofl.partitions import allocation, by_label
 from pyrofl.partitions.allocation import Ints, Parts
@@ -144,7 +149,7 @@ def split(
             raise ValueError(f"test policy independent cannot be met: {error}") from error
     else:
         tests = _test(dataset, train, test_rows, test, rng)
-    x, source = _prepared(dataset, train[: len(train) - held_out])
+    x, source = _prepared(dataset, train[: len(train) - held_out], names)
     if withheld is not None:
         server = x[torch.from_numpy(withheld)]
     return Federation(
@@ -162,12 +167,23 @@ def split(
     )
 
 
-def _prepared(dataset: Dataset, train: Parts) -> tuple[Tensor, Source | None]:
-    """Make features of columns by what the clients that train tell of theirs."""
-    if dataset.recipe is None:
-        return dataset.x, dataset.source
-    x, made, unseen = dataset.recipe.follow(dataset.x, train)
-    told: dict[str, Any] = {"features": made.features, "preparation": made, "unseen": unseen}
+def _prepared(dataset: Dataset, train: Parts, names: Sequence[str]) -> tuple[Tensor, Source | None]:
+    """Make features of columns by the sums of the clients that train, and standardise the target.
+
+    The target itself stays in its own unit: the likelihood reads its mean and scale.
+    """
+    names = names[: len(train)]
+    x, told = dataset.x, dict[str, Any]()
+    if dataset.recipe is not None:
+        x, made, unseen = dataset.recipe.follow(dataset.x, train, names)
+        told = {"features": made.features, "preparation": made, "unseen": unseen}
+    if dataset.likelihood == LEARNED:
+        y = dataset.y.double().numpy()
+        sums = [told_of(y[rows]) for rows in train]
+        told["centre"], told["scale"] = reduce(add, sums).moments
+        target = dataset.source.target if dataset.source else "y"
+        if names and (text := of_units(target, dict(zip(names, sums, strict=True)))):
+            warn(text, UserWarning, stacklevel=4)
     return x, replace(dataset.source, **told) if dataset.source else None
 
 

@@ -397,15 +397,17 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     first = capsys.readouterr().err.splitlines()[0]
     assert first == (
-        f"csv:{table}: 30 rows; target won: numbers from 0 to 1, likelihood normal (all are whole: "
-        "for classes, --likelihood categorical); features: 2 (x, z); left out: kind (text such as "
-        "'u'); rows dropped: 2 (x lacks 1, won lacks 1)"
+        f"csv:{table}: 30 rows; target won: numbers from 0 to 1, likelihood normal:learned (all "
+        "are whole: for classes, --likelihood categorical); features: 2 (x, z); left out: kind "
+        "(text such as 'u'); rows dropped: 2 (x lacks 1, won lacks 1); target standardised inside: "
+        "mean 0.458333, standard deviation 0.498261 over the training rows; predictions and scores "
+        "are in its own unit"
     )
     facts = json.loads((tmp_path / "out" / "run.json").read_text())
     assert facts["arguments"]["missing"] == "drop"
     assert facts["data"] == {
         "rows": 30,
-        "likelihood": "normal",
+        "likelihood": "normal:learned",
         "classes": [],
         "target": "won",
         "features": ["x", "z"],
@@ -416,6 +418,8 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
         "reordered": [],
         "unseen": {},
         "scales": "",
+        "centre": pytest.approx(11 / 24),
+        "scale": pytest.approx((11 * 13) ** 0.5 / 24),
         "preparation": json.loads(Preparation((Prepared("x"), Prepared("z"))).to_json()),
     }
     words = ["compare", "local", *words[2:], "--seeds", "1", "--likelihood", "categorical"]

@@ -47,7 +47,7 @@ def test_text_gives_classes_and_numbers_features(table):
 def test_a_number_is_a_response(table):
     data = load(table(), target="mass", features=["length"])
     assert data.classes == ()
-    assert data.likelihood == "normal"
+    assert data.likelihood == "normal:learned"
     torch.testing.assert_close(data.y, torch.tensor([4.5, 20, 3.5, 25, 18, 4]))
     assert data.x.shape == (6, 1)
     assert data.groups == {}
@@ -152,7 +152,7 @@ def test_a_row_that_lacks_a_value_is_refused_or_dropped(table, cell):
         assert data.y.tolist() == [0.5, 1.5, 2.5, 4.5, 5.5, 6.5, 7.5]
         assert (data.source.dropped, data.source.lacking) == (1, {name: 1})
         clients = split(data, "groups")
-        assert clients.source is data.source
+        assert (clients.source.dropped, clients.source.lacking) == (1, {name: 1})
         assert clients.summary()["rows dropped"] == f"1 ({name} lacks 1)"
 
 

@@ -136,7 +136,7 @@ def test_a_likelihood_is_named_with_its_number():
     for spec, message in (
         ("normal:-1", "likelihood 'normal:-1' cannot be made: scale is -1.0"),
         ("binomial:few", "likelihood 'binomial:few' cannot be made"),
-        ("poisson:3", "likelihood is 'poisson:3'; expected normal:SD"),
+        ("poisson:3", "likelihood is 'poisson:3'; expected normal:learned, normal:SD"),
         ("gamma", "likelihood is 'gamma'"),
     ):
         with pytest.raises(ValueError, match=message):

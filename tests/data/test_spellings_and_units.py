@@ -1,0 +1,216 @@
+"""Times, booleans, spellings and units of a user's tables, which must not pass silently."""
+
+from __future__ import annotations
+
+import unicodedata
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pyrofl import Federation, Preparation, datasets, federations
+from pyrofl.cli import main
+from pyrofl.data import tell
+from pyrofl.data.doubts import in_spelling_and_units
+from pyrofl.data.tables import columns_of
+
+
+def split(path, **how):
+    how = {"target": "y", "prepare": "standardise", **how}
+    return federations.split(datasets.load(f"csv:{path}", **how), "groups")
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [
+            "2026-01-31T9:05",
+            "2026-01-31T10:00",
+            "2026-01-31 11:00",
+            "2026-02-01",
+            "2026-02-01T1:00",
+        ],
+        ["2026-01-31 23:59:59.5", "2026-02-01T00:00:00", "2026-02-01 00:00:00.000000001"],
+        ["2026-01-31T11:00+02:00", "2026-01-31T09:30Z", "2026-01-31 10:00+0000"],
+        ["9", "10", "100"],
+    ],
+)
+def test_the_last_rows_are_those_with_the_latest_times(tmp_path, times):
+    path = tmp_path / "t.csv"
+    order = np.random.default_rng(0).permutation(len(times))
+    path.write_text("\n".join(["when,a,y", *(f"{times[i]},{i},{i}.5" for i in order)]))
+    share = 1 / len(times)
+    found = datasets.load(
+        f"csv:{path}", target="y", features=["a"], test_last="when", test_share=share
+    )
+    (tested,) = found.x[found.is_test].flatten().tolist()
+    latest = len(times) - 1 if not times[1].endswith("00:00:00") else None
+    assert tested == latest or (latest is None and tested in (1, 2))
+
+
+@pytest.mark.parametrize("word", ["2026-02-30", "2026-01-31T25:00", "2026-1-3", "31.01.2026"])
+def test_times_that_are_none_are_refused(tmp_path, word):
+    path = tmp_path / "t.csv"
+    path.write_text(f"when,a,y\n2026-01-01,1,2.5\n{word},2,3.5\n2026-01-02,3,3\n")
+    with pytest.raises(
+        ValueError, match="in line 3; expected numbers, or dates such as 2026-01-31"
+    ):
+        datasets.load(f"csv:{path}", target="y", features=["a"], test_last="when")
+    path.write_text("when,a,y\n2026-01-01 10:00Z,1,2.5\n2026-01-02,2,3.5\n")
+    with pytest.raises(ValueError, match="in line 3; expected a time zone in all rows, or in none"):
+        datasets.load(f"csv:{path}", target="y", features=["a"], test_last="when")
+
+
+def test_booleans_are_alike_in_csv_parquet_and_mixed_folders(tmp_path):
+    sick = [True, False, True, True, False, False]
+    frame = pd.DataFrame({"a": range(6), "flag": sick[::-1], "y": sick})
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "mixed").mkdir()
+    frame.to_csv(tmp_path / "csv" / "one.csv", index=False)
+    frame.to_csv(tmp_path / "mixed" / "one.csv", index=False)
+    frame.to_parquet(tmp_path / "mixed" / "two.parquet")
+    upper = frame.replace({"y": {True: "TRUE", False: "FALSE"}})
+    upper.to_csv(tmp_path / "mixed" / "three.csv", index=False)
+    frame.astype(int).to_csv(tmp_path / "mixed" / "four.csv", index=False)
+    for path in ("csv", "mixed/two.parquet", "mixed"):
+        found = datasets.load(f"csv:{tmp_path / path}", target="y", prepare="standardise")
+        assert found.classes == ("False", "True")
+        assert found.y.tolist() == [int(s) for s in sick] * (len(found.y) // 6)
+        assert found.recipe.columns == ("a", "flag")
+        assert found.x[:6, 1].tolist() == [float(s) for s in sick[::-1]]
+        numbers = datasets.load(f"csv:{tmp_path / path}", target="y", likelihood="bernoulli")
+        assert numbers.y[:6].tolist() == [float(s) for s in sick]
+
+
+def test_a_boolean_column_beside_other_numbers_is_no_boolean(tmp_path):
+    (tmp_path / "one.csv").write_text("a,y\n1,True\n2,False\n3,True\n4,False\n")
+    (tmp_path / "two.csv").write_text("a,y\n1,3\n2,4\n3,5\n4,6\n")
+    with pytest.raises(ValueError, match=r"column y holds True or False in one\.csv, and numbers"):
+        datasets.load(f"csv:{tmp_path}", target="y")
+
+
+def test_composed_and_decomposed_letters_are_one_word(tmp_path):
+    names = ["Zürich", unicodedata.normalize("NFD", "Zürich")]
+    assert len(set(names)) == 2
+    rows = [
+        f"{names[i % 2]},{i},{'jä' if i % 3 else unicodedata.normalize('NFD', 'jä')}"
+        for i in range(12)
+    ]
+    rows = [*rows, *(f"Bern,{i},nein" for i in range(6))]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([unicodedata.normalize("NFD", "größe") + ",a,y", *rows]))
+    found = datasets.load(f"csv:{path}", target="y", group="größe", prepare="standardise")
+    assert found.group_names == {"größe": ("Bern", "Zürich")}
+    assert found.classes == ("jä", "nein")
+    words = ["run", "local", "--data", f"csv:{path}", "--target", "y", "--rounds", "1", "--quiet"]
+    words += ["--group", unicodedata.normalize("NFD", "größe"), "--posterior-draws", "0"]
+    assert main([*words, "--held-out", names[1] + ",", "--out", str(tmp_path / "o")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "two"), [("Yes", "yes"), ("New York", "new  york"), ("\uff21\uff22", "AB")]
+)
+def test_spellings_of_one_word_are_named(tmp_path, one, two):
+    path = tmp_path / "t.csv"
+    rows = [f"{[one, two, 'other'][i % 3]},{i}.5,{'uv'[i % 2]}" for i in range(18)]
+    path.write_text("\n".join(["g,a,y", *rows]))
+    with pytest.warns(
+        UserWarning, match=rf"column g holds '{one}' and '{two}', .* different groups"
+    ):
+        datasets.load(f"csv:{path}", target="y", group="g", features=["a"])
+    with pytest.warns(UserWarning, match=rf"holds '{one}' and '{two}', .* as different classes"):
+        datasets.load(f"csv:{path}", target="g", features=["a"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        datasets.load(f"csv:{path}", target="y", features=["a"])
+
+
+def ward(rng, factor=1.0, offset=0.0, sex="FM", rows=40):
+    weight = rng.normal(75, 15, rows) * factor + offset
+    return {
+        "weight": weight,
+        "sex": [sex[i % 2] for i in range(rows)],
+        "lab": rng.normal(size=rows),
+    }
+
+
+@pytest.mark.parametrize(
+    ("factor", "offset", "told"),
+    [
+        (88.4, 0.0, r"8\d\.\d times larger"),
+        (2.2046, 0.0, r"2\.\d+ times larger"),
+        (0.001, 0.0, ".* times smaller"),
+    ],
+)
+def test_clients_with_another_unit_are_named(factor, offset, told):
+    rng = np.random.default_rng(1)
+    tables = {name: ward(rng) for name in ("Bern", "Genf", "Basel")}
+    tables["Lyon"] = ward(rng, factor, offset)
+    sums = [tell(table, ["weight", "sex", "lab"], ["sex"]) for table in tables.values()]
+    with pytest.warns(UserWarning, match=rf"column weight: the numbers in Lyon are about {told}"):
+        Preparation.of(sums, names=list(tables))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Preparation.of(sums[:3], names=list(tables)[:3])
+
+
+def test_degrees_fahrenheit_are_named():
+    rng = np.random.default_rng(2)
+    tables = [{"t": rng.normal(37, 0.6, 50)} for _ in range(3)]
+    tables.append({"t": rng.normal(37, 0.6, 50) * 1.8 + 32})
+    with pytest.warns(UserWarning, match="column t: the numbers in client 3 are about 2.66 times"):
+        Preparation.of([tell(table, ["t"]) for table in tables])
+
+
+def test_clients_that_truly_differ_are_hardly_ever_named():
+    rng, named = np.random.default_rng(3), 0
+    for _ in range(200):
+        shift, rows = rng.normal(0, 2), int(rng.integers(20, 60))
+        clients = [
+            {
+                "normal": rng.normal(rng.normal(0, 1), 1, rows),
+                "shifted": rng.normal(50 + 8 * shift, 10, rows),
+                "skewed": rng.lognormal(rng.normal(0, 0.4), 1, rows),
+                "count": rng.poisson(rng.gamma(2.0, 5.0), rows),
+                "binary": 1.0 * (rng.random(rows) < rng.random()),
+                "altitude": np.full(rows, rng.uniform(10, 2000)),
+            }
+            for _ in range(4)
+        ]
+        told = [tell(one, list(one)) for one in clients]
+        named += len(in_spelling_and_units(list(told[0]), told, "ABCD"))
+    assert named <= 0.01 * 200 * 6  # it is 0.4%; some differences look like those of units
+
+
+def test_spellings_that_differ_between_clients_are_named(tmp_path):
+    rng = np.random.default_rng(4)
+    sums = [tell(ward(rng, sex=sex), ["weight", "sex"], ["sex"]) for sex in ("FM", "FM", "fm")]
+    told = r"column sex holds 'F' \(in A, B\) and 'f' \(in C\), 'M' \(in A, B\) and 'm' \(in C\)"
+    with pytest.warns(UserWarning, match=told):
+        Preparation.of(sums, names=["A", "B", "C"])
+    for name, sex, factor in (("A", "FM", 1.0), ("B", "FM", 1.0), ("C", "fm", 2.2046)):
+        frame = pd.DataFrame(ward(rng, factor, sex=sex, rows=150)).assign(y=rng.normal(size=150))
+        frame.assign(y=frame.y * factor * 9 + factor * 700).to_csv(tmp_path / f"{name}.csv")
+    with pytest.warns(UserWarning, match="column") as found:
+        split(tmp_path, features=["weight", "sex"])
+    told = " ".join(str(one.message) for one in found)
+    assert "'f' (in C)" in told
+    assert "column weight: the numbers in C" in told
+    assert "column y: the numbers in C are about 2.2" in told
+
+
+def test_masked_values_are_gaps():
+    y = np.arange(4.0)
+    x = np.ma.array(np.ones((4, 2)), mask=[[0, 0], [0, 1], [0, 0], [0, 0]])
+    with pytest.raises(ValueError, match="ward: x is masked in 1 rows, first in row 1; expected"):
+        Federation.of({"ward": (x, y)})
+    with pytest.raises(ValueError, match="ward: y is masked in 2 rows, first in row 0"):
+        Federation.of({"ward": (x.data, np.ma.array(y, mask=[1, 0, 0, 1]))})
+    with pytest.raises(ValueError, match="ward: y is masked"):
+        Federation.of({"ward": (x.data, np.ma.array(["a", "b", "a", "b"], mask=[1, 0, 0, 1]))})
+    whole = Federation.of({"ward": (np.ma.array(x.data), np.ma.array(y))})
+    assert torch.equal(whole.y, torch.arange(4.0))
+    column = columns_of({"a": np.ma.array([1, 2, 3], mask=[0, 1, 0])})["a"]
+    assert column.gaps.tolist() == [False, True, False]
