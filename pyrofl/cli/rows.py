@@ -79,6 +79,8 @@ def read(folder: Path) -> DataFrame:
             raise ValueError(f"columns are {', '.join(map(str, table.columns[:9]))}")
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}; expected the rows of a run") from error
+    for name in texts:
+        table[name] = table[name].map(run_folder.plain_cell)
     return table[table["population"] == "training"]
 
 

@@ -20,6 +20,7 @@ METRICS = ("round", "model", "adapted", "population", "metric", "value")
 CLIENTS = ("client", "size", "model", "adapted", "metric", "value")
 COMPARE = ("method", "seed", "model", "adapted", "metric", "value", "tuned")
 CHECKPOINT = "checkpoint.pt"  # the run as of its last round
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # with which a formula of a spreadsheet begins
 HALF = r"\.[0-9a-f]{32}(\.\w+)?"  # name of what a killed write leaves
 
 
@@ -93,20 +94,46 @@ def sweep(path: str | Path) -> None:
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table, of which no row may be ragged; numbers keep every digit."""
+    """Write a table, of which no row may be ragged; numbers keep every digit.
+
+    Texts that a spreadsheet would run as a formula are marked, see `safe_cell`.
+    """
     with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(columns)
+        table.writerow(map(safe_cell, columns))
         for number, row in enumerate(rows):
             if (found := len(row)) != (width := len(columns)):
                 raise ValueError(f"{path}: row {number} has {found} entries; expected {width}")
-            table.writerow(row)
+            table.writerow(map(safe_cell, row))
 
 
 def read_csv(path: str | Path) -> list[dict[str, str]]:
-    """Read a table that `write_csv` wrote, one dict of texts per row."""
+    """Read a table that `write_csv` wrote, one dict of texts per row, without its marks."""
     with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        head, *rows = [[plain_cell(cell) for cell in row] for row in csv.reader(file)] or [[]]
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def safe_cell(value: Any) -> Any:
+    """Return a cell, a text that a spreadsheet would take for a formula with a quote before it.
+
+    Numbers stay as they are, also those that are texts.
+
+    >>> [safe_cell(value) for value in ("=1+2", "@here", "-1.5", -1.5, "a=b", "'=1")]
+    ["'=1+2", "'@here", '-1.5', -1.5, 'a=b', "''=1"]
+    """
+    if not isinstance(value, str) or not value.lstrip("'").startswith(FORMULAS):
+        return value
+    with suppress(ValueError):
+        float(value)
+        return value
+    return f"'{value}"
+
+
+def plain_cell(text: str) -> str:
+    """Return the text of which `safe_cell` made a cell."""
+    marked = text.startswith("'") and text.lstrip("'").startswith(FORMULAS)
+    return text[1:] if marked else text
 
 
 def write_json(path: str | Path, value: Mapping[str, Any]) -> None:

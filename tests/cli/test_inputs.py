@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -105,3 +106,20 @@ def test_predict_after_compare_names_the_cure(capsys):
     assert main(["predict", "o", *ask]) == 2
     assert "expected the folder of one run, such as o/fedavg-0" in capsys.readouterr().err
     assert main(["predict", "o/fedavg-0", *ask]) == 0
+
+
+def test_names_that_look_like_formulas_are_neutral_in_tables_and_known_to_reports():
+    text = Path("data.csv").read_text().replace("s0,", "=s0,").replace("no", "@no")
+    Path("data.csv").write_text(text)
+    words = ["compare", "fedavg", "local", *RUN, "--seeds", "1", "--data", "csv:data.csv"]
+    assert main([*words, "--out", "o", "--checkpoint-every", "1"]) == 0
+    assert main(["answer", "o"]) == 0
+    assert main(["report", "o"]) == 0
+    ask = ["--data", "data.csv", "--group", "site", "--out", "found.csv"]
+    assert main(["predict", "o/fedavg-0", *ask]) == 0
+    for file in [*Path("o").rglob("*.csv"), Path("found.csv")]:
+        cells = [cell for row in csv.reader(file.read_text().splitlines()) for cell in row]
+        assert not [c for c in cells if c.startswith(("=", "@"))]
+        assert file.name not in ("clients.csv", "answer.csv", "found.csv") or "'=s0" in cells
+    assert "=s0" in Path("o/report.html").read_text()
+    assert "&#39;=s0" not in Path("o/report.html").read_text()

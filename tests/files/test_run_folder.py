@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -196,3 +197,27 @@ def test_tables_line_up():
     got = table(("method", "n", "nll"), [("pfedvem", 10, 0.25), ("a", 5, None)])
     assert got == "method    n     nll\npfedvem  10  0.2500\na         5       -"
     assert table(("method", "n"), []) == "method  n"
+
+
+def test_texts_are_no_formulas_of_spreadsheets_and_come_back(tmp_path):
+    texts = [
+        "=cmd|'/C calc'!A0",
+        "+1+1",
+        "-2+3",
+        "@SUM(A1)",
+        "\t=1",
+        "'=1",
+        "''@a",
+        "=",
+        "-",
+    ]
+    plain = ["-1.5", "+2", "-1e-5", "1,5", "a=b", "it's", "'quoted'", "", " = ", "-inf"]
+    write_csv(tmp_path / "t.csv", ("text", "=number"), [(text, -1.5) for text in texts + plain])
+    with open(tmp_path / "t.csv", newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head == ["text", "'=number"]
+    assert [cell for cell, _ in rows] == [f"'{text}" for text in texts] + plain
+    assert {number for _, number in rows} == {"-1.5"}
+    found = read_csv(tmp_path / "t.csv")
+    assert [row["text"] for row in found] == texts + plain
+    assert set(found[0]) == {"text", "=number"}
