@@ -19,9 +19,8 @@ Chains go on from round to round; the draws after `burn_in` epochs count, those 
 less and less. The last line is the exact M-step: in a normal model its fixed point is the maximum
 of the evidence. With temperature = 0 chains go down to the MAP of z_j, and s dies out.
 
-Use it where how sure a personal model is matters: heads are draws of a chain, not points. It
-assumes that heads are drawn from one normal population, and needs steps enough for the chain to
-move.
+Use it where personal heads are to be draws of a chain, not points. It assumes that heads are drawn
+from one normal population, and needs steps enough for the chain to move.
 
 Departures from the paper: clients make many steps on the base, one at each draw, and the server
 averages, where the paper sums gradients at all draws and the server makes one step; chains see

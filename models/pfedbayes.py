@@ -14,8 +14,9 @@ ICML 2022. Every weight is random:
 
 pFedMe with distributions for points. On its own the step on v_j would end at q_j.
 
-Use it where every weight needs an uncertainty and clients have few rows. It assumes that clients'
-posteriors are normal, weight by weight, and near the server's.
+Use it where clients have few rows and a distribution over every weight improves predictions; its
+intervals are too narrow. It assumes that clients' posteriors are normal, weight by weight, and near
+the server's.
 
 Departures from the paper: networks start by their layers' own rules. zeta weighs the divergence
 against the likelihood of all rows of a client; the authors' code weighs it against a minibatch's

@@ -22,7 +22,7 @@ same for all K) and B = I + R'PR,
 Before a test (`adapt`) that is done anew with the features of the received w, which is all that a
 new client needs. The view "personal" without it is the client's model as it left its training.
 
-Use it where clients have few rows, and how sure a prediction is matters. It assumes that one
+Use it where clients have few rows, and probabilities of predictions matter. It assumes that one
 representation suits all, and few enough rows for a matrix of them.
 
 Departures from the paper: of several classes it makes a tree of binary ones with Polya-Gamma

@@ -53,9 +53,9 @@ Standard deviations of log tau over NUTS's, whose long left tail no normal has; 
     guides.flow(3)                             0.86       0.70
     guides.flow(3), corrected=True             1.00       0.96
 
-Use it where the posterior itself is wanted: intervals that hold, hierarchical programs, clients
-that leave. It assumes that posteriors are near normal; with covariance="full" work grows with the
-cube of the number of shared variables.
+Use it where the posterior itself is wanted: hierarchical programs, clients that leave, and with
+covariance="full" intervals that hold. It assumes that posteriors are near normal; work with
+covariance="full" grows with the cube of the number of shared variables.
 
 Departures from the papers: the powers, shortened steps, and damping that adapts. The server keeps
 the factors and sends the cavity q / t_j, so that a client which trains and is not heard does no

@@ -9,7 +9,7 @@ from io import BytesIO
 import matplotlib
 
 import pyrofl
-from making import formulas
+from making import calibrated, formulas
 from making.which import which
 from pyrofl import figures, nets
 from pyrofl.cli import cards
@@ -36,6 +36,8 @@ def page(card: cards.Card) -> str:
     parts = [f"# {paper.name}", f"**{capital(paper.headline)}.**"]
     parts += [text(re.sub(":$", ".", paper.source))] if paper.source else []
     parts += [f":::{{admonition}} When\n{text(paper.use)}\n:::"]
+    if told := calibrated.sentence(card.key):
+        parts += [f"{text(told)} See [calibration](../../calibration.md)."]
     parts += [
         f"![{paper.name}: what depends on what in its model]({card.key}.svg)\n\n"
         "Boxes are tensors, of the server (blue) or kept by the client (orange); what is round is "

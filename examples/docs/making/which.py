@@ -8,20 +8,25 @@ from typing import Any
 from pyrofl.figures import style
 
 QUESTIONS = (
-    ("must intervals hold?", (
-        ("small or hierarchical model", "pvi  fedep  fald"),
-        ("one round", "fisher  fola"),
-        ("network; clients of unequal size", "pfedvem"),
-        ("network; few rows, every weight", "pfedbayes  pfedgp"),
-        ("network; newcomers all the time", "fedabml  metavd"),
-        ("network in a shared and an own part", "virtual  fedhb  fedpop"),
+    ("must 95% intervals hold?", (
+        ("one posterior; full covariance", "pvi  fedep"),
+        ("one posterior, as a chain of draws", "fald"),
+        ("one or few rounds; full covariance", "fisher  fola"),
+        ("a posterior for each client", "fedhb"),
+    )),
+    ("is a rough uncertainty enough?", (
+        ("clients of unequal size", "pfedvem"),
+        ("few rows", "pfedbayes  pfedgp"),
+        ("new clients all the time", "fedabml  metavd"),
+        ("a shared part and a part of one's own", "virtual  fedpop"),
         ("server has unlabelled rows", "fedbe  predbayes"),
+        ("one model, many local steps", "fedpa"),
     )),
     ("is one model enough?", (
         ("rows are alike", "fedavg"),
         ("same clients come again, drift", "scaffold"),
         ("unequal work", "fedprox"),
-        ("few report", "fedopt  fedavgm  fedpa"),
+        ("few report", "fedopt  fedavgm"),
     )),
     ("how do clients differ?", (
         ("labels in ways of their own", "fedrep  fedper  fedbabu"),
@@ -36,9 +41,9 @@ QUESTIONS = (
 
 def which() -> bytes:
     """Draw the figure as SVG."""
-    figure = style.canvas(9.6, 7.4)
+    figure = style.canvas(9.6, 8.9)
     axes = figure.subplots()
-    axes.set(xlim=(0, 9.6), ylim=(-18.2, 0.8))
+    axes.set(xlim=(0, 9.6), ylim=(-22.2, 0.8))
     axes.set_axis_off()
     line = 0
     for i, (question, answers) in enumerate(QUESTIONS):
@@ -54,7 +59,7 @@ def which() -> bytes:
             below = -line - (len(QUESTIONS[i + 1][1]) - 1) / 2
             look = {"arrowstyle": "-|>", "color": "#666666"}
             axes.annotate("", (1.35, below + 0.55), (1.35, middle - 0.55), arrowprops=look)
-            words = ("no", "no: a model for each")[i]
+            words = ("no", "no uncertainty", "no: a model for each")[i]
             axes.text(1.45, (middle + below) / 2, words, fontsize=10, color="#444444")
     file = BytesIO()
     figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None})
