@@ -181,14 +181,21 @@ class Look:
                     "expected a model and layers that treat each row by itself: no mean or softmax "
                     "over rows, no BatchNorm"
                 )
+        # A cost of a client may be of all its rows, such as Cox's partial likelihood, where every
+        # step has all rows.
+        whole = all(phase.batch is None for phase in self.method.phases)
+        padded = self._on_other_rows(~self.batch.mask) if whole else changed
         for name, site in _factors(self.p):
-            before, after = (_log_prob(s) for s in (site, changed.nodes[name]))
+            other = changed if of_rows(site) else padded
+            before, after = (_log_prob(s) for s in (site, other.nodes[name]))
             if of_rows(site):
                 before, after = (v[..., ~at] for v in (before, after))
             if not _equal(before, after):
                 raise ValueError(
                     f"pyro.factor {name!r} of a client or row depends on other rows or on padding; "
-                    "expected a cost of rows inside batch.rows(), one for each"
+                    "expected a cost of rows inside batch.rows(), one for each; or, where every "
+                    "step has all rows (batch=None), a cost of each client that leaves out padding "
+                    "by batch.mask"
                 )
         for name, site in latent(self.p):
             before, after = (_log_prob(s) for s in (site, changed.nodes[name]))

@@ -237,6 +237,28 @@ def test_factors_of_clients_and_of_rows_may_be(where, cost):
     check(method(with_factor(cost, where)), numbers())
 
 
+def at_risk(theta: Tensor, batch: Batch) -> Tensor:
+    """Return a partial likelihood in the manner of Cox, which compares the rows of a client."""
+    later = (batch.y[:, None] >= batch.y[:, :, None]) & batch.mask[:, None]
+    cost = theta * batch.x[..., 0]
+    total = cost[..., None, :].masked_fill(~later, -torch.inf).logsumexp(-1)
+    return torch.where(batch.mask, cost - total, 0.0).sum(-1, keepdim=True)
+
+
+def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
+    model, step = with_factor(at_risk, "clients"), method().phases[0].moves
+    whole = (Phase(step, 5, None),)
+    check(method(model, phases=whole), numbers())
+    told = "'cost' of a client or row depends on other rows or on padding"
+    for wrong in (
+        method(model),  # minibatches of two rows
+        method(with_factor(of_all_rows, "clients"), phases=whole),  # counts padding
+        method(with_factor(of_all_rows, "rows"), phases=whole),
+    ):
+        with pytest.raises(ValueError, match=told):
+            check(wrong, numbers())
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [

@@ -23,9 +23,7 @@ def intervals() -> list[Interval]:
     found = []
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) > max(COLUMNS) and cells[COLUMNS[2]].endswith("%") and "%" in cells[4]:
-            if not cells[COLUMNS[2]][:-1].isdigit():  # the head
-                continue
+        if len(cells) > max(COLUMNS) and cells[COLUMNS[-1]] in ("yes", "**no**"):
             method, setting, percent, calibrated = (cells[i] for i in COLUMNS)
             found.append(Interval(method, setting, int(percent[:-1]), calibrated == "yes"))
     return found
