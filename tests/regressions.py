@@ -22,9 +22,9 @@ def posterior(task: object = TASK) -> tuple[Tensor, Tensor]:
     return found
 
 
-def q_of(server: Tensors) -> tuple[Tensor, Tensor]:
+def q_of(server: Tensors, name: str = "w") -> tuple[Tensor, Tensor]:
     """Return mean and covariance of a server's normal, as `guides.full_covariance` reads it."""
     root = torch.eye(3, dtype=torch.float64)
     root[*torch.tril_indices(3, 3, -1)] = server["spread/below"]
     root = server["spread/log_sd"].exp()[:, None] * root
-    return server["w/w"].flatten(), root @ root.T
+    return server[f"w/{name}"].flatten(), root @ root.T
