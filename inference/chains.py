@@ -20,7 +20,7 @@ from pyrofl.tensors import Tensors
 Fitting = Method | Callable[[int], Method]
 Until = Literal["converged"]
 
-ORDER: tuple[Kind, ...] = ("diverged", "moving", "converged")
+ORDER: tuple[Kind, ...] = ("diverged", "stuck", "moving", "converged")
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from time import perf_counter
@@ -19,7 +20,7 @@ from pyrofl.inference.progress import Progress
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seed, continued
-from pyrofl.inference.verdict import Judge
+from pyrofl.inference.verdict import Judge, trained_by
 from pyrofl.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ def fit(
             with the same training rows. Chains are gone on with each by itself.
         every: test after every so many rounds; 0 leaves testing to the caller.
         until: "converged" stops after the first round at which `Run.verdict` says so, or after
-            which it says that the run has diverged, of 3 rounds and more: look which. Each of
-            several seeds stops by itself.
+            which it says that the run is stuck or has diverged, of 3 rounds and more: read which.
+            Each of several seeds stops by itself.
         draws: of the guide, for predictions; None takes its mean, or as many as a start's Run.
         metrics: name -> one of your own, scored too; see `evaluate`. None: those of a start's Run.
         progress: show rounds, loss and the time left: a bar in a terminal or a notebook with
@@ -99,6 +100,10 @@ def fit(
     Raises:
         ValueError: as `federate`, as are other errors; if a start's seed is another, or seeds are
             equal.
+
+    Warns:
+        UserWarning: after round one, if nothing that is learned has changed, or a tensor that
+            clients train has not.
     """
     if seeds is not None or isinstance(start, Chains):
         same: dict[str, Any] = {"server": server, "every": every, "until": until, "draws": draws}
@@ -119,7 +124,7 @@ def fit(
         own_metrics=(known.own_metrics if known else {}) if metrics is None else metrics,
     )
 
-    judge = Judge(run.records) if until else None
+    judge = Judge(run.records, trained_by(run.method)) if until else None
 
     def test_if_due() -> bool:
         """Test after every so many rounds, and after the last; return whether this is the last."""
@@ -141,6 +146,8 @@ def fit(
             run.state = state
             if judge:
                 judge.add(run.records[-1])
+            if state.number == 1 and run.verdict.kind == "stuck":
+                warnings.warn(f"after round 1: {run.verdict.why}", stacklevel=3)
             if after:
                 after(run)
             last = test_if_due()

@@ -243,7 +243,7 @@ class Look:
             and n in before
             and torch.equal(v, before[n][: len(v)])
         }
-        if not still or not moving or not self._differs(still):
+        if not still or not self._differs(still):
             return
         read = [n for n, v in still.items() if self._differs({n: v})]
         warnings.warn(

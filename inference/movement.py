@@ -2,6 +2,7 @@
 
 That is what clients receive (not names under "server/", the server's own accounts), or what they
 keep where the server holds nothing: there, of those that trained, the largest movement counts.
+Where nothing of the server's changed at all, what clients keep is compared too.
 Where `Moments` says what the mean and the standard deviation of a site are, both are compared with
 those of the round before, in standard deviations: the largest |new - old| / sd of its entries. A
 tensor that states no distribution moves by a share of its norm.
@@ -36,12 +37,26 @@ def movement(facts: Facts, old: Round, new: Round) -> Moved | None:
     """Return how far a round moved each site, see above; None if the server merged nothing."""
     if new.server is old.server:
         return None
-    before, now = _received(old.server), _received(new.server)
-    rows = not now
-    if rows:  # all that is learned stays at home
+    far = _moved(facts, _received(old.server), _received(new.server))
+    if not any(far.values()):  # all that is learned may stay at home
         if isinstance(new.private, OneCopy) and new.private.large:  # the old one is gone
-            return {}
-        before, now = (_real(v.kept(new.trained)) for v in (old, new))
+            return _by_site(far) if far else {}
+        far |= _moved(facts, *(_real(v.kept(new.trained)) for v in (old, new)), rows=True)
+    return _by_site(far)
+
+
+def _by_site(far: Mapping[tuple[str, str], float]) -> Moved:
+    """Group movements by site."""
+    moved: Moved = {}
+    for (name, part), value in far.items():
+        moved.setdefault(name, {})[part] = value
+    return moved
+
+
+def _moved(
+    facts: Facts, before: Tensors, now: Tensors, rows: bool = False
+) -> dict[tuple[str, str], float]:
+    """Return the movement of each part of each site; `rows` are of clients, of which the most."""
     far: dict[tuple[str, str], Tensor] = {}
     stated = []
     for names, moments in of_kind(facts, Moments).items():
@@ -56,10 +71,7 @@ def movement(facts: Facts, old: Round, new: Round) -> Moved | None:
         far[name, "norm"] = _relative(before[name], now[name], rows) if alike else one
     values = [v.double() for v in far.values()] or [torch.zeros(())]
     found = torch.stack(values).nan_to_num(HUGE).tolist()  # one wait for an accelerator
-    moved: Moved = {}
-    for (name, part), value in zip(far, found, strict=False):
-        moved.setdefault(name, {})[part] = value
-    return moved
+    return dict(zip(far, found, strict=False))
 
 
 def table(records: Sequence[Any]) -> DataFrame:

@@ -30,7 +30,7 @@ from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.records import RoundRecord, taken_part
 from pyrofl.inference.seeds import Seed
-from pyrofl.inference.verdict import Verdict, verdict
+from pyrofl.inference.verdict import Verdict, trained_by, verdict
 from pyrofl.metrics import Bins
 from pyrofl.summaries import Summarised, picture
 from pyrofl.tensors import Tensors
@@ -213,8 +213,8 @@ class Run(Pickled, Summarised):
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it has converged, is moving or has diverged, by its records."""
-        return verdict(self.records)
+        """Whether it has converged, is moving, is stuck or has diverged, by its records."""
+        return verdict(self.records, trained_by(self.method))
 
     @property
     def watching(self) -> dict[str, Watched]:

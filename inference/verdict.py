@@ -1,4 +1,4 @@
-"""What became of a run: has it converged, is it still moving, or did it diverge?
+"""What became of a run: has it converged, is it still moving, is it stuck, or did it diverge?
 
 A run has converged if over its last 5 merges, and at least 3,
 
@@ -9,6 +9,10 @@ A run has converged if over its last 5 merges, and at least 3,
   time counts if in as many merges again, growing as fast, it would move by more than the above.
 
 Steps of constant length on minibatches hover, and so go on moving.
+
+A run is stuck if nothing that is compared has changed at all since before round one, to the last
+bit, or a tensor that clients train has not: its gradient is zero, or the upload or the merge leaves
+it out.
 
 A run has diverged if
 
@@ -24,7 +28,10 @@ A run has diverged if
   matter who takes part. size is |begin|, or that of the method's first step if it is larger, noise
   the median fall of the level from one round to the next, but for falls from where it should not
   be. So a loss must have lost all that it gained, and rise by twice its own size and more: one that
-  creeps up is moving. A loss that rises as it should, see `INCOMPARABLE`, does not count.
+  creeps up is moving. A loss that rises as it should, see `INCOMPARABLE`, does not count; or
+
+- the loss has fallen below -100 size, and below -100, and in the second half of all rounds, at
+  least 6, by 90% and more of its fall in the first half. No density makes that: its sign is wrong.
 """
 
 from __future__ import annotations
@@ -40,6 +47,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.inference.facts import INCOMPARABLE, Facts, marked
+from pyrofl.inference.method import Method, Step
 from pyrofl.inference.movement import Moved
 from pyrofl.tensors import Tensors, matches
 
@@ -48,8 +56,9 @@ SMALL = {"mean": 0.01, "sd": 0.01, "norm": 0.001}
 LOST = 1000  # standard deviations that a mean jumps
 FAR = 5  # times what is small: what is not to be left to go
 SIZES, NOISE = 2, 2  # of the loss, its own sizes and falls from round to round that are no rise
+DEPTH, STEADY, HALVES = 100, 0.9, 6  # sizes and share of a fall without end, and its least rounds
 
-Kind = Literal["converged", "moving", "diverged"]
+Kind = Literal["converged", "moving", "stuck", "diverged"]
 Left = Any
 """What a round leaves, a `RoundRecord`: that knows this module."""
 
@@ -59,7 +68,7 @@ class Verdict:
     """What became of a run; printed, it is a sentence.
 
     Attributes:
-        kind: converged, moving or diverged.
+        kind: converged, moving, stuck or diverged.
         why: the rest of the sentence.
         merged: rounds in which the server merged something.
         site: that moves most, measured by what counts as small; "" if it is not known.
@@ -86,8 +95,9 @@ class Verdict:
 class Judge:
     """Judges a run by what its rounds left, one after the other."""
 
-    def __init__(self, records: Sequence[Left] = ()) -> None:
-        """Begin with rounds that there are."""
+    def __init__(self, records: Sequence[Left] = (), trained: str = "") -> None:
+        """Begin with rounds that there are; `trained` are patterns of names, see `trained_by`."""
+        self.trained = trained
         self.records: list[Left] = []
         self.losses = Losses()
         for record in records:
@@ -100,25 +110,50 @@ class Judge:
 
     @property
     def over(self) -> bool:
-        """Whether there is no need for further rounds: it has converged, or diverged."""
+        """Whether there is no need for further rounds: it has converged, diverged or is stuck."""
         return len(self.records) >= LEAST and self.verdict().kind != "moving"
 
     def verdict(self) -> Verdict:
         """Judge what there is."""
         moved = [record.moved for record in self.records if record.moved is not None]
-        found = (_stuck(self.records), _lost(self.records), *self.losses.risen())
+        found = (_barred(self.records), _lost(self.records), *self.losses.risen())
+        found += tuple(self.losses.fallen())
         if both := [one for one in found if one]:
             first = min(both)
             return Verdict("diverged", first.why, len(moved), since=first.since)
         if not moved:
             silent = "nobody was merged in any round, as nobody reported"
             return Verdict("moving", silent if self.records else "no round yet", 0)
+        whole = self.records[0].number == 1  # later rounds may begin at the optimum
+        if whole and (why := _unchanged(moved, self.trained)):
+            return Verdict("stuck", why, len(moved))
         return _of_movement(moved)
 
 
-def verdict(records: Sequence[Left]) -> Verdict:
-    """Judge a run by what its rounds left."""
-    return Judge(records).verdict()
+def verdict(records: Sequence[Left], trained: str = "") -> Verdict:
+    """Judge a run by what its rounds left; arguments of `Judge`."""
+    return Judge(records, trained).verdict()
+
+
+def trained_by(method: Method) -> str:
+    """Return the patterns of names that the gradient steps of a method move."""
+    steps = (move for phase in method.phases for move in phase.moves)
+    return " ".join(move.names for move in steps if isinstance(move, Step))
+
+
+def _unchanged(moved: Sequence[Moved], trained: str) -> str:
+    """Say what no round has changed although clients train it, or ""."""
+    names = {name for one in moved for name in one}
+    still = sorted(n for n in names if not any(v for one in moved for v in one.get(n, {}).values()))
+    idle = [n for n in still if matches(n, trained)]
+    if len(still) == len(names) > 0:
+        what = "nothing that is learned has changed in any round"
+        return f"{what}; check the upload, the merge, the names of updates and the gradients"
+    if idle:
+        shown = ", ".join(idle[:3]) + f" and {len(idle) - 3} more" * (len(idle) > 3)
+        what = f"{shown} {'is' if len(idle) == 1 else 'are'} trained, but unchanged in every round"
+        return f"{what}; check the upload and the merge for it, and the guide for .detach()"
+    return ""
 
 
 def _of_movement(moved: Sequence[Moved]) -> Verdict:
@@ -159,7 +194,7 @@ def _lost(records: Sequence[Left]) -> Divergence | None:
 
 
 def _of(moved: Moved, site: str, part: str) -> float:
-    return moved.get(site, {}).get(part, 1.0)
+    return moved.get(site, {}).get(part, 0.0)
 
 
 def _left(moved: Sequence[float], small: float) -> float:
@@ -190,7 +225,7 @@ class Divergence(NamedTuple):
         return f"since round {self.since}: {self.why}"
 
 
-def _stuck(records: Sequence[Left]) -> Divergence | None:
+def _barred(records: Sequence[Left]) -> Divergence | None:
     """Find the rounds at the end in which all that came was bad."""
     bad = [r for r in records if r.rejected or r.moved is not None]  # not those of silence
     some = next((i for i, r in enumerate(reversed(bad)) if r.moved is not None), len(bad))
@@ -227,6 +262,16 @@ class Losses:
                 if rounds >= min(RISEN, len(step.numbers)):
                     why = f"the loss of {name} rose from {begin:.4g} to {level:.4g}"
                     found[c].append(Divergence(step.numbers[-rounds], why))
+        return [min(some, default=None) for some in found]
+
+    def fallen(self) -> list[Divergence | None]:
+        """Return since when a loss has been falling without end, the first of several."""
+        found: list[list[Divergence]] = [[] for _ in range(self.copies)]
+        for name, step in self.steps.items():
+            for c, (since, begin, level) in enumerate(step.fallen()):
+                if since is not None:
+                    why = f"the loss of {name} fell from {begin:.4g} to {level:.4g} without end"
+                    found[c].append(Divergence(since, f"{why}; check its sign"))
         return [min(some, default=None) for some in found]
 
 
@@ -270,6 +315,21 @@ class _Step:
         ends = (v.tolist() for v in (rounds, self.begins[-1], self.levels[-1]))
         return list(zip(*ends, strict=True))
 
+    def fallen(self) -> list[tuple[int | None, float, float]]:
+        """Return for each copy since which round it falls without end, begin and level."""
+        levels, begin = torch.stack(self.levels), self.begins[-1]
+        half, deep = len(levels) // 2, -DEPTH * begin.abs().clamp(min=1)
+        earlier, later = levels[0] - levels[half], levels[half] - levels[-1]
+        endless = (levels[-1] < deep) & (later >= STEADY * earlier) & (earlier > 0)
+        first = (levels < deep).long().argmax(0).tolist()
+        enough = len(levels) >= HALVES
+        return [
+            (self.numbers[at] if falls and enough else None, a, b)
+            for at, falls, a, b in zip(
+                first, endless.tolist(), begin.tolist(), levels[-1].tolist(), strict=True
+            )
+        ]
+
 
 def _mean(value: Tensor, known: Tensor) -> Tensor:
     """Average over clients that are known: [R, J] -> [R], NaN if there are none."""
@@ -278,4 +338,5 @@ def _mean(value: Tensor, known: Tensor) -> Tensor:
 
 def comparable(facts: Facts, begun: Tensors) -> Tensors:
     """Return the losses of steps that are to be compared with those of other rounds."""
-    return {n: v for n, v in begun.items() if not matches(n, marked(facts, INCOMPARABLE))}
+    marks = marked(facts, INCOMPARABLE)
+    return {n: v for n, v in begun.items() if not all(matches(p, marks) for p in n.split())}

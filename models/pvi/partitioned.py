@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import CHANGES, PER_CLIENT, SHARED, Factors, Moments, Rule
+from pyrofl.inference.facts import CHANGES, INCOMPARABLE, PER_CLIENT, SHARED, Factors, Moments, Rule
 from pyrofl.inference.method import Method, Phase, Step, View, send_all
 from pyrofl.inference.programs import HalfSquares, Program, built_for
 from pyrofl.inference.servers.averages import CannotMerge
@@ -93,6 +93,7 @@ class Partitioned:
                 ),
                 f"{self.ours.names} _u {NOISE[0]}": SHARED,
                 "server/shift server/precision": (PER_CLIENT, factors),
+                self.moving: INCOMPARABLE,  # the cavity that it is relative to is another each time
                 f"shift precision{'' if self.exact else ' share'}": Moments(self.moments),
             },
         )

@@ -22,7 +22,7 @@ from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.checkpoints import Keeper, load
 from pyrofl.inference.method import Method
 from pyrofl.inference.run import Run
-from pyrofl.inference.verdict import Judge
+from pyrofl.inference.verdict import Judge, trained_by
 
 POINTS = 20  # of a learning curve, unless asked for otherwise
 FREE = (  # arguments that may differ when a run goes on
@@ -112,7 +112,7 @@ def far_enough(rounds: int, number: int, path: Path) -> None:
 
 def not_past(run: Run, until: str | None, path: Path) -> None:
     """Refuse to stop a run where it has already gone on."""
-    judge = Judge()
+    judge = Judge(trained=trained_by(run.method))
     for record in run.records[:-1] if until else ():
         judge.add(record)
         if judge.over:

@@ -1,0 +1,141 @@
+"""Runs in which nothing is learned, and losses that fall without end: what the verdict says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Size, Tensor
+
+import pyrofl
+from pyrofl import Method, Phase, Step, adam, elbo, guides, servers, sgd
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.run import Run
+from pyrofl.inference.verdict import verdict
+from pyrofl.models import pvi
+from pyrofl.tensors import Tensors, generator
+
+q = guides.log_mean_field({"w": Size([2])}, scale=0.1)
+everything = servers.Pooled({"*": servers.evenly})
+
+
+def lines() -> Federation:
+    """Return three clients that measure one line."""
+    source = generator(0)
+    x = torch.randn(30, 2, generator=source).double()
+    y = x @ torch.tensor([1.0, -2.0]).double() + 0.3 * torch.randn(30, generator=source)
+    parts = torch.arange(30).split(10)
+    return Federation(x, y, parts, tuple(p[:0] for p in parts))
+
+
+def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(torch.zeros(2).double(), 2.0).to_event(1))
+        with batch.rows():
+            pyro.sample("y", dist.Normal((w * batch.x).sum(-1), 0.3), obs=batch.y)
+
+
+def without_slope(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Draw from the guide, with a mean that has no gradient."""
+    with batch.clients():
+        fn = dist.Normal(local["mu/w"].detach(), local["pi/w"].exp())
+        pyro.sample("w", fn.to_event(1))
+
+
+def solved(name: str) -> Callable[[Tensors, Tensors, Batch], Tensors]:
+    """Return a closed-form update of the mean, under some name."""
+
+    def update(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        precision = torch.einsum("cbi,cbj->cij", batch.x, batch.x) / 0.09 + torch.eye(2) / 4
+        slope = torch.einsum("cbi,cb->ci", batch.x, batch.y) / 0.09
+        return {name: torch.linalg.solve(precision, slope), "pi/w": 0 * local["pi/w"] - 2}
+
+    return update
+
+
+def wrong(*args: object) -> Tensor:
+    """Return the loss with the wrong sign."""
+    return -elbo(draws=8, mean=True)(*args)  # type: ignore[arg-type]
+
+
+USUAL = Method(
+    init=lambda source, clients: q.start({"w": torch.zeros(2)}),
+    model=model,
+    guide=q,
+    phases=(Phase((Step(q.names, adam(0.05), elbo(draws=8, mean=True)),), epochs=2),),
+    merge=everything,
+)
+
+
+def fitted(rounds: int = 3, **changed: object) -> Run:
+    method = replace(USUAL, **changed)  # type: ignore[arg-type]
+    return pyrofl.fit(method, lines(), rounds, progress=False)
+
+
+NOTHING = "nothing that is learned has changed in any round"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"upload": lambda received, local: {}}, NOTHING),
+        ({"upload": lambda received, local: dict(received)}, NOTHING),
+        ({"merge": servers.Pooled({"*": servers.evenly}, then=lambda s, p: s)}, NOTHING),
+        (
+            {"upload": lambda received, local: {"pi/w": local["pi/w"]}},
+            "mu/w is trained, but unchanged in every round; check the upload",
+        ),
+        ({"guide": without_slope}, "mu/w is trained, but unchanged .* for .detach()"),
+    ],
+    ids=["empty", "as received", "then", "forgotten", "detach"],
+)
+def test_a_run_that_learns_nothing_is_stuck_and_says_so_after_round_one(changed, words):
+    with pytest.warns(UserWarning, match=f"after round 1: {words}"):
+        run = fitted(**changed)
+    assert run.verdict.kind == "stuck"
+    assert run.copy(records=run.records[:1]).verdict.kind == "stuck"
+
+
+def test_until_stops_a_run_that_is_stuck():
+    with pytest.warns(UserWarning, match=NOTHING):
+        run = pyrofl.fit(
+            replace(USUAL, upload=lambda received, local: {}),
+            lines(),
+            9,
+            progress=False,
+            until="converged",
+        )
+    assert run.state.number == 3
+
+
+def test_a_closed_form_that_the_guide_reads_converges():
+    run = fitted(6, phases=(Phase((solved("mu/w"),)),))
+    assert run.verdict.kind == "converged"
+    again = pyrofl.fit(run.method, run.data, 9, start=run.state, progress=False)
+    assert again.verdict.kind == "converged"  # it began at the optimum
+
+
+def test_a_closed_form_under_a_name_that_nobody_reads_is_named_before_round_one():
+    with pytest.warns(UserWarning, match="the guide reads mu/w, and no step or move changes it"):
+        fitted(phases=(Phase((solved("mean/w"),)),))
+
+
+@pytest.mark.parametrize("optim", [sgd(0.002), adam(0.2)], ids=["sgd", "adam"])
+def test_a_loss_with_the_wrong_sign_has_diverged(optim):
+    run = fitted(30, phases=(Phase((Step(q.names, optim, wrong),), epochs=8),))
+    assert run.records[-1].loss[q.names].mean() < -1e4
+    assert run.verdict.kind == "diverged"
+    assert "without end; check its sign" in str(run.verdict)
+
+
+def test_losses_of_pvi_against_different_cavities_are_not_compared():
+    # The free energy of a client holds the normaliser of its cavity: it may rise while q improves.
+    run = pyrofl.fit(pvi.hierarchical(model, lines(), shared="w"), lines(), 3, progress=False)
+    assert run.records[0].loss.keys() == {"mean root"}
+    high = {n: v + 1e3 * v.abs() for n, v in run.records[-1].loss.items()}
+    later = [replace(run.records[-1], number=n, loss=high) for n in (4, 5, 6)]
+    assert verdict([*run.records, *later]).kind != "diverged"
