@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
+import shlex
+from argparse import ArgumentParser, _SubParsersAction
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import toys
+from torch import nn
 
 import pyrofl
 from pyrofl import docstrings
-from pyrofl.cli import cards
-from pyrofl.cli.methods import builds
+from pyrofl.cli import cards, ends
+from pyrofl.cli.methods import arguments, builds
+from pyrofl.cli.parser import parser
 
-DOCS = Path(__file__).parent.parent / "examples" / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "examples" / "docs"
 CARD = re.compile(r"\]\(made/methods/(\w+)\.md\)")
 INTERVALS = r"\*\*Must 95% intervals hold\?\*\*"
 ROUGH = r"\*\*Is a rough uncertainty enough\?\*\*"
@@ -122,3 +128,198 @@ def test_no_page_claims_that_a_method_is_missing():
         for found in missing.findall(path.read_text()):
             some = {n.lower() for n in re.split(r", | and ", found)}
             assert not some & names, (path.name, found)
+
+
+PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
+PAGES += sorted((ROOT / "examples" / "tutorials").glob("[0-9]*.py"))
+SPAN = re.compile(r"`([^`\n]+)`")
+OF_RAY = {"--head", "--num-cpus", "--node-ip-address", "--include-dashboard", "--address"}
+OTHERS = OF_RAY | {"--disable-usage-stats"}  # options of other programs
+
+
+def flags(of: ArgumentParser) -> set[str]:
+    """Return all long options of a parser and of those of its commands."""
+    found = {word for action in of._actions for word in action.option_strings}
+    for action in of._actions:
+        if isinstance(action, _SubParsersAction):
+            found = found.union(*map(flags, action.choices.values()))
+    return found
+
+
+def spans(path: Path) -> list[str]:
+    """Return what a page has between backticks, outside of blocks of code."""
+    return SPAN.findall(re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL))
+
+
+def test_every_option_on_a_page_is_one_of_the_command_line():
+    known = flags(parser()) | OTHERS
+    for path in PAGES:
+        assert {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", path.read_text())} <= known, path.name
+
+
+def test_every_command_on_a_page_is_understood(capsys):
+    count = 0
+    for path in PAGES:
+        text = re.sub(r"\\\n\s*", " ", path.read_text())
+        for line in re.findall(
+            r"(?m)^(?:    |\$ )?(?:\w+=\S+ )*(?:\.venv/bin/)?pyrofl (\w+ .+)$", text
+        ):
+            words = line.partition(" # ")[0].partition(" > ")[0]
+            if "..." in words or not re.match(r"[a-z]+ ", words) or words.endswith((".", ",")):
+                continue
+            if words.split()[0] in flags_of_commands():
+                parser().parse_args(shlex.split(words))  # exits with 2 otherwise
+                count += 1
+    assert count > 10
+
+
+def flags_of_commands() -> set[str]:
+    """Return the names of the commands."""
+    return {
+        name
+        for action in parser()._actions
+        if isinstance(action, _SubParsersAction)
+        for name in action.choices
+    }
+
+
+def test_every_name_and_file_on_a_page_is_there():
+    homes = "checks|figures|reference|federations|nets|datasets|participation|servers|guides"
+    name = re.compile(
+        rf"(?:pyrofl\.|(?={homes}|privacy|pvi))((?:{homes}|privacy|pvi|[a-z]\w*)(?:\.\w+)*)"
+    )
+    file = re.compile(r"[\w./-]+\.py|(?:examples|inference|models|pyrofl|tests)/[\w./-]+")
+    seen = 0
+    for path in PAGES:
+        for span in spans(path):
+            if file.fullmatch(span) and "NAME" not in span and span != "app.py":
+                places = (ROOT, ROOT / "examples", DOCS)
+                assert any((place / span).exists() for place in places), (path.name, span)
+                seen += 1
+            elif (found := name.match(span)) and "." in span and " " not in span.partition("(")[0]:
+                value: object = pyrofl
+                dotted = found.group(1)
+                for part in (
+                    f"models.{dotted}".split(".") if dotted[:4] == "pvi." else dotted.split(".")
+                ):
+                    assert hasattr(value, part) or _imported(value, part), (path.name, span)
+                    value = getattr(value, part)
+                seen += 1
+            elif (own := re.match(r"run\.(\w+)", span)) and span != "run.json":
+                fields = pyrofl.Run.__dataclass_fields__
+                assert hasattr(pyrofl.Run, own.group(1)) or own.group(1) in fields, span
+    assert seen > 60
+
+
+def _imported(home: object, name: str) -> bool:
+    try:
+        import_module(f"{home.__name__}.{name}")  # type: ignore[attr-defined]
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_settings_on_the_pages_of_variants_and_notation_are_those_of_the_methods():
+    key = {paper(name).name: name for name in builds()}
+    known = {name: {*arguments(build), "net", "unlabelled"} for name, build in builds().items()}
+    seen = 0
+    for bullet in re.split(r"(?m)^- ", page("variants"))[1:]:
+        title = re.match(r"\*\*(.+?)\*\*", bullet)
+        name = key.get(title.group(1)) if title else None
+        for word in re.findall(r"`(\w+)=[\w.]+`", bullet) if name else ():
+            assert word in known[name], (name, word)
+            seen += 1
+        for words in re.findall(r"`((?:\w+=\w+ ?)+)` ", bullet) if name else ():
+            assert {w.partition("=")[0] for w in words.split()} <= known[name], (name, words)
+    for section in re.split(r"(?m)^## ", page("notation"))[1:]:
+        name = key.get(section.partition("\n")[0])
+        if name is None:
+            continue
+        method = builds()[name]
+        few = toys.blobs((4, 5))
+        more = {"unlabelled": few.x, "distil": "none"} if name == "fedbe" else {}
+        made = method(toys.net(), **more)
+        state = next(pyrofl.federate(made, few, rounds=1, check=False))
+        moves = [move for phase in made.phases for move in phase.moves]
+        steps = " ".join(getattr(move, "names", "") for move in moves).split()
+        known_names = (*state.server, *state.message, *state.private, *steps)
+        tensors = {n.partition("/")[0] for n in known_names}
+        for row in re.findall(r"(?m)^\|.*\|(.+)\|$", section):
+            for word in re.findall(r"`(\w+)(?:/NAME)?`", row):
+                assert word in known[name] | tensors, (name, word)
+                seen += 1
+    assert seen > 25
+
+
+def test_folders_and_files_of_the_house_are_there():
+    top, seen = "", 0
+    for line in re.findall(r"(?m)^    .+$", page("house")):
+        if begins := re.match(r"    (\w+)/ ", line):
+            top = begins.group(1)
+            assert (ROOT / top).is_dir()
+        for name in re.findall(r"(?<![\w/.])(\w+(?:/|\.py))(?!\w)", line):
+            assert (ROOT / top / name).exists() or (ROOT / name).exists(), name
+            seen += 1
+    assert seen > 25
+
+
+def test_counts_on_the_pages():
+    (methods,) = re.findall(r"\| methods \| (\d+),", page("comparison"))
+    assert int(methods) == len(builds())
+    text = (ROOT / "tests" / "test_contract.py").read_text()
+    checks = len(re.findall(r"(?m)^@everywhere$", text))
+    assert "about thirty checks" in " ".join(page("own_method").split())
+    assert 27 <= checks <= 33
+
+
+def test_exit_codes_are_those_of_the_commands():
+    stated = "0 done; 2 refused before any work; 3 failed on the way"
+    text = " ".join(page("guarantees").split())
+    assert stated in text
+    assert "; 4 made all its rounds, but diverged or merged nothing; 130 interrupted" in text
+    assert (ends.REFUSED, ends.FAILED, ends.UNLEARNED, ends.INTERRUPTED) == (2, 3, 4, 130)
+
+
+def test_worst_ratios_of_the_hierarchical_page_are_those_of_posteriors():
+    """The ratio that is farthest from 1, of the draws of the guide and of corrected ones."""
+    names = {
+        "eight schools": "eight_schools",
+        "surgical": "surgical",
+        "seeds": "seeds",
+        "kidney": "kidney",
+        "baseball": "baseball",
+        "sleep study, correlated": "sleepstudy_lkj",
+    }
+    worst: dict[tuple[str, bool], tuple[float, str]] = {}
+    for line in (ROOT / "examples" / "POSTERIORS.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        ratios = [re.fullmatch(r"([\d.]+) ± [\d.]+ (\w+).*", cell) for cell in cells[6:8]]
+        if len(cells) > 8 and all(ratios):
+            both = [(float(m.group(1)), m.group(2)) for m in ratios if m]
+            corrected = cells[2].startswith("corrected")
+            worst[cells[1], corrected] = max(both, key=lambda one: abs(math.log(one[0])))
+    head, _, plain, corrected = re.findall(r"(?m)^\|.*\|$", page("hierarchical"))[-4:]
+    columns = [cell.strip() for cell in head.strip("|").split("|")][1:]
+    assert columns == [*names]
+    for line, kind in ((plain, False), (corrected, True)):
+        cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+        for cell, name in zip(cells, names.values(), strict=True):
+            ratio, site = worst[name, kind]
+            stated, where = cell.split()
+            assert float(stated) == ratio, (name, cell, ratio)
+            assert where == site or (where, site) == ("correlation", "rho"), (name, cell, site)
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        (nn.BatchNorm1d(8), "BatchNorm1d"),
+        (nn.Dropout(0.5), "Dropout"),
+        (nn.LSTM(8, 4), "LSTM"),
+        (nn.GRU(8, 4), "GRU"),
+        (nn.RNN(8, 4), "RNN"),
+    ],
+)
+def test_layers_that_the_guarantees_name_are_refused(layer, told):
+    with pytest.raises(ValueError, match=f"is {told}: "):
+        pyrofl.Network(nn.Sequential(nn.Linear(8, 8), layer))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pyro.distributions as dist
@@ -147,3 +148,10 @@ def test_what_is_drawn_for_a_device_is_what_the_cpu_draws(monkeypatch):
     found, device = noise.draw(fn, 0, [generator(1), generator(2)])
     assert device.type == "cuda"
     assert torch.equal(found, known)
+
+
+def test_the_page_of_devices_counts_these_methods():
+    page = Path(__file__).parents[3] / "examples" / "docs" / "devices.md"
+    text = " ".join(page.read_text().split())
+    assert f"runs {len(METHODS | ASKED)} methods on the CPU" in text
+    assert f"there is none in {len(METHODS)} of them" in text
