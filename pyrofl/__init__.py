@@ -7,6 +7,11 @@ The names below are those of every script. All else is one dot away, in modules 
 they are first asked for: `pyrofl.checks.sbc`, `pyrofl.figures.forest`, `pyrofl.priors.flat`.
 """
 
+from pyrofl.starting import begin_command
+
+begin_command()
+
+# ruff: noqa: E402 (an interrupt of what follows has to end the command in one line)
 from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType

@@ -122,6 +122,11 @@ def averaged(
     means, log_densities, numbers = [], [], []
     for fn in members:
         numbers += [] if isinstance(fn, CLASSES) else [fn]
+        if isinstance(fn, dist.Bernoulli) and not batch.y.is_floating_point():
+            raise ValueError(
+                "y is of classes, and the response of the method's model is Bernoulli; expected 0 "
+                "and 1 as numbers, or a categorical likelihood"
+            )
         log_density = fn.log_prob(batch.y)
         mean = probabilities(fn) if isinstance(fn, CLASSES) else fn.mean
         if log_density.dim() == 3:

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from pyrofl.arguments import known
 from pyrofl.data import Batch, Federation
 from pyrofl.data.sites import inputs, responses_of
+from pyrofl.data.wording import listed
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked, usual
 from pyrofl.inference.evaluation.predict import (
     CLASSES,
@@ -166,6 +167,9 @@ def _rows(data: Federation, x: Any, what: str = "x") -> Tensor:
 
 
 def _known(data: Federation, client: str, own: object) -> tuple[Federation, int]:
+    if not isinstance(client, str):
+        names = listed(data.names, 3)
+        raise ValueError(f"client is {client!r}; expected None, or a client's name, as {names}")
     known(client, data.names, "client")
     if own is not None:
         raise ValueError(f"own rows are given, and client is {client!r}; expected client=None")

@@ -25,6 +25,7 @@ Fact = str | int | float
 """What netCDF and every ArviZ take as an attribute."""
 
 SAMPLES = ("chain", "draw")
+LATEST = 253402300800  # seconds from 1970 to the year 10000, in which no date is
 STOPPED = "SOURCE_DATE_EPOCH"  # which many tools read, so that what they make can be made again
 VARIABLE = 8192  # bytes in a file that tell what a variable is, at most
 
@@ -79,7 +80,7 @@ def _library() -> dict[str, Fact]:
 def now() -> datetime:
     """Return the time, or SOURCE_DATE_EPOCH: then a file that is made again is the same file."""
     stopped = os.environ.get(STOPPED)
-    if stopped and not stopped.isdecimal():
+    if stopped and not (stopped.isdecimal() and int(stopped) < LATEST):
         raise ValueError(f"{STOPPED} is {stopped!r}; expected seconds since 1970, or nothing")
     return datetime.fromtimestamp(int(stopped), UTC) if stopped else datetime.now(UTC)
 

@@ -44,6 +44,7 @@ from pyrofl.inference.loggers import Logger
 from pyrofl.inference.loop.messages import OnBadMessage
 from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.tuned import By as TuneBy
+from pyrofl.starting import end_loading
 
 MOST = 2**31 - 1  # what is longer is no count that anybody waits for
 CORES = max(64, os.cpu_count() or 1)  # too many threads kill a process
@@ -371,6 +372,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after `pyrofl`; None takes those of the process.
     """
+    end_loading()
     return ended(lambda: parser().parse_args(argv))
 
 

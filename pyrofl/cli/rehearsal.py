@@ -35,6 +35,7 @@ def rehearse(jobs: Sequence[Job]) -> list[Job]:
             a group cannot be made.
         OSError: if a library finds no place for its files.
     """
+    export.now()  # refuses a SOURCE_DATE_EPOCH that is none
     figures.try_out()
     if jobs[0].args.posterior_draws:
         export.import_arviz()

@@ -205,6 +205,9 @@ def _refuse_gaps(where: str, count: int, row: int) -> None:
 
 def _array(where: str, value: Any) -> NDArray[Any]:
     """Return what is given as an array; rows along its first axis."""
+    is_sparse = torch.is_tensor(value) and value.layout is not torch.strided
+    if is_sparse or hasattr(value, "tocsr"):  # the latter of SciPy
+        raise ValueError(f"{where} is sparse; expected a dense array: .to_dense() or .toarray()")
     if torch.is_tensor(value):
         value = value.detach().cpu()
         value = (value.double() if value.is_floating_point() else value).numpy()

@@ -16,6 +16,7 @@ from pyrofl.inference.halves import Client, Server
 from pyrofl.inference.halves.client import MIN_SCORED_ROWS
 from pyrofl.inference.halves.wire import Flat
 from pyrofl.inference.loop.rounds import by_round
+from pyrofl.inference.mistakes import check as refuse_wrong
 
 FEW = (2, 3)  # rows of each client; what leaves must not depend on how many there are
 
@@ -33,6 +34,8 @@ def leaving(
     Raises:
         ValueError: if a tensor has an axis that grows with the rows.
     """
+    for method in project.build(data.clients).values():
+        refuse_wrong(by_round(method)(0), data)
     alike: dict[tuple[str, ...], list[str]] = {}
     for method in project.labels:
         scored = min_scored_rows is not None

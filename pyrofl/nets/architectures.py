@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pyrofl.arguments import known
+from pyrofl.data.npz_files import memory
 from pyrofl.turns import in_turn
 
 Shape = tuple[int, ...]
@@ -25,6 +27,7 @@ Layers = Mapping[str, nn.Module]
 Start = Callable[[nn.Sequential], None]
 """Draws the parameters of a network."""
 
+WIDE = 10_000  # width from which it is looked whether there is room
 DEPTHS = {f"resnet{depth}": depth for depth in (20, 32, 44, 56)}
 
 NETWORKS: Mapping[str, str] = {
@@ -255,6 +258,8 @@ def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
     widths = widths_of(spec, rest)
     if name in ("mean", "linear") and outputs != 1:
         raise ValueError(f"network {name!r} has 1 output; {outputs} outputs are wanted")
+    if max(widths, default=0) > WIDE:
+        _find_room(spec, name, widths, shape, outputs)
     with torch.random.fork_rng(devices=[]):
         if name in ("mean", "linear"):
             return Mean(1) if name == "mean" else Dot(prod(shape))
@@ -266,6 +271,21 @@ def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
         if name in DEPTHS:
             return Chain(resnet(DEPTHS[name], shape[0], outputs), he)
         return cnn_for(name, convnet(name, *widths or (64,)), shape, outputs)
+
+
+def _find_room(spec: str, name: str, widths: Shape, shape: Shape, outputs: int) -> None:
+    """Refuse a network that memory has no room for, before its weights are drawn."""
+    numbers = inf
+    with suppress(RuntimeError, TypeError, OverflowError), torch.device("meta"):
+        mlp = dense((prod(shape), *widths), outputs) if name == "mlp" else {}
+        made = Chain(mlp) if mlp else cnn_for(name, convnet(name, *widths), shape, outputs)
+        numbers = sum(value.numel() for value in made.parameters())
+    needed, room = 2 * 4 * numbers, memory()  # bytes; a network keeps its own copy of a module
+    if needed > room:
+        raise MemoryError(
+            f"network {spec!r} has {numbers:.3g} weights, which take {needed / 2**30:.3g} GiB of "
+            f"{room / 2**30:.3g}; expected smaller widths"
+        )
 
 
 def widths_of(spec: str, text: str) -> Shape:

@@ -1,0 +1,54 @@
+"""How the command behaves before its libraries are loaded, which takes seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+INTERRUPTED, REFUSED = 130, 2
+
+
+def begin_command() -> None:
+    """Let the command end in one line if it is interrupted while libraries are loaded.
+
+    It does nothing in a process that is not the command `pyrofl` or `python -m pyrofl`.
+    """
+    if not is_command():
+        return
+    try:
+        os.getcwd()
+    except OSError:
+        leave(
+            "error: the working directory does not exist any more; change to another one", REFUSED
+        )
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
+
+
+def end_loading() -> None:
+    """Let an interrupt raise KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is _interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_command() -> bool:
+    """Return whether this process is the command."""
+    if sys.argv[:1] == ["-m"]:  # as long as the module is being looked for
+        words = sys.orig_argv
+        return "-m" in words and words[words.index("-m") + 1 :][:1] == ["pyrofl"]
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return name.removesuffix(".exe") == "pyrofl"
+
+
+def leave(text: str, code: int) -> None:
+    """End the process at once, without a traceback."""
+    try:
+        os.write(2, f"pyrofl: {text}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    leave("interrupted", INTERRUPTED)
