@@ -34,8 +34,8 @@ def leaving(
     Raises:
         ValueError: if a tensor has an axis that grows with the rows.
     """
-    for method in project.build(data.clients).values():
-        refuse_wrong(by_round(method)(0), data)
+    for built in project.build(data.clients).values():
+        refuse_wrong(by_round(built)(0), data)
     alike: dict[tuple[str, ...], list[str]] = {}
     for method in project.labels:
         scored = min_scored_rows is not None

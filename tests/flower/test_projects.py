@@ -140,6 +140,17 @@ def test_numbers_are_predicted_too(project):
     assert "up/w/head.weight" in leaving(made, data)
 
 
+def test_classes_under_a_bernoulli_model_are_refused_before_anything_leaves(project):
+    code = "from pyrofl import likelihoods, nets\nfrom pyrofl.models import fedavg\n"
+    code += "def made(data):\n    net = nets.build('softmax', tuple(data.x.shape[1:]), 1)\n"
+    code += "    return fedavg.build(net, likelihood=likelihoods.bernoulli)\n"
+    (project.folder / "own.py").write_text(code)
+    made = changed(project.folder, methods=("own.py:made",))
+    data = rows_of(made, str(project.folder / "sites/hospital_1.csv"), "h")
+    with pytest.raises(ValueError, match="the method fails on the first rows of 'h', .* y int64"):
+        leaving(made, data)
+
+
 def test_what_leaves_has_no_axis_of_rows(project):
     (project.folder / "own.py").write_text(OWN)
     names = (
