@@ -34,12 +34,14 @@ def leaving(
     Raises:
         ValueError: if a tensor has an axis that grows with the rows.
     """
-    for built in project.build(data.clients).values():
-        refuse_wrong(by_round(built)(0), data)
     alike: dict[tuple[str, ...], list[str]] = {}
     for method in project.labels:
         scored = min_scored_rows is not None
-        few, more = (dict(_tried(project, _cut(data, count), method, scored)) for count in FEW)
+        try:
+            few, more = (dict(_tried(project, _cut(data, count), method, scored)) for count in FEW)
+        except RuntimeError:  # of torch or Pyro, which do not name the cause
+            refuse_wrong(by_round(project.build(data.clients)[method])(0), data)
+            raise
         for sheet, flat in few.items():
             for told, other in zip(shapes(flat), shapes(more[sheet]), strict=True):
                 if told != other:
