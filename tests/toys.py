@@ -9,6 +9,7 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
+from checks import rounding
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import Generator, Size, Tensor
 from torch.distributions import transform_to
@@ -79,13 +80,22 @@ def last(method: Method, data: Federation, rounds: int = 3, **options: object) -
 
 
 def assert_same(
-    a: Mapping[str, Tensor], b: Mapping[str, Tensor], rtol: float = 0.0, atol: float = 0.0
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    terms: int = 0,
 ) -> None:
-    """Compare dicts of tensors, by default to the last bit."""
+    """Compare dicts of tensors, by default to the last bit; for `terms` see `checks.rounding`."""
     assert a.keys() == b.keys()
     for n in a:
         torch.testing.assert_close(
-            a[n], b[n], rtol=rtol, atol=atol, msg=lambda m, n=n: f"{n}: {m}", equal_nan=True
+            a[n],
+            b[n],
+            rtol=rtol,
+            atol=atol + rounding(b[n], terms),
+            msg=lambda m, n=n: f"{n}: {m}",
+            equal_nan=True,
         )
 
 

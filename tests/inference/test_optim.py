@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import toys
 from torch import Tensor
 
 from pyrofl.inference.optim import adam, clipped, narrow, sgd
 from pyrofl.tensors import generator
 
+STEP = 20  # roundings of an entry in a step, at most
 STEPS = (5, 3, 1)  # of three clients, so that two drop out on the way
 MAKERS = {
     "sgd": sgd(0.1),
@@ -35,6 +37,12 @@ def start() -> tuple[list[Tensor], list[list[Tensor]]]:
     return params, grads
 
 
+def compare(found: list[Tensor], expected: list[Tensor], terms: int) -> None:
+    """Compare the parameters of one client."""
+    one, other = ({"": torch.cat([p.detach().flatten() for p in v])} for v in (found, expected))
+    toys.assert_same(one, other, terms=terms)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_clients_that_finish_early_keep_what_they_have(name):
     params, grads = start()
@@ -57,8 +65,7 @@ def test_clients_that_finish_early_keep_what_they_have(name):
             for p, g in zip(alone, grads[t], strict=True):
                 p.grad = g[c : c + 1].clone()
             one.step()
-        for p, q in zip(whole, alone, strict=True):
-            torch.testing.assert_close(p[c : c + 1], q.detach(), rtol=1e-14, atol=1e-14)
+        compare([p[c] for p in whole], alone, STEP * steps)
 
 
 @pytest.mark.parametrize("options", [{"foreach": True}, {"differentiable": True}])
@@ -81,8 +88,7 @@ def test_clip_is_torchs_for_every_client():
         norm = torch.nn.utils.clip_grad_norm_(alone, 2.0)
         assert norm > 2
         torch.optim.SGD(alone, lr=1.0).step()
-        for p, q in zip(stacked, alone, strict=True):
-            torch.testing.assert_close(p.detach()[c], q.detach(), rtol=1e-12, atol=0)
+        compare([p[c] for p in stacked], alone, STEP + 9)  # the norm is a sum over 9 entries
 
 
 def test_clip_leaves_short_gradients_alone():

@@ -44,10 +44,6 @@ def private(clients: Mapping[str, Client], merged: Mapping[str, int]) -> Tensors
     return {n: torch.stack([(one or none)[n] for one in mine]) for n in like}
 
 
-# A factor is a difference of larger numbers.
-ROUNDING = {"virtual": 1e-13}
-
-
 def squared(tensors: Tensors) -> Tensors:
     """Compare matrices instead of their roots, which lose half of the digits where singular."""
     return {n: v @ v.mT if n.startswith("root/") else v for n, v in tensors.items()}
@@ -55,7 +51,6 @@ def squared(tensors: Tensors) -> Tensors:
 
 @contract.everywhere
 def test_halves_make_the_rounds_of_the_loop(name):
-    close = CLOSE | {"atol": ROUNDING.get(name, CLOSE["atol"])}
     data, draw = toys.blobs(SIZES), bernoulli(0.7)
     server, clients = apart(name, participation=draw)
     state = first(contract.built(name), data, 5)
@@ -73,10 +68,10 @@ def test_halves_make_the_rounds_of_the_loop(name):
             each = [v for v in flat.values() if torch.is_tensor(v)]
             assert all(v.untyped_storage().nbytes() <= v.nbytes for v in each)
         found = server.take({h: r for h, r in replies.items() if h not in lost})
-        toys.assert_same(found.server, state.server, **close)
-        toys.assert_same(found.message, state.message, **close)
+        toys.assert_same(found.server, state.server, **CLOSE)
+        toys.assert_same(found.message, state.message, **CLOSE)
         accepted = dict(zip(data.names, server.accepted.tolist(), strict=True))
-        toys.assert_same(squared(private(clients, accepted)), squared(state.private), **close)
+        toys.assert_same(squared(private(clients, accepted)), squared(state.private), **CLOSE)
         assert found.who.ids.tolist() == heard.tolist()
         assert found.silent.tolist() == missed.tolist()
         assert found.up.tolist() == state.up.tolist()
@@ -87,7 +82,7 @@ def test_halves_make_the_rounds_of_the_loop(name):
         expected = evaluate(method, data, state, seed=5, chunk=1, **asked)
         questions = server.questions(HOLDERS, **asked)
         scores = server.scores({h: clients[h].evaluate(q) for h, q in questions.items()})
-        toys.assert_same(scores.values, expected.values, **close)
+        toys.assert_same(scores.values, expected.values, **CLOSE)
         assert scores.rows.tolist() == expected.rows.tolist()
 
 

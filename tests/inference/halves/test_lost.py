@@ -114,7 +114,7 @@ def test_clients_that_are_not_asked_to_report_keep_what_they_make():
             mine = clients[name]._own[name].settled(int(server.accepted[i])).mine
             assert (mine is None) == (not state.seen[i])
             for n, v in (mine or {}).items():
-                torch.testing.assert_close(v, state.private[n][i], **CLOSE)
+                toys.assert_same({n: v}, {n: state.private[n][i]}, **CLOSE)
 
 
 def test_state_that_does_not_belong_to_the_servers_is_refused():
@@ -244,7 +244,7 @@ def test_scaffold_takes_what_a_client_has_lost_out_of_its_mean():
             at = zip(DATA.names, server.accepted.tolist(), strict=True)
             own = [mine[name].settled(last).mine for name, last in at]
             mean = sum(one[f"own/{n}"] for one in own if one) / 6
-            torch.testing.assert_close(v, mean, **CLOSE)
+            toys.assert_same({n: v}, {n: mean}, **CLOSE)
         assert not server.take(a_round(server, clients)).rejected
     assert server.accepted.tolist() == [4] * 6
     with pytest.raises(ValueError, match="remember is True and merge is 'median'; expected 'mean'"):

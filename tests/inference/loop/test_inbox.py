@@ -8,6 +8,7 @@ import pytest
 import test_contract as contract
 import torch
 import toys
+from checks import MEAN
 from torch import Generator
 
 import pyrofl
@@ -48,8 +49,8 @@ def both(
     return kept, folded
 
 
-def assert_alike(kept: Round, folded: Round, rtol: float, atol: float) -> None:
-    toys.assert_same(folded.server, kept.server, rtol, atol)
+def assert_alike(kept: Round, folded: Round, terms: int = MEAN) -> None:
+    toys.assert_same(folded.server, kept.server, terms=terms)
     none = {n: v[:0] for n, v in kept.message.items()}
     toys.assert_same_round(replace(folded, server=kept.server), replace(kept, message=none))
 
@@ -67,13 +68,13 @@ def test_means_fold_and_others_do_not():
 def test_a_round_is_the_same_up_to_rounding(name, chunk):
     kept, folded = both(contract.built(name), chunk=chunk)
     assert len(kept.who.ids) == 8
-    assert_alike(kept, folded, rtol=1e-12, atol=1e-14)
+    assert_alike(kept, folded)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "pfedvem"])
 def test_so_it_is_in_single_precision(name):
     kept, folded = both(contract.built(name), toys.blobs(dtype=torch.float32), chunk=1)
-    assert_alike(kept, folded, rtol=1e-6, atol=1e-7)
+    assert_alike(kept, folded)
 
 
 @pytest.mark.parametrize(
@@ -82,20 +83,20 @@ def test_so_it_is_in_single_precision(name):
     ids=str,
 )
 def test_branches_that_some_chunks_do_not_use_fold_too(options):
-    assert_alike(*both(pfedmb.build(toys.net(), **options), chunk=1), rtol=1e-12, atol=1e-14)
+    assert_alike(*both(pfedmb.build(toys.net(), **options), chunk=1))
 
 
 @pytest.mark.parametrize("average", ["mnu", "std", "moments"])
 def test_all_averages_of_a_prior_fold(average):
     method = fedabml.build(toys.net(), average=average)
-    assert_alike(*both(method, chunk=3), rtol=1e-10, atol=1e-12)
+    assert_alike(*both(method, chunk=3))
 
 
 def test_learned_scales_fold():
     net = toys.net()
     method = fedavg.build(net, prior=learned_scales.learned(), guide=guides.mean_field, scale=0.1)
     method = learned_scales.learning(method, net.shapes)
-    assert_alike(*both(method, chunk=3), rtol=1e-10, atol=1e-12)
+    assert_alike(*both(method, chunk=3))
 
 
 def test_confidences_add_up():
@@ -114,7 +115,7 @@ def test_a_bad_client_is_left_out_by_name(name, chunk):
     kept, folded = both(toys.poisoned(contract.built(name), 5, 7), chunk=chunk)
     assert {reason.split(":")[0] for reason in folded.rejected} == {"client 5", "client 7"}
     assert 5 not in folded.who.ids.tolist()
-    assert_alike(kept, folded, rtol=1e-12, atol=1e-14)
+    assert_alike(kept, folded)
 
 
 def test_with_nobody_heard_the_server_keeps_its_state():

@@ -10,6 +10,7 @@ import pyro
 import pytest
 import torch
 import toys
+from checks import MEAN, TRAINED
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -107,7 +108,7 @@ def test_fedavg_with_one_client_is_centralised_sgd():
             cross_entropy(module(data.x[own]), data.y[own]).backward()
             optimiser.step()
     found = {n: p.detach() for n, p in module.named_parameters()}
-    toys.assert_same(role("w", state.server), found, rtol=1e-12, atol=1e-14)
+    toys.assert_same(role("w", state.server), found, terms=TRAINED)
 
 
 class Exact(nn.Module):
@@ -208,7 +209,7 @@ def test_two_steps_may_move_one_tensor():
         phases = (Phase(moves, epochs=3, batch=4),)
         return together(fedavg.build(toys.net()), data, [0, 1], phases)[0]
 
-    toys.assert_same(after(), after(fused=False), rtol=1e-12, atol=1e-14)
+    toys.assert_same(after(), after(fused=False), terms=TRAINED)
 
 
 # Full batches are padded in groups.
@@ -332,7 +333,7 @@ def test_nobody_makes_a_step(blobs):
     method = fedavg.build(toys.net(), epochs=0)
     first, second = federate(method, blobs, 2)
     assert torch.equal(first.loss["w/*"], torch.zeros(12, dtype=torch.float64))
-    toys.assert_same(second.server, first.server, rtol=1e-14, atol=1e-15)
+    toys.assert_same(second.server, first.server, terms=MEAN)
 
 
 @pytest.mark.parametrize("epochs", [torch.tensor([1, -1]), torch.tensor([1])])
@@ -425,7 +426,7 @@ def test_closed_form_and_step_move_the_same_tensor_in_turn(blobs):
     both, _ = together(method, blobs, [0, 1], (Phase((step, halve), 2),))
     apart = tuple(Phase((m,)) for m in (step, halve, step, halve))
     turns, _ = together(method, blobs, [0, 1], apart)
-    toys.assert_same(both, turns, rtol=1e-12, atol=1e-14)
+    toys.assert_same(both, turns, terms=TRAINED)
 
 
 def test_new_name_needs_every_client(blobs):
@@ -439,7 +440,7 @@ def test_step_may_be_repeated(blobs):
     step = replace(method.phases[0].moves[0], optim=sgd(0.1))
     thrice, loss = together(method, blobs, [0, 1], (Phase((replace(step, repeat=3),)),))
     steps = together(method, blobs, [0, 1], (Phase((step,), 3),))
-    toys.assert_same(thrice, steps[0], rtol=1e-12, atol=1e-14)
+    toys.assert_same(thrice, steps[0], terms=TRAINED)
     toys.assert_same(loss, steps[1], rtol=1e-12)
 
 

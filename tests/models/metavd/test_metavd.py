@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import toys
-from checks import close
+from checks import TRAINED, close
 from promises import Promises
 from toys import last
 
@@ -273,7 +273,7 @@ def test_beta_of_exact_bayes_is_told_and_is_exact():
     # A client alone that is given that number is trained as by beta=None.
     alone = toys.blobs(SIZES[1:2])
     pair = [last(small(beta=beta), alone, 2).server for beta in (None, 30 / SIZES[1])]
-    toys.assert_same(*pair, atol=1e-13)
+    toys.assert_same(*pair, terms=TRAINED)
 
 
 # Sizes
