@@ -136,6 +136,8 @@ def fit(
 
     states = federate(method, data, rounds, seed=seed, start=state, **loop)
     with closing(states), Progress(rounds, state.number, data.sizes, progress) as shown:
+        if progress and run.method.sites and not state.number:
+            shown.tell(run.method.sites)
         if known and all(row["round"] != state.number for row in run.history):
             test_if_due()
         clock = perf_counter()

@@ -166,6 +166,7 @@ class Method(Pickled, Summarised):
             leaves the client instead, of the same names and shapes.
         privacy: what a method promises whose server's states are private, see `privacy.private`.
         name: what results call it.
+        sites: which sites of the model clients share, and which are their own; shown before a fit.
         recipe: how the library's `build` was called, for `pyrofl.load`; what is replaced later is
             not in it.
 
@@ -195,6 +196,7 @@ class Method(Pickled, Summarised):
     protect: Callable[[Tensors, Tensors, Sequence[Generator]], Tensors] = as_it_is
     privacy: Promise | None = None
     name: str = ""
+    sites: str = ""
     recipe: Recipe | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -287,6 +289,7 @@ class Method(Pickled, Summarised):
         """Tell what it is."""
         return {
             "model": self.programs,
+            **({"sites": self.sites} if self.sites else {}),
             "clients": "; ".join(map(_told, self.phases)) or "do not train",
             "server": self.merge if isinstance(self.merge, Pooled) else _name(self.merge),
             "views": ", ".join(self.views) + "; adapted before a test" * bool(self.adapt),

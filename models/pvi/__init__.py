@@ -67,6 +67,7 @@ that fall as gradients turn back (Kesten, "Accelerated stochastic approximation"
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -79,6 +80,7 @@ from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
+from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.gaussians import enough
 from pyrofl.models.pvi.membership import join, leave
 from pyrofl.models.pvi.partitioned import Covariance, Partitioned
@@ -171,6 +173,8 @@ def hierarchical(
             plate of the program's own: each client has then one for each row or place.
         data: the federation; the model is run on its first client to see its sites.
         shared: patterns of the sites that are one for all clients; others are each client's own.
+            Both are shown before the fit, and by `print(method)`; a warning names own sites that
+            no client can learn from its rows.
         guide: of the shared sites. None is a normal, which PVI is about; `guides.flow(3)`,
             `guides.copula` and their like bend one, see above. They take some 50 to 100 rounds, and
             no covariance or damping.
@@ -192,9 +196,10 @@ def hierarchical(
         wide: standard deviation to start with where the prior is improper; no trace of it is left.
 
     Raises:
-        ValueError: if draws is odd, a pattern of shared matches no site, or a site is unsuitable:
-            discrete, outside `batch.clients()`, or inside `batch.rows()` and shared, or with batch
-            or a guide; if the guide is; or if covariance or damping are given with a guide.
+        ValueError: if draws is odd, a pattern of shared matches no site, the prior of a shared site
+            depends on a client's own sites or data, or a site is unsuitable: discrete, outside
+            `batch.clients()`, or inside `batch.rows()` and shared, or with batch or a guide; if the
+            guide is; or if covariance or damping are given with a guide.
     """
     if guide and (covariance != "full" or damping is not None):
         raise ValueError(
@@ -202,6 +207,7 @@ def hierarchical(
             "expected 'full' and None, as these are of the normal, guide=None"
         )
     one = data.batch(torch.tensor([0]))
+    program = model
     model = decentred(model, one) if covariance == "full" else model
     sites = layouts(model, one, shared, wide, rows=int(data.sizes.max()))
     if (batch or guide) and (names := sites[1].of_rows):
@@ -211,12 +217,16 @@ def hierarchical(
             f"expected {'batch' if batch else 'guide'}=None, or a likelihood that it is integrated "
             "out of"
         )
+    declared = Declared(program, data, *sites)
+    declared.check()
     model = with_hidden_rows(model, sites[1])
     size = sum(layout.size for layout in sites)
     samples = enough(draws or max(USUAL, 4 * size), size, covariance)
     if guide:
-        return Summed(model, *sites, guide, samples, lr).method(
+        method = Summed(model, *sites, guide, samples, lr).method(
             2 if steps is None else steps, batch
         )
-    core = Partitioned(model, *sites, covariance, samples, damping)
-    return core.method(40 if steps is None else steps, batch, lr)
+    else:
+        core = Partitioned(model, *sites, covariance, samples, damping)
+        method = core.method(40 if steps is None else steps, batch, lr)
+    return replace(method, sites=declared.text())

@@ -57,7 +57,7 @@ class _Improper(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         fn = msg["fn"]
-        if open_latent(msg) and isinstance(_base(fn), dist.ImproperUniform):
+        if open_latent(msg) and isinstance(base_of(fn), dist.ImproperUniform):
             transform = _bijection(fn)
             start = torch.zeros(transform.inverse_shape(fn.batch_shape + fn.event_shape))
             away = self.step * torch.arange(len(start))
@@ -90,7 +90,7 @@ class Decentred(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         if msg["name"] not in self.names or not open_latent(msg):
             return
-        fn, base = msg["fn"], _base(msg["fn"])
+        fn, base = msg["fn"], base_of(msg["fn"])
         standard = dist.Normal(torch.zeros_like(base.loc), torch.ones_like(base.scale))
         standard = standard.to_event(fn.event_dim)
         if isinstance(fn, dist.MaskedDistribution):
@@ -108,7 +108,7 @@ def decentred(program: Program, batch: Batch) -> Program:
     """Return a program whose normal sites have fixed priors, where their scale was random."""
     names = {
         name
-        for name, site in latent(_traced(program, batch, 2, step=1.0))
+        for name, site in latent(traced(program, batch, 2, step=1.0))
         if _spread_by_others(site["fn"])
     }
 
@@ -172,7 +172,7 @@ def layouts(
     An improper prior of real sites has standard deviation `wide`, around 0; that of others 1, as
     for logarithms. A site of rows has as many places as the longest client has `rows`.
     """
-    seen = dict(latent(_traced(program, batch, draws)))
+    seen = dict(latent(traced(program, batch, draws)))
     found = [_look(name, site, wide, rows) for name, site in seen.items()]
     names = [site.name.removesuffix(DECENTRED) for site in found]
     ours = tuple(s for s, n in zip(found, names, strict=True) if matches(n, shared))
@@ -220,13 +220,13 @@ def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tu
     return layouts(drawn, nobody, shared, wide, draws=64)
 
 
-def _traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:
+def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:
     """Run a program on draws of its prior; for `step` see `_Improper`."""
     with (
         pyro.validation_enabled(False),
         torch.no_grad(),
         default_type(batch.size.dtype),
-        ClientNoise([generator(0)]),
+        ClientNoise([generator(0) for _ in range(len(batch))]),
         _Improper(step),
         pyro.plate("draws", draws, dim=-3),
     ):
@@ -235,7 +235,7 @@ def _traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> An
 
 def _spread_by_others(fn: Any) -> bool:
     """Say whether a distribution, under a plate of draws, is a normal with a random scale."""
-    base = _base(fn)
+    base = base_of(fn)
     normal = isinstance(base, torch.distributions.Normal)
     return normal and base.scale.dim() > 2 and bool((base.scale != base.scale[:1]).any())
 
@@ -249,7 +249,7 @@ def _look(name: str, site: Any, wide: float, rows: int) -> Site:
     shape = free.shape[3:]
     # All rows have one prior, that of the first client's; places of another plate each their own.
     entries, again = (shape.numel(), rows) if own == "rows" else (places * shape.numel(), 1)
-    mean, sd, exact = _stand_in(_base(fn), value, free, entries, wide)
+    mean, sd, exact = _stand_in(base_of(fn), value, free, entries, wide)
     return Site(
         name, shape, transform, mean.repeat(again), sd.repeat(again), exact, own, places * again
     )
@@ -274,7 +274,7 @@ def _stand_in(
 def _place(name: str, site: Any) -> tuple[str, int]:
     """Return the plate of a site besides those of clients and draws, and its size."""
     frames = {frame.name: frame for frame in site["cond_indep_stack"]}
-    kind = type(_base(site["fn"])).__name__
+    kind = type(base_of(site["fn"])).__name__
     if site["fn"].support.is_discrete:
         raise ValueError(
             f"site {name!r} is a {kind}, which is discrete; expected continuous latent sites: sum "
@@ -287,7 +287,7 @@ def _place(name: str, site: Any) -> tuple[str, int]:
         raise ValueError(
             f"site {name!r} is {'outside batch.clients()' if outside else f'inside {plates}'}; "
             "expected it inside batch.clients(), and there at most in batch.rows() or one plate of "
-            "your own, with dim=-1"
+            "your own, with dim=-1; sites that are one for all clients are named in shared"
         )
     if not others:
         return "", 1
@@ -297,13 +297,13 @@ def _place(name: str, site: Any) -> tuple[str, int]:
 
 def _bijection(fn: Any) -> Any:
     """Return the transform to a distribution's support from where there are no constraints."""
-    base = _base(fn)
+    base = base_of(fn)
     if isinstance(base, torch.distributions.MixtureSameFamily):  # as its components
         fn = base.component_distribution
     return biject_to(fn.support)
 
 
-def _base(fn: Any) -> Any:
+def base_of(fn: Any) -> Any:
     """Return a distribution without what is wrapped around it."""
     while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
         fn = fn.base_dist

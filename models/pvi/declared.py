@@ -1,0 +1,151 @@
+"""Whether the sites that a user declares as shared fit the program.
+
+A site that is missing in `shared` belongs to each client, which is another model that fits as well.
+What is declared is therefore shown before a fit, and what contradicts the program is refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.elbo import latent
+from pyrofl.inference.programs import Program
+from pyrofl.models.pvi.sites import Layout, Site
+from pyrofl.models.pvi.unconstrained import DECENTRED, base_of, traced
+
+DRAWS = 3  # of the prior, to see what changes with what
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A program, run on the first client and the last one, and the sites that a user declares."""
+
+    program: Program
+    data: Federation
+    ours: Layout
+    mine: Layout
+
+    def text(self) -> str:
+        """Return which sites all clients share, and which each client has for itself."""
+        shared = f"shared by all clients: {_listed(self.ours.sites)}"
+        return f"{shared}; own to each client: {_listed(self.mine.sites) or 'none'}"
+
+    def check(self) -> None:
+        """Refuse a declaration that contradicts the program; warn where a site seems forgotten.
+
+        Raises:
+            ValueError: if the prior of a shared site depends on what a client has for itself, or on
+                its data.
+        """
+        for name in self.shared:
+            if name in self.changed(self.shared)[0]:
+                others = ", ".join(m for m in self.own if name in self.changed(self.but(m))[0])
+                raise ValueError(
+                    f"{name!r} is in shared, and its prior depends on {others}, which each client "
+                    f"has for itself; add {others} to shared, or remove {name!r} from it"
+                )
+        for name in self.of_data():
+            raise ValueError(
+                f"{name!r} is in shared, and its prior depends on the client's data; use the same "
+                f"prior for all clients, or remove {name!r} from shared"
+            )
+        if forgotten := ", ".join(self.forgotten()):
+            warnings.warn(
+                f"each client has its own {forgotten}, and its rows cannot tell them from its "
+                f"other unknowns; add to shared what is one for all clients",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def forgotten(self) -> list[str]:
+        """Return own sites that a client cannot learn from its own rows."""
+        sizes = {name: len(s.mean) for s, name in zip(self.mine.sites, self.own, strict=True)}
+        alone = {name for s, name in zip(self.mine.sites, self.own, strict=True) if not s.plate}
+        by_own, by_shared = self.changed(self.shared), self.changed(self.own)
+        found = []
+        # The scale of no more unknowns than it has entries, if no shared site has a part in it.
+        for name in alone if by_own[1] else ():
+            scaled = set(self.own) & self.changed(self.but(name))[1]
+            few = sum(sizes[n] for n in scaled) <= sizes[name]
+            if scaled and scaled <= alone and few and not scaled & by_shared[1]:
+                found.append(name)
+        # More numbers with fixed priors than any client has rows.
+        fixed = alone - by_own[0] - by_shared[0]
+        single = [n for n in self.own if n in fixed and sizes[n] == 1]
+        if len(single) > max(1, int(self.data.sizes.max())):
+            found += [n for n in single if n not in found]
+        return sorted(found, key=self.own.index)
+
+    @cached_property
+    def shared(self) -> list[str]:
+        """Names of the shared sites, as in the program."""
+        return [_name(site) for site in self.ours.sites]
+
+    @cached_property
+    def own(self) -> list[str]:
+        """Names of the clients' own sites, as in the program."""
+        return [_name(site) for site in self.mine.sites]
+
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        """Draws of the sites' priors."""
+        found = latent(traced(self.program, self.data.batch(torch.tensor([0])), DRAWS, 1.0))
+        return {name: site["value"] for name, site in found}
+
+    def but(self, name: str) -> list[str]:
+        """Return all sites but one."""
+        return [n for n in self.values if n != name]
+
+    def changed(self, held: Iterable[str]) -> tuple[set[str], set[str]]:
+        """Return the sites with priors, or scales, that change while some sites are held fixed."""
+        changed, scales = set(), set()
+        for name, fn in self.priors(held, self.data.batch(torch.tensor([0]))):
+            density = fn.log_prob(self.values[name][:1]).nan_to_num()
+            if len(density) > 1 and bool((density != density[:1]).any()):
+                changed.add(name)
+            base = base_of(fn)
+            if isinstance(base, torch.distributions.Normal) and base.scale.dim() > 2:
+                scales |= {name} if bool((base.scale != base.scale[:1]).any()) else set()
+        return changed, scales
+
+    def of_data(self) -> list[str]:
+        """Return the shared sites that have other priors at the last client than at the first."""
+        both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
+        found = []
+        for name, fn in self.priors(self.shared, both):
+            density = fn.log_prob(self.values[name][:1]).nan_to_num()
+            axis = density.dim() - 2
+            first, last = (density.select(axis, i) for i in (0, -1))
+            if name in self.shared and not torch.equal(first, last):
+                found.append(name)
+        return found
+
+    def priors(self, held: Iterable[str], batch: Batch) -> Iterator[tuple[str, Any]]:
+        """Run the program with some sites held at their first draws, and return the priors."""
+        first = {n: self.values[n][:1].expand_as(self.values[n]) for n in held}
+        run = traced(poutine.condition(self.program, first), batch, DRAWS, 1.0)
+        with pyro.validation_enabled(False):
+            yield from ((name, run.nodes[name]["fn"]) for name in self.values if name in run.nodes)
+
+
+def _name(site: Site) -> str:
+    return site.name.removesuffix(DECENTRED)
+
+
+def _listed(sites: Iterable[Site]) -> str:
+    """Name sites, with the number of their entries where it is not 1."""
+    found = []
+    for site in sites:
+        size = "one per row" if site.of_rows else str(len(site.mean))
+        found.append(_name(site) + (f" ({size})" if size != "1" else ""))
+    return ", ".join(found)
