@@ -226,7 +226,9 @@ def test_an_entry_of_the_gallery_draws_its_figure_in_about_ten_lines(name):
 def test_the_start_leads_to_a_posterior(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # what is drawn goes there
     text = (DOCS / "start.md").read_text()
-    short = text.replace("rounds=25", "rounds=2").replace("draws=1000", "draws=10")
+    first = (DOCS.parent.parent / "README.md").read_text()
+    assert code(text).startswith(code(first).partition("print(")[0])  # tests/test_readme.py fits it
+    short = text.replace("rounds=30", "rounds=2").replace("draws=4000", "draws=10")
     told = printed(short, {})
     assert all(name in told for name in ("mu", "tau", "theta"))
     assert (tmp_path / "schools.png").exists()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 from fault_table import PAGE, shown, written
 from matplotlib import pyplot
+
+from pyrofl import reference
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -15,11 +20,61 @@ PAGES = "\n".join(
     (DOCS / f"{page}.md").read_text() for page in ("scripts", "sites", "hierarchical")
 )
 
+CLIENTS = "ABCDEFGH"
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ROW = re.compile(r"(?m)^\| (\w+)(?:\[(\w)\])? \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|$")
+ROUNDING = 0.05  # of the table
+
+
+def moments(posterior: Any, name: str, client: str) -> tuple[float, float]:
+    """Return mean and standard deviation of a variable's draws."""
+    draws = posterior["posterior"][name]
+    draws = draws.sel(client=client) if client else draws
+    return float(draws.mean()), float(draws.std())
+
+
+def test_the_first_posterior_is_that_of_nuts(capsys):
+    """Means within 0.1 standard deviations of NUTS, standard deviations within 10%.
+
+    Of 4,000 weighted draws some 2,500 are effective: errors are 0.02 deviations, and 2% or, of the
+    heavy tail of tau, 4%.
+    """
+    names: dict[str, Any] = {}
+    exec(BLOCKS[0], names)
+    printed, rows = capsys.readouterr().out, ROW.findall(TEXT)
+    assert [name + client for name, client, *_ in rows] == [
+        "mu",
+        "tau",
+        *(f"theta{c}" for c in CLIENTS),
+    ]
+    for name, client, *numbers in rows:
+        assert f"{name}[{client}]" in printed if client else name in printed
+        (mean, sd), (ours, width, nuts, exact) = (
+            moments(names["posterior"], name, client),
+            map(float, numbers),
+        )
+        for found, spread in ((mean, sd), (ours, width)):
+            assert abs(found - nuts) < 0.1 * exact + 2 * ROUNDING
+            assert abs(spread - exact) < 0.1 * exact + 2 * ROUNDING
+
+
+@pytest.mark.slow
+def test_nuts_finds_what_the_table_says():
+    """Within 0.1 standard deviations: 4,000 draws of chains, of which at least 400 are effective."""
+    names: dict[str, Any] = {}
+    exec(BLOCKS[0].partition("run = ")[0], names)
+    found = reference.nuts(
+        names["method"], names["schools"].to("cpu", torch.float64), 1000, jit=True
+    )
+    for name, client, _, _, nuts, exact in ROW.findall(TEXT):
+        mean, sd = moments(found, name, client)
+        assert abs(mean - float(nuts)) < 0.15 * sd + ROUNDING
+        assert abs(sd - float(exact)) < 0.15 * sd + ROUNDING
+
 
 def test_the_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # what is saved goes there
-    first = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    assert first == re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL)[:1]
+    assert BLOCKS[1:] == re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL)[:1]
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL))
     code = (
         re.sub(r"rounds=\d+", "rounds=1", code)
