@@ -52,7 +52,7 @@ parser.add_argument("--seconds", type=float, default=1e9, help="begin no method 
 parser.add_argument("--out", type=Path, default=Path("results/tuned"))
 parser.add_argument("--tables", type=Path, help="where tables go; default --out")
 args = parser.parse_args()
-print("In full this takes about an hour on one core; with --quick, seconds.", flush=True)
+print("In full this takes about three hours on one core; with --quick, seconds.", flush=True)
 if args.quick:
     args.methods, args.rounds, args.settings, args.seeds = ["local", "fedavg"], "2", "2", "1"
     args.per_class, args.clients = "20", "4"
@@ -77,15 +77,25 @@ def commit():
     return found.stdout.strip()
 
 
+def words(setting):
+    """Write a setting as compare does."""
+    return " ".join(f"{n}={v}" for n, v in setting.items()) or "defaults"
+
+
 def about(method):
     """Return what a method's table and budget lines say besides scores."""
     path = args.out / method
     known = path / f"{method}-tune/tune.json"
     tuned = json.loads(known.read_text()) if known.exists() else None  # every setting failed
     runs = [json.loads(p.read_text()) for p in sorted(path.glob(f"{method}-[0-9]*/run.json"))]
+    second = next(iter(tuned["margins"]), None) if tuned else None  # the runner-up
     return {
         "method": method,
-        "chosen": " ".join(f"{n}={v}" for n, v in tuned["chosen"].items()) if tuned else FAILED,
+        "chosen": words(tuned["chosen"]) if tuned else FAILED,
+        "tune_seeds": tuned["about"]["tune_seeds"] if tuned else None,
+        "runner_up": words(second["setting"]) if second else None,
+        "margin": second["behind"] if second else None,
+        "margin_error": second["error"] if second else None,
         "settings": len(tuned["about"]["settings"]) if tuned else int(args.settings),
         "tuning_rounds": tuned["rounds"] if tuned else None,
         "tuning_seconds": round(tuned["seconds"], 1) if tuned else None,
@@ -100,7 +110,8 @@ def together(rows, name):
     """Return these rows with those of other methods in the table as it stands."""
     if (tables / name).exists():
         before = pd.read_csv(tables / name)
-        rows = pd.concat([before[~before["method"].isin(done)], rows])
+        some = pd.concat([before[~before["method"].isin(done)], rows])
+        return some[[*rows.columns]]
     return rows
 
 

@@ -1,8 +1,8 @@
 """Choose settings on rows that are held back inside the clients.
 
-Successive halving leaves two or three finalists: all settings are trained for few rounds with one
-seed, the best third of them for three times as many, and so on. Finalists are trained for all
-rounds with several seeds, each of which draws other rows to hold back. The one with the best mean
+Successive halving leaves three finalists: all settings are trained for few rounds with one seed,
+the best third of them for three times as many, and so on. Finalists are trained for all rounds with
+several seeds, each of which draws other rows to hold back. The one with the best mean
 over the seeds is chosen; of equal ones, the first in the order of the settings. Its margin over the
 runner-up is the mean of their differences, seed by seed, with its standard error.
 
@@ -40,6 +40,7 @@ from pyrofl.inference.verdict import verdict
 from pyrofl.partitions.validation import held_back
 
 KEEP = 3  # one of so many settings goes on, for so many times as many rounds
+FINALISTS = 3  # or fewer where there are fewer settings
 FAILS = (ArithmeticError, BadMessage, RuntimeError, ValueError)  # of numbers that are none
 
 
@@ -68,7 +69,7 @@ def tune(
         data: the federation; its test rows are not looked at.
         over: name -> values to try, all combinations; or a list of settings, each name -> value.
         rounds: of the last comparison. With 4 to 9 settings the first is after a third of them, so
-            that with three seeds 9 settings cost as much as 11 runs, and 6 settings 7.3.
+            that with three seeds 9 settings cost as much as 11 runs, and 6 settings as 10.
         metric: mean over clients; "accuracy", or "nll" or "rmse", the smaller the better. None is
             accuracy of classes, nll of numbers. The model is that which the method is about, a
             personal one adapted as the method says.
@@ -143,7 +144,7 @@ def halved(
 ) -> list[Try]:
     """Try settings 0 to count - 1 for more and more rounds, each time the best third of the last.
 
-    The two or three that remain are tried for all rounds with every seed; a single one with one.
+    The three that remain are tried for all rounds with every seed; a single setting with one.
 
     Args:
         count: of settings.
@@ -160,7 +161,7 @@ def halved(
     for number in screens:
         tries += [attempt(which, number, 0) for which in left]
         good = ranked([one for one in tries if one.rounds == number], by)
-        left = good[: -(-len(left) // KEEP)]
+        left = good[: max(FINALISTS, -(-len(left) // KEEP))]
     for seed in range(seeds if len(left) > 1 else 1):
         for which in left:
             if not any(one.problem for one in tries if one.setting == which):
@@ -180,8 +181,8 @@ def rungs(count: int, rounds: int) -> list[int]:
     ([15, 45], [5, 15, 45], [20], [1])
     """
     often = 0
-    while count > KEEP:
-        count, often = -(-count // KEEP), often + 1
+    while count > FINALISTS:
+        count, often = max(FINALISTS, -(-count // KEEP)), often + 1
     return sorted({max(1, round(rounds / KEEP**k)) for k in range(often + 1)})
 
 

@@ -56,18 +56,19 @@ def test_the_right_rate_is_chosen_and_all_scores_are_the_closed_forms(line):
         exact = off[one.seed] * abs(1 - RATES[one.setting]) ** one.rounds
         assert one.problem or one.score == pytest.approx(exact, abs=1e-9)
     frame = found.frame()
-    assert list(frame["rounds"]) == [3] * 4 + [9] * 6
-    assert list(frame["seed"]) == [0] * 4 + [0, 0, 1, 1, 2, 2]
-    assert list(frame["setting"])[4:] == ["lr=1.0", "lr=0.5"] * 3
+    assert list(frame["rounds"]) == [3] * 4 + [9] * 9
+    assert list(frame["seed"]) == [0] * 4 + [0] * 3 + [1] * 3 + [2] * 3
+    assert list(frame["setting"])[4:] == ["lr=1.0", "lr=0.5", "lr=1e-06"] * 3
     assert set(frame["setting"][frame["chosen"]]) == {"lr=1.0"}
-    assert found.rounds == 2 * 3 + 6 * 9
+    assert found.rounds == 3 + 9 * 9
     assert "lr=1.0" in repr(found)
     assert "after 9 rounds" in repr(found)
     behind = torch.tensor(off) * 0.5**9
-    (margin,) = found.margins
+    margin, far = found.margins
+    assert far.behind > margin.behind
     assert margin.behind == pytest.approx(float(behind.mean()))
     assert margin.error == pytest.approx(float(behind.std() / 3**0.5))
-    assert list(frame["behind"])[4:] == [0.0, margin.behind] * 3
+    assert list(frame["behind"])[4:] == [0.0, margin.behind, far.behind] * 3
     assert set(frame["behind"][:4]) == {""}
     assert f"{margin.behind:.4f} +- {margin.error:.2g} over lr=0.5, 3 seeds" in repr(found)
 
@@ -81,9 +82,9 @@ def test_nothing_is_trained_twice_and_what_is_there_is_gone_on_from(line, tmp_pa
         ),
     )
     found = chosen(line, folder=tmp_path)
-    assert made == [None, None, None, None, 3, 3, None, None, None, None]
+    assert made == [None] * 4 + [3] * 3 + [None] * 6
     again = chosen(line, folder=tmp_path)
-    assert len(made) == 10
+    assert len(made) == 13
     assert again.lines() == found.lines()
     with pytest.raises(ValueError, match=r"now setting is 'lr=0.1' and was 'lr=1e-06'"):
         tune(step, line, {"lr": (0.1,)}, 9, folder=tmp_path, progress=False)
@@ -127,11 +128,11 @@ def test_one_that_diverges_late_gives_way_to_the_next():
     tries = halved(4, 9, "accuracy", attempt)
     assert [(one.setting, one.rounds, one.seed) for one in tries] == [
         *((k, 3, 0) for k in range(4)),
-        *((3, 9, 0), (2, 9, 0), (3, 9, 1), (2, 9, 1), (2, 9, 2)),
+        *((3, 9, 0), (2, 9, 0), (1, 9, 0), (3, 9, 1), (2, 9, 1), (1, 9, 1), (2, 9, 2), (1, 9, 2)),
     ]
     found = Tuned(({},) * 4, tuple(tries), "accuracy", 2)
     assert found.score == 2 / 9
-    assert not found.margins
+    assert [margin.setting for margin in found.margins] == [1]
     assert [one.seed for one in halved(1, 9, "accuracy", attempt)] == [0]
 
 
