@@ -116,7 +116,7 @@ def build(
         stateless: let nobody keep factors.
         damping: share of the way that factors are moved. None adapts it, see `pvi.hierarchical`;
             if stateless, it is J^-1/2 for J clients. Normal models take 1; of networks moments are
-            rough, and on handwritten digits None swings from round to round (accuracy .25 to .93).
+            rough, and on handwritten digits None swings from round to round (accuracy .10 to .86).
         scale: standard deviation of q(w) before round one; chosen on handwritten digits.
         draws: of nuts, after as many to warm up; of natural gradients, an even number.
         burn_in: epochs of the chain of langevin before its draws count.
