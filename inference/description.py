@@ -80,6 +80,31 @@ def described(method: Method) -> dict[str, str]:
     return describe(method).parts
 
 
+def constants_hash(method: Method) -> str:
+    """Return a hash of the values of frozen weights and buffers; "" if there are none."""
+    found = describe(method)
+    values = sorted({found.parts[name] for name in found.constants})
+    return _hash(repr(values).encode()) if values else ""
+
+
+def refuse_other_constants(method: Method, known: str) -> None:
+    """Refuse a method whose frozen weights or buffers are not those of a round.
+
+    Args:
+        method: any.
+        known: `constants` of the round.
+
+    Raises:
+        ValueError: if the hash is known and differs.
+    """
+    if known and constants_hash(method) != known:
+        raise ValueError(
+            "the frozen weights or buffers of the method's networks are not those that the state "
+            "was trained with; load them again, or use pyrofl.load(DIR, method=...), which "
+            "restores them"
+        )
+
+
 CLIENTS = ("model", "guide", "phases", "join", "upload", "adapt", "statistics", "all_train")
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
+from pyrofl.inference.description import refuse_other_constants
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.facts import REPORTED, marked
 from pyrofl.inference.loop.local import train
@@ -24,6 +25,7 @@ def ready(
     method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
 ) -> Iterator[tuple[Tensor, Tensors, Tensors | list[Tensors], list[Generator]]]:
     """Yield ids, received, local (a list is an ensemble) and noise of some clients, large first."""
+    refuse_other_constants(method, state.constants)
     deployed = method.deployed(asked.view(method))
     for some in chunks(deployed, data, state, ids, asked.chunk, asked.seed):
         received, local = prepared(method, data, state, data.who(some), **vars(asked))

@@ -13,6 +13,7 @@ from torch import Tensor
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.inference.budget import Privacy
+from pyrofl.inference.description import refuse_other_constants
 from pyrofl.inference.engines.start import Engine, starting
 from pyrofl.inference.loop.carrier import Carrier, Order, Turn
 from pyrofl.inference.loop.messages import BadMessage, OnBadMessage, inbox
@@ -97,8 +98,8 @@ def federate(
 
     Raises:
         ValueError: if `check` refuses, privacy does not suit the method, a draw does not fit the
-            clients, start is of other clients or rows, messages are not to be kept and the method
-            cannot fold them, or the engine cannot start.
+            clients, start is of other clients, rows or frozen weights, messages are not to be kept
+            and the method cannot fold them, or the engine cannot start.
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
         ChildProcessError: in a round, if a worker dies.
     """
@@ -109,6 +110,7 @@ def federate(
         raise ValueError("start and server are both given; expected one of them to begin with")
     if start is not None:
         start = gone_on(start, data)
+        refuse_other_constants(at(max(start.number - 1, 0)), start.constants)
     if (begun := start.number if start else 0) < rounds:
         inbox(at(begun), {}, torch.zeros(0), keep_messages)
         if check and not begun:

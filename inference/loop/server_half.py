@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation, Roster
+from pyrofl.inference.description import constants_hash
 from pyrofl.inference.loop.client_half import Reply
 from pyrofl.inference.loop.messages import agreed, form_of, inbox, merged, unlike
 from pyrofl.inference.loop.origin import rows_of
@@ -36,7 +37,8 @@ def first(
     server = to_data(as_tensors("server", server), data)
     seen, names = torch.zeros(data.clients, dtype=torch.bool), data.names[: data.clients]
     rows = rows_of(data) if isinstance(data, Federation) else None
-    return Round(0, server, {}, seen, names=names, rows=rows)
+    constants = constants_hash(method)
+    return Round(0, server, {}, seen, names=names, rows=rows, constants=constants)
 
 
 def called(
@@ -114,6 +116,7 @@ class Gathering:
             up=told["up"][heard],
             names=self.state.names,
             rows=self.state.rows,
+            constants=self.state.constants,
         )
         return after, kept
 

@@ -52,6 +52,8 @@ class Round(Summarised):
         up: bytes sent by each client that reported, [M].
         names: of the clients that train; () if unknown.
         rows: [J, 2], how many training rows each has and a hash of them; None if unknown.
+        constants: hash of the frozen weights and buffers of the method's networks; "" if there are
+            none, or if unknown.
     """
 
     number: int
@@ -70,6 +72,7 @@ class Round(Summarised):
     begun: Tensors = field(default_factory=dict)
     names: tuple[str, ...] = ()
     rows: Tensor | None = None
+    constants: str = ""
 
     @property
     def title(self) -> str:

@@ -165,5 +165,6 @@ def _gone_on(run: Run, data: Federation, server: Tensors, stay: Tensor, place: T
         seen=dealt(run.state.seen),
         names=data.names[: data.clients],
         rows=rows_of(data),
+        constants=run.state.constants,
     )
     return run.copy(data=data, state=state, records=[], history=[])

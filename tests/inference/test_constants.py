@@ -64,12 +64,31 @@ def test_frozen_weights_and_buffers_are_restored(kind, tmp_path):
     run = fit(method(0, kind=kind), data(), 2, progress=False)
     run.save(tmp_path)
     other = method(1, buffer=3.0, kind=kind)
-    assert not torch.equal(predicted(run), predicted(Run(other, data(), run.state)))
     again = pyrofl.load(tmp_path, method=other, data=data())
     assert torch.equal(predicted(again), predicted(run))
     assert torch.equal(again.evaluate().values["nll"], run.evaluate().values["nll"])
     going = [fit(r.method, data(), 3, start=r, progress=False) for r in (again, run)]
     toys.assert_same_round(going[0].state, going[1].state)
+
+
+def test_a_state_is_not_used_with_other_frozen_weights():
+    one = method(0)
+    run = fit(one, data(), 1, progress=False)
+    again, told = method(0), "frozen weights or buffers of the method's networks are not those"
+    assert pyrofl.evaluate(again, data(), run.state).values.keys()
+    other = method(1)
+    for use in (
+        lambda: pyrofl.evaluate(other, data(), run.state),
+        lambda: pyrofl.posterior(other, data(), run.state, 2),
+        lambda: Run(other, data(), run.state).predict(data().x[:2], "client 0", adapted="none"),
+        lambda: fit(other, data(), 2, start=run, progress=False),
+        lambda: list(pyrofl.federate(other, data(), 2, start=run.state)),
+    ):
+        with pytest.raises(ValueError, match=told):
+            use()
+    trained = fit(method(0), data(), 2, start=run, progress=False)
+    assert trained.state.constants == run.state.constants != ""
+    assert fit(fedavg.build(toys.net()), data(), 1, progress=False).state.constants == ""
 
 
 def predicted(run: Run) -> Tensor:
