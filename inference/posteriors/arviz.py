@@ -19,13 +19,12 @@ from pyrofl.data import Federation
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.attributes import facts
+from pyrofl.inference.posteriors.attributes import facts, together
 from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
-from pyrofl.inference.posteriors.corrected import corrected as corrected_draws
-from pyrofl.inference.posteriors.corrected import statistics_of
+from pyrofl.inference.posteriors.corrected import Correction
 from pyrofl.inference.posteriors.draws import asked_of, draw, those
 from pyrofl.inference.posteriors.export import Fact, inference_data, refuse_no_runs
-from pyrofl.inference.posteriors.pointwise import pointwise
+from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
 from pyrofl.inference.seeds import Seed
 from pyrofl.inference.verdict import Verdict
 from pyrofl.tensors import Tensors
@@ -65,8 +64,9 @@ def to_arviz(
     coords: Mapping[str, Sequence[Any]] | None = None,
     groups: str | Collection[str] = CHEAP,
     ids: Tensor | None = None,
-    corrected: bool = False,
+    corrected: bool | None = None,
     allow_diverged: bool = False,
+    progress: bool = True,
     **asked: Unpack[ModelAsked],
 ) -> Any:
     """Return what runs of one method on one federation found, for ArviZ; every run is a chain.
@@ -105,22 +105,29 @@ def to_arviz(
             draws and no density.
         ids: of clients; default all that train. Held-out ones join and no more, unless `adapted`
             says what they do first: ids=torch.arange(data.clients, len(data.train)).
-        corrected: weigh draws of the guide by importance, and draw from them anew: draws of the
-            exact posterior, given the server where no site is shared. sample_stats has Pareto k
-            of the weights, and how many draws they are worth, as pareto_k and importance_ess.
-            It looks at all rows; see `pyrofl.inference.posteriors.corrected`.
+        corrected: weigh draws of the guide by importance and resample them: they are draws of the
+            exact posterior, given the server where no site is shared. None does so where it can be
+            done and trusted, and takes draws of the guide elsewhere: of points, where clients share
+            no random variable, of networks of more than 50 parameters, of private runs, of clients
+            that are held out, and, with a warning, where Pareto k of the weights is above 0.7 or
+            they are worth less than 400 draws. The attribute "corrected" is "yes", or "no" and the
+            reason. sample_stats has Pareto k, and how many draws the weights are worth, as pareto_k
+            and importance_ess. False takes draws of the guide; True refuses what cannot be
+            corrected. It reads all rows; see `pyrofl.inference.posteriors.corrected`.
         allow_diverged: look at runs that diverged too; see `Run.verdict`.
+        progress: show how far the correction is, in a terminal or a notebook.
         asked: model, adapted, chunk and seed of `Asked`; the seed is the run's by default, and for
             groups that look at rows clients go one by one.
 
     Raises:
         ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, a
             run diverged, runs differ in clients, rows or sites, names in dims and coords do not
-            fit, or draws cannot be corrected: of points, or of more than 2,000 variables.
+            fit, or corrected is True and draws cannot be corrected: of points, or of more than
+            2,000 variables.
 
     Warns:
-        UserWarning: if corrected draws are not to be trusted: Pareto k above 0.7, or worth less
-            than 400 draws.
+        UserWarning: if corrected draws cannot be trusted: Pareto k above 0.7, or worth less than
+            400 draws; by default they are those of the guide then.
     """
     begun, runs, everything = perf_counter(), list(runs), groups == "all"
     refuse_no_runs(runs)
@@ -139,12 +146,14 @@ def to_arviz(
     verdicts = refuse_diverged(runs, allow_diverged)
     clients = those(data, ids)
     refuse_bad_axes(dims or {})
-    made = []
-    for run in runs:
+    made, corrections = [], []
+    for run, verdict in zip(runs, verdicts, strict=True):
         refuse_other_data(run.data, data)
         how = asked_of(run.method, {"seed": run.seed, **asked, "draws": draws})
         axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
-        made.append(_groups(run, axes, chosen, how, lenient=everything, weighed=corrected))
+        correction = Correction(corrected, progress, verdict)
+        made.append(_groups(run, axes, chosen, how, everything, correction))
+        corrections.append(correction.outcome)
         _check_sites(made[-1], made[0])
     named = _refuse_unknown_names(made[0], runs[0].state, dims or {}, coords or {})
     trained = int(clients.max()) < data.clients and any(run.records for run in runs)
@@ -156,7 +165,8 @@ def to_arviz(
         named["site"], far = movements(runs)
         for one, values in zip(made, far, strict=True):
             one["sample_stats"] |= values
-    return chained(made, data, clients, named, facts(runs, made[0], verdicts, how, begun))
+    attrs = facts(runs, made[0], verdicts, how, begun) | {"corrected": together(corrections)}
+    return chained(made, data, clients, named, attrs)
 
 
 def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[Verdict]:
@@ -285,20 +295,29 @@ def of_prior(
 
 
 def _groups(
-    run: Fitted, axes: ClientAxes, chosen: set[str], asked: Asked, lenient: bool, weighed: bool
+    run: Fitted,
+    axes: ClientAxes,
+    chosen: set[str],
+    asked: Asked,
+    lenient: bool,
+    correction: Correction,
 ) -> Groups:
     """Return the groups of one run; `lenient` leaves out the prior if it is improper."""
     found: Groups = {}
     method, data, state = run.method, run.data, run.state
-    if weighed:
-        known, weights = corrected_draws(method, data, state, axes.ids, asked)
-        found |= axes.groups(known, chosen)
-        found["sample_stats"] = found.get("sample_stats", {}) | statistics_of(weights, axes)
+    known: list[Pointwise] | None = None
+    stats: dict[str, Variable] = {}
+    if chosen & {"posterior", *OF_ROWS}:
+        known, stats = correction.draws(method, data, state, axes, asked)
+    if known is not None:
+        found |= axes.groups(known if chosen & OF_ROWS else without_rows(known), chosen)
     elif chosen & OF_ROWS:
         found |= axes.groups(pointwise(method, data, state, axes.ids, asked), chosen)
     elif "posterior" in chosen:
         sites = draw(method, data, state, axes.ids, asked)
         found["posterior"] = {n: axes.of_clients(n, v) for n, v in sites.items()}
+    if stats:
+        found["sample_stats"] = found.get("sample_stats", {}) | stats
     if chosen & OF_PRIOR.keys():
         found |= of_prior(axes, method, state, asked, chosen, lenient)
     if "constant_data" in chosen:
@@ -309,6 +328,14 @@ def _groups(
         reported = {n: axes.reported(n, v[axes.ids]) for n, v in run.statistics().items()}
         found["sample_stats"] = reported | found.get("sample_stats", {})
     return {group: found[group] for group in GROUPS if found.get(group)}
+
+
+def without_rows(known: Sequence[Pointwise]) -> list[Pointwise]:
+    """Return what programs say of clients without the sites that lie inside `batch.rows()`."""
+    return [
+        one | {"posterior": {n: v for n, v in one["posterior"].items() if not v.rows}}
+        for one in known
+    ]
 
 
 def refuse_other_data(one: Federation, other: Federation) -> None:

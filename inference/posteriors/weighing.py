@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,18 +21,43 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import JointNoise, Values, of_rows
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.pointwise import CELLS, Client, densities
+from pyrofl.inference.posteriors.proposals import (
+    REACH,
+    Predicted,
+    effective,
+    evenly,
+    nearer,
+)
 from pyrofl.tensors import Tensors, matches, seeded, times
 
 LARGEST = 2000  # variables of a client that are weighted
-TURNS, FREEDOM = 4, 5.0  # of the t distribution: times that it is adapted, degrees of freedom
-PILOT, EVEN = 100, 0.9  # values of g tried for each entry; share that is good enough
-FEW, MANY = 16, 64  # draws of z to begin with, and most of them
+TURNS = 4  # times that the t distribution is adapted
+PILOT, EVEN = 60, 0.9  # values of g tried for each entry; share that is good enough
+GAIN = 1.25  # of what draws are worth, below which the t distribution is not adapted again
+LEAST, MANY = 8, 64  # draws of z: to begin with, and most
+ENOUGH = 400  # draws that weighted ones are to be worth
+ORDER = 1.5  # noise of a mean over K evenly spaced points falls at least as K^-ORDER
+MOST_TRIED = 4000  # values of g, where no more draws are asked for
 WIDE = 20  # times as many as other draws, as they are looked at over and over
 NOISE = 0.2  # variance of log w that the draws of z may add
-STEPS, REACH, DONE = 5, 4.0, 0.05  # of Newton's method, in the guide's standard deviations
+STEPS, DONE = 5, 0.2  # of Newton's method, in the guide's standard deviations
 MOST = 20  # variables of a client that it is tried with
 FLAT = 0.05  # least curvature, beside the guide's
-SHARE, WIDER = 0.25, 2.0  # of the draws of z, so much farther from the mode
+WIDER = 2.0  # times farther from the mode is one draw of z in eight
+
+
+class CannotCorrect(ValueError):
+    """Draws cannot be weighted.
+
+    Attributes:
+        reason: why, without the remedy.
+        quiet: whether nothing is wrong with that, as with a method that finds a point.
+    """
+
+    def __init__(self, reason: str, remedy: str, quiet: bool = False) -> None:
+        """State the reason and what is expected instead."""
+        super().__init__(f"corrected=True, and {reason}; expected {remedy}")
+        self.reason, self.quiet = reason, quiet
 
 
 class Weights(NamedTuple):
@@ -47,8 +72,9 @@ class Told(NamedTuple):
     """What a client says of S values of g."""
 
     log_l: Tensor  # log L_js, [S]
-    noise: Tensor  # relative variance of the ratio of one z, [S]
+    noise: Tensor  # relative variance of L_js, [S]
     prior: Tensor  # log p(g) - log q(g), [S]
+    mode: Tensor  # of the client's own noise given g, [S, n]
     sites: dict[str, Values]  # one draw of each latent site, [S, 1, B or 1, *p]
 
 
@@ -90,12 +116,15 @@ class Weighing:
     sources: dict[int, Generator]
     common: Generator
     count: int
+    shown: Callable[[Mapping[int, Client], int], Iterable[int]] = lambda clients, _: clients
 
     def apart(self) -> Weighed:
         """Weigh the draws of each client by themselves."""
         drawn, made = {}, []
-        for i in self.clients:
-            ratio, _, sites = self._ratios(i, torch.zeros(1, self.sizes[0]).double(), self.count)
+        for i in self.shown(self.clients, self.count):
+            noise = torch.zeros(1, self.sizes[0]).double()
+            mode, root = self._mode(i, noise, None)
+            ratio, _, sites = self._ratios(i, noise, mode, root, self.count)
             drawn[i] = sites
             made.append(smoothed(ratio[0]))
         k, log_w = torch.tensor([k for _, k in made]), [w for w, _ in made]
@@ -103,37 +132,64 @@ class Weighing:
 
     def together(self) -> Weighed:
         """Weigh what all clients share."""
-        size, draws = self.sizes[0], dict.fromkeys(self.clients, FEW)
+        size, draws = self.sizes[0], dict.fromkeys(self.clients, LEAST)
         normal = dist.Normal(torch.zeros(size, dtype=torch.float64), 1.0).to_event(1)
-        proposal = normal
+        proposal, worth, count = normal, 0.0, self.count
+        modes: dict[int, Predicted] = {}
         for _ in range(TURNS if size else 0):
             # To see where to look, and how many draws of z are needed; then in earnest.
-            e, told, log_w, _ = self._tried(proposal, PILOT * (size + 2), draws)
-            w = log_w.exp()
-            draws = {i: self._enough(w @ told[i].noise) for i in self.clients}
-            if effective(log_w) > EVEN * len(w):
+            e, told, log_w, _ = self._tried(proposal, PILOT * (size + 2), draws, modes, sets=2)
+            w, before, worth = log_w.exp(), worth, float(effective(log_w))
+            draws = {i: self._enough(w @ told[i].noise, draws[i]) for i in self.clients}
+            count = max(self.count, min(MOST_TRIED, int(1.5 * ENOUGH * len(w) / worth)))
+            modes = {i: Predicted.of(e, told[i].mode) for i in self.clients}
+            if worth > EVEN * len(w):
                 break
-            proposal = _nearer(proposal, e, w)
-        _, told, log_w, k = self._tried(proposal, self.count, draws)
+            proposal = nearer(proposal, e, w)
+            if worth < GAIN * before:
+                break
+        _, told, log_w, k = self._tried(proposal, count, draws, modes)
         drawn = {i: one.sites for i, one in told.items()}
-        return drawn, [log_w], Weights(torch.tensor([k]), effective(log_w)[None], self.count)
+        return drawn, [log_w], Weights(torch.tensor([k]), effective(log_w)[None], count)
 
     def _tried(
-        self, proposal: Any, count: int, draws: dict[int, int]
+        self,
+        proposal: Any,
+        count: int,
+        draws: Mapping[int, int],
+        modes: Mapping[int, Predicted],
+        sets: int = 1,
     ) -> tuple[Tensor, dict[int, Told], Tensor, float]:
         """Return noise of a proposal, what clients say of it, its log weights and their shape."""
         with seeded(int(torch.randint(2**62, (), generator=self.common))):
             e = proposal.sample((count,))
-        told = {i: self.told(i, e, draws[i]) for i in self.clients}
+        told = {
+            i: self.told(i, e, draws[i], modes.get(i), sets)
+            for i in self.shown(self.clients, count)
+        }
         said = next(iter(told.values())).prior + sum(one.log_l for one in told.values())
         known = -0.5 * (e.square() + math.log(2 * math.pi)).sum(-1)
         ratio = (said + known - proposal.log_prob(e)).nan_to_num(nan=-torch.inf)
         if not bool(ratio.isfinite().any()):
-            raise ValueError(
-                "no draw of the guide is possible under the model, so none can be corrected; "
-                "expected a run of more rounds"
+            raise CannotCorrect(
+                "no draw of the guide has a density under the model",
+                "a guide near the posterior, such as after more rounds",
             )
         return e, told, *smoothed(ratio)
+
+    @cached_property
+    def _guided(self) -> list[tuple[str, Any]]:
+        """The latent sites of a client's guide."""
+        i, client = next(iter(self.clients.items()))
+        with self._alone(i):
+            q, _ = traces(self.method.guide, self.method.guide, *client, 2)
+        return list(latent(q))
+
+    @cached_property
+    def _others(self) -> bool:
+        """Whether a client has random variables of its own that are not normal."""
+        own = (s["fn"] for n, s in self._guided if not matches(n, self.method.shared))
+        return any(not is_point(fn) and not width(fn) for fn in own)
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
@@ -143,110 +199,133 @@ class Weighing:
             ValueError: if a client has too many variables, the guide is a point, or shared sites
                 are not normal.
         """
-        i, client = next(iter(self.clients.items()))
-        with self._alone(i):
-            q, _ = traces(self.method.guide, self.method.guide, *client, 2)
-        sites = {n: s for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
-        if all(is_point(s["fn"]) for _, s in latent(q)):
-            raise ValueError(
-                "corrected=True, and the guide is a point; expected one with some spread, such as "
-                "guide='mean_field', whose draws can be weighted"
+        sites = {n: s for n, s in self._guided if not s["infer"].get("is_auxiliary")}
+        if all(is_point(s["fn"]) for _, s in self._guided):
+            raise CannotCorrect(
+                "the guide is a point",
+                "one with some spread, such as guide='mean_field', whose draws can be weighted",
+                quiet=True,
             )
         if (variables := sum(s["value"][0, 0].numel() for s in sites.values())) > LARGEST:
-            raise ValueError(
-                f"corrected=True, and a client has {variables:,} variables; expected at most "
-                f"{LARGEST:,}, as draws of more are never close enough to be weighted"
+            raise CannotCorrect(
+                f"a client has {variables:,} variables",
+                f"at most {LARGEST:,}, as draws of more are never close enough to be weighted",
             )
-        common = {n: s["fn"] for n, s in latent(q) if matches(n, self.method.shared)}
+        common = {n: s["fn"] for n, s in self._guided if matches(n, self.method.shared)}
         for name, fn in common.items():
             if not is_point(fn) and not width(fn):
-                raise ValueError(
-                    f"corrected=True, and the guide draws the shared {name!r} from a "
-                    f"{type(fn).__name__}; expected a normal distribution, or what is made of one"
+                raise CannotCorrect(
+                    f"the guide draws the shared {name!r} from a {type(fn).__name__}",
+                    "a normal distribution, or what is made of one",
                 )
         ours = sum(map(width, common.values()))
-        return ours, sum(width(s["fn"]) for _, s in latent(q)) - ours
+        return ours, sum(width(s["fn"]) for _, s in self._guided) - ours
 
-    def told(self, i: int, noise: Tensor, draws: int) -> Told:
-        """Ask a client about values of g that come of noise [S, d], by so many draws of z each."""
-        step = max(1, WIDE * CELLS // (self.clients[i][2].mask.shape[1] * draws))
-        parts = [self._told(i, some, draws) for some in noise.split(step)]
-        log_l, spread, prior, sites = zip(*parts, strict=True)
+    def told(
+        self, i: int, noise: Tensor, draws: int, near: Predicted | None = None, sets: int = 1
+    ) -> Told:
+        """Return what a client says of values of g that come of noise [S, d].
+
+        Args:
+            i: of the client.
+            noise: of the sites that all clients share.
+            draws: of the client's own variables for each value, in each set.
+            near: predicts the modes of the client's own noise, where Newton's method starts.
+            sets: of draws that are independent of each other, 1 or 2; `noise` is known of 2.
+        """
+        draws, sets = (draws, sets) if self.sizes[1] or self._others else (1, 1)
+        step = max(1, WIDE * CELLS // (self.clients[i][2].mask.shape[1] * draws * sets))
+        parts = [self._told(i, some, near, draws, sets) for some in noise.split(step)]
+        sites = [part.sites for part in parts]
         joined = {
             n: Values(torch.cat([one[n].value for one in sites]), v.rows)
             for n, v in sites[0].items()
         }
-        return Told(torch.cat(log_l), torch.cat(spread), torch.cat(prior), joined)
+        log_l, spread, prior, modes = (torch.cat(v) for v in list(zip(*parts, strict=True))[:4])
+        return Told(log_l, spread, prior, modes, joined)
 
-    def _told(self, i: int, noise: Tensor, draws: int) -> Told:
+    def _told(self, i: int, noise: Tensor, near: Predicted | None, draws: int, sets: int) -> Told:
         s = len(noise)
-        ratio, prior, found = self._ratios(i, noise, draws)
+        mode, root = self._mode(i, noise, near)
+        ratio, prior, found = self._ratios(i, noise, mode, root, draws, sets)
         highest = ratio.amax(1, keepdim=True).clamp(min=torch.finfo(ratio.dtype).min)
         weight = (ratio - highest).exp()
         mean = weight.mean(1)
-        spread = (weight.square().mean(1) / mean.square() - 1) * draws / max(draws - 1, 1)
+        each = weight.unflatten(1, (sets, draws)).mean(2)
+        spread = (each[:, 0] - each[:, -1]).square() / 2 / mean.square()
         chosen = torch.multinomial(weight.clamp(min=1e-300), 1, generator=self.sources[i])[:, 0]
-        at = torch.arange(s) * draws + chosen
+        at = torch.arange(s) * draws * sets + chosen
         sites = {n: Values(v.value[at], v.rows) for n, v in found.items()}
-        spread = spread.nan_to_num(0.0, draws, 0.0)  # its most, where one draw has all the weight
-        return Told(mean.log() + highest[:, 0], spread, prior, sites)
+        return Told(mean.log() + highest[:, 0], spread.nan_to_num(1.0), prior, mode, sites)
 
     def _ratios(
-        self, i: int, noise: Tensor, draws: int
+        self, i: int, noise: Tensor, mode: Tensor, root: Tensor, draws: int, sets: int = 1
     ) -> tuple[Tensor, Tensor, dict[str, Values]]:
-        """Return log weights [S, draws] of z, log p(g) - log q(g) [S], and all that was drawn."""
-        s, size = len(noise), len(noise) * draws
-        own, wider = self._own(*self._mode(i, noise), draws, self.sources[i])
+        """Return log weights [S, sets * draws] of z, log p(g) - log q(g) [S], and all drawn."""
+        s, size = len(noise), len(noise) * draws * sets
+        own, wider = self._own(mode, root, draws, sets, self.sources[i])
         with torch.no_grad():
-            found, q = self._densities(i, noise.repeat_interleave(draws, 0), own)
-        ratio = (found["log_p"] - found["log_q"]).reshape(s, draws) - wider
+            found, q = self._densities(i, noise.repeat_interleave(draws * sets, 0), own)
+        ratio = (found["log_p"] - found["log_q"]).reshape(s, -1) - wider
         sites = {
             n: Values(site["value"].expand(size, *site["value"].shape[1:]), of_rows(site))
             for n, site in latent(q)
             if not site["infer"].get("is_auxiliary")
         }
-        prior = (found["shared log_p"] - found["shared log_q"]).reshape(s, draws)[:, 0]
+        prior = (found["shared log_p"] - found["shared log_q"]).reshape(s, -1)[:, 0]
         return ratio.nan_to_num(nan=-torch.inf), prior, sites
 
-    def _mode(self, i: int, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _mode(self, i: int, noise: Tensor, near: Predicted | None) -> tuple[Tensor, Tensor]:
         """Return the mode of a client's own noise given g, [S, n], and a root of its variance."""
         size = self.sizes[1]
         at, root = noise.new_zeros(len(noise), size), torch.eye(size).double()
+        root = root.repeat(len(noise), 1, 1)
         if not 0 < size <= MOST:
-            return at, root.expand(len(noise), -1, -1)
-        for _ in range(STEPS):
-            at = at.detach().requires_grad_()
-            with torch.enable_grad():
-                found, _ = self._densities(i, noise, at)
-                log_p = found["log_p"] - found["log_q"] - at.square().sum(-1) / 2
-                (slope,) = torch.autograd.grad(log_p.sum(), at, create_graph=True)
-                rows = [
-                    torch.autograd.grad(one.sum(), at, retain_graph=True)[0]
-                    for one in slope.unbind(1)
-                ]
-            curvature = -torch.stack(rows, 1).nan_to_num(0.0, 0.0, 0.0)
+            return at, root
+        at = at if near is None else near(noise)
+        left = torch.arange(len(noise))
+        for _ in range(STEPS if near is None else 1):
+            slope, curvature = self._slopes(i, noise[left], at[left])
             values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
-            root = vectors * values.abs().clamp(min=FLAT).rsqrt()[:, None]
-            way = times(root, times(root.mT, slope.detach().nan_to_num(0.0, 0.0, 0.0)))
+            root[left] = vectors * values.abs().clamp(min=FLAT).rsqrt()[:, None]
+            way = times(root[left], times(root[left].mT, slope))
             length = torch.linalg.vector_norm(way, dim=1, keepdim=True)
-            at = at.detach() + way * (REACH / length.clamp(min=REACH))
-            if bool((length < DONE).all()):
+            at[left] += way * (REACH / length.clamp(min=REACH))
+            left = left[length[:, 0] >= DONE]
+            if not len(left):
                 break
         return at, root
 
+    def _slopes(self, i: int, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return slope [S, n] and negative curvature [S, n, n] of log p at a client's own noise."""
+        at = at.detach().requires_grad_()
+        with torch.enable_grad():
+            found, _ = self._densities(i, noise, at)
+            log_p = found["log_p"] - found["log_q"] - at.square().sum(-1) / 2
+            (slope,) = torch.autograd.grad(log_p.sum(), at, create_graph=True)
+            rows = [
+                torch.autograd.grad(one.sum(), at, retain_graph=True)[0] for one in slope.unbind(1)
+            ]
+        curvature = -torch.stack(rows, 1).nan_to_num(0.0, 0.0, 0.0)
+        return slope.detach().nan_to_num(0.0, 0.0, 0.0), curvature
+
     def _own(
-        self, mode: Tensor, root: Tensor, draws: int, source: Generator
+        self, mode: Tensor, root: Tensor, draws: int, sets: int, source: Generator
     ) -> tuple[Tensor, Tensor]:
-        """Draw a client's own noise, [S * draws, n], and its log density beside the guide's."""
+        """Draw a client's own noise, [S * sets * draws, n], and log r - log q of it."""
         s, n = mode.shape
-        wide = int(draws * SHARE)
-        inner = torch.randn(s, draws, n, generator=source).double()
-        inner[:, :wide] *= WIDER
+        wide = (torch.arange(draws) % 8 == 7).repeat(sets)
+        inner = torch.empty(s, sets * draws, n, dtype=torch.float64)
+        for one in range(sets):
+            for kind in (wide, ~wide):
+                some = kind & (torch.arange(sets * draws) // draws == one)
+                inner[:, some] = evenly(s, int(some.sum()), n, source)
+        inner[:, wide] *= WIDER
         noise = mode[:, None] + times(root[:, None], inner)
         near = -inner.square().sum(-1) / 2
         far = near / WIDER**2 - n * math.log(WIDER)
-        shares = torch.tensor([1 - wide / draws, wide / draws]).double().log()
-        log_r = torch.logaddexp(shares[0] + near, shares[1] + far)
+        share = wide.double().mean()
+        log_r = torch.logaddexp((1 - share).log() + near, share.log() + far)
         log_det = torch.linalg.slogdet(root).logabsdet
         return noise.flatten(0, 1), log_r - log_det[:, None] + noise.square().sum(-1) / 2
 
@@ -267,9 +346,16 @@ class Weighing:
         with pyro.validation_enabled(False), others:
             yield
 
-    def _enough(self, noise: Tensor) -> int:
-        """Return how many draws of z make a client's part of the variance small enough."""
-        return int((noise * len(self.clients) / NOISE).ceil().clamp(4, MANY))
+    def _enough(self, noise: Tensor, draws: int) -> int:
+        """Return how many draws of z make a client's part of the variance small enough.
+
+        Args:
+            noise: relative variance of L_js, [], by so many draws.
+            draws: a number of draws.
+        """
+        excess = float(noise) * len(self.clients) / NOISE
+        many: float = draws * excess ** (1 / ORDER)
+        return math.ceil(min(max(many, LEAST), MANY))
 
     def resampled(self, log_w: Tensor, draws: int) -> Tensor:
         """Draw places by their weights [S], evenly: each as often as it counts, up to one."""
@@ -277,22 +363,3 @@ class Weighing:
         at = (torch.arange(draws) + torch.rand((), generator=self.common)) / draws * edges[-1]
         order = torch.randperm(draws, generator=self.common)
         return torch.searchsorted(edges, at.to(edges)).clamp(max=len(edges) - 1)[order]
-
-
-def effective(log_w: Tensor) -> Tensor:
-    """Return how many draws normalised log weights [S] are worth."""
-    return 1 / log_w.exp().square().sum()
-
-
-def _nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
-    """Return a t distribution whose moments are nearer to those of weighted noise [S, d]."""
-    size, mean = e.shape[1], w @ e
-    spread = ((e - mean) * w[:, None]).mT @ (e - mean)
-    old_mean, old_root = torch.zeros_like(mean), torch.eye(size, dtype=e.dtype)
-    if isinstance(proposal, dist.MultivariateStudentT):
-        old_mean, old_root = proposal.loc, proposal.scale_tril
-    # Few draws know little of a covariance.
-    share = float(effective(w.log()) / (effective(w.log()) + 3 * size))
-    root = torch.linalg.cholesky(torch.lerp(old_root @ old_root.mT, spread, share))
-    loc = torch.lerp(old_mean, mean, share)
-    return dist.MultivariateStudentT(e.new_tensor(FREEDOM), loc, root)

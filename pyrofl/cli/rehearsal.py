@@ -63,7 +63,9 @@ def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
     dims = {name: task.net.dims(name) for name in task.net.shapes}
     few, view = torch.zeros(1, dtype=torch.long), posterior_view(run)[0]
     try:
-        one = run.to_arviz(1, dims, model=view, groups=args.groups or "all", ids=few)
+        one = run.to_arviz(
+            1, dims, model=view, groups=args.groups or "all", ids=few, corrected=False
+        )
     except ValueError as error:
         raise ValueError(f"--groups with {job.name}: {error}") from error
     clients, rows = task.data.clients, task.data.sizes[: task.data.clients]

@@ -111,7 +111,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
     if draws and run.verdict.kind != "diverged":
         view, adapted = posterior_view(run)
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
-        which: dict[str, Any] = {"model": view, "adapted": adapted}
+        which: dict[str, Any] = {"model": view, "adapted": adapted, "progress": not job.args.quiet}
         found = run.to_arviz(draws, dims, coords=job.coords, groups=job.groups, **which)
         export.save(found, folder / "posterior.nc")
     run_folder.write_json(folder / LAST, facts(job, run, scores))

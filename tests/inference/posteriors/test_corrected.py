@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pyro
@@ -17,6 +18,9 @@ import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.facts import SHARED
 from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.posteriors import corrected
+from pyrofl.inference.posteriors.proposals import evenly
+from pyrofl.inference.verdict import Verdict
 from pyrofl.models import fedavg, pfedvem, pvi
 from pyrofl.tensors import Tensors
 
@@ -60,6 +64,13 @@ def apart(received: Tensors, local: Tensors, batch: Batch) -> None:
     with batch.clients():
         pyro.sample("mu", dist.Normal(received["loc"], 4.0))
         pyro.sample("eta", dist.Normal(local["m"], 1.0))
+
+
+def point(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Be a point."""
+    with batch.clients():
+        pyro.sample("mu", dist.Delta(received["loc"]))
+        pyro.sample("eta", dist.Delta(local["m"]))
 
 
 def still(guide: object, shared: bool) -> Method:
@@ -114,7 +125,7 @@ def test_a_wrong_guide_of_shared_sites_gives_the_exact_posterior():
         p["slope"].values, p["mu"].values[..., None] + 2 * p["eta"].values, rtol=1e-12
     )
     # The guide's own draws are off by many standard errors.
-    own = run.to_arviz(DRAWS)["posterior"]["mu"].values[0]
+    own = run.to_arviz(DRAWS, corrected=False)["posterior"]["mu"].values[0]
     assert abs(own.mean() - mean[0]) > 20 * sd[0] / DRAWS**0.5
 
 
@@ -203,10 +214,74 @@ def off(shared: dist.TorchDistribution) -> Method:
     return still(guide, True)
 
 
-def test_weights_that_are_not_to_be_trusted_are_said():
+def test_weights_that_cannot_be_trusted_are_refused_by_default():
     run = pyrofl.fit(off(dist.Normal(60.0, 1e-3)), schools(), 1, progress=False)
-    with pytest.warns(UserWarning, match="of all clients together are not to be trusted: Pareto"):
+    with pytest.warns(UserWarning, match="corrected draws cannot be trusted; Pareto k is"):
         run.to_arviz(50, corrected=True)
+    with pytest.warns(UserWarning, match="draws are not corrected: they are those of the guide"):
+        found = run.to_arviz(50)
+    guided = run.to_arviz(50, corrected=False)
+    assert found["posterior"].equals(guided["posterior"])
+    assert found["posterior"].attrs["corrected"].startswith("no: Pareto k is ")
+    assert float(found["sample_stats"]["importance_ess"][0]) < 400
+
+
+def test_draws_are_corrected_by_default():
+    run = pyrofl.fit(still(together, True), schools(), 1, progress=False)
+    found, exact_draws = run.to_arviz(50), run.to_arviz(50, corrected=True)
+    assert found["posterior"].equals(exact_draws["posterior"])
+    assert found["posterior"].attrs["corrected"] == "yes"
+    assert {"pareto_k", "importance_ess"} <= set(found["sample_stats"])
+    straight = run.to_arviz(50, corrected=False)
+    assert straight["posterior"].attrs["corrected"] == "no: corrected=False"
+    assert not straight["posterior"].equals(found["posterior"])
+
+
+def test_draws_that_need_no_correction_say_so_without_a_warning():
+    data, shared = toys.blobs(), schools()
+    held_out = federation(shared.x, shared.y, SIZES, held_out=1)
+    model_of_two = still(together, True)
+    cases = [
+        (still(point, True), shared, {}, "the guide is a point"),
+        (still(apart, False), shared, {}, "clients share no random variable"),
+        (pfedvem.build(toys.net()), data, {}, "clients share no random variable"),
+        (pvi.build(toys.net("mlp:400")), data, {}, "and at most 50 can be weighted"),
+        (model_of_two, held_out, {"ids": torch.tensor([2])}, "a client is held out"),
+        (
+            model_of_two,
+            pyrofl.data.outline(("a", "b"), (3, 4), (1,), dtype=torch.float64),
+            {},
+            "the clients' rows are not here",
+        ),
+    ]
+    for method, some, asked, reason in cases:
+        run = pyrofl.fit(method, some, 0, progress=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = run.to_arviz(3, **asked)
+        attribute = found["posterior"].attrs["corrected"]
+        assert attribute.startswith("no: ")
+        assert reason in attribute
+        assert "pareto_k" not in found.get("sample_stats", {})
+
+
+def test_advice_suits_the_verdict():
+    moving, done = (Verdict(kind, "", 1) for kind in ("moving", "converged"))
+    assert corrected.advice(moving) == "the run has not converged: fit more rounds"
+    assert "more rounds will not help" in corrected.advice(done)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_evenly_spaced_noise_is_normal_and_varies_less(size):
+    count = 20_000
+    noise = evenly(count, 7, size, torch.Generator().manual_seed(0))
+    each = noise.flatten(0, 1).flatten()
+    # Draws of a set are negatively dependent: 4 standard errors of independent ones are enough.
+    error = 4 / each.numel() ** 0.5
+    assert abs(float(each.mean())) < error
+    assert abs(float(each.square().mean()) - 1) < error * 2**0.5
+    means = noise.square().sum(-1).mean(1)
+    assert float(means.var()) < 0.8 * 2 * size / 7
 
 
 def test_shared_sites_that_are_not_normal_are_refused():
