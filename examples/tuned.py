@@ -92,7 +92,8 @@ def about(method):
     return {
         "method": method,
         "chosen": words(tuned["chosen"]) if tuned else FAILED,
-        "tune_seeds": tuned["about"]["tune_seeds"] if tuned else None,
+        "tune_seeds": 1 + max(t["seed"] for t in tuned["tries"]) if tuned else None,
+        "finalists": 1 + len(tuned["margins"]) if tuned else None,
         "runner_up": words(second["setting"]) if second else None,
         "margin": second["behind"] if second else None,
         "margin_error": second["error"] if second else None,

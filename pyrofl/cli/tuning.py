@@ -64,6 +64,7 @@ class Search:
         found = {n: v for n, v in vars(args).items() if n not in FREE}
         found |= {"method": self.job.name, "rounds": args.rounds, "settings": self.settings}
         found |= {"set": reaching(self.fixed, self.job.name), "held back": args.hold_back}
+        found |= {"tune seeds": args.tune_seeds}
         return found | {"metric": args.metric, "seeds": {"split": task.split, **vars(task.seeds)}}
 
 

@@ -90,6 +90,9 @@ def test_tune_goes_on_after_a_kill_to_the_same_bytes(tmp_path, run):
     ended = run([*words(out), "--resume", "--hold-back", "0.5"])
     assert ended.codes == [2]
     assert "tune.json is of another run; now held back is 0.5 and was 0.2" in ended.told[-1]
+    ended = run([*words(out), "--resume", "--tune-seeds", "2"])
+    assert ended.codes == [2]
+    assert "tune.json is of another run; now tune seeds is 2 and was 3" in ended.told[-1]
 
 
 def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tmp_path, capsys):
