@@ -13,13 +13,13 @@ from torch import Tensor
 from pyrofl.arguments import ShareBelowOne, checked, known
 from pyrofl.data.choosing import choose, far_apart
 from pyrofl.data.columns import Column, Missing, Rows, complete, number
-from pyrofl.data.doubts import of_words
+from pyrofl.data.doubts import of_numbers, of_totals, of_words, without_common_levels
 from pyrofl.data.federation import Dataset
 from pyrofl.data.preparation import Preparation, Prepare, Prepared
 from pyrofl.data.recipe import Recipe
 from pyrofl.data.source import LEARNED, Source
 from pyrofl.data.tables import SITE, Columns, Table, load_table
-from pyrofl.data.telling import coded
+from pyrofl.data.telling import Told, coded
 from pyrofl.data.tested_rows import draw_test_rows, last_rows, told_rows
 from pyrofl.data.wording import composed
 from pyrofl.partitions.allocation import Ints
@@ -92,6 +92,15 @@ def load_csv(
     y, classes = _response(kept[target], likelihood)
     for name, kind in ((target, "classes"), (group, "groups")) if classes else ((group, "groups"),):
         if name and (text := of_words(name, dict.fromkeys(kept[name].words), kind)):
+            warn(f"{path}: {text}", UserWarning, stacklevel=5)
+    of_cells = [kept[n] for n in (*chosen.names, target) if n not in chosen.categories]
+    texts = [of_numbers(column) for column in of_cells if column is not kept[target] or not classes]
+    if group:
+        texts.append(of_totals(kept[group]))
+    if group and classes:
+        texts.append(without_common_levels(target, _classes_of_groups(kept[target], kept[group])))
+    for text in texts:
+        if text:
             warn(f"{path}: {text}", UserWarning, stacklevel=5)
     weights = _row_weights(kept[row_weights]) if row_weights else None
     codes, groups = _groups(kept[group], table.sites) if group else (np.zeros(len(y), int), ())
@@ -174,6 +183,15 @@ def _values(
         return torch.from_numpy(np.stack([kept[name].single() for name in names], 1))
     parts = [coded(kept[n], levels[n]) if n in levels else kept[n].numbers for n in names]
     return torch.from_numpy(np.stack(parts, 1))
+
+
+def _classes_of_groups(target: Column, group: Column) -> dict[str, Told]:
+    """Return how many rows every group has, and of which classes."""
+    found = {}
+    for name in dict.fromkeys(group.words):
+        words = target.words[group.words == name].tolist()
+        found[name] = Told(len(words), levels=tuple(dict.fromkeys(words)))
+    return found
 
 
 def _row_weights(column: Column) -> Tensor:

@@ -1,15 +1,29 @@
-"""Warnings about columns whose clients differ in spelling or in units, found from sums alone."""
+"""Warnings about columns that clients spell, code or measure in different ways, and odd cells.
+
+Those about several clients are found from the sums that they exchange.
+"""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from math import log, sqrt
 
+import numpy as np
+
+from pyrofl.data.columns import Column
 from pyrofl.data.telling import Told
 from pyrofl.data.wording import listed
 
-FEWEST = 20  # values of a client from which its mean and standard deviation are compared
+CODES = (-9999, -999, -99, -9, 99, 999, 9999, 99999)  # that often stand for missing values
+ROW_NUMBER = re.compile(r"(?i)(^|[_ ])(id|index|idx|row|nr|unnamed: \d+)$")
+TOTALS = frozenset(("total", "totals", "sum", "all", "mean", "average", "gesamt", "summe"))
+FEW = 10  # different numbers up to which they may be codes that mean something
+MOST_OF = 0.9  # share of the variance of a column that comes from one cell
+CLEAR = 5.0  # times that numbers in another unit are larger, where fewer values will do
+FEWEST = 10  # values of a client from which its mean and standard deviation are compared
+ENOUGH = 20  # of them where the factor is less than clear
 LARGER = 1.8  # times that numbers in another unit are larger, at least
 APART = 4.0  # standard deviations of the smaller numbers between two means
 ALIKE = 0.1  # difference of the logs of the two ratios, besides one standard error
@@ -17,19 +31,27 @@ FAHRENHEIT = (1.8, 32.0)  # of degrees Celsius
 
 
 def key_of(word: str) -> str:
-    """Return what spellings of one word have in common: no case, width or repeated blanks.
+    """Return what spellings of one word have in common: no case, width, kind of dash, and so on.
 
-    >>> key_of("New  York") == key_of("new york")
-    True
+    >>> key_of("New  York") == key_of("new york"), key_of("St-L\u00f4") == key_of("ST\u2013L\u00d4")
+    (True, True)
     """
-    return " ".join(unicodedata.normalize("NFKC", word).casefold().split())
+    kinds = (
+        (unicodedata.category(letter), letter) for letter in unicodedata.normalize("NFKC", word)
+    )
+    plain = ("-" if kind == "Pd" else letter for kind, letter in kinds if kind != "Cf")
+    return " ".join("".join(plain).casefold().replace("\u2019", "'").split())
 
 
 def spellings(words: Iterable[str]) -> list[list[str]]:
-    """Return the groups of different words that are spellings of one."""
+    """Return the groups of different words that are spellings of one, or initials of it."""
     found: dict[str, list[str]] = {}
     for word in dict.fromkeys(words):
         found.setdefault(key_of(word), []).append(word)
+    short = {key for key in found if len(key) == 1}
+    long = {key[0]: key for key in found if len(key) > 1}
+    if len(short) > 1 and short == set(long) and len(found) == 2 * len(short):
+        return [found[key] + found[long[key]] for key in sorted(short)]  # as of Y, N, yes and no
     return [group for group in found.values() if len(group) > 1]
 
 
@@ -39,13 +61,15 @@ def of_words(column: str, words: Iterable[str], kind: str) -> str:
     if not groups:
         return ""
     return (
-        f"column {column} holds {listed(groups, 3)}, which differ only in case or blanks and count "
-        f"as different {kind}; expected one spelling: correct the column"
+        f"column {column} holds {listed(groups, 3)}, which look like spellings of one word and "
+        f"count as different {kind}; expected one spelling: correct the column"
     )
 
 
 def of_levels(column: str, told: Mapping[str, Told]) -> str:
-    """Return a warning about categories of clients that differ in case or blanks alone, or "".
+    """Return a warning about categories that clients write in different ways, or "".
+
+    It is about spellings of one word, and about clients without a common category.
 
     Args:
         column: its name.
@@ -60,10 +84,85 @@ def of_levels(column: str, told: Mapping[str, Told]) -> str:
         for group in spellings(owners)
     ]
     if not groups:
+        return without_common_levels(column, told)
+    return (
+        f"column {column} holds {listed(groups, 3)}, which look like spellings of one word and "
+        "count as different categories; expected one spelling in all clients: correct the column"
+    )
+
+
+def without_common_levels(column: str, told: Mapping[str, Told]) -> str:
+    """Return a warning about a client none of whose categories another client has, or "".
+
+    Args:
+        column: its name.
+        told: client -> sums over its rows.
+    """
+    for client, sums in told.items():
+        others = {w for name, one in told.items() if name != client for w in one.levels or ()}
+        own = set(sums.levels or ())
+        if len(own) > 1 and others and sums.count >= FEWEST and not own & others:
+            return (
+                f"column {column} holds {listed(sorted(own), 3)} in {client} and "
+                f"{listed(sorted(others), 3)} elsewhere, without a common word, as if {client} had "
+                "a code of its own; expected one code in all clients"
+            )
+    return ""
+
+
+def of_numbers(column: Column) -> str:
+    """Return a warning about numbers that are hardly measurements, or "".
+
+    They are codes for missing values, such as -999; row numbers and dates written as numbers; and
+    a single number from which nearly all the variance of the column comes.
+    """
+    values = column.numbers[~np.isnan(column.numbers)]
+    distinct = np.unique(values)
+    if len(distinct) <= FEW:
+        return ""
+    told = f"column {column.name} holds"
+    for code in CODES:
+        count, rest = np.count_nonzero(values == code), distinct[distinct != code]
+        low, high = rest.min(), rest.max()
+        outside = max(low - code, code - high)
+        if count > 1 and outside > (high - low) / 2:
+            return (
+                f"{told} {code} in {count} rows, and otherwise {low:g} to {high:g}; if it stands "
+                "for a missing value, expected an empty cell (--missing drop or fill)"
+            )
+    if ROW_NUMBER.search(column.name) and len(distinct) == len(values):
+        return (
+            f"{told} a different number in every row, as row numbers do, and is used as one; "
+            "expected measurements: leave it out (--features)"
+        )
+    if all(18000101 <= value <= 21001231 and _is_date(value) for value in distinct[:100]):
+        return (
+            f"{told} numbers such as {distinct[0]:.0f}, which look like dates and count as plain "
+            "numbers; expected days since a date"
+        )
+    squares = (values - values.mean()) ** 2
+    if len(values) >= FEWEST and squares.max() > MOST_OF * squares.sum():
+        at = int(np.nanargmax(np.abs(column.numbers - values.mean())))
+        return (
+            f"{told} {column.words[at]} in {column.places[at]}, from which nearly all its variance "
+            f"comes (the median is {np.median(values):g}); correct the cell if it is a mistake"
+        )
+    return ""
+
+
+def _is_date(value: float) -> bool:
+    return value == round(value) and 1 <= value // 100 % 100 <= 12 and 1 <= value % 100 <= 31
+
+
+def of_totals(column: Column) -> str:
+    """Return a warning about a group of one row that is called as a sum of the others, or ""."""
+    words = column.words.tolist()
+    odd = [w for w in dict.fromkeys(words) if key_of(w) in TOTALS and words.count(w) == 1]
+    if not odd:
         return ""
     return (
-        f"column {column} holds {listed(groups, 3)}, which differ only in case or blanks and count "
-        "as different categories; expected one spelling in all clients: correct the column"
+        f"column {column.name} holds {odd[0]!r} in a single row, which counts as a group of its "
+        "own; if the row sums up others, leave it out"
     )
 
 
@@ -71,8 +170,9 @@ def of_units(column: str, told: Mapping[str, Told]) -> str:
     """Return a warning about clients of which the numbers seem to be in another unit, or "".
 
     Such numbers have a mean and a standard deviation that are both larger by about one factor, and
-    hardly overlap with the others; or both are as degrees Fahrenheit are to degrees Celsius. The
-    client with the median mean is what the others are compared with.
+    hardly overlap with the others, which are alike among themselves; or both are as degrees
+    Fahrenheit are to degrees Celsius. The client with the median mean is what the others are
+    compared with.
 
     Args:
         column: its name.
@@ -91,6 +191,9 @@ def of_units(column: str, told: Mapping[str, Told]) -> str:
     same = [client for client, factor in odd.items() if abs(log(factor / odd[first])) < 0.5]
     others = [client for client in order if client not in odd]
     how, factor = ("larger", odd[first]) if odd[first] > 1 else ("smaller", 1 / odd[first])
+    low, *_, high = sorted(abs(known[client].mean) for client in (*others, *others))
+    if high > sqrt(factor) * low:
+        return ""  # the others differ as much among themselves
     return (
         f"column {column}: the numbers in {listed(same, 3)} are about {factor:.3g} times {how} "
         f"than those in {listed(others, 3)} (means {known[first].mean:.4g} and "
@@ -112,6 +215,8 @@ def _factor(one: Told, other: Told) -> float:
     times, wider = mean / low, spread / low_spread
     slack = ALIKE + sqrt(0.5 / one.count + 0.5 / other.count)
     apart = abs(mean - low) > APART * low_spread
+    if times < CLEAR and min(one.count, other.count) < ENOUGH:
+        return 0.0
     if times >= LARGER and apart and abs(log(times / wider)) <= slack:
         return times
     slope, offset = FAHRENHEIT

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import combinations
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import numpy as np
 
@@ -51,6 +53,14 @@ def load_table(path: str, needed: Collection[str] | None = None) -> Table:
         told = ", ".join(file for file in files if Path(file).stem == twice[0])
         raise ValueError(f"{path}: files {told} are both called {twice[0]}; expected other names")
     tables = [read_file(file) for file in files]
+    for one, other in combinations(range(len(tables)), 2):
+        if _are_copies(tables[one], tables[other]):
+            warn(
+                f"{path}: {files[one]} and {files[other]} hold the same rows; expected other rows "
+                "at each site",
+                UserWarning,
+                stacklevel=2,
+            )
     wanted = [name for name in tables[0] if needed is None or name in needed]
     for site, file, table in zip(sites, files, tables, strict=True):
         if not set(wanted) <= set(table) or (needed is None and len(table) > len(wanted)):
@@ -110,6 +120,12 @@ def files_of(path: str) -> list[str]:
     if "," not in path or os.path.exists(path):
         return [path]
     return [part.strip() for part in path.split(",")]
+
+
+def _are_copies(one: Columns, other: Columns) -> bool:
+    """Return whether two tables have the same cells in the same columns."""
+    same = one.keys() == other.keys()
+    return same and all(np.array_equal(one[name].words, other[name].words) for name in one)
 
 
 def _refuse_other_columns(

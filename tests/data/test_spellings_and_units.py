@@ -70,10 +70,12 @@ def test_booleans_are_alike_in_csv_parquet_and_mixed_folders(tmp_path):
     (tmp_path / "mixed").mkdir()
     frame.to_csv(tmp_path / "csv" / "one.csv", index=False)
     frame.to_csv(tmp_path / "mixed" / "one.csv", index=False)
-    frame.to_parquet(tmp_path / "mixed" / "two.parquet")
+    frame.assign(a=frame.a + 10).to_parquet(tmp_path / "mixed" / "two.parquet")
     upper = frame.replace({"y": {True: "TRUE", False: "FALSE"}})
-    upper.to_csv(tmp_path / "mixed" / "three.csv", index=False)
-    frame.astype(int).to_csv(tmp_path / "mixed" / "four.csv", index=False)
+    upper.assign(a=frame.a + 20).to_csv(tmp_path / "mixed" / "three.csv", index=False)
+    (2 * frame.a).to_frame().join(frame[["flag", "y"]].astype(int)).to_csv(
+        tmp_path / "mixed" / "four.csv", index=False
+    )
     for path in ("csv", "mixed/two.parquet", "mixed"):
         found = datasets.load(f"csv:{tmp_path / path}", target="y", prepare="standardise")
         assert found.classes == ("False", "True")
@@ -214,3 +216,88 @@ def test_masked_values_are_gaps():
     assert torch.equal(whole.y, torch.arange(4.0))
     column = columns_of({"a": np.ma.array([1, 2, 3], mask=[0, 1, 0])})["a"]
     assert column.gaps.tolist() == [False, True, False]
+
+
+GROUPS = ["A", "B", "C"]
+
+
+def warned(tmp_path, rows, head="g,a,y", **how):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([head, *rows]))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        split(path, **{"group": "g", **how})
+    return " ".join(str(one.message) for one in found)
+
+
+LINES = [(GROUPS[i % 3], 20 + (7 * i) % 40, 1.5 * ((11 * i) % 60)) for i in range(60)]
+DOUBTFUL = {
+    "zero-width space": (
+        [f"{g}{chr(0x200B) * (i % 2)},{a},{y}" for i, (g, a, y) in enumerate(LINES)],
+        "spellings",
+    ),
+    "dashes": (
+        [f"St{'-' if i % 2 else chr(0x2013)}Lo,{a},{y}" for i, (_, a, y) in enumerate(LINES)],
+        "spellings",
+    ),
+    "initials": (
+        [f"{g},{a},{['yes', 'no', 'Y', 'N'][i % 4]}" for i, (g, a, _) in enumerate(LINES)],
+        "'Y' and 'yes'",
+    ),
+    "codes": (
+        [f"{g},{-999 if i % 8 == 0 else a},{y}" for i, (g, a, y) in enumerate(LINES)],
+        "holds -999 in 8 rows",
+    ),
+    "a total": (
+        [f"{g},{a},{y}" for g, a, y in LINES] + ["Total,2400,2700"],
+        "'Total' in a single row",
+    ),
+    "a slip": (
+        [f"{g},{a * 1000 if i == 7 else a},{y}" for i, (g, a, y) in enumerate(LINES)],
+        "holds 29000 in line 9",
+    ),
+    "a slip of the target": (
+        [f"{g},{a},{'9e6' if i == 7 else y}" for i, (g, a, y) in enumerate(LINES)],
+        "y holds 9e6",
+    ),
+    "dates": (
+        [f"{g},{20260101 + 100 * (i % 12) + i % 28},{y}" for i, (g, _, y) in enumerate(LINES)],
+        "look like dates",
+    ),
+    "codes of its own": (
+        [
+            f"{g},{a},{('yes', 'no')[i % 2] if g != 'C' else ('ja', 'nein')[i % 2]}"
+            for i, (g, a, _) in enumerate(LINES)
+        ],
+        "in C and no, yes elsewhere",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "told"), DOUBTFUL.values(), ids=DOUBTFUL)
+def test_cells_that_are_hardly_meant_are_named(tmp_path, rows, told):
+    assert told in warned(tmp_path, rows)
+
+
+def test_row_numbers_and_copies_of_a_file_are_named(tmp_path):
+    rows = [f"{g},{i},{a},{y}" for i, (g, a, y) in enumerate(LINES)]
+    assert "column patient_id holds a different number" in warned(
+        tmp_path, rows, "g,patient_id,a,y"
+    )
+    (tmp_path / "sites").mkdir()
+    for name in "AB":
+        (tmp_path / "sites" / f"{name}.csv").write_text((tmp_path / "t.csv").read_text())
+    with pytest.warns(UserWarning, match=r"A\.csv and .*B\.csv hold the same rows"):
+        datasets.load(f"csv:{tmp_path / 'sites'}", target="y", features=["a"])
+
+
+def test_a_usual_table_has_no_warning(tmp_path):
+    rows = [f"{g},{a},{y}" for g, a, y in LINES]
+    assert warned(tmp_path, rows) == ""
+    skewed = np.random.default_rng(0).lognormal(0, 1.5, 60)
+    assert (
+        warned(tmp_path, [f"{g},{x:.4g},{y}" for (g, _, y), x in zip(LINES, skewed, strict=True)])
+        == ""
+    )
+    sparse = [f"{g},{i == 7:d},{y}" for i, (g, _, y) in enumerate(LINES)]
+    assert warned(tmp_path, [*sparse, "A,1,3.5"]) == ""
