@@ -18,6 +18,7 @@ from pyrofl.data.columns import Column, column_of, read
 from pyrofl.data.wording import composed, listed, refuse_no_file
 
 KINDS = (".csv", ".parquet")
+FEWEST = 10  # rows from which two files that are the same are no coincidence
 SITE = "site"  # what the column is called that says of which file a row is
 
 Columns = dict[str, Column]
@@ -123,9 +124,10 @@ def files_of(path: str) -> list[str]:
 
 
 def _are_copies(one: Columns, other: Columns) -> bool:
-    """Return whether two tables have the same cells in the same columns."""
-    same = one.keys() == other.keys()
-    return same and all(np.array_equal(one[name].words, other[name].words) for name in one)
+    """Return whether two tables have the same cells in the same columns, and rows enough."""
+    if one.keys() != other.keys() or len(next(iter(one.values())).words) < FEWEST:
+        return False
+    return all(np.array_equal(one[name].words, other[name].words) for name in one)
 
 
 def _refuse_other_columns(
