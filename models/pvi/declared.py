@@ -131,8 +131,11 @@ class Declared:
         return found
 
     def priors(self, held: Iterable[str], batch: Batch) -> Iterator[tuple[str, Any]]:
-        """Run the program with some sites held at their first draws, and return the priors."""
-        first = {n: self.values[n][:1].expand_as(self.values[n]) for n in held}
+        """Return the priors where some sites are held at their first draws."""
+        first = {}
+        for name in held:  # at all clients, as programs may rely on the axis
+            value = self.values[name]
+            first[name] = value[:1].expand(DRAWS, len(batch), *value.shape[2:])
         run = traced(poutine.condition(self.program, first), batch, DRAWS, 1.0)
         with pyro.validation_enabled(False):
             yield from ((name, run.nodes[name]["fn"]) for name in self.values if name in run.nodes)
