@@ -70,6 +70,7 @@ def people(spread: float = 1.5) -> Federation:
     rows = torch.arange(sum(sizes)).split(sizes)
     each = spread * torch.randn(4, generator=g).double()
     y = torch.cat([m + torch.randn(n, generator=g) for m, n in zip(each, sizes, strict=True)])
+    y = y.double()  # in single precision a log density of 20 is rounded by 1e-6
     return Federation(y.new_ones(len(y), 1), y, rows, [r[:0] for r in rows], names)
 
 
