@@ -88,6 +88,7 @@ def test_programs_run(section, monkeypatch):
     """In a round of one step, with few weights; a site of every line of the table is there."""
     monkeypatch.setattr(corrected, "TRIED", 40)
     monkeypatch.setattr(weighing, "PILOT", 10)
+    monkeypatch.setattr(weighing, "MOST_TRIED", 40)
     short = BEGIN.replace("steps=10", "steps=1").replace("rounds=20", "rounds=1")
     names: dict[str, object] = {}
     printed(short.replace("draws=4000", "draws=4"), names)

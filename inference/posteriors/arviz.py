@@ -22,7 +22,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.attributes import facts, together
 from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
 from pyrofl.inference.posteriors.corrected import Correction
-from pyrofl.inference.posteriors.draws import asked_of, draw, those
+from pyrofl.inference.posteriors.draws import asked_of, draw, read_own, those
 from pyrofl.inference.posteriors.export import Fact, inference_data, refuse_no_runs
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
 from pyrofl.inference.seeds import Seed
@@ -150,7 +150,8 @@ def to_arviz(
     for run, verdict in zip(runs, verdicts, strict=True):
         refuse_other_data(run.data, data)
         how = asked_of(run.method, {"seed": run.seed, **asked, "draws": draws})
-        axes = ClientAxes(run.data, clients, run.method.shared, dims or {})
+        own = read_own(run.method, run.data, run.state, clients, how)
+        axes = ClientAxes(run.data, clients, run.method.shared, dims or {}, own)
         correction = Correction(corrected, progress, verdict)
         made.append(_groups(run, axes, chosen, how, everything, correction))
         corrections.append(correction.outcome)

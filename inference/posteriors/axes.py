@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.posteriors.draws import Values, agreed
+from pyrofl.inference.posteriors.draws import Values, agreed, agrees
 from pyrofl.inference.posteriors.pointwise import Pointwise
 from pyrofl.tensors import matches
 
@@ -43,6 +43,7 @@ class ClientAxes:
     ids: Tensor  # of the clients
     shared: str  # patterns of the sites that are one for all clients
     dims: Mapping[str, tuple[str, ...]]  # site -> names of its axes; default "SITE_dim_0" ...
+    made: Mapping[str, bool] = field(default_factory=dict)  # deterministic site -> see `read_own`
 
     def own(self, name: str, value: Tensor, lead: int) -> tuple[str, ...]:
         """Name the axes of a site that are its own, behind the first `lead`."""
@@ -66,11 +67,18 @@ class ClientAxes:
         point = len(value) > 1 and bool((value == value[:1]).all())
         if point:  # in numbers whose mean is exact, so that their standard deviation is 0
             value = value[:1].double().expand_as(value)
-        # What is made of shared sites alone is one for all clients too, to the last bit.
-        several = len(self.ids) > 1 and value.dim() > 1 and len(value) > 1
-        if matches(name, self.shared) or (several and bool((value == value[:, :1]).all())):
+        if matches(name, self.shared) or self._one_for_all(name, value):
             return Variable(agreed(name, value), ("draw", *own))
         return Variable(value, ("draw", "client", *own))
+
+    def _one_for_all(self, name: str, value: Tensor) -> bool:
+        """Return whether a site that is not declared as shared is one for all clients."""
+        if len(self.ids) < 2 or len(value) < 2:
+            return False
+        if name not in self.made:  # a point, or draws of the server's posterior
+            return bool((value == value[:, :1]).all())
+        # Made of what clients share, in which only rounding can differ.
+        return not self.made[name] and agrees(value)
 
     def joined(self, name: str, parts: Sequence[Values]) -> Variable:
         """Join the values [S, 1, B or 1, *p] of clients along their axis, or that of their rows."""

@@ -143,14 +143,64 @@ def draw(method: Method, data: Federation, state: Round, ids: Tensor, asked: Ask
     return drawn
 
 
+@in_turn
+def read_own(
+    method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
+) -> dict[str, bool]:
+    """Return for each site of `pyro.deterministic` whether it depends on what a client has alone.
+
+    These are the client's own latent sites, its rows and its private state, as far as a gradient
+    shows; what clients share and constants are not.
+    """
+    server, asked = of_server(method, state, asked)
+    (_, received, local, noise), *_ = single(method, data, state, ids[:1], replace(asked, draws=2))
+    batch = data.batch(ids[:1])
+    given = {n: v[:2] for n, v in server(batch.who).items()}
+    common = partial(stream, asked.seed, Stream.TEST, state.number)
+    with pyro.validation_enabled(False):
+        with torch.no_grad(), JointNoise(noise, method.shared, common), Given(given):
+            q, _ = traces(method.guide, method.guide, received, local, batch, 2)
+        own = {n: s for n, s in latent(q) if not matches(n, method.shared) and n not in given}
+        leaves: list[Tensor] = []
+        for site in own.values():
+            site["value"] = _followed(site["value"], leaves)
+        local = {n: _followed(v, leaves) for n, v in local.items()}
+        batch = replace(batch, x=_followed(batch.x, leaves))
+        known = poutine.replay(method.guide, trace=q)
+        with torch.enable_grad():
+            _, p = traces(method.model, known, received, local, batch, 2)
+    return {n: _reached(s["value"], leaves) for n, s in p.nodes.items() if is_made(s)}
+
+
+def _followed(value: Tensor, leaves: list[Tensor]) -> Tensor:
+    """Return a copy of a value that autograd follows, if it can, and add its leaf to the list."""
+    if not value.is_floating_point():
+        return value
+    leaves.append(value.detach().clone().requires_grad_())
+    return leaves[-1].clone()  # a program may write into it
+
+
+def _reached(value: Tensor, leaves: list[Tensor]) -> bool:
+    """Return whether a value depends on one of some leaves."""
+    if not value.requires_grad or not leaves:
+        return False
+    slopes = torch.autograd.grad(value.sum(), leaves, allow_unused=True, retain_graph=True)
+    return any(slope is not None for slope in slopes)
+
+
 def agreed(name: str, value: Tensor) -> Tensor:
     """Return the draws [S, *p] of a site that all clients share, given [S, C, *p]."""
-    if not torch.allclose(value, value[:, :1].expand_as(value), rtol=1e-4, atol=1e-5):
+    if not agrees(value):
         raise ValueError(
             f"site {name!r} is declared as shared, and its draws differ between clients; expected "
             "a guide and a prior that read nothing of the client's own"
         )
     return value[:, 0]
+
+
+def agrees(value: Tensor) -> bool:
+    """Return whether draws [S, C, *p] of all clients are equal, but for rounding."""
+    return torch.allclose(value, value[:, :1].expand_as(value), rtol=1e-4, atol=1e-5)
 
 
 def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:

@@ -203,6 +203,29 @@ def test_arviz_takes_it_as_it_is(whole):
     assert set(table.index) == {"one", "other"}
 
 
+@pytest.mark.parametrize("corrected", [None, False])
+def test_axes_follow_what_a_deterministic_site_depends_on(corrected):
+    def made(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(batch.x.new_zeros(()), 5.0))
+            eta = pyro.sample("eta", dist.Normal(batch.x.new_zeros(()), 1.0))
+            # Its last bits depend on how many rows a client has, its value on mu alone.
+            curve = (mu[..., None] / 3).expand(*mu.shape, 5) + torch.linspace(0, 1, 5).to(mu)
+            rows = batch.mask.shape[1]
+            mean = sum([curve / rows] * rows, torch.zeros_like(curve))
+            pyro.deterministic("curve", mean, event_dim=1)
+            pyro.deterministic("own", mu + 0 * eta)
+            pyro.deterministic("read", mu + 0 * batch.x[..., 0].sum(-1, keepdim=True))
+            with batch.rows():
+                pyro.sample("y", dist.Normal((mu + 2 * eta) * batch.x[..., 0], 0.5), obs=batch.y)
+
+    found = run(model=made).to_arviz(20, corrected=corrected, groups=["posterior", "log_prior"])
+    dims = {n: v.dims[2:] for n, v in found["posterior"].data_vars.items()}
+    assert dims["curve"] == ("curve_dim_0",)
+    assert dims["own"] == dims["read"] == dims["eta"] == ("client",)
+    assert dims["mu"] == ()
+
+
 def test_chains_must_be_alike():
     other = run(1, schools(("Ada", "Bea", "Dora")))
     with pytest.raises(ValueError, match="runs have clients Ada, Bea, Cleo and Ada, Bea, Dora"):
