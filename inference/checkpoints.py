@@ -127,7 +127,8 @@ def _made(
     known = _copied(content["records"])
     rows = list(zip(*(known[name] for name in RECORDS), strict=True))
     records = [RoundRecord(n, *row) for n, row in enumerate(rows, last.number - len(rows) + 1)]
-    return Run(now, data, last, seed, known["draws"], records=records, history=known["metrics"])
+    told = {"history": known["metrics"], "ending": known["ending"]}
+    return Run(now, data, last, seed, known["draws"], records=records, **told)
 
 
 def _refuse_unlike(run: Run) -> None:

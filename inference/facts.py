@@ -92,6 +92,21 @@ class Watched:
     words: str = ""
 
 
+@dataclass(frozen=True)
+class Optimal:
+    """Of the normal of sites that clients share: a fit that has converged has its best ELBO.
+
+    Attributes:
+        mean: name of its mean in what programs read as local, [C, n] with n >= d.
+        root: name of a root of its covariance, [C, n, n], or [C, n] of standard deviations.
+        sites: name -> number of entries without constraints, d in all; they come first.
+    """
+
+    mean: str
+    root: str
+    sites: Mapping[str, int]
+
+
 def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, Moments]:
     """Say that "LOC/SITE" and "WIDTH/SITE" state a normal: its mean, and what `sd` makes its sd."""
 
@@ -128,12 +143,12 @@ CHANGES = Mark("sent as a change of what the server has")
 """Of all that clients send, by names of the server's, which adds up what messages differ from what
 it has: noise may be added to that difference, and rules of a message need not hold any more."""
 
-Fact = Rule | WireCost | Moments | Factors | Watched | Mark
+Fact = Rule | WireCost | Moments | Factors | Watched | Optimal | Mark
 
 Facts = Mapping[str, Fact | tuple[Fact, ...]]
 """Patterns of names, separated by spaces -> what holds for them."""
 
-Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Watched, Mark)
+Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Watched, Optimal, Mark)
 
 
 def watched(facts: Facts, server: Tensors) -> dict[str, float]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import Any, Unpack, overload
 
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
@@ -23,8 +23,7 @@ from pyrofl.inference.seeds import Seed, continued
 from pyrofl.inference.verdict import Judge, trained_by
 from pyrofl.tensors import Tensors
 
-if TYPE_CHECKING:
-    pass
+WAIT = 5  # rounds, or a tenth of them, between two tests whether a quiet run is at its optimum
 
 
 @overload
@@ -126,22 +125,33 @@ def fit(
 
     judge = Judge(run.records, trained_by(run.method)) if until else None
 
-    def test_if_due() -> bool:
-        """Test after every so many rounds, and after the last; return whether this is the last."""
+    again = 0  # round from which on the end is looked at once more
+
+    def at_end() -> bool:
+        """Return whether this round is the last, with the objective tested."""
+        nonlocal again
         number = run.state.number
-        last = number == rounds or (judge is not None and judge.over)
+        run.ending = {}
+        if number < rounds and (judge is None or number < again or not judge.over):
+            return False
+        run.test_ending()
+        again = number + max(WAIT, number // 10)
+        return number == rounds or run.verdict.kind != "moving"
+
+    def test_if_due(last: bool) -> None:
+        """Test after every so many rounds, and after the last."""
+        number = run.state.number
         if every and number and (number % every == 0 or last):
             run.test()
-        return last
 
     states = federate(method, data, rounds, seed=seed, start=state, **loop)
     with closing(states), Progress(rounds, state.number, data.sizes, progress) as shown:
         if progress and run.method.sites and not state.number:
             shown.tell(run.method.sites)
         if known and all(row["round"] != state.number for row in run.history):
-            test_if_due()
+            test_if_due(run.state.number == rounds or (judge is not None and judge.over))
         clock = perf_counter()
-        for state in states if judge is None or not judge.over else ():
+        for state in states if judge is None or not at_end() else ():
             seconds = perf_counter() - clock
             run.method = at(state.number - 1)
             run.records.append(RoundRecord.of(state, run.state, run.method, seconds))
@@ -150,9 +160,10 @@ def fit(
                 judge.add(run.records[-1])
             if state.number == 1 and run.verdict.kind == "stuck":
                 warnings.warn(f"after round 1: {run.verdict.why}", stacklevel=3)
+            last = at_end()
             if after:
                 after(run)
-            last = test_if_due()
+            test_if_due(last)
             if log:
                 log(run, run.records[-1])
             idle = () if len(state.who.ids) else ("nobody reports; server unchanged",)

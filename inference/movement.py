@@ -41,7 +41,8 @@ def movement(facts: Facts, old: Round, new: Round) -> Moved | None:
     if not any(far.values()):  # all that is learned may stay at home
         if isinstance(new.private, OneCopy) and new.private.large:  # the old one is gone
             return _by_site(far) if far else {}
-        far |= _moved(facts, *(_real(v.kept(new.trained)) for v in (old, new)), rows=True)
+        before, now = (_real(v.kept(new.trained)) for v in (old, new))
+        far |= _moved(facts, before, now, rows=True)
     return _by_site(far)
 
 

@@ -26,6 +26,7 @@ from pyrofl.inference.facts import Watched, of_kind
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.movement import table
+from pyrofl.inference.optimum import optimum
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.records import RoundRecord, taken_part
@@ -52,6 +53,7 @@ class Run(Pickled, Summarised):
         own_metrics: name -> function, scored beside the metrics that there are; see `evaluate`.
         records: what each round left; `rounds` is a table of them.
         history: every score so far, averaged over clients, as lines of the table `metrics`.
+        ending: what the test of the objective after the last round found, see `test_ending`.
     """
 
     method: Method
@@ -62,6 +64,7 @@ class Run(Pickled, Summarised):
     own_metrics: Mapping[str, Metric] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
+    ending: dict[str, str] = field(default_factory=dict)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the run into a folder, from which `pyrofl.load` takes it; `own_metrics` are lost.
@@ -213,8 +216,20 @@ class Run(Pickled, Summarised):
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it has converged, is moving, is stuck or has diverged, by its records."""
-        return verdict(self.records, trained_by(self.method))
+        """Whether it has converged, is moving, is stuck or has diverged.
+
+        It is judged by its records, and at the end of `fit` also by its objective, see `optimum`.
+        """
+        return verdict(self.records, trained_by(self.method)).tested(**self.ending)
+
+    def test_ending(self) -> None:
+        """Test whether a run that moves no more is at the optimum of its objective, if it has one.
+
+        A method of what clients share, such as PVI, has: see `pyrofl.inference.optimum`.
+        """
+        if verdict(self.records, trained_by(self.method)).kind == "converged":
+            found = optimum(self.method, self.data, self.state, self.seed)
+            self.ending = found._asdict() if found else {}
 
     @property
     def watching(self) -> dict[str, Watched]:

@@ -32,6 +32,7 @@ class Kept(Protocol):
     draws: int | None
     records: list[RoundRecord]
     history: list[dict[str, Any]]
+    ending: dict[str, str]
 
 
 def save(run: Kept, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
@@ -51,7 +52,7 @@ def save(run: Kept, path: str | Path, about: Mapping[str, Any] | None = None) ->
     """
     state = {name: getattr(run.state, name) for name in STATE} | run.state.who._asdict()
     state["private"] = dict(run.state.private.items())
-    records: dict[str, Any] = {"draws": run.draws, "metrics": run.history}
+    records: dict[str, Any] = {"draws": run.draws, "metrics": run.history, "ending": run.ending}
     records |= {name: [getattr(record, name) for record in run.records] for name in RECORDS}
     about = about_of(run.data, run.seed, about)
     found = describe(run.method)

@@ -8,7 +8,10 @@ A run has converged if over its last 5 merges, and at least 3,
   held back, as by a small damping, moves little each time and has far to go. What moved more each
   time counts if in as many merges again, growing as fast, it would move by more than the above.
 
-Steps of constant length on minibatches hover, and so go on moving.
+Steps of constant length on minibatches hover, and so go on moving. At the end of `fit`, of a method
+that has the best normal of what clients share, such as PVI, the gradient of the ELBO is tested too:
+a run whose rates have fallen is moving if a natural-gradient step would move a site by more than
+0.1 standard deviations and 4 standard errors; see `optimum`.
 
 A run is stuck if nothing that is compared has changed at all since before round one, to the last
 bit, or a tensor that clients train has not: its gradient is zero, or the upload or the merge leaves
@@ -37,7 +40,7 @@ A run has diverged if
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 from statistics import median
@@ -86,6 +89,17 @@ class Verdict:
     moved: float | None = None
     since: int | None = None
     small: ClassVar[dict[str, float]] = SMALL
+
+    def tested(self, off: str = "", note: str = "") -> Verdict:
+        """Return the verdict once the objective is tested; see `optimum.Found`."""
+        if self.kind != "converged" or not (off or note):
+            return self
+        if off:
+            why = f"{self.why}, and yet the slope of the ELBO moves {off}"
+            return replace(
+                self, kind="moving", why=f"{why}; run more rounds, at rates that fall less"
+            )
+        return replace(self, why=f"{self.why}; {note}, which corrected draws allow for")
 
     def __str__(self) -> str:
         """Say it in a sentence."""

@@ -16,7 +16,16 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import CHANGES, INCOMPARABLE, PER_CLIENT, SHARED, Factors, Moments, Rule
+from pyrofl.inference.facts import (
+    CHANGES,
+    INCOMPARABLE,
+    PER_CLIENT,
+    SHARED,
+    Factors,
+    Moments,
+    Optimal,
+    Rule,
+)
 from pyrofl.inference.method import Method, Phase, Step, View, send_all
 from pyrofl.inference.programs import HalfSquares, Program, built_for
 from pyrofl.inference.servers.averages import CannotMerge
@@ -93,7 +102,8 @@ class Partitioned:
                 ),
                 f"{self.ours.names} _u {NOISE[0]}": SHARED,
                 "server/shift server/precision": (PER_CLIENT, factors),
-                self.moving: INCOMPARABLE,  # the cavity that it is relative to is another each time
+                # The cavity that a loss is relative to is another in each round.
+                self.moving: (INCOMPARABLE, *self.best),
                 f"shift precision{'' if self.exact else ' share'}": Moments(self.moments),
             },
         )
@@ -341,6 +351,12 @@ class Partitioned:
         counted = received.get("counted", torch.ones_like(local["moved"]))
         old = counted | ~local["moved"]
         return local | {n: torch.where(like(old, v), v, local[n]) for n, v in both.items()}
+
+    @property
+    def best(self) -> tuple[Optimal, ...]:
+        """What its normal is the best of, unless its covariance is not learned."""
+        sizes = {site.name: len(site.mean) for site in self.ours.sites}
+        return () if self.draws is None else (Optimal("mean", "root", sizes),)
 
     @property
     def moving(self) -> str:

@@ -22,7 +22,7 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.elbo import elbo, latent, with_rows
-from pyrofl.inference.facts import SHARED, Moments
+from pyrofl.inference.facts import SHARED, Moments, Optimal
 from pyrofl.inference.loop.noise import ClientNoise, open_latent
 from pyrofl.inference.method import Method, Phase, Step, View, as_received
 from pyrofl.inference.optim import adam, sgd
@@ -90,6 +90,7 @@ class Summed:
         settle = (Phase((self.recentre,)), Phase((self.settle,), steps, batch))
         slope = Phase((Step(LEARNED, sgd(1.0), loss),))  # a step of length 1 tells the gradient
         view = "personal" if self.mine.size else "global"
+        sizes = {site.name: len(site.mean) for site in self.ours.sites}
         return Method(
             init=self.init,
             model=self.model,
@@ -101,7 +102,7 @@ class Summed:
             views={view: View(as_received)},
             facts={
                 self.names: SHARED,
-                "centre root": Moments(self.moments),
+                "centre root": (Moments(self.moments), Optimal("centre", "root", sizes)),
                 f"loc/* {BEND}/*": Moments(lambda q: {n: (v, v * 0 + 1) for n, v in q.items()}),
             },
         )

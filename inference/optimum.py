@@ -1,0 +1,221 @@
+"""What a run in which nothing moves any more is worth: is its normal at the optimum of the ELBO?
+
+A normal with mean m and covariance R R' is at the optimum of the ELBO if a natural-gradient step
+stays where it is. With the gradients dm and dR of the negative ELBO of all clients together,
+
+    m_i moves by -(R R' dm)_i,    log sd_i by -(R G R')_ii / (2 sd_i^2),    G symmetric part of R'dR
+
+the first in standard deviations (Khan and Rue, "The Bayesian Learning Rule", JMLR 2023, eq. 5, with
+Price's theorem). Every gradient is a mean over pairs of opposite draws, whose standard error counts
+as what may be noise: learning rates and damping that fall change neither.
+
+Draws g of what clients share are also weighted by importance,
+
+    w_s = p(g_s) / q(g_s) prod_j 1/K sum_k p(y_j, z_jsk | g_s) / q_j(z_jsk | g_s)
+
+which tells how wide the exact posterior is beside q, unless the Pareto shape k of w is too high.
+For this g is drawn twice as wide, as from where q is too narrow nothing wider can be seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+from pyrofl.data import Federation
+from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces, weighed
+from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.evaluation.prepare import single
+from pyrofl.inference.facts import Optimal, of_kind
+from pyrofl.inference.loop.noise import open_latent
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.export import smoothed
+from pyrofl.inference.posteriors.pointwise import Client
+from pyrofl.inference.posteriors.weighing import effective, width
+from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.tensors import Tensors, generator, matches, times
+from pyrofl.turns import in_turn
+
+PAIRS, DRAWS, OWN = 400, 500, 8  # of opposite draws; of g to weigh, and of z for each of them
+WIDER, FEW = 2.0, 5  # noise of g that is weighed, and how many variables can be weighed so
+NOISE = 0.5  # variance of log w that the draws of z may add
+OFF, ERRORS = 0.1, 4  # from the optimum, in standard deviations, and standard errors of it
+BAD = 0.7  # Pareto k above which weights are not trusted
+LARGEST = 200  # variables that clients share
+CELLS = 1_000_000  # copies of rows that programs are run on at once
+
+
+class Found(NamedTuple):
+    """What is known of a fit at its end, each the end of a sentence or ""."""
+
+    off: str  # how far it is from the optimum
+    note: str  # how wide the posterior is beside it
+
+
+@in_turn
+def optimum(method: Method, data: Federation, state: Round, seed: Seed) -> Found | None:
+    """Return how far what clients share is from its optimum; None if that is not known.
+
+    It costs about as much as five gradient steps of every client on all its rows.
+    """
+    fact = next(iter(of_kind(method.facts, Optimal).values()), None)
+    rows, d = int(data.sizes[: data.clients].max()), sum(fact.sites.values()) if fact else 0
+    if fact is None or d > LARGEST or 2 * PAIRS * rows > CELLS:
+        return None
+    asked = Asked(seed=seed, model=method.main_view, chunk=1)
+    some = single(method, data, state, torch.arange(data.clients), asked)
+    clients = {data.names[int(i)]: (r, local, data.batch(i)) for i, r, local, _ in some}
+    key = int(torch.randint(2**62, (), generator=stream(seed, Stream.TEST, state.number)))
+    off = _off(method, fact, clients, key)
+    known = d <= FEW and DRAWS * OWN * rows <= CELLS and not off
+    return Found(off, _note(method, fact, clients, key + 1) if known else "")
+
+
+class Noise(Messenger):
+    """Give normal sites noise in opposite pairs; of shared ones that of all clients."""
+
+    def __init__(
+        self, shared: str, key: int, client: str, again: int = 1, wider: float = 1.0
+    ) -> None:
+        """Begin; noise of what is shared is so much wider, and each value repeated so often."""
+        super().__init__()
+        self.shared, self.again, self.wider = shared, again, wider
+        self.log_w: Tensor | float = 0.0  # log density of standard noise over that of the wider
+        self.common, self.own = generator("shared", key), generator("own", key, client)
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not open_latent(msg) or not (size := width(msg["fn"])):
+            return
+        fn, ours = msg["fn"], matches(msg["name"], self.shared)
+        again, source = (self.again, self.common) if ours else (1, self.own)
+        half = torch.randn(len(fn.mean) // again // 2, size, generator=source).to(fn.mean)
+        if ours:
+            gain = (1 - self.wider**2) / 2 * half.square().sum(-1) + size * math.log(self.wider)
+            self.log_w, half = self.log_w + gain.repeat(2), self.wider * half
+        noise = torch.cat([half, -half]).repeat_interleave(again, 0)
+        msg["value"], msg["done"] = fn.mean + fn.stddev * noise.reshape(fn.mean.shape), True
+
+
+def _said(
+    method: Method, client: Client, local: Tensors, copies: int, noise: Noise
+) -> tuple[Tensor, Tensor, Any]:
+    """Return log p - log q of what is a client's own and of what is shared, [copies], and q."""
+    received, _, batch = client
+
+    def many(tensors: Mapping[str, Tensor]) -> Tensors:
+        return {n: v.expand(copies, *v.shape[1:]) for n, v in tensors.items()}
+
+    same = {n: v for n, v in vars(batch).items() if isinstance(v, Tensor)}
+    with pyro.validation_enabled(False), noise:
+        q, p = traces(
+            method.model, method.guide, many(received), local, replace(batch, **many(same))
+        )
+    parts = {True: batch.size.new_zeros(copies), False: batch.size.new_zeros(copies)}
+    for name, site in latent(q):
+        ratio = log_densities(site, p.nodes.get(name), False)[1]
+        ours = matches(name, method.shared)
+        parts[ours] = parts[ours] - per_draw(ratio, copies, False)[0]
+    for _, site in observed(p):
+        value = weighed(site, site["fn"].log_prob(site["value"]))
+        parts[False] = parts[False] + per_draw(value, copies, False)[0]
+    return parts[False], parts[True], q
+
+
+def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
+    """Say which site is farthest from where a natural-gradient step would bring it, or ""."""
+    total: tuple[Tensor, Tensor] | None = None
+    for name, client in clients.items():
+        local = {n: v.expand(2 * PAIRS, *v.shape[1:]) for n, v in client[1].items()}
+        moving = [local[n].detach().clone().requires_grad_() for n in (fact.mean, fact.root)]
+        local |= dict(zip((fact.mean, fact.root), moving, strict=True))
+        with torch.enable_grad():
+            own, shared, _ = _said(
+                method, client, local, 2 * PAIRS, Noise(method.shared, key, name)
+            )
+            loss = -(own + shared / len(clients)).sum()
+            grads = torch.autograd.grad(loss, moving)
+        pairs = [v.unflatten(0, (2, PAIRS)).mean(0) for v in grads]
+        total = (
+            (pairs[0], pairs[1]) if total is None else (total[0] + pairs[0], total[1] + pairs[1])
+        )
+    assert total is not None
+    d, root = sum(fact.sites.values()), next(iter(clients.values()))[1][fact.root][0]
+    mean, spread = total[0][:, :d], total[1]
+    if root.dim() > 1:
+        root, spread = root[:d, :d], spread[:, :d, :d]
+        sd = torch.linalg.vector_norm(root, dim=-1)
+        inner = root.mT @ spread
+        inner = (inner + inner.mT) / 2
+        step = -times(root, times(root.mT, mean)) / sd
+        growth = -torch.einsum("ij,sjk,ik->si", root, inner, root) / (2 * sd.square())
+    else:
+        root, spread = root[:d], spread[:, :d]
+        step, growth = -root * mean, -root * spread / 2
+    found = []
+    for what, way in (("mean", step), ("sd", growth)):
+        value, error = way.mean(0), way.std(0) / PAIRS**0.5
+        surely = value.abs() - ERRORS * error
+        at = int(surely.argmax())
+        found.append((float(surely[at]), what, float(value[at]), float(error[at]), at))
+    most, what, value, error, at = max(found)
+    if not most > OFF:
+        return ""
+    return f"the {what} of {_site(fact, at)} by {abs(value):.2g} (+- {error:.1g}) sd"
+
+
+def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
+    """Say how wide the exact posterior is beside q, as far as weighted draws can tell, or ""."""
+    copies, values = DRAWS * OWN, {}
+    log_w = doubt = given = torch.zeros(DRAWS, dtype=torch.float64)
+    for i, (name, client) in enumerate(clients.items()):
+        local = {n: v.expand(copies, *v.shape[1:]) for n, v in client[1].items()}
+        with torch.no_grad():
+            noise = Noise(method.shared, key, name, OWN, WIDER)
+            own, shared, q = _said(method, client, local, copies, noise)
+        each = own.reshape(DRAWS, OWN).double()
+        log_w = log_w + each.logsumexp(1) - math.log(OWN)
+        doubt = doubt + each.softmax(1).var(1) * OWN
+        if not i:
+            given = torch.as_tensor(noise.log_w).double()
+            log_w = log_w + shared.reshape(DRAWS, OWN)[:, 0].double() + given
+            values = {n: s["value"] for n, s in latent(q) if n in fact.sites}
+    if not bool(log_w.isfinite().all()) or not (log_w.softmax(0) @ doubt) < NOISE:
+        return ""
+    try:
+        weights, k = smoothed(log_w)
+    except ImportError:  # ArviZ is not installed
+        return ""
+    if k > BAD:
+        return f"draws of the guide miss part of the posterior, as their Pareto k is {k:.2f}"
+    share, ess, odd = weights.exp(), float(effective(weights)), []
+    guide = given.softmax(0)
+    for n, v in values.items():
+        flat = v.reshape(DRAWS, OWN, -1)[:, 0].double()
+        wide, own = ((w @ (flat - w @ flat).square()).sqrt() for w in (share, guide))
+        ratio = own / wide
+        surely = ratio.log().abs() - 2 / (2 * ess) ** 0.5
+        at = int(surely.argmax())
+        if surely[at] > OFF:
+            odd.append((float(surely[at]), n, float(ratio[at])))
+    if not odd:
+        return ""
+    _, n, ratio = max(odd)
+    how = "narrow" if ratio < 1 else "wide"
+    return f"the guide's sd of {n} is about {abs(1 - ratio):.0%} too {how}"
+
+
+def _site(fact: Optimal, at: int) -> str:
+    """Name the site of an entry."""
+    for name, size in fact.sites.items():
+        if at < size:
+            return name
+        at -= size
+    raise IndexError(at)
