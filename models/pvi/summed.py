@@ -154,11 +154,14 @@ class Summed:
         """State the same q(z_j | g) about the present q(g), where steps of it are good."""
         u = self.points(received, batch)
         about, off = u.mean(0), u - u.mean(0)
-        unit = torch.linalg.cholesky_ex(torch.einsum("sci,scj->cij", off, off) / len(off)).L
+        unit, info = torch.linalg.cholesky_ex(torch.einsum("sci,scj->cij", off, off) / len(off))
         own, before = role("own", local), local["unit"]
-        moved = torch.linalg.solve(before, (about - local["about"])[..., None])
+        good = (info == 0) & about.isfinite().all(-1)  # or it is stated as it was
+        about = torch.where(good[:, None], about, local["about"])
+        unit = torch.where(good[:, None, None], unit, before)
+        moved = _solved(before, (about - local["about"])[..., None])
         mean = own["mean"] + (own["slope"] @ moved)[..., 0]
-        new = own | {"mean": mean, "slope": own["slope"] @ torch.linalg.solve(before, unit)}
+        new = own | {"mean": mean, "slope": own["slope"] @ _solved(before, unit)}
         if self.scales is not None:
             growth = times(own["power"], about - local["about"]).exp()[..., None]
             new |= {"mean": mean * growth[..., 0]}
@@ -215,7 +218,7 @@ class Summed:
                 return
             own, off = role("own", local), u - local["about"]
             e = standard_noise(OWN, own["mean"])
-            slope = torch.linalg.solve(local["unit"], own["slope"], left=False)
+            slope = _solved(local["unit"], own["slope"], left=False)
             v = own["mean"] + times(slope, off) + times(own["root"], e)
             grown = own["root"].diagonal(dim1=-2, dim2=-1).log().sum(-1)
             if "power" in own:
@@ -291,6 +294,12 @@ class Summed:
 def _sd(root: Tensor) -> Tensor:
     sd: Tensor = torch.linalg.vector_norm(root, dim=-1)
     return sd
+
+
+def _solved(matrix: Tensor, value: Tensor, left: bool = True) -> Tensor:
+    """Solve linear systems; NaN, which is a bad message, where a matrix is singular."""
+    found, info = torch.linalg.solve_ex(matrix, value, left=left)
+    return torch.where((info == 0)[..., None, None], found, torch.nan)
 
 
 def _between(start: Tensors, end: Tensors, share: Tensor) -> Tensors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import programs
@@ -291,3 +292,12 @@ def test_what_a_guide_cannot_be_asked_for_is_refused(asked, words):
     usual = {"shared": "mu tau", "guide": guides.flow(2)}
     with pytest.raises(ValueError, match=words):
         pvi.hierarchical(programs.eight_schools, schools(), **(usual | asked))
+
+
+def test_a_guide_whose_draws_have_no_spread_is_a_bad_message_and_no_crash():
+    run = fitted(guides.copula, 2)
+    flat = run.state.server | {"root": torch.zeros_like(run.state.server["root"])}
+    again = replace(run.state, server=flat)
+    after = pyrofl.fit(run.method, run.data, 4, start=again, progress=False)
+    assert after.verdict.kind == "diverged"
+    assert "expected a finite number" in str(after.verdict)
