@@ -23,6 +23,7 @@ from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, ev
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.evaluation.prepare import statistics
 from pyrofl.inference.facts import Watched, of_kind
+from pyrofl.inference.loop.server_half import first
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.movement import table
@@ -38,6 +39,10 @@ from pyrofl.tensors import Tensors
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+LOOKED_AT, ALIKE = 8, 1e-6  # clients and rows; predictions that differ by no more
+FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(repr=False)
@@ -225,11 +230,32 @@ class Run(Pickled, Summarised):
     def test_ending(self) -> None:
         """Test whether a run that moves no more is at the optimum of its objective, if it has one.
 
-        A method of what clients share, such as PVI, has: see `pyrofl.inference.optimum`.
+        A method of what clients share, such as PVI, has: see `pyrofl.inference.optimum`. Of all
+        others predictions for some training rows are compared: if they are one and the same, and
+        were not before round one, gradients have vanished.
         """
-        if verdict(self.records, trained_by(self.method)).kind == "converged":
+        if verdict(self.records, trained_by(self.method)).kind != "converged":
+            return
+        try:
             found = optimum(self.method, self.data, self.state, self.seed)
-            self.ending = found._asdict() if found else {}
+            alike = not found and self._alike(self.state)
+            vanished = alike and not self._alike(first(self.method, self.data, self.seed))
+        except FAILURES:  # a program may suit training alone, and a run is worth more than a test
+            return
+        if found:
+            self.ending = found._asdict()
+        elif vanished:
+            self.ending = {"blind": "predictions are the same for all rows of a client"}
+
+    def _alike(self, state: Round) -> bool:
+        """Say whether rows of each of the first clients are all predicted alike."""
+        data, found = self.data, []
+        for name, rows in zip(data.names, data.train[: min(LOOKED_AT, data.clients)], strict=False):
+            x = data.x[rows[:LOOKED_AT]]
+            if bool((x != x[:1]).any()):
+                mean = replace(self, state=state).predict(x, name).mean
+                found.append(bool(((mean - mean[:1]).abs() <= ALIKE).all()))
+        return bool(found) and all(found)
 
     @property
     def watching(self) -> dict[str, Watched]:

@@ -90,10 +90,13 @@ class Verdict:
     since: int | None = None
     small: ClassVar[dict[str, float]] = SMALL
 
-    def tested(self, off: str = "", note: str = "") -> Verdict:
-        """Return the verdict once the objective is tested; see `optimum.Found`."""
-        if self.kind != "converged" or not (off or note):
+    def tested(self, off: str = "", note: str = "", blind: str = "") -> Verdict:
+        """Return the verdict once the objective is tested; see `Run.test_ending`."""
+        if self.kind != "converged" or not (off or note or blind):
             return self
+        if blind:
+            why = f"nothing moves, and {blind}; expected smaller learning rates"
+            return replace(self, kind="stuck", why=why)
         if off:
             why = f"{self.why}, and yet the slope of the ELBO moves {off}"
             return replace(

@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+import toys
 from torch import Size, Tensor
 
 import pyrofl
@@ -16,7 +17,7 @@ from pyrofl import Method, Phase, Step, adam, elbo, guides, servers, sgd
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.run import Run
 from pyrofl.inference.verdict import verdict
-from pyrofl.models import pvi
+from pyrofl.models import pfedgp, pvi
 from pyrofl.tensors import Tensors, generator
 
 q = guides.log_mean_field({"w": Size([2])}, scale=0.1)
@@ -139,3 +140,11 @@ def test_losses_of_pvi_against_different_cavities_are_not_compared():
     high = {n: v + 1e3 * v.abs() for n, v in run.records[-1].loss.items()}
     later = [replace(run.records[-1], number=n, loss=high) for n in (4, 5, 6)]
     assert verdict([*run.records, *later]).kind != "diverged"
+
+
+def test_gradients_that_have_vanished_are_not_called_converged():
+    method = pfedgp.build(toys.net("mlp:16"), lr=5.0)
+    run = pyrofl.fit(method, toys.blobs((12, 12, 12)), 8, progress=False, check=False)
+    assert run.verdict.kind == "stuck"
+    assert "predictions are the same for all rows of a client" in str(run.verdict)
+    assert run.evaluate().mean("accuracy") < 0.5
