@@ -11,7 +11,8 @@ import toys
 from pyrofl.data import Federation
 
 os.environ["SOURCE_DATE_EPOCH"] = "1000000000"  # so that files made twice are equal in every byte
-torch.set_num_threads(1)  # tests run side by side, one for each core
+# Tests run side by side, one for each core.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture
