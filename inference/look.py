@@ -1,17 +1,17 @@
-"""Programs run on a few rows, and again on others: what they may not depend on, and must not be."""
+"""The programs of a method, run on a few rows: their sites, and what these must not be."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro import poutine
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
@@ -20,10 +20,10 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, observed, traces
 from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.method import Method, Step
-from pyrofl.inference.posteriors.draws import of_rows
+from pyrofl.inference.mixing import Drew, rows_of, unchanged, undrawn, unlike
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
-from pyrofl.tensors import Tensors, cut, matches, unwritten
+from pyrofl.tensors import Tensors, matches
 
 
 @dataclass
@@ -45,21 +45,35 @@ class Look:
     def __post_init__(self) -> None:
         """Run them once."""
         self.batch = self.data.batch(torch.arange(self.data.clients))
-        self.q, self.p = self._run(self.method.guide, self.batch, self.local)
+        self.q, self.p = self.run(self.batch, self.received, self.local)
 
     @property
     def sites(self) -> list[str]:
         """Names of all sites."""
         return [*self.q.nodes, *self.p.nodes]
 
-    def _run(self, guide: Program, batch: Batch, local: Tensors) -> tuple[Any, Any]:
+    def run(self, batch: Batch, received: Tensors, local: Tensors) -> tuple[Any, Any]:
         """Return traces of guide and model, with the same noise in every call."""
-        ids = batch.ids.tolist()
-        noise = [stream(0, Stream.TEST, 0, self.data.names[i]) for i in ids]
-        received, local = (cut(t, batch.ids.cpu()) for t in (self.received, local))
-        seen = {"batch.x": batch.x, "batch.y": batch.y, "batch.mask": batch.mask}
-        with torch.no_grad(), ClientNoise(noise), unwritten("a program", received, local, seen):
-            return traces(self.method.model, guide, received, local, batch)
+        noise = [stream(0, Stream.TEST, 0, self.data.names[i]) for i in batch.ids.tolist()]
+        drawn, drew = Drawn(), list[Drew]()
+
+        def guarded(program: Program, who: str) -> Program:
+            def run(*args: Any) -> None:
+                try:
+                    with undrawn(who, batch.size.device):
+                        program(*args)
+                except Drew as error:
+                    drew.append(error)
+
+            return run
+
+        programs = guarded(self.method.model, "the model"), guarded(self.method.guide, "the guide")
+        given = unchanged("a program", received, local, rows_of(batch))
+        with torch.no_grad(), ClientNoise(noise), drawn, given:
+            found = traces(*programs, received, local, batch)
+        drawn.refuse_changed()
+        self.drew = next(iter(drew), None)
+        return found
 
     def refuse_wrong_sites(self) -> None:
         """Refuse sites that are not under the plates of the batch."""
@@ -80,30 +94,59 @@ class Look:
                         "with facts={NAME: SHARED} if it is one for all clients"
                     )
                 self._refuse_stray_axes(name, site)
+        if self.drew:
+            raise self.drew
         for name, site in latent(self.q):
             if self._same_in_all_rows(site):
                 raise ValueError(
                     f"latent site {name!r} is inside batch.rows(), and its guide is the same for "
                     "every row; expected it outside, or a guide that reads the row"
                 )
-        for name, _ in _factors(self.q):
+        for name, _ in factors(self.q):
             raise ValueError(
                 f"pyro.factor {name!r} is in the guide, where it counts for nothing; expected it "
                 "in the model"
             )
-        for name, site in _factors(self.p):
+        for name, site in factors(self.p):
             frames = {frame.name for frame in site["cond_indep_stack"]}
             if "clients" not in frames and len(self.batch) > 1:
                 raise ValueError(
                     f"pyro.factor {name!r} is outside batch.clients(); expected it inside: a cost "
                     "[C, 1] of every client, or in batch.rows() one [C, B] of every row"
                 )
-        for name, site in self._responses():
+        if not any(True for _ in observed(self.p)):
+            raise ValueError(
+                "the model observes nothing; expected obs=batch.y at the site of the responses, "
+                "inside batch.rows()"
+            )
+        self._refuse_repeated()
+        for name, site in self.responses():
             if not self._in_rows(site):
                 raise ValueError(
                     f"observed site {name!r} is not inside batch.rows(); expected `with "
                     "batch.rows():` around it, which hides padding and scales minibatches"
                 )
+
+    def _refuse_repeated(self) -> None:
+        """Refuse a response that counts twice: rows would weigh as twice as many."""
+        sites = [(n, s) for n, s in self.responses() if self._in_rows(s)]
+        for i, (name, site) in enumerate(sites):
+            for other, second in sites[:i]:
+                both = site["mask"] & second["mask"]
+                alike = [_seen(s)[both] for s in (site, second)]
+                each = self.batch.counts.where(both, 1.0)
+                share = (site["scale"] + second["scale"]) / each
+                if (
+                    alike[0].shape == alike[1].shape
+                    and torch.equal(*alike)
+                    and len(alike[0].unique(dim=0)) > 1
+                    and bool((share * both > 1 + 1e-6).any())
+                ):
+                    raise ValueError(
+                        f"sites {other!r} and {name!r} both observe the same responses, which "
+                        "would count twice; expected one of them, or weights by poutine.scale "
+                        "that add up to 1"
+                    )
 
     def _refuse_stray_axes(self, name: str, site: Any) -> None:
         """Refuse an axis that no plate declares: clients would pay for one another."""
@@ -138,7 +181,7 @@ class Look:
 
     def refuse_odd_responses(self) -> None:
         """Refuse responses outside their distribution's support: of all rows, if it is the same."""
-        for name, site in self._responses():
+        for name, site in self.responses():
             self._refuse_odd(name, site)
 
     def _refuse_odd(self, name: str, site: Any) -> None:
@@ -162,74 +205,11 @@ class Look:
             return False
         first = site["value"].narrow(at - site["fn"].event_dim, 0, 1)
         density = site["fn"].log_prob(first.expand_as(site["value"]))[..., 0, :]
-        return _equal(density, density[..., :1].expand_as(density))
+        return equal(density, density[..., :1].expand_as(density))
 
-    def _responses(self) -> list[tuple[str, Any]]:
+    def responses(self) -> list[tuple[str, Any]]:
         """Return the observed sites of the model but `pyro.factor`."""
         return [(n, s) for n, s in observed(self.p) if not isinstance(s["fn"], dist.Unit)]
-
-    def refuse_mixed_rows(self) -> None:
-        """Refuse programs in which a row or padding has a say elsewhere."""
-        at = ~self.batch.mask
-        at[0, -1] = True  # not the first, which may tell what is known of the client
-        changed = self._on_other_rows(at)
-        for name, site in self._responses():
-            before, after = (_log_prob(s)[..., ~at] for s in (site, changed.nodes[name]))
-            if not _equal(before, after):
-                raise ValueError(
-                    f"the likelihood of {name!r} in one row depends on other rows or on padding; "
-                    "expected a model and layers that treat each row by itself: no mean or softmax "
-                    "over rows, no BatchNorm"
-                )
-        # A cost of a client may be of all its rows, such as Cox's partial likelihood, where every
-        # step has all rows.
-        whole = all(phase.batch is None for phase in self.method.phases)
-        padded = self._on_other_rows(~self.batch.mask) if whole else changed
-        for name, site in _factors(self.p):
-            other = changed if of_rows(site) else padded
-            before, after = (_log_prob(s) for s in (site, other.nodes[name]))
-            if of_rows(site):
-                before, after = (v[..., ~at] for v in (before, after))
-            if not _equal(before, after):
-                raise ValueError(
-                    f"pyro.factor {name!r} of a client or row depends on other rows or on padding; "
-                    "expected a cost of rows inside batch.rows(), one for each; or, where every "
-                    "step has all rows (batch=None), a cost of each client that leaves out padding "
-                    "by batch.mask"
-                )
-        for name, site in latent(self.p):
-            before, after = (_log_prob(s) for s in (site, changed.nodes[name]))
-            if of_rows(site):
-                before, after = (v[..., ~at] for v in (before, after))
-            if not _equal(before, after):
-                raise ValueError(
-                    f"the prior of {name!r} depends on the rows of the batch; expected one that "
-                    "reads what the server and the client hold, as batches change"
-                )
-
-    def _on_other_rows(self, at: Tensor) -> Any:
-        """Return a trace of the model, with other rows at some places and the same draws."""
-        x, same = self.batch.x, poutine.replay(self.method.guide, trace=self.q)
-        batch = replace(self.batch, y=self._other_responses(at))
-        some = at.reshape(*at.shape, *(1 for _ in x.shape[2:]))
-        table = self.data.x[torch.arange(at.numel()) * 7 % len(self.data.x)].reshape(x.shape)
-        if x.is_floating_point():  # what nobody has tells most; places in a table it cannot be
-            new = torch.where(some, x.flip(0, 1) + 1, x)
-            with suppress(IndexError, RuntimeError, ValueError):
-                return self._run(same, replace(batch, x=new), self.local)[1]
-        new = torch.where(some, table, x)
-        return self._run(same, replace(batch, x=new), self.local)[1]
-
-    def _other_responses(self, at: Tensor) -> Tensor:
-        """Return the responses, at some places one of the table that differs from those there."""
-        y, table = self.batch.y, self.data.y
-        there = y[at]
-        good = table.isfinite() & (table[:, None] != there[None]).all(1)
-        rows = good.flatten(1).all(1) if table.dim() > 1 else good
-        if not rows.any():
-            return y
-        some = at.reshape(*at.shape, *(1 for _ in y.shape[2:]))
-        return torch.where(some, table[rows][0], y)
 
     def warn_of_still_tensors(self, before: Tensors) -> None:
         """Warn of tensors that the guide reads and nothing moves."""
@@ -254,9 +234,9 @@ class Look:
 
     def _differs(self, tensors: Tensors) -> bool:
         """Say whether the guide draws otherwise with other local tensors."""
-        q, _ = self._run(self.method.guide, self.batch, self.local | tensors)
+        q, _ = self.run(self.batch, self.received, self.local | tensors)
         pairs = [(s["value"], q.nodes[n]["value"]) for n, s in latent(self.q)]
-        return not all(_equal(a, b) for a, b in pairs)
+        return not all(equal(a, b) for a, b in pairs)
 
 
 def refuse_subsampling(name: str, site: Any) -> None:
@@ -270,7 +250,7 @@ def refuse_subsampling(name: str, site: Any) -> None:
             )
 
 
-def _factors(trace: Any) -> list[tuple[str, Any]]:
+def factors(trace: Any) -> list[tuple[str, Any]]:
     """Return sites by `pyro.factor`, costs of a client or a row."""
     return [(n, s) for n, s in observed(trace) if isinstance(s["fn"], dist.Unit)]
 
@@ -287,12 +267,41 @@ def _parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
                 yield name, value, constraint
 
 
-def _log_prob(site: Any) -> Tensor:
+def log_prob_of(site: Any) -> Tensor:
+    """Return the log density of a site's value, neither scaled nor masked."""
     value: Tensor = site["fn"].log_prob(site["value"])
     return value
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def equal(a: Tensor, b: Tensor) -> bool:
     """Compare what must not change at all, but for rounding."""
-    off = 1e-3 if a.dtype == torch.float32 else 1e-7
-    return torch.allclose(a, b, rtol=off, atol=off, equal_nan=True)
+    return not unlike(a, b)
+
+
+def _seen(site: Any) -> Tensor:
+    """Return the observed values of a site, with one axis behind those of clients and rows."""
+    value: Tensor = site["value"]
+    return value.reshape(*value.shape[:2], -1).double()
+
+
+class Drawn(Messenger):
+    """Refuses programs that write into the value of a site."""
+
+    def __init__(self) -> None:
+        """Begin with no site."""
+        super().__init__()
+        self.found: list[tuple[str, Tensor, Tensor]] = []
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        value = msg["value"]
+        if isinstance(value, Tensor) and not site_is_subsample(msg):
+            self.found.append((msg["name"], value, value.clone()))
+
+    def refuse_changed(self) -> None:
+        """Refuse values that have changed since they were drawn."""
+        for name, value, copy in self.found:
+            if not torch.allclose(value, copy, rtol=0, atol=0, equal_nan=True):
+                raise ValueError(
+                    f"a program writes into the value of site {name!r} in place; expected a new "
+                    "tensor, such as value.clamp(min=0) or value.clone()"
+                )

@@ -1,18 +1,18 @@
-"""A look at a method and its data before round one: what would give wrong numbers without a word.
+"""A check of a method and its data before round one: what would give wrong numbers silently.
 
-The method makes a round on a handful of rows of a few clients. Its programs are traced, and run
-again on other rows: a row's likelihood may depend on nothing but that row and what is known of the
-client. A client's first row is not changed, as programs may read there what all its rows say alike.
+The method makes a round on a few rows of a few clients. Its programs are traced, and run again in
+another order of the rows: the likelihood of a row may depend on nothing but that row and what is
+known of the client. The same clients run together and alone, with other padding and with other
+states of the global random generators: what comes of a client must stay the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
 
 import pyro
 import torch
@@ -22,17 +22,17 @@ from pyrofl.arguments import checked
 from pyrofl.data.federation import Federation, a_row
 from pyrofl.data.roster import Who
 from pyrofl.inference.facts import INCOMPARABLE, Mark, Moments, Rule, WireCost, of_kind
+from pyrofl.inference.gradients import ROWS, WatchedStep, refuse_still, watched
 from pyrofl.inference.look import Look
-from pyrofl.inference.loop.local import train
-from pyrofl.inference.loop.state import Round, meet, sent_up, to_data
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.loop.state import Round, meet, to_data
+from pyrofl.inference.method import Method, Step
+from pyrofl.inference.mixing import Drew, Made, Mixed, Trial, filled, undrawn
+from pyrofl.inference.reruns import Reruns
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.inference.servers.pooled import Pooled
-from pyrofl.tensors import Tensors, as_tensors, cut, matches, pick
+from pyrofl.tensors import Tensors, as_tensors, cut, default_type, matches, pick
 from pyrofl.turns import in_turn
-
-ROWS = (3, 2, 1)  # of the clients that are looked at: two that train, one that is held out
 
 
 @checked
@@ -61,27 +61,50 @@ def check(
     Warns:
         UserWarning: if the guide reads a tensor that nothing moves.
     """
-    few, ids = _few(data, alone=chunk == 1)
+    few, ids = _few(method, data, alone=chunk == 1)
+    few = filled(few)
     with pyro.get_param_store().scope(), pyro.validation_enabled(False):
-        state = Round(0, _first(method, few, ids, server), {}, torch.zeros(few.clients).bool())
-        received, private = meet(method, few, state, few.who(torch.arange(len(few.train))), 0)
-        known, written = private | received, set[str]()
-        local = _trained(method, few, received, known, written)
-        if not all(v.isfinite().all() for v in local.values()):
-            return  # the round says so, and names the clients
-        training = slice(few.clients)
-        received, local = (cut(t, training) for t in (received, local))
-        look = Look(method, few, received, local)
-        look.refuse_wrong_sites()
-        look.refuse_broken_constraints()
-        look.refuse_mixed_rows()
-        with torch.no_grad():
-            message = sent_up(method, received, local)
-        refuse_idle_patterns(method, local, state.server, message | received, look.sites)
-        refuse_idle_pools(method, state.server, message)
-        refuse_new_names(method, state.server, message, few.who(torch.arange(few.clients)))
-        refuse_odd_views(method, received, local)
-        look.warn_of_still_tensors({n: v for n, v in known.items() if n not in written})
+        try:
+            _look(method, few, ids, server)
+        except Mixed:
+            if few.dtype == torch.float64 or few.device.type == "mps":
+                raise
+            # Rounding may differ by much in single precision.
+            with default_type(torch.float64), suppress(RuntimeError, IndexError, TypeError):
+                double = few.to(few.device, torch.float64)
+                return _look(method, double, ids, server)
+            raise
+
+
+def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
+    """Look at a method on a few rows; see `check`."""
+    first = _first(method, few, ids, server)
+    state = Round(0, first, {}, torch.zeros(few.clients).bool())
+    written, steps = set[str](), list[WatchedStep]()
+    phases = (*method.phases, *method.adapt)
+    short = tuple(watched(phase, written, steps) for phase in phases)
+    trial = Trial(method, few, state, short)
+    made = _made(trial)
+    if not all(v.isfinite().all() for v in made.local.values()):
+        return  # the round says so, and names the clients
+    training = slice(few.clients)
+    received, local = (cut(t, training) for t in (made.received, made.local))
+    look = Look(method, few, received, local)
+    look.refuse_wrong_sites()
+    look.refuse_broken_constraints()
+    again = Reruns(look, any(phase.batch for phase in phases))
+    again.refuse_mixed_rows()
+    again.refuse_mixed_clients()
+    again.refuse_cut_sites()
+    refuse_still(trial, steps)
+    trial.refuse_mixed_clients(made, partial(again.refuse_mixed_clients, every=True))
+    message = trial.message(made)
+    refuse_idle_patterns(method, local, state.server, message | received, look.sites)
+    refuse_idle_pools(method, state.server, message)
+    refuse_new_names(method, state.server, message, few.who(torch.arange(few.clients)))
+    refuse_odd_views(method, received, local)
+    trial.refuse_mixed_results(made)
+    look.warn_of_still_tensors({n: v for n, v in made.known.items() if n not in written})
 
 
 def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) -> Tensors:
@@ -98,20 +121,27 @@ def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) 
     return to_data(server, few)
 
 
-def _trained(
-    method: Method, few: Federation, received: Tensors, known: Tensors, written: set[str]
-) -> Tensors:
-    """Return the local state after the method's phases, or say that they fail."""
-    phases = tuple(_short(p, written) for p in (*method.phases, *method.adapt))
-    who = few.who(torch.arange(len(few.train)))
+def _made(trial: Trial) -> Made:
+    """Return what comes of the method's phases, or say that they fail."""
+    few = trial.data
+
+    def look() -> Look:
+        """Run the programs before the phases."""
+        who = few.who(torch.arange(few.clients))
+        received, private = meet(trial.method, few, trial.state, who, 0)
+        return Look(trial.method, few, received, private | received)
+
     try:
-        return train(method, received, known, few, who, seed=0, number=0, phases=phases)[0]
+        with undrawn("a loss", few.device):
+            return trial.made(trial.ids)
+    except Drew:
+        look().refuse_wrong_sites()  # which names the program, if it is one
+        raise
     except ValueError:
         raise
     except Exception as error:
-        training = slice(few.clients)
         with suppress(KeyError, RuntimeError, IndexError, TypeError, AttributeError):
-            Look(method, few, *(cut(t, training) for t in (received, known))).refuse_odd_responses()
+            look().refuse_odd_responses()
         first = next(iter(str(error).splitlines()), "")
         raise ValueError(
             f"the method fails on the first rows of {few.names[0]!r}, x {a_row(few.x)} and "
@@ -120,11 +150,14 @@ def _trained(
         ) from error
 
 
-def _few(data: Federation, alone: bool) -> tuple[Federation, Tensor]:
+def _few(method: Method, data: Federation, alone: bool) -> tuple[Federation, Tensor]:
     """Return the largest client and the smallest, and one that is held out, with few rows each.
 
-    With them come the ids of those that train.
+    With them come the ids of those that train. The smallest has fewer rows than a minibatch, so
+    that there is padding.
     """
+    batches = [phase.batch for phase in (*method.phases, *method.adapt) if phase.batch]
+    rows = (ROWS, 1 if 2 in batches else 2, 1)
     order = data.sizes[: data.clients].argsort(descending=True, stable=True).tolist()
     good = [i for i in order if _finite(data, i)]
     order = good or order  # a bad client is left out and named in every round
@@ -132,7 +165,7 @@ def _few(data: Federation, alone: bool) -> tuple[Federation, Tensor]:
     ids = [*train, *([] if alone else range(data.clients, len(data.train)))[:1]]
     few = replace(
         data,
-        train=tuple(data.train[i][:n] for i, n in zip(ids, ROWS, strict=False)),
+        train=tuple(data.train[i][:n] for i, n in zip(ids, rows, strict=False)),
         test=tuple(data.test[i][:0] for i in ids),
         names=tuple(data.names[i] for i in ids),
         held_out=len(ids) - len(train),
@@ -143,22 +176,8 @@ def _few(data: Federation, alone: bool) -> tuple[Federation, Tensor]:
 
 def _finite(data: Federation, client: int) -> bool:
     """Say whether the rows of a client that are looked at are finite."""
-    rows = data.train[client][: max(ROWS)]
+    rows = data.train[client][:ROWS]
     return bool(data.x[rows].isfinite().all() and data.y[rows].isfinite().all())
-
-
-def _short(phase: Phase, written: set[str]) -> Phase:
-    """Return a phase of one epoch at most, on minibatches; names that its moves set are noted."""
-
-    def noted(move: Callable[..., Tensors], *args: Any) -> Tensors:
-        changed = move(*args)
-        written.update(changed)
-        return changed
-
-    moves = tuple(m if isinstance(m, Step) else partial(noted, m) for m in phase.moves)
-    epochs = 1 if callable(phase.epochs) else min(phase.epochs, 1)
-    batch = min(phase.batch, 2) if phase.batch else None
-    return replace(phase, moves=moves, epochs=epochs, batch=batch)
 
 
 def refuse_idle_patterns(

@@ -37,6 +37,9 @@ VERBS = (
     "fit",
     "look",
     "mistakes",
+    "mixing",
+    "gradients",
+    "reruns",
     "checkpoints",
 )
 VERBS += ("loop", "halves", "servers", "fast", "evaluation", "posteriors", "checks", "reference")

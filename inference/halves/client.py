@@ -32,7 +32,7 @@ from pyrofl.inference.halves.wire import (
     tensors,
 )
 from pyrofl.inference.loop.client_half import work
-from pyrofl.inference.loop.rounds import by_round, refuse_inference_mode
+from pyrofl.inference.loop.rounds import by_round, refuse_surroundings
 from pyrofl.inference.loop.state import Round, at_hand
 from pyrofl.inference.method import Method, View
 from pyrofl.inference.seeds import Seed, separate
@@ -131,7 +131,7 @@ class Client:
         Raises:
             ValueError: if the order is not for these clients, or one of them has lost its state.
         """
-        refuse_inference_mode()
+        refuse_surroundings()
         who, shard, received = self._placed(order)
         rounds, names = number(order, "round") - 1, named(order)
         reports = column(order, "reports", len(names), torch.bool)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypedDict
 
 import torch
+from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked
@@ -28,8 +29,13 @@ from pyrofl.inference.seeds import Seed, separate
 from pyrofl.tensors import Tensors
 from pyrofl.turns import in_turn
 
-__all__ = ["advance", "by_round", "federate", "first", "refuse_inference_mode"]
+__all__ = ["advance", "by_round", "federate", "first", "refuse_surroundings"]
 
+AROUND = {  # what people write for a handler of Pyro
+    "ScaleMessenger": "poutine.scale",
+    "MaskMessenger": "poutine.mask",
+    "plate": "a plate",
+}
 TOLD = 3  # reasons in one line
 
 
@@ -103,7 +109,7 @@ def federate(
         BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
         ChildProcessError: in a round, if a worker dies.
     """
-    refuse_inference_mode()
+    refuse_surroundings()
     seed, slow = separate(seed), stragglers or Stragglers()
     at = by_round(with_privacy(method, privacy, data.clients, participation))
     if start is not None and server is not None:
@@ -153,8 +159,19 @@ def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method
     return at
 
 
-def refuse_inference_mode() -> None:
-    """Refuse to train where torch makes tensors that can have no gradient."""
+def refuse_surroundings() -> None:
+    """Refuse to train inside of what changes the numbers of programs, or their gradients."""
+    if _PYRO_STACK:
+        kind = type(_PYRO_STACK[-1]).__name__
+        raise ValueError(
+            f"fit runs inside {AROUND.get(kind, kind)}, which would change what programs mean; "
+            "expected to fit outside of it, and handlers of Pyro inside the programs"
+        )
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise ValueError(
+            "fit runs inside autocast, which would round what programs compute; expected to fit "
+            "outside of it"
+        )
     if torch.is_inference_mode_enabled():
         raise ValueError(
             "torch.inference_mode() is on; expected to fit outside of it, as there are no "
@@ -190,7 +207,7 @@ def advance(
         ValueError: if a function of the method writes into tensors that are not its own, or gives
             something else than a dict of tensors of the expected shape.
     """
-    refuse_inference_mode()
+    refuse_surroundings()
     reporters = reporters[torch.isin(reporters, ids)].sort().values
     gathering = Gathering(method, data, state, reporters, keep_messages)
     order = Order(method, state, ids, reporters, seed, chunk, memory)

@@ -110,8 +110,11 @@ class Pooled:
     def weigh(self, server: Tensors, message: Tensors, who: Who) -> Weighed:
         """Return what is pooled, [C, *p], and the clients' weights."""
         values = self.of(server, message)
-        used = {patterns for _, patterns in self.groups(values)}
-        return Weighed(values, {p: self.weights[p](message, who) for p in used})
+        weights: Tensors = {}
+        for names, patterns in self.groups(values):
+            found = weights[patterns] = self.weights[patterns](message, who)
+            _refuse_odd_weights(patterns, found, values, names)
+        return Weighed(values, weights)
 
     def fold(self, *parts: Weighed) -> Weighed:
         """Return one that stands for several: their mean, with the sum of their weights."""
@@ -147,6 +150,18 @@ class Pooled:
             if first is not None:
                 found.setdefault(first, []).append(name)
         return [(names, patterns) for patterns, names in found.items()]
+
+
+def _refuse_odd_weights(patterns: str, weight: Tensor, values: Tensors, names: list[str]) -> None:
+    """Refuse weights that are not one for each client, or one for each of K that it sends."""
+    first = values[names[0]]
+    if weight.shape in (first.shape[:1], first.shape[:2]) and weight.dim():
+        return
+    several = f", or {list(first.shape[:2])} for what clients send several of"
+    raise ValueError(
+        f"the weight of {patterns!r} has shape {list(weight.shape)}; expected "
+        f"{list(first.shape[:1])}, one for each client{several if first.dim() > 1 else ''}"
+    )
 
 
 def _pool(

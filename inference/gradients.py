@@ -1,0 +1,179 @@
+"""Gradients that do not arrive: tensors that a loss depends on and that no step would move."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pyrofl.data import Batch
+from pyrofl.inference.loop.noise import ClientNoise
+from pyrofl.inference.method import Method, Move, Phase, Step
+from pyrofl.inference.mixing import Trial, named, rows_of, unchanged, undrawn, unlike
+from pyrofl.inference.programs import Program
+from pyrofl.inference.seeds import Stream, stream
+from pyrofl.tensors import Tensors
+
+ROWS = 3  # of a minibatch, as of the largest client that is looked at: a step for each
+CURE = "tensors all the way, without detach, no_grad, .item(), NumPy or writing in place"
+
+
+@dataclass
+class WatchedStep:
+    """A gradient step, and which of its tensors have had a gradient.
+
+    Attributes:
+        step: as the method has it.
+        names: of the tensors that it moves.
+        live: those that had a gradient which is not exactly zero.
+        calls: what the loss was given, where that is kept.
+    """
+
+    step: Step
+    names: list[str] = field(default_factory=list)
+    live: set[str] = field(default_factory=set)
+    keep: bool = False
+    calls: tuple[Tensors, Tensors, Batch] | None = None
+
+    def watched(self) -> Step:
+        """Return a step that does the same and is watched."""
+        return replace(self.step, optim=self.optim, loss=self.loss)
+
+    def optim(self, params: list[Tensor]) -> Optimizer:
+        """Make the optimiser, whose steps are looked at."""
+        optimiser = self.step.optim(params)
+        optimiser.register_step_pre_hook(partial(self._note, params))
+        return optimiser
+
+    def loss(
+        self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return the loss, and refuse one without a gradient."""
+        if self.keep and (self.calls is None or len(batch) >= len(self.calls[2])):
+            own = {n: v.detach().clone() for n, v in local.items()}
+            self.calls = dict(received), own, batch
+        value = self.step.loss(model, guide, received, local, batch)
+        if isinstance(value, Tensor) and not value.requires_grad:
+            raise ValueError(
+                f"the loss of step {self.step.names!r} has no gradient; expected {CURE}"
+            )
+        self.local = local
+        return value
+
+    def _note(self, params: Sequence[Tensor], optimiser: Optimizer, *_: Any) -> None:
+        known = {id(v): n for n, v in self.local.items()}
+        for p in params:
+            name = known.get(id(p), "")
+            if name and name not in self.names:
+                self.names.append(name)
+            if name not in self.live and p.grad is not None and bool(p.grad.any()):
+                self.live.add(name)
+
+    @property
+    def still(self) -> list[str]:
+        """Names of the tensors that never had a gradient."""
+        return [n for n in self.names if n not in self.live]
+
+
+@dataclass(frozen=True)
+class WatchedMove:
+    """A closed form whose names are noted, and that may neither draw by itself nor write."""
+
+    move: Move
+    written: set[str]
+
+    def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Return what changes."""
+        name = named(self.move)
+        with (
+            undrawn(name, batch.size.device),
+            unchanged(name, local, received, rows_of(batch)),
+        ):
+            changed = self.move(received, local, batch)
+        self.written.update(changed)
+        return changed
+
+
+def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
+    """Return a phase of one epoch at most, on small minibatches, whose moves are watched."""
+    moves: list[Step | Move] = []
+    for move in phase.moves:
+        if isinstance(move, Step):
+            steps.append(WatchedStep(move))
+            moves.append(steps[-1].watched())
+        else:
+            moves.append(WatchedMove(move, written))
+    epochs = 1 if callable(phase.epochs) else min(phase.epochs, 1)
+    batch = min(phase.batch, ROWS) if phase.batch else None
+    return replace(phase, moves=tuple(moves), epochs=epochs, batch=batch)
+
+
+def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
+    """Refuse tensors on which the loss of their step depends without a gradient; see `CURE`.
+
+    Warn of those on which it does not depend.
+    """
+    if not any(step.still for step in steps):
+        return
+    for step in steps:
+        step.keep = True
+    trial.made(trial.ids)
+    unread: dict[str, list[str]] = {}
+    moving = {name for step in steps for name in step.names}
+    for step in steps:
+        for name in step.still:
+            found = arrives(trial.method, step, name, moving)
+            if found is False:
+                raise ValueError(
+                    f"no gradient reaches {name!r}, which step {step.step.names!r} moves, though "
+                    f"its loss depends on it; expected {CURE}"
+                )
+            if found is None:
+                unread.setdefault(step.step.names, []).append(name)
+    for names, some in unread.items():
+        warnings.warn(
+            f"step {names!r} moves {', '.join(some)}, on which its loss does not depend; expected "
+            "a step without it, or programs that read it",
+            stacklevel=5,
+        )
+
+
+def arrives(method: Method, step: WatchedStep, name: str, moving: Collection[str]) -> bool | None:
+    """Say whether a gradient reaches a tensor where others that move are elsewhere.
+
+    At the start it may be zero, as of the factor of another that is zero. None if the loss does not
+    depend on the tensor, given the same noise.
+    """
+    assert step.calls is not None
+    received, local, batch = step.calls
+    source = stream(0, Stream.TEST)
+
+    def loss(own: Tensors, batch: Batch) -> Tensor:
+        noise = [stream(0, Stream.TEST, 0, str(i)) for i in batch.ids.tolist()]
+        with ClientNoise(noise), torch.enable_grad():
+            return step.step.loss(method.model, method.guide, received, own, batch)
+
+    def near(value: Tensor, far: float) -> Tensor:
+        off = torch.randn(value.shape, generator=source, dtype=value.dtype).to(value.device)
+        return (value + far * (1 + value.abs()) * off).detach()
+
+    for far in (0.01, 1.0, 1.0):  # a layer may be off for these rows, or a feature constant
+        x = near(batch.x, far) if batch.x.is_floating_point() and far == 1 else batch.x
+        rows = replace(batch, x=x)
+        start = local | {n: near(local[n], far).requires_grad_() for n in local if n in moving}
+        moved = near(start[name], 0.01).requires_grad_()
+        first, moved = loss(start, rows), loss(start | {name: moved}, rows)
+        if not bool((first.isfinite() & moved.isfinite()).all()):
+            return True  # where the method does not get to
+        (grad,) = torch.autograd.grad(first.sum(), [start[name]], allow_unused=True)
+        if grad is not None and bool(grad.any()):
+            return True
+        if unlike(first.detach(), moved.detach()):
+            return False
+    return None

@@ -1,0 +1,376 @@
+"""Clients alone and together: what a method makes of a client must depend on that client alone.
+
+The same clients run together, and each by itself with the same noise and other padding. Results
+that differ by more than rounding mean that a function of the method mixes clients, reads padding,
+or draws random numbers that no seed of the run fixes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference.loop.local import train
+from pyrofl.inference.loop.state import Round, meet, sent_down, sent_up
+from pyrofl.inference.method import Method, Phase, Step, no_statistics
+from pyrofl.tensors import Tensors, as_tensors, cut, under, unwritten
+
+COPIED = 2**26  # bytes of a state up to which its numbers are compared before and after
+
+CLIENTS = (
+    "depends on the other clients of the batch",
+    "operations behind the axis of the clients, or numbers that the server sends to all",
+)
+PADDING = (
+    "depends on padding, rows where batch.mask is False",
+    "batch.rows() around sites, and sums over rows that are weighted by batch.counts",
+)
+AGAIN = (
+    "gives other numbers each time it runs",
+    "random numbers by pyro.sample in batch.clients(), and nothing that changes between calls",
+)
+TRAINING = "training"
+
+
+class Mixed(ValueError):
+    """Raised where results of a client differ by more than rounding."""
+
+
+class Drew(ValueError):
+    """Raised where a function draws from a global random generator."""
+
+
+def aligned(together: Tensor, alone: Tensor, client: int, clients: int) -> Tensor | None:
+    """Return a client's part of a tensor of several clients, in the shape that it has alone.
+
+    The first axis that has a place for each client, and 1 alone, is that of the clients; an axis of
+    rows behind it is cut to those of the client. None if the shapes differ in another way.
+    """
+    if together.dim() != alone.dim():
+        return None
+    found = False
+    for axis, (many, few) in enumerate(zip(together.shape, alone.shape, strict=True)):
+        if not found and many == clients and few == 1:
+            together, found = together.narrow(axis, client, 1), True
+        elif many > few:
+            together = together.narrow(axis, 0, few)
+        elif many < few:
+            return None
+    return together
+
+
+def unlike(one: Tensor | None, other: Tensor, before: Tensor | None = None) -> bool:
+    """Say whether two tensors differ by more than rounding.
+
+    Where `before` is given, rounding is measured by how far values have moved from there.
+    """
+    if one is None or one.shape != other.shape or one.dtype != other.dtype:
+        return True
+    if not one.is_floating_point():
+        return not torch.equal(one, other)
+    if not one.numel():
+        return False
+    good = one.isfinite() & other.isfinite()
+    if not torch.equal(one.nan_to_num()[~good], other.nan_to_num()[~good]):
+        return True
+    one, other = torch.where(good, one, 0.0), torch.where(good, other, 0.0)
+    size = torch.maximum(one.abs(), other.abs()).amax()
+    single = one.dtype != torch.float64
+    if before is None or before.shape != one.shape:
+        bound = (1e-4 if single else 1e-7) * size
+    else:
+        moved = torch.where(good, torch.maximum((one - before).abs(), (other - before).abs()), 0.0)
+        bound = (1e-3 if single else 1e-5) * moved.amax() + (1e-5 if single else 1e-10) * size
+    return bool((one - other).abs().amax() > bound + 1e-12)
+
+
+def _states(device: torch.device) -> dict[str, Any]:
+    """Return the states of the global generators by the names of their libraries."""
+    found = {"torch": torch.get_rng_state(), "NumPy": np.random.get_state()}  # noqa: NPY002
+    found["Python"] = random.getstate()
+    if device.type == "cuda":
+        found["CUDA"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def _set(states: Mapping[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(states["torch"])
+    np.random.set_state(states["NumPy"])  # noqa: NPY002
+    random.setstate(states["Python"])
+    if "CUDA" in states:
+        torch.cuda.set_rng_state(states["CUDA"], device)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one[1], np.ndarray):  # NumPy's
+        return bool((one[1] == other[1]).all()) and one[2:] == other[2:]
+    return bool(one == other)
+
+
+@contextmanager
+def undrawn(who: str, device: torch.device) -> Iterator[None]:
+    """Refuse a function, named `who`, that draws from a global generator, and set that back."""
+    before = _states(device)
+    yield
+    after = _states(device)
+    drawn = [name for name, state in before.items() if not _equal(state, after[name])]
+    if drawn:
+        _set(before, device)
+        raise Drew(
+            f"{who} draws from the global generator of {drawn[0]}, which no seed of a run fixes "
+            "and all clients share; expected random numbers by pyro.sample inside "
+            "batch.clients(), or by the generator that the function is given"
+        )
+
+
+@contextmanager
+def scrambled(device: torch.device) -> Iterator[None]:
+    """Give the global generators other states, and set them back afterwards."""
+    before = _states(device)
+    torch.default_generator.manual_seed(2**40 + 1)
+    np.random.seed(12_345)  # noqa: NPY002
+    random.seed(12_345)
+    try:
+        yield
+    finally:
+        _set(before, device)
+
+
+@contextmanager
+def unchanged(who: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
+    """Refuse a function that writes into what it is given, by `.data` or NumPy as well."""
+    known = [(n, v.detach()) for state in states for n, v in state.items()]
+    small = sum(v.numel() * v.element_size() for _, v in known) <= COPIED
+    copies = [v.clone() for _, v in known] if small else []
+    with unwritten(who, *states):
+        yield
+    for (name, value), copy in zip(known, copies, strict=False):
+        if not torch.allclose(value, copy, rtol=0, atol=0, equal_nan=True):
+            raise ValueError(
+                f"{who} writes into {name!r} in place; expected it to return new tensors, such as "
+                "those of value + change or value.clone()"
+            )
+
+
+def rows_of(batch: Batch) -> Tensors:
+    """Return the tensors of a batch that nobody may write into."""
+    return {f"batch.{n}": getattr(batch, n) for n in ("x", "y", "mask", "size")}
+
+
+class Filled(Federation):
+    """A federation whose padding holds other rows than the client's first."""
+
+    def gather(self, who: Who, rows: Tensor, mask: Tensor, *more: Any, **named: Any) -> Batch:
+        """Return the batch of rows, whose padding is the last row of the first client."""
+        rows = torch.where(mask, rows, self.train[0][-1].to(rows))
+        return super().gather(who, rows, mask, *more, **named)
+
+
+def filled(data: Federation) -> Federation:
+    """Return the same clients with other padding."""
+    return Filled(**{f.name: getattr(data, f.name) for f in fields(Federation)})
+
+
+def even(data: Federation) -> Federation:
+    """Return the same clients with as many rows each, so that there is no padding."""
+    most = min(2, int(data.sizes[: data.clients].min()))
+    return replace(data, train=tuple(rows[:most] for rows in data.train))
+
+
+def narrowed(batch: Batch, rows: int | None) -> Batch:
+    """Return the first rows of a batch, or all."""
+    names = ("x", "y", "mask", "at", "weights")
+    parts = {n: v[:, :rows] for n in names if (v := getattr(batch, n)) is not None}
+    return replace(batch, **parts)
+
+
+def named(move: object) -> str:
+    """Name a move of a phase."""
+    if isinstance(move, Step):
+        return f"step {move.names!r}"
+    function = getattr(move, "move", move)  # of one that is watched
+    function = getattr(function, "func", function)  # of a partial
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+class Made(NamedTuple):
+    """What comes of a round for some clients, [C, ...] each."""
+
+    received: Tensors
+    private: Tensors
+    local: Tensors  # once they have trained
+    losses: Tensors
+
+    @property
+    def known(self) -> Tensors:
+        """What they know before they train."""
+        return self.private | self.received
+
+    def parts(self) -> Iterator[tuple[str, Tensors, Tensors]]:
+        """Yield where tensors come from, these, and what they were before."""
+        yield "download", self.received, {}
+        yield "join", self.private, {}
+        yield TRAINING, self.local, self.known
+        yield TRAINING, under("the loss of", self.losses), {}
+
+
+Found = tuple[str, str] | None  # where a tensor comes from, and its name
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A round of some clients, which can be made again with others or without them.
+
+    Attributes:
+        method: of the round.
+        data: the clients that train, and perhaps one that is held out.
+        state: that the round begins with.
+        phases: what clients do.
+    """
+
+    method: Method
+    data: Federation
+    state: Round
+    phases: tuple[Phase, ...]
+
+    @property
+    def ids(self) -> Tensor:
+        """All clients that are looked at."""
+        return torch.arange(len(self.data.train))
+
+    def made(self, ids: Tensor) -> Made:
+        """Return what comes of the round for some clients."""
+        who = self.data.who(ids)
+        received, private = meet(self.method, self.data, self.state, who, 0)
+        local, loss, _, begun = train(
+            self.method,
+            received,
+            private | received,
+            self.data,
+            who,
+            seed=0,
+            number=0,
+            phases=self.phases,
+        )
+        return Made(received, private, local, loss | under("first", begun))
+
+    def refuse_mixed_clients(self, together: Made, sites: Callable[[], None]) -> None:
+        """Refuse what a client gets, or makes, that depends on other clients or on padding.
+
+        `sites` refuses a site of a program which is to blame.
+        """
+        found = self._apart(together)
+        if found is None:
+            return
+        sites()
+        what, trial = found[0], self
+        if what == TRAINING:
+            trial = next((t for t in self._prefixes() if t._apart()), self)
+            found = trial._apart() or found
+            what = named(trial.phases[-1].moves[-1])
+        why, cure = trial._reason()
+        raise Mixed(f"{what} gives a client {found[1]!r}, which {why}; expected {cure}")
+
+    def message(self, made: Made) -> Tensors:
+        """Return what clients that train send up, and refuse what is not one tensor for each."""
+        clients = slice(self.data.clients)
+        with torch.no_grad(), undrawn("upload", self.data.device):
+            sent = sent_up(self.method, cut(made.received, clients), cut(made.local, clients))
+        for name, value in sent.items():
+            if value.shape[:1] != (self.data.clients,):
+                expected = f"[{self.data.clients}, {', '.join(map(str, value.shape[1:])) or '...'}]"
+                raise ValueError(
+                    f"upload sends {name!r} of shape {list(value.shape)} for {self.data.clients} "
+                    f"clients; expected {expected}, with the axis of the clients in front"
+                )
+        return sent
+
+    def refuse_mixed_results(self, made: Made) -> None:
+        """Refuse uploads, views and statistics that mix clients or read padding."""
+        count, batch = self.data.clients, self.data.batch(torch.arange(self.data.clients))
+        rows, device = batch.mask.sum(1).tolist(), self.data.device
+
+        def differing(most: int | None) -> Found:
+            """Return what differs first, where clients have so many rows at most."""
+            together = self._results(made, slice(count), narrowed(batch, most))
+            for c in range(count) if count > 1 else ():
+                one = slice(c, c + 1)
+                own = narrowed(batch.some(one), min(rows[c], most or rows[c]))
+                with scrambled(device):
+                    alone = self._results(made, one, own)
+                for what, some in alone.items():
+                    for name, value in some.items():
+                        mine = aligned(together[what][name], value, c, count)
+                        if name not in together[what] or unlike(mine, value):
+                            return what, name
+            return None
+
+        with torch.no_grad():
+            found = differing(None)
+            if found:
+                why, cure = CLIENTS if differing(min(rows)) else PADDING
+                raise Mixed(f"{found[0]} gives a client {found[1]!r}, which {why}; expected {cure}")
+
+    def _results(self, made: Made, clients: slice, batch: Batch) -> dict[str, Tensors]:
+        """Return what is made of some clients once they have trained."""
+        method, view = self.method, self.method.main_view
+        who, device = self.data.who(self.ids[clients]), self.data.device
+        received, local = (cut(t, clients) for t in (made.received, made.local))
+        with undrawn("upload", device):
+            found = {"upload": sent_up(method, received, local)}
+        got = sent_down(method.deployed(view), self.state.server, who)
+        own = {n: local[n] for n in made.private}
+        with undrawn(f"view {view!r}", device):
+            seen = method.views[view](got, own | got)
+        if isinstance(seen, dict):
+            found[f"view {view!r}"] = seen
+            if method.statistics is not no_statistics:
+                with undrawn("statistics", device):
+                    told = method.statistics(got, seen, batch)
+                found["statistics"] = as_tensors("what statistics returns", told)
+        return found
+
+    def _prefixes(self) -> Iterator[Trial]:
+        """Yield trials of the first moves of the first phases, one more each time."""
+        for i, phase in enumerate(self.phases):
+            for j in range(len(phase.moves)):
+                last = replace(phase, moves=phase.moves[: j + 1])
+                yield replace(self, phases=(*self.phases[:i], last))
+
+    def _reason(self) -> tuple[str, str]:
+        """Return why results of clients differ, and the cure."""
+        first = self.made(self.ids)
+        with scrambled(self.data.device):
+            again = self.made(self.ids)
+        if _first(first, again, lambda one, other: one):
+            return AGAIN
+        return CLIENTS if replace(self, data=even(self.data))._apart() else PADDING
+
+    def _apart(self, together: Made | None = None) -> Found:
+        """Return what differs first between a client alone and with others."""
+        count = len(self.ids)
+        together = together or self.made(self.ids)
+        last = self.data.clients - 1  # it has the fewest rows, so that there is padding beside it
+        with scrambled(self.data.device):
+            alone = self.made(torch.tensor([last]))
+        return _first(together, alone, partial(aligned, client=last, clients=count))
+
+
+def _first(together: Made, alone: Made, mine: Callable[[Tensor, Tensor], Tensor | None]) -> Found:
+    """Return what differs first; `mine` cuts a client's part out of a tensor."""
+    for (what, some, _), (_, own, before) in zip(together.parts(), alone.parts(), strict=True):
+        for name, value in own.items():
+            if name not in some or unlike(mine(some[name], value), value, before.get(name)):
+                return what, name
+    return None

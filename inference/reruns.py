@@ -1,0 +1,297 @@
+"""Programs run again, on other rows and for clients alone: what they may not depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from pyrofl.data import Batch
+from pyrofl.inference.elbo import is_made, latent, observed, recorded, weighed, with_rows
+from pyrofl.inference.gradients import CURE
+from pyrofl.inference.look import Look, equal, factors, log_prob_of
+from pyrofl.inference.mixing import (
+    AGAIN,
+    CLIENTS,
+    PADDING,
+    Mixed,
+    aligned,
+    narrowed,
+    scrambled,
+    unlike,
+)
+from pyrofl.inference.posteriors.draws import of_rows
+from pyrofl.plates import KeptPlates
+from pyrofl.tensors import Tensors, cut, default_type
+
+
+class Other(NamedTuple):
+    """Another batch of the same clients.
+
+    Attributes:
+        batch: what programs see.
+        source: [C, W] int64, where each of its rows was in the first batch.
+        kept: [C, W] bool, the rows that are as they were; others are padding now.
+    """
+
+    batch: Batch
+    source: Tensor
+    kept: Tensor
+
+
+@dataclass(frozen=True)
+class Reruns:
+    """Runs of a method's programs that are compared with the first one.
+
+    Attributes:
+        look: the first run.
+        minibatches: whether a client may train on some of its rows at a time; if not, rows of a
+            client may depend on each other.
+    """
+
+    look: Look
+    minibatches: bool
+
+    def refuse_mixed_rows(self) -> None:
+        """Refuse programs in which other rows, or padding, have a say about a row."""
+        other, after = self.other, self.after
+        costs = {name for name, _ in factors(self.look.p)}
+        for name, site in (*observed(self.look.p), *latent(self.look.p)):
+            if name in after.nodes and self._alike(site, after.nodes[name], other):
+                continue
+            if self._changes():
+                raise Mixed(f"site {name!r} {AGAIN[0]}; expected {AGAIN[1]}")
+            if not self.minibatches:
+                raise Mixed(f"site {name!r} {PADDING[0]}; expected {PADDING[1]}")
+            if name in costs:
+                raise Mixed(
+                    f"pyro.factor {name!r} of a client or row depends on other rows or on padding; "
+                    "expected batch=None, or a cost of rows inside batch.rows(), one for each"
+                )
+            if site["is_observed"]:
+                raise Mixed(
+                    f"the likelihood of {name!r} in one row depends on other rows or on padding; "
+                    "expected a model and layers that treat each row by itself: no mean or softmax "
+                    "over rows, no BatchNorm"
+                )
+            raise Mixed(
+                f"the prior of {name!r} depends on the rows of the batch; expected one that "
+                "reads what the server and the client hold, as batches change"
+            )
+
+    @cached_property
+    def values(self) -> Tensors:
+        """Values of the latent sites that are real numbers, to which there may be gradients."""
+        return {
+            n: s["value"].detach().clone().requires_grad_()
+            for n, s in latent(self.look.q)
+            if n in self.look.p.nodes and s["value"].is_floating_point()
+        }
+
+    @cached_property
+    def other(self) -> Other:
+        """The batch in another order, without the last row, and with other padding.
+
+        Where clients see all their rows at once, the order stays, and all rows.
+        """
+        batch, mask = self.look.batch, self.look.batch.mask
+        wide = mask.shape[1] + self.minibatches
+        source = torch.zeros(len(batch), wide, dtype=torch.long, device=mask.device)
+        kept = torch.zeros_like(source, dtype=torch.bool)
+        for c, rows in enumerate(mask.sum(1).tolist()):
+            order = list(range(rows))
+            if self.minibatches:
+                order = order[: max(2, rows - 1)][::-1]
+            source[c, : len(order)] = torch.tensor(order)
+            kept[c, : len(order)] = True
+        at = source if self.minibatches else batch.at
+        weights = None if batch.weights is None else _taken(batch.weights, source, -1)
+        y = self._other_responses(batch.y[torch.arange(len(batch))[:, None], source], ~kept)
+        return Other(replace(batch, y=y, mask=kept, at=at, weights=weights), source, kept)
+
+    @cached_property
+    def after(self) -> Any:
+        """A trace of the model on the other rows, with the draws that there were."""
+        with torch.enable_grad():
+            return self._on_others(self.values)
+
+    def _alike(self, site: Any, after: Any, other: Other) -> bool:
+        """Say whether a site is the same in the rows that are as they were."""
+        one, two = log_prob_of(site), log_prob_of(after)
+        if of_rows(site):
+            weights = [_weight(s, b) for s, b in ((site, self.look.batch), (after, other.batch))]
+            one, two = (
+                v.expand(torch.broadcast_shapes(v.shape, b.mask.shape))
+                for v, b in ((one, self.look.batch), (two, other.batch))
+            )
+            pairs = [(one, two), (weights[0], weights[1])]
+            return all(
+                equal(_taken(a, other.source, -1)[..., other.kept], b[..., other.kept])
+                for a, b in pairs
+            )
+        scales = [s["scale"] for s in (site, after)]
+        return equal(one, two) and equal(*(torch.as_tensor(s).to(one) for s in scales))
+
+    def _on_others(self, values: Tensors) -> Any:
+        """Return a trace of the model on the other rows, given values of latent sites."""
+        other, look, sites = self.other, self.look, {}
+        for name, site in look.q.nodes.items():
+            if site["type"] == "sample" and not site_is_subsample(site):
+                # Not a leaf, so that a program which writes into it does not fail.
+                value = values[name] * 1.0 if name in values else site["value"]
+                if of_rows(site):
+                    value = _taken(value, other.source, -1 - site["fn"].event_dim)
+                site = {**site, "value": value}
+            sites[name] = site
+        x, table, known = look.batch.x, look.data.x, SimpleNamespace(nodes=sites)
+        taken = x[torch.arange(len(x))[:, None], other.source]
+        some = ~other.kept.reshape(*other.kept.shape, *(1 for _ in x.shape[2:]))
+        if x.is_floating_point():  # what nobody has tells most; places in a table it cannot be
+            new = torch.where(some, taken.flip(0, 1) + 1, taken)
+            with suppress(IndexError, RuntimeError, ValueError):
+                return self._model(replace(other.batch, x=new), known)
+        at = torch.arange(other.kept.numel(), device=x.device) * 7 % len(table)
+        new = torch.where(some, table[at].reshape(taken.shape), taken)
+        return self._model(replace(other.batch, x=new), known)
+
+    def _model(self, batch: Batch, known: Any) -> Any:
+        """Return a trace of the model in which latent sites have known values."""
+        states = (with_rows(t, len(batch)) for t in (self.look.received, self.look.local))
+        with default_type(batch.size.dtype), KeptPlates():
+            return recorded(self.look.method.model, (*states, batch), known)
+
+    def _other_responses(self, y: Tensor, at: Tensor) -> Tensor:
+        """Return the responses, at some places one of the table that differs from those there."""
+        table, there = self.look.data.y, y[at]
+        good = table.isfinite() & (table[:, None] != there[None]).all(1)
+        rows = good.flatten(1).all(1) if table.dim() > 1 else good
+        if not rows.any():
+            return y
+        some = at.reshape(*at.shape, *(1 for _ in y.shape[2:]))
+        return torch.where(some, table[rows][0], y)
+
+    # Clients alone
+
+    def refuse_mixed_clients(self, every: bool = False) -> None:
+        """Refuse programs in which other clients, or the padding that they bring, have a say.
+
+        The largest client is looked at alone, which has no padding, or every one.
+        """
+        look, count = self.look, len(self.look.batch)
+        some = range(count if every else 1) if count > 1 else range(0)
+        name = self._apart(look.batch, some, (look.q, look.p))
+        if name is None:
+            return
+        if self._changes():
+            why, cure = AGAIN
+        else:
+            rows = int(look.batch.mask.sum(1).min())
+            mixed = self._apart(narrowed(look.batch, rows), range(count))
+            why, cure = CLIENTS if mixed else PADDING
+        raise Mixed(f"site {name!r} {why}; expected {cure}")
+
+    def _changes(self) -> bool:
+        """Say whether the programs give other numbers when they run again."""
+        look = self.look
+        with scrambled(look.batch.size.device):
+            again = look.run(look.batch, look.received, look.local)
+        return _first((look.q, look.p), again, lambda one, _: one) is not None
+
+    def _apart(
+        self, batch: Batch, some: Sequence[int], together: tuple[Any, Any] | None = None
+    ) -> str | None:
+        """Return the first site that is another one for some clients alone than with others."""
+        look, count = self.look, len(batch)
+        together = together or look.run(batch, look.received, look.local)
+        for client in some:
+            one = slice(client, client + 1)
+            own = narrowed(batch.some(one), int(batch.mask[client].sum()))
+            with scrambled(batch.size.device):
+                alone = look.run(own, cut(look.received, one), cut(look.local, one))
+            if found := _first(together, alone, partial(aligned, client=client, clients=count)):
+                return found
+        return None
+
+    # Gradients
+
+    def refuse_cut_sites(self) -> None:
+        """Refuse models that read the value of a site without a gradient to it."""
+        values = self.values
+        for name in self._without_gradient(values, self.after):
+            # Once more, as a gradient may be zero at a point.
+            with torch.enable_grad():
+                moved = {n: (v * 0.99 + (v == 0) * 0.01).detach() for n, v in values.items()}
+                moved = {n: v.requires_grad_() for n, v in moved.items()}
+                trace = self._on_others(moved)
+            one = _others(trace)
+            if name not in self._without_gradient(moved, trace) or not one.isfinite().all():
+                continue
+            with torch.no_grad():
+                two = _others(self._on_others({**moved, name: moved[name] * 0.99}))
+            if bool(two.isfinite().all()) and unlike(one.detach(), two):
+                raise ValueError(
+                    f"no gradient of the model reaches site {name!r}, though densities depend on "
+                    f"it; expected {CURE}"
+                )
+
+    def _without_gradient(self, values: Tensors, trace: Any) -> list[str]:
+        """Return sites that have no gradient of the model's densities but their own."""
+        with torch.enable_grad():
+            total = _others(trace).sum()
+        if not values or not total.requires_grad:
+            return [*values]
+        grads = torch.autograd.grad(total, [*values.values()], allow_unused=True, retain_graph=True)
+        found = zip(values, grads, strict=True)
+        return [name for name, grad in found if grad is None or not bool(grad.any())]
+
+
+def _others(trace: Any) -> Tensor:
+    """Return log densities of a model as functions of latent sites, but not of each its own."""
+    parts = [log_prob_of(s) for _, s in observed(trace)]
+    parts += [s["fn"].log_prob(s["value"].detach()) for _, s in latent(trace)]
+    return torch.cat([part.flatten() for part in parts])
+
+
+def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str | None:
+    """Return the first site that differs; `mine` cuts a client's part out of a tensor."""
+    for traces in zip(together, alone, strict=True):
+        for name, site in traces[1].nodes.items():
+            if site["type"] != "sample" or site_is_subsample(site):
+                continue
+            if name not in traces[0].nodes:
+                return name
+            parts = [_parts(trace.nodes[name]) for trace in traces]
+            for one, other in zip(*parts, strict=True):
+                if unlike(mine(one, other), other):
+                    return name
+    return None
+
+
+def _parts(site: Any) -> Iterator[Tensor]:
+    """Yield what a site is: its value, unless that is of the data, and its density."""
+    if is_made(site) or not site["is_observed"]:
+        yield site["value"]
+    if not is_made(site):
+        yield weighed(site, log_prob_of(site))
+
+
+def _weight(site: Any, batch: Batch) -> Tensor:
+    """Return what the density of each row is multiplied by, over what it counts in its batch."""
+    counts = batch.counts.where(batch.mask, 1.0)
+    weight = torch.as_tensor(site["scale"]).to(counts) / counts
+    return weight.expand(batch.mask.shape) if weight.dim() <= 2 else torch.ones_like(counts)
+
+
+def _taken(value: Tensor, source: Tensor, axis: int) -> Tensor:
+    """Return the rows of a tensor [..., C, B, *event], whose axis is given, as others have them."""
+    if value.shape[axis] == 1 and source.shape[1] > 1 and not bool(source.any()):
+        return value.expand(*value.shape[:axis], source.shape[1], *value.shape[axis:][1:])
+    index = source.reshape(*source.shape, *(1 for _ in value.shape[value.dim() + axis + 1 :]))
+    return torch.take_along_dim(value, index, dim=axis)
