@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -106,7 +107,7 @@ def run(args: Namespace) -> None:
     """Fit one method and write its folder."""
     resolve(args)
     (job,) = rehearse(jobs(args, [args.method], [args.seed]))
-    with opened([job]):
+    with run_folder.only_if_done(job.path, job.path / "figures"), opened([job]):
         say(args, report.about(job.task.data, job.task.likelihood, args))
         done, scores, lacking = fit_and_save(job, keeping(job, args.rounds))
     show(report.score_table(scores, done.privacy), f"{job.path} holds all results")
@@ -133,9 +134,12 @@ def compare(args: Namespace) -> None:
         if args.resume
         else ""
     )
-    folder = run_folder.prepare(args.out, args.overwrite, left)
-    run_folder.prepare(folder / "figures", overwrite=True)
-    with opened(asked, folder):
+    folder = Path(args.out)
+    drawn, paths = folder / "figures", [job.path for job in asked]
+    with run_folder.only_if_done(folder, drawn, *paths), ExitStack() as held:
+        run_folder.prepare(folder, args.overwrite, left)
+        run_folder.prepare(drawn, overwrite=True)
+        held.enter_context(opened(asked, folder))
         if searches:
             words, chosen = tuning.all_done(searches)
             args.settings = [*args.settings, *words]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -15,6 +16,7 @@ from pyrofl.cli.report import posterior_view
 from pyrofl.cli.setup import Task
 from pyrofl.inference import loggers
 from pyrofl.inference.loop.rounds import by_round, first
+from pyrofl.inference.mistakes import check
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.arviz import CHEAP
 from pyrofl.inference.posteriors.axes import GROUPS
@@ -26,13 +28,13 @@ UNASKED = 5_000_000  # numbers that groups beside the usual ones may add to post
 
 
 def rehearse(jobs: Sequence[Job]) -> list[Job]:
-    """Load what writes results, look for room for draws, and try out the groups of posterior.nc.
+    """Load what writes results, check methods, and try out draws and groups of posterior.nc.
 
     Returns the jobs, which differ in method and seed, with the groups that they are to write.
 
     Raises:
-        ValueError: if what --log needs is not installed, there is no memory for so many draws, or
-            a group cannot be made.
+        ValueError: if what --log needs is not installed, `check` refuses a method, there is no
+            memory for so many draws, or a group cannot be made.
         OSError: if a library finds no place for its files.
     """
     export.now()  # refuses a SOURCE_DATE_EPOCH that is none
@@ -46,7 +48,18 @@ def rehearse(jobs: Sequence[Job]) -> list[Job]:
     for job in {job.name: job for job in jobs}.values():
         _find_room(job)
         settled[job.name] = _groups(job) if job.args.posterior_draws else ("all", set())
+        _check(job)
     return [_labelled(job, *settled[job.name]) for job in jobs]
+
+
+def _check(job: Job) -> None:
+    """Refuse what `fit` would refuse before round one, once it has made a folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which the fit gives again
+        try:
+            check(by_round(job.method)(0), job.task.data, chunk=job.args.chunk)
+        except ValueError as error:
+            raise ValueError(f"{job.name}: {error}") from error
 
 
 def _labelled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:

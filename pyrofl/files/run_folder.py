@@ -56,6 +56,22 @@ def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Pat
 
 
 @contextmanager
+def only_if_done(*paths: Path) -> Iterator[None]:
+    """Remove folders again that the body makes, if it raises and they are empty."""
+    new: list[Path] = []
+    for path in paths:
+        missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
+        new += [p for p in missing if p not in new]
+    try:
+        yield
+    except BaseException:
+        for path in sorted(new, key=lambda p: len(p.parts), reverse=True):
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
+@contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Give a name beside `path` to write to; the file takes its place once it is on the disk.
 

@@ -40,11 +40,15 @@ class Recursion(Odd):
 class Exit(Odd):
     def forward(self, x):
         raise SystemExit(0)
+class Mixing(Odd):
+    def forward(self, x):
+        return self.inside(x - x.mean(0))
 good = lambda: nn.Linear(64, 10)
 """
 REFUSED = {
     "--net mlp:99999999999": "not enough memory: ",
     f"--net mlp:{HUGE}": "expected positive integers below 1e18",
+    "--net nets.py:Mixing": "local: the likelihood of 'y' in one row depends on other rows",
     "--net nets.py:Key": "KeyError: 'a' (unexpected; PYROFL_TRACEBACK=1 shows where)",
     "--net nets.py:Assertion": "AssertionError: never (unexpected",
     "--net nets.py:Recursion": "maximum recursion depth exceeded",
@@ -83,6 +87,22 @@ def test_what_fails_before_any_work_is_refused_in_one_line(words, tmp_path, monk
     assert error.count("\n") == 1
     assert REFUSED[words] in error
     assert os.listdir() == ["nets.py"]
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_a_comparison_that_is_refused_leaves_no_folder(more, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(NETWORKS)
+    words = ["compare", "local", "fedavg", *SMALL, "--seeds", "1", "--out", "below/out", *more]
+    assert main([*words, "--net", "nets.py:Mixing"]) == 2
+    assert os.listdir() == ["nets.py"]
+    assert main([*words, "--net", "softmax"]) == 0
+    (tmp_path / "below/out/local-0/run.json").write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    odd = [*words[:1], "local", "ditto", *words[3:], "--net", "softmax", "--resume"]
+    assert main(odd) == 2
+    assert "run.json cannot be read" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_more_seeds_than_anybody_runs_are_refused(capsys):
