@@ -266,11 +266,11 @@ def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str 
             if site["type"] != "sample" or site_is_subsample(site):
                 continue
             if name not in traces[0].nodes:
-                return name
+                return str(name)
             parts = [_parts(trace.nodes[name]) for trace in traces]
             for one, other in zip(*parts, strict=True):
                 if unlike(mine(one, other), other):
-                    return name
+                    return str(name)
     return None
 
 
@@ -291,7 +291,6 @@ def _weight(site: Any, batch: Batch) -> Tensor:
 
 def _taken(value: Tensor, source: Tensor, axis: int) -> Tensor:
     """Return the rows of a tensor [..., C, B, *event], whose axis is given, as others have them."""
-    if value.shape[axis] == 1 and source.shape[1] > 1 and not bool(source.any()):
-        return value.expand(*value.shape[:axis], source.shape[1], *value.shape[axis:][1:])
-    index = source.reshape(*source.shape, *(1 for _ in value.shape[value.dim() + axis + 1 :]))
-    return torch.take_along_dim(value, index, dim=axis)
+    shape = [1] * value.dim()
+    shape[axis - 1], shape[axis] = source.shape
+    return torch.take_along_dim(value, source.reshape(shape), dim=axis)
