@@ -129,19 +129,12 @@ class Look:
 
     def _refuse_repeated(self) -> None:
         """Refuse a response that counts twice: rows would weigh as twice as many."""
-        sites = [(n, s) for n, s in self.responses() if self._in_rows(s)]
+        sites = [(n, s) for n, s in observed(self.p) if self._in_rows(s)]
         for i, (name, site) in enumerate(sites):
             for other, second in sites[:i]:
                 both = site["mask"] & second["mask"]
-                alike = [_seen(s)[both] for s in (site, second)]
-                each = self.batch.counts.where(both, 1.0)
-                share = (site["scale"] + second["scale"]) / each
-                if (
-                    alike[0].shape == alike[1].shape
-                    and torch.equal(*alike)
-                    and len(alike[0].unique(dim=0)) > 1
-                    and bool((share * both > 1 + 1e-6).any())
-                ):
+                share = (site["scale"] + second["scale"]) / self.batch.counts.where(both, 1.0)
+                if bool((share * both > 1 + 1e-6).any()) and _repeated(site, second, both):
                     raise ValueError(
                         f"sites {other!r} and {name!r} both observe the same responses, which "
                         "would count twice; expected one of them, or weights by poutine.scale "
@@ -278,10 +271,15 @@ def equal(a: Tensor, b: Tensor) -> bool:
     return not unlike(a, b)
 
 
-def _seen(site: Any) -> Tensor:
-    """Return the observed values of a site, with one axis behind those of clients and rows."""
-    value: Tensor = site["value"]
-    return value.reshape(*value.shape[:2], -1).double()
+def _repeated(site: Any, second: Any, both: Tensor) -> bool:
+    """Say whether two sites have the same values in some rows [C, B], or costs the same density."""
+    pair = site, second
+    if any(isinstance(s["fn"], dist.Unit) for s in pair):
+        found = [log_prob_of(s).expand(both.shape)[both] for s in pair]
+    else:
+        found = [s["value"].reshape(*both.shape, -1)[both].double() for s in pair]
+    one, other = found
+    return one.shape == other.shape and equal(one, other) and len(one.unique(dim=0)) > 1
 
 
 class Drawn(Messenger):

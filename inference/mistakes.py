@@ -34,6 +34,8 @@ from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.tensors import Tensors, as_tensors, cut, default_type, matches, pick
 from pyrofl.turns import in_turn
 
+MANY = 200  # rows of a client up to which all of them may be looked at
+
 
 @checked
 @in_turn
@@ -61,19 +63,43 @@ def check(
     Warns:
         UserWarning: if the guide reads a tensor that nothing moves.
     """
+    minibatches = any(phase.batch for phase in (*method.phases, *method.adapt))
     few, ids = _few(method, data, alone=chunk == 1)
-    few = filled(few)
     with pyro.get_param_store().scope(), pyro.validation_enabled(False):
         try:
-            _look(method, few, ids, server)
-        except Mixed:
-            if few.dtype == torch.float64 or few.device.type == "mps":
+            _in_both_precisions(method, filled(few), ids, server)
+        except ValueError as error:
+            # Programs may be made for just as many rows as clients have.
+            if minibatches or not _is_of_program(error) or int(data.sizes.max()) > MANY:
                 raise
-            # Rounding may differ by much in single precision.
-            with default_type(torch.float64), suppress(RuntimeError, IndexError, TypeError):
-                double = few.to(few.device, torch.float64)
-                return _look(method, double, ids, server)
+            whole = replace(few, train=tuple(data.train[data.names.index(n)] for n in few.names))
+            try:
+                _in_both_precisions(method, filled(whole), ids, server)
+            except ValueError:
+                raise error from None
+
+
+def _is_of_program(error: BaseException) -> bool:
+    """Say whether an error was raised inside a function of the method, by Pyro or torch."""
+    error = error.__cause__ or error
+    frame = error.__traceback__
+    while frame and frame.tb_next:
+        frame = frame.tb_next
+    return frame is None or not str(frame.tb_frame.f_globals["__name__"]).startswith("pyrofl.")
+
+
+def _in_both_precisions(
+    method: Method, few: Federation, ids: Tensor, server: Tensors | None
+) -> None:
+    """Look at a method; where rounding may be to blame, once more in double precision."""
+    try:
+        _look(method, few, ids, server)
+    except Mixed:
+        if few.dtype == torch.float64 or few.device.type == "mps":
             raise
+        with default_type(torch.float64), suppress(RuntimeError, IndexError, TypeError):
+            return _look(method, few.to(few.device, torch.float64), ids, server)
+        raise
 
 
 def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:

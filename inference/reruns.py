@@ -230,11 +230,11 @@ class Reruns:
                 moved = {n: (v * 0.99 + (v == 0) * 0.01).detach() for n, v in values.items()}
                 moved = {n: v.requires_grad_() for n, v in moved.items()}
                 trace = self._on_others(moved)
-            one = _others(trace)
+            one = _others(trace, name)
             if name not in self._without_gradient(moved, trace) or not one.isfinite().all():
                 continue
             with torch.no_grad():
-                two = _others(self._on_others({**moved, name: moved[name] * 0.99}))
+                two = _others(self._on_others({**moved, name: moved[name] * 0.99}), name)
             if bool(two.isfinite().all()) and unlike(one.detach(), two):
                 raise ValueError(
                     f"no gradient of the model reaches site {name!r}, though densities depend on "
@@ -252,10 +252,10 @@ class Reruns:
         return [name for name, grad in found if grad is None or not bool(grad.any())]
 
 
-def _others(trace: Any) -> Tensor:
+def _others(trace: Any, without: str = "") -> Tensor:
     """Return log densities of a model as functions of latent sites, but not of each its own."""
     parts = [log_prob_of(s) for _, s in observed(trace)]
-    parts += [s["fn"].log_prob(s["value"].detach()) for _, s in latent(trace)]
+    parts += [s["fn"].log_prob(s["value"].detach()) for n, s in latent(trace) if n != without]
     return torch.cat([part.flatten() for part in parts])
 
 

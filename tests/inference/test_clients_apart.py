@@ -24,7 +24,8 @@ from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Program
 from pyrofl.inference.servers import Pooled, by_size
-from pyrofl.models import pvi
+from pyrofl.models import fedavg, likelihoods, pvi
+from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
 FULL, MINI = None, 2
@@ -104,6 +105,11 @@ def twice(u: Tensor, batch: Batch) -> None:
         pyro.sample("again", dist.Normal(u, 2.0), obs=batch.y)
 
 
+def as_a_cost(u: Tensor, batch: Batch) -> None:
+    with batch.rows():
+        pyro.factor("again", dist.Normal(u, 1.0).log_prob(batch.y))
+
+
 def shared_out(u: Tensor, batch: Batch) -> None:
     pyro.deterministic("share", u.softmax(-2), event_dim=0)
 
@@ -122,6 +128,7 @@ MODELS = {
     "the first response": (model_of(lambda u, b: u + b.y[..., :1]), ROWS),
     "nothing observed": (model_of(observe=False), "observes nothing; expected obs=batch.y"),
     "y observed twice": (model_of(extra=twice), "'again' and 'y' both observe the same"),
+    "y observed and a cost": (model_of(extra=as_a_cost), "'again' and 'y' both observe the same"),
     "torch's generator": (
         model_of(lambda u, b: u + torch.randn(b.y.shape)),
         "the model draws from the global generator of torch",
@@ -341,6 +348,14 @@ def test_wrong_statistics_are_refused():
         check(wrong, numbers())
 
 
+def test_a_view_that_mixes_clients_is_refused():
+    def mean(received: Tensors, local: Tensors) -> Tensors:
+        return local | {"q/mu": local["q/mu"].mean(0, keepdim=True).expand_as(local["q/mu"])}
+
+    with pytest.raises(ValueError, match=f"view 'personal' gives a client 'q/mu', which {MIXES}"):
+        check(method(views={"personal": mean}), numbers())
+
+
 def test_weights_with_an_axis_too_many_are_refused():
     wrong = method(merge=Pooled({"*": lambda message, who: who.size[:, None]}))
     with pytest.raises(ValueError, match=r"weight .*\[2, 1\]; expected \[2\]"):
@@ -405,3 +420,73 @@ def test_single_precision_finds_the_same():
 def test_one_client_may_do_what_it_likes():
     data = numbers((20,))
     check(method(model_of(lambda u, b: u - 0.5 * u.mean(-2, keepdim=True)), batch=FULL), data)
+
+
+def new_row(u: Tensor, batch: Batch) -> None:
+    pyro.sample("new", dist.Normal(u, 1.0))
+
+
+def steps(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Let each of twelve rows be a step of a random walk."""
+    with batch.clients():
+        sd = pyro.sample("sd", dist.HalfNormal(1.0))
+        step = pyro.sample("step", dist.Normal(0.0, 1.0).expand([12]).to_event(1))
+        with batch.rows():
+            walk = (sd[..., None] * step).cumsum(-1).squeeze(-2)
+            pyro.sample("y", dist.Normal(walk, 1.0), obs=batch.y)
+
+
+def lagged(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Let rows depend on the row before."""
+    with batch.clients():
+        phi = pyro.sample("phi", dist.Normal(0.0, 1.0))
+        with batch.rows():
+            before = torch.nn.functional.pad(batch.y[:, :-1], (1, 0))
+            pyro.sample("y", dist.Normal(phi * before, 1.0), obs=batch.y)
+
+
+def with_new_row(received: Tensors, local: Tensors, batch: Batch) -> None:
+    model_of(extra=new_row)(received, local, batch)
+
+
+def tempered(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        u = pyro.sample("u", dist.Normal(0.0, 10.0))
+        with batch.rows(), poutine.scale(scale=0.5):
+            pyro.sample("y", dist.Normal(u, 1.0), obs=batch.y)
+            pyro.sample("again", dist.StudentT(4.0, u, 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize(
+    ("program", "shared", "sizes"),
+    [
+        (steps, "sd", (12, 12)),
+        (lagged, "phi", (12, 9)),
+        (with_new_row, "u", (12, 9)),
+        (tempered, "u", (12, 9)),
+    ],
+)
+def test_unusual_programs_that_are_right_pass(program, shared, sizes):
+    data = numbers(sizes)
+    check(pvi.hierarchical(program, data, shared=shared), data)
+
+
+class LowRank(torch.nn.Module):
+    """A layer whose factor is zero at the start, so that the other has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+        self.a, self.b = (torch.nn.Parameter(torch.zeros(n)) for n in ((1, 2), (3, 1)))
+
+    def reset_parameters(self) -> None:
+        torch.nn.init.normal_(self.a)
+        torch.nn.init.zeros_(self.b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x) + x @ self.a.T @ self.b.T))
+
+
+def test_a_gradient_that_is_zero_at_the_start_is_no_mistake():
+    made = fedavg.build(Network(LowRank()), likelihood=likelihoods.normal(), batch=None)
+    check(made, numbers())
