@@ -18,7 +18,7 @@ from pyrofl.inference.method import Method, Move, Phase, Step
 from pyrofl.inference.mixing import Trial, named, rows_of, unchanged, undrawn, unlike
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
-from pyrofl.tensors import Tensors
+from pyrofl.tensors import Tensors, matches
 
 ROWS = 3  # of a minibatch, as of the largest client that is looked at: a step for each
 CURE = "tensors all the way, without detach, no_grad, .item(), NumPy or writing in place"
@@ -33,6 +33,7 @@ class WatchedStep:
         names: of the tensors that it moves.
         live: those that had a gradient which is not exactly zero.
         calls: what the loss was given, where that is kept.
+        moved: names that match in the last call.
     """
 
     step: Step
@@ -40,6 +41,7 @@ class WatchedStep:
     live: set[str] = field(default_factory=set)
     keep: bool = False
     calls: tuple[Tensors, Tensors, Batch] | None = None
+    moved: list[str] = field(default_factory=list)
 
     def watched(self) -> Step:
         """Return a step that does the same and is watched."""
@@ -63,14 +65,14 @@ class WatchedStep:
             raise ValueError(
                 f"the loss of step {self.step.names!r} has no gradient; expected {CURE}"
             )
-        self.local = local
+        self.moved = [
+            n for n in local if matches(n, self.step.names)
+        ]  # first those of the optimiser
         return value
 
     def _note(self, params: Sequence[Tensor], optimiser: Optimizer, *_: Any) -> None:
-        known = {id(v): n for n, v in self.local.items()}
-        for p in params:
-            name = known.get(id(p), "")
-            if name and name not in self.names:
+        for p, name in zip(params, self.moved, strict=False):
+            if name not in self.names:
                 self.names.append(name)
             if name not in self.live and p.grad is not None and bool(p.grad.any()):
                 self.live.add(name)
@@ -138,8 +140,8 @@ def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
                 unread.setdefault(step.step.names, []).append(name)
     for names, some in unread.items():
         warnings.warn(
-            f"step {names!r} moves {', '.join(some)}, on which its loss does not depend; expected "
-            "a step without it, or programs that read it",
+            f"step {names!r} moves {', '.join(some)}, which its loss reads and does not depend "
+            "on; expected programs that do not overwrite what they read",
             stacklevel=5,
         )
 
@@ -147,8 +149,8 @@ def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
 def arrives(method: Method, step: WatchedStep, name: str, moving: Collection[str]) -> bool | None:
     """Say whether a gradient reaches a tensor where others that move are elsewhere.
 
-    At the start it may be zero, as of the factor of another that is zero. None if the loss does not
-    depend on the tensor, given the same noise.
+    At the start it may be zero, as of the factor of another that is zero. None if the loss reads
+    the tensor and does not depend on it, given the same noise.
     """
     assert step.calls is not None
     received, local, batch = step.calls
@@ -176,4 +178,6 @@ def arrives(method: Method, step: WatchedStep, name: str, moving: Collection[str
             return True
         if unlike(first.detach(), moved.detach()):
             return False
+        if grad is None:
+            return True  # no program reads it
     return None

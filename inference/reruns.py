@@ -68,13 +68,15 @@ class Reruns:
                 continue
             if self._changes():
                 raise Mixed(f"site {name!r} {AGAIN[0]}; expected {AGAIN[1]}")
-            if not self.minibatches:
-                raise Mixed(f"site {name!r} {PADDING[0]}; expected {PADDING[1]}")
             if name in costs:
                 raise Mixed(
                     f"pyro.factor {name!r} of a client or row depends on other rows or on padding; "
-                    "expected batch=None, or a cost of rows inside batch.rows(), one for each"
+                    "expected a cost of rows inside batch.rows(), one for each; or, where every "
+                    "step has all rows (batch=None), a cost of each client that leaves out padding "
+                    "by batch.mask"
                 )
+            if not self.minibatches:
+                raise Mixed(f"site {name!r} {PADDING[0]}; expected {PADDING[1]}")
             if site["is_observed"]:
                 raise Mixed(
                     f"the likelihood of {name!r} in one row depends on other rows or on padding; "

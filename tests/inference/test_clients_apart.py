@@ -221,7 +221,7 @@ def test_a_guide_without_gradients_is_refused(kind, scale):
 
 @pytest.mark.parametrize(("scale", "still"), [(False, "q/mu"), (True, "q/mu, q/pi")])
 def test_a_guide_that_overwrites_what_it_reads_is_warned_of(scale, still):
-    told = f"step 'q/.' moves {still}, on which its loss does not depend; expected"
+    told = f"step 'q/.' moves {still}, which its loss reads and does not depend on; expected"
     with pytest.warns(UserWarning, match=told):
         check(method(guide=guide_of(filled, scale)), numbers())
 
@@ -391,9 +391,7 @@ def partial_likelihood(received: Tensors, local: Tensors, batch: Batch) -> None:
 def test_a_cox_model_stratified_by_client_needs_all_rows():
     data = numbers((12, 9, 7))
     check(pvi.hierarchical(partial_likelihood, data, shared="b"), data)
-    with pytest.raises(
-        ValueError, match=r"'events' .*depends on other rows.*; expected batch=None"
-    ):
+    with pytest.raises(ValueError, match=r"'events' .*depends on other rows.*batch=None"):
         check(pvi.hierarchical(partial_likelihood, data, shared="b", batch=4), data)
 
 
@@ -403,7 +401,7 @@ def unmasked(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 def test_a_cox_model_that_counts_padding_is_refused():
     data = numbers((12, 9, 7))
-    with pytest.raises(ValueError, match=PADDING):
+    with pytest.raises(ValueError, match=r"'events' .* or on padding; expected"):
         check(pvi.hierarchical(unmasked, data, shared="b"), data)
 
 
