@@ -26,7 +26,7 @@ from pyrofl.partitions.allocation import Ints
 
 LIKELIHOODS: dict[str, str] = {
     "categorical": "classes",
-    "normal": "a number with noise of a learned standard deviation, or normal:SD if it is known",
+    "normal": "a number; noise of a learned SD (1 in flower projects), or normal:SD if it is known",
     "measured": "a number whose standard error is the first feature",
     "bernoulli": "0 or 1",
     "binomial": "successes out of the first feature's trials, or of N: binomial:N",

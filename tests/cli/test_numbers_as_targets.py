@@ -50,7 +50,9 @@ def predicted(folder):
     return y, *(np.array([float(row[n]) for row in found]) for n in ("mean", "sd"))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pvi", "pfedvem", "fedrep"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "pfedvem", pytest.param("pvi", marks=pytest.mark.slow)]
+)
 def test_intervals_and_scores_are_right_in_the_unit_of_the_target(method):
     rounds = ["--rounds", "20", "--posterior-draws", "0"]
     assert main(["run", method, *RUN, *rounds, "--out", "run"]) == 0
