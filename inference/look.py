@@ -114,7 +114,7 @@ class Look:
                     f"pyro.factor {name!r} is outside batch.clients(); expected it inside: a cost "
                     "[C, 1] of every client, or in batch.rows() one [C, B] of every row"
                 )
-        if not any(True for _ in observed(self.p)):
+        if not any(observed(self.p)) and any(latent(self.p)):
             raise ValueError(
                 "the model observes nothing; expected obs=batch.y at the site of the responses, "
                 "inside batch.rows()"

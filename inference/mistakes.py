@@ -42,9 +42,11 @@ MANY = 200  # rows of a client up to which all of them may be looked at
 def check(
     method: Method, data: Federation, *, chunk: int | None = None, server: Tensors | None = None
 ) -> None:
-    """Refuse a method that would give wrong numbers on these data, in one line with the cure.
+    """Refuse a method that would give wrong numbers on these data, in one line with the remedy.
 
-    `fit` and `federate` call it before round one, unless they are told check=False.
+    `fit` and `federate` call it before round one, unless check=False. The two clients run together
+    and alone, with the same noise, through programs, losses, closed forms, upload, view and
+    statistics: what comes of a client must be equal but for rounding.
 
     Args:
         method: any.
@@ -55,13 +57,17 @@ def check(
     Raises:
         ValueError: if a latent site lies outside `batch.clients()`, or inside `batch.rows()` with a
             guide that is the same for every row; an observed one lies outside `batch.rows()`; there
-            is a `pyro.param`; a parameter of a distribution, or a response, is outside its
-            constraint; rows depend on each other or on padding; a program writes into what it is
-            given; a pattern of names matches nothing; the merge or a view makes a tensor of a new
-            name; or the method fails on these rows.
+            is none, or two observe the same; there is a `pyro.param`; a parameter of a
+            distribution, or a response, is outside its constraint; what comes of a client depends
+            on other clients or on padding; rows depend on each other, where clients train on
+            minibatches; a function draws from a global random generator, or gives other numbers
+            each time; a program writes into what it is given; no gradient reaches a tensor or a
+            site on which the loss depends; a pattern of names matches nothing; the merge or a view
+            makes a tensor of a new name; or the method fails on these rows.
 
     Warns:
-        UserWarning: if the guide reads a tensor that nothing moves.
+        UserWarning: if the guide reads a tensor that nothing moves, or the loss reads one that is
+            moved and does not depend on it.
     """
     minibatches = any(phase.batch for phase in (*method.phases, *method.adapt))
     few, ids = _few(method, data, alone=chunk == 1)
