@@ -44,6 +44,10 @@ FINALISTS = 3  # or fewer where there are fewer settings
 FAILS = (ArithmeticError, BadMessage, RuntimeError, ValueError)  # of numbers that are none
 
 
+class AllFailed(ValueError):
+    """Raised by a search, none of whose settings can be trained."""
+
+
 @checked
 def tune(
     build: Callable[..., Fitting],
@@ -154,7 +158,7 @@ def halved(
         seeds: of the finalists.
 
     Raises:
-        ValueError: if all fail.
+        AllFailed: if all fail.
     """
     left, tries = list(range(count)), list[Try]()
     *screens, last = rungs(count, rounds)
@@ -167,7 +171,7 @@ def halved(
             if not any(one.problem for one in tries if one.setting == which):
                 tries.append(attempt(which, last, seed))
     if not ranked(tries, by):
-        raise ValueError(
+        raise AllFailed(
             f"all of {count} settings fail, the first: {tries[0].problem}; expected others, such "
             "as smaller learning rates"
         )

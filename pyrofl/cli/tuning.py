@@ -13,7 +13,7 @@ from typing import Any
 
 from pyrofl import figures
 from pyrofl.cli import grids
-from pyrofl.cli.ends import FAILED, Stopped, ending, say, show, tell
+from pyrofl.cli.ends import Stopped, ending, say, show, tell
 from pyrofl.cli.inputs import refuse_replaced_inputs
 from pyrofl.cli.methods import Job, Scheduled, jobs, methods, reaching
 from pyrofl.cli.report import drawn, figures_lack
@@ -23,6 +23,7 @@ from pyrofl.cli.setup import SEEDED, resolve, threads
 from pyrofl.files import hashed, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.inference.loop.participation import Stragglers
+from pyrofl.inference.tune import AllFailed
 from pyrofl.inference.tune import tune as choose
 from pyrofl.inference.tuned import COLUMNS, Margin, Try, Tuned, told
 
@@ -125,7 +126,7 @@ def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
         try:
             found = done(search)
         except Stopped as stop:
-            if stop.code != FAILED:
+            if not isinstance(stop.__cause__, AllFailed):
                 raise
             say(args, f"{name}: {stop}; its own settings are taken")
             text[name] = "none: all failed"

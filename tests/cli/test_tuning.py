@@ -145,6 +145,16 @@ def test_a_method_all_of_whose_settings_fail_keeps_its_own(tmp_path, capsys, mon
     assert read_csv(tmp_path / "two/compare.csv")[0]["tuned"] == "none: all failed"
 
 
+def test_a_run_that_cannot_be_read_is_no_setting_that_fails(tmp_path, capsys):
+    out = tmp_path / "out"
+    (out / "fedavg-tune").mkdir(parents=True)
+    (out / "fedavg-tune/1-0.pt").write_bytes(b"cut off")
+    words = ["compare", "fedavg", *DATA, "--seeds", "1", "--posterior-draws", "0", "--tune"]
+    assert main([*words, "--settings", "2", "--resume", "--out", str(out)]) == 3
+    assert "1-0.pt is cut off or of another kind" in capsys.readouterr().err
+    assert not (out / "compare.csv").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
