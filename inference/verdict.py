@@ -112,8 +112,8 @@ class Verdict:
 class Judge:
     """Judges a run by what its rounds left, one after the other."""
 
-    def __init__(self, records: Sequence[Left] = (), trained: str = "") -> None:
-        """Begin with rounds that there are; `trained` are patterns of names, see `trained_by`."""
+    def __init__(self, records: Sequence[Left] = (), trained: str | None = None) -> None:
+        """Begin with rounds that there are; `trained` is what `trained_by` returns."""
         self.trained = trained
         self.records: list[Left] = []
         self.losses = Losses()
@@ -142,20 +142,28 @@ class Judge:
             silent = "nobody was merged in any round, as nobody reported"
             return Verdict("moving", silent if self.records else "no round yet", 0)
         whole = self.records[0].number == 1  # later rounds may begin at the optimum
-        if whole and (why := _unchanged(moved, self.trained)):
+        learns = whole and self.trained is not None
+        if learns and (why := _unchanged(moved, self.trained or "")):
             return Verdict("stuck", why, len(moved))
         return _of_movement(moved)
 
 
-def verdict(records: Sequence[Left], trained: str = "") -> Verdict:
+def verdict(records: Sequence[Left], trained: str | None = None) -> Verdict:
     """Judge a run by what its rounds left; arguments of `Judge`."""
     return Judge(records, trained).verdict()
 
 
-def trained_by(method: Method) -> str:
-    """Return the patterns of names that the gradient steps of a method move."""
-    steps = (move for phase in method.phases for move in phase.moves)
-    return " ".join(move.names for move in steps if isinstance(move, Step))
+def trained_by(method: Method) -> str | None:
+    """Return the patterns of names that gradient steps move; None if nothing is to be learned.
+
+    That is where all learning rates or epochs are 0.
+    """
+    moves = [move for phase in method.phases if phase.epochs != 0 for move in phase.moves]
+    steps = [move for move in moves if isinstance(move, Step)]
+    if len(steps) == len(moves):
+        steps = [move for move in steps if move.optim([torch.zeros(1, 1)]).defaults.get("lr", 1)]
+        return " ".join(move.names for move in steps) or None
+    return " ".join(move.names for move in steps)
 
 
 def _unchanged(moved: Sequence[Moved], trained: str) -> str:

@@ -101,6 +101,12 @@ def test_a_run_that_learns_nothing_is_stuck_and_says_so_after_round_one(changed,
     assert run.copy(records=run.records[:1]).verdict.kind == "stuck"
 
 
+def test_what_is_not_to_learn_is_not_stuck():
+    for optim, epochs in ((adam(0.0), 2), (adam(0.1), 0)):
+        run = fitted(phases=(Phase((Step(q.names, optim),), epochs=epochs),))
+        assert run.verdict.kind == "converged"
+
+
 def test_until_stops_a_run_that_is_stuck():
     with pytest.warns(UserWarning, match=NOTHING):
         run = pyrofl.fit(
