@@ -50,25 +50,29 @@ class Variant:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def straight(run: Run, problem: Problem) -> tuple[Draws, None]:
+def default(run: Run, problem: Problem) -> tuple[Draws, float | None]:
+    """Draw as `Run.to_arviz` does by default: corrected where the weights can be trusted."""
+    return drawn(run, problem, None)
+
+
+def guided(run: Run, problem: Problem) -> tuple[Draws, float | None]:
     """Draw from q."""
-    found = run.posterior(DRAWS)
-    own = problem.own.split()
-    return {n: (found[n] if n in own else found[n][:, 0]).numpy() for n in problem.compared}, None
+    return drawn(run, problem, False)
 
 
-def corrected(run: Run, problem: Problem) -> tuple[Draws, float]:
-    """Draw from what q is corrected to."""
-    found = run.to_arviz(DRAWS, corrected=True)
+def drawn(run: Run, problem: Problem, corrected: bool | None) -> tuple[Draws, float | None]:
+    """Return draws of what is compared, and Pareto k of their weights, if they have some."""
+    found = run.to_arviz(DRAWS, corrected=corrected, progress=False)
     sites = {n: found["posterior"][n] for n in problem.compared}
-    k = float(found["sample_stats"]["pareto_k"][0])
+    stats = found["sample_stats"]
+    k = float(stats["pareto_k"][0]) if "pareto_k" in stats else None
     return {n: v.values.reshape(-1, *v.shape[2:]) for n, v in sites.items()}, k
 
 
 VARIANTS = {
-    "as it is": Variant(straight),
-    "corrected": Variant(corrected),
-    "blocks": Variant(straight, {"covariance": "blocks"}),
+    "default": Variant(default),
+    "guide": Variant(guided),
+    "blocks": Variant(guided, {"covariance": "blocks"}),
 }
 
 
@@ -174,7 +178,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument(
-        "--variants", nargs="+", default=["as it is", "corrected"], choices=list(VARIANTS)
+        "--variants", nargs="+", default=["default", "guide"], choices=list(VARIANTS)
     )
     parser.add_argument("--resume", action="store_true", help="keep the rows that there are")
     parser.add_argument("--out", type=Path, default=Path("results/posteriors"))

@@ -5,11 +5,13 @@ posterior without row i, are importance weights:
 
     r_i = p(theta, y) / q(theta) / p(y_i | theta),    log sum_s r_i p(y_i | theta_s) / sum_s r_i
 
-Their tail is smoothed by a generalised Pareto distribution, whose shape k tells how far to trust
-them: up to 0.7 all is well. A guide narrower than the posterior leaves the estimate too good, the
-more so the larger k; a wider one does no harm. Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto
-Smoothed Importance Sampling", JMLR 2024; Magnusson, Andersen, Jonasson and Vehtari, "Bayesian
-Leave-One-Out Cross-Validation for Large Data", ICML 2019.
+Their tail is smoothed by a generalised Pareto distribution, whose shape k shows how far they can be
+trusted: up to 0.7 all is well. Draws that `to_arviz` has corrected, as it does by default for sites
+that clients share, are from p already, and only the second step is left. Elsewhere a guide narrower
+than the posterior leaves the estimate too good, the more so the larger k; a wider one does no harm.
+Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto Smoothed Importance Sampling", JMLR 2024;
+Magnusson, Andersen, Jonasson and Vehtari, "Bayesian Leave-One-Out Cross-Validation for Large Data",
+ICML 2019.
 
 A row is left out with all that is observed of it: several responses, and the `pyro.factor` of rows,
 add up. Rows that the model's own mask hides were predicted by nobody: they are no part of the sum.
@@ -31,6 +33,7 @@ import numpy as np
 
 from pyrofl.inference.checks.elpd import elpd_data
 from pyrofl.inference.posteriors.arviz import to_arviz
+from pyrofl.inference.posteriors.corrected import YES
 from pyrofl.inference.posteriors.export import gathered, import_arviz, refuse_no_groups
 from pyrofl.inference.run import Run
 
@@ -52,7 +55,7 @@ def loo(
         found: a run, several as chains, or what `to_arviz` made of them with "log_likelihood".
         draws: of each run.
         var_name: one observed site; default all of a row together.
-        what: further arguments of `to_arviz`.
+        what: further arguments of `to_arviz`, such as corrected.
 
     Raises:
         ValueError: if there are no log densities of the draws, the guide is a point, or a run
@@ -68,6 +71,7 @@ def loo(
     refuse_no_groups(data)
     log_lik = _log_likelihood(data, var_name)
     log_p, log_q = _log_densities(data, log_lik)
+    corrected = data["log_likelihood"].attrs.get("corrected") == YES
     arviz = import_arviz()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
@@ -81,9 +85,10 @@ def loo(
             elpd = _smoothed(log_lik, log_p - log_q)
     bad = int((elpd.pareto_k > elpd.good_k).sum())
     if bad:
+        guided = "" if corrected else "the guide is far from their posterior, or "
         warnings.warn(
-            f"Pareto k is above {elpd.good_k:.2f} in {bad} of {elpd.pareto_k.size} rows: the guide "
-            "is far from their posterior, or they are influential; do not trust their estimates",
+            f"Pareto k is above {elpd.good_k:.2f} in {bad} of {elpd.pareto_k.size} rows: {guided}"
+            "they are influential; do not trust their estimates",
             stacklevel=2,
         )
     return elpd

@@ -232,7 +232,9 @@ class Correction:
 
 def advice(verdict: Verdict) -> str:
     """Return what brings the guide nearer to the posterior, for a run with this verdict."""
-    if verdict.kind != "converged":
+    if verdict.kind in ("stuck", "diverged"):
+        return f"the run is {verdict.kind}, see its verdict"
+    if verdict.kind == "moving":
         return "the run has not converged: fit more rounds"
     return (
         "the run has converged, so more rounds will not help: use a richer guide, such as "

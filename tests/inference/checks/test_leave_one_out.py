@@ -143,6 +143,20 @@ def test_sites_that_all_share_are_left_out_for_by_all_rows():
     torch.testing.assert_close(torch.from_numpy(by_row.values), expected, atol=0.05, rtol=0)
 
 
+def test_leave_one_out_and_comparisons_use_corrected_draws():
+    narrow, expected = run(exact(narrow=0.4, shared="w _pi")), left_out(pooled=True)
+    straight = pyrofl.checks.loo(narrow, 2000, corrected=False)
+    corrected = pyrofl.checks.loo(narrow, 2000)  # without a warning
+    assert float(corrected.pareto_k.median()) < float(straight.pareto_k.median()) - 0.3
+    assert abs(elpd(straight) - float(expected.sum())) > 1.0  # nats
+    assert abs(elpd(corrected) - float(expected.sum())) < 0.5
+    by_row = corrected.elpd_i if hasattr(corrected, "elpd_i") else corrected.loo_i
+    torch.testing.assert_close(torch.from_numpy(by_row.values), expected, atol=0.05, rtol=0)
+    table = pyrofl.checks.compare_loo({"a": narrow, "b": run(exact(shared="w _pi"))}, 2000)
+    assert (table["largest_k"] < 0.7).all()
+    assert float(table["elpd_diff"].abs().max()) < 0.2  # of the same model
+
+
 def test_chains_count_the_same():
     runs = [run(exact(), seed) for seed in (0, 1)]
     data = pyrofl.to_arviz(runs, 1000, groups=["log_likelihood"])
