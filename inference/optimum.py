@@ -39,7 +39,8 @@ from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.pointwise import Client
-from pyrofl.inference.posteriors.weighing import effective, width
+from pyrofl.inference.posteriors.proposals import effective
+from pyrofl.inference.posteriors.weighing import width
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, generator, matches, times
 from pyrofl.turns import in_turn
