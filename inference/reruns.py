@@ -226,7 +226,7 @@ class Reruns:
     def refuse_cut_sites(self) -> None:
         """Refuse models that read the value of a site without a gradient to it."""
         values = self.values
-        for name in self._without_gradient(values, self.after):
+        for name in self._without_gradient(values, self.after) if values else ():
             # Once more, as a gradient may be zero at a point.
             with torch.enable_grad():
                 moved = {n: (v * 0.99 + (v == 0) * 0.01).detach() for n, v in values.items()}
@@ -247,7 +247,7 @@ class Reruns:
         """Return sites that have no gradient of the model's densities but their own."""
         with torch.enable_grad():
             total = _others(trace).sum()
-        if not values or not total.requires_grad:
+        if not total.requires_grad:
             return [*values]
         grads = torch.autograd.grad(total, [*values.values()], allow_unused=True, retain_graph=True)
         found = zip(values, grads, strict=True)

@@ -488,3 +488,10 @@ class LowRank(torch.nn.Module):
 def test_a_gradient_that_is_zero_at_the_start_is_no_mistake():
     made = fedavg.build(Network(LowRank()), likelihood=likelihoods.normal(), batch=None)
     check(made, numbers())
+
+
+def test_a_method_may_have_no_program():
+    def nothing(*_: object) -> None:
+        return None
+
+    check(method(nothing, nothing, phases=(Phase((masked_mean,), 1, None),)), numbers())
