@@ -209,7 +209,7 @@ TUNING: tuple[Row, ...] = (  # how settings are chosen
     ),
     ("--metric", TUNE_BY, None, "to choose by; default accuracy, or nll where y is a number"),
     ("--hold-back SHARE", PROPER, 0.2, "of every client's training rows, to choose on"),
-    ("--tune-seeds N", COUNT, 3, "on which the best settings are compared, trained to the end"),
+    ("--tune-seeds N", COUNT, 3, "Number of seeds with which the finalists are compared."),
 )
 OVER: Row = ("--over NAME=VALUE,...", SETTINGS | {"dest": "over"}, [], "all combinations to try")
 TUNE: Row = ("--tune", FLAG, False, "choose every method's settings first, see pyrofl tune")
