@@ -190,7 +190,7 @@ def chunks(
         raise ValueError(f"chunk is {chunk}; expected None or at least 1")
     ids = ids[data.sizes[ids].argsort(descending=True, stable=True)]
     if chunk is not None:
-        yield from ids.split(chunk)
+        yield from ids.split(int(chunk))
         return
     received, private = meet(method, data, state, data.who(ids[:1]), seed)
     most = max(1, chunk_bytes() // max(size_in_bytes(private | received), 1))

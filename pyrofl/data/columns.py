@@ -110,8 +110,8 @@ class Column:
     def single(self) -> NDArray[np.float32]:
         """Return the numbers in float32, unless its seven digits are too few to tell them apart."""
         single = self.numbers.astype(np.float32)
-        spread = self.numbers.std()
-        if spread and np.abs(single - self.numbers).max() > BLUR * spread:
+        varies = self.numbers.max() > self.numbers.min()  # the SD has rounding errors, and may be 0
+        if varies and np.abs(single - self.numbers).max() > BLUR * self.numbers.std():
             raise ValueError(
                 f"{self.file}: column {self.name} runs from {self.numbers.min():.12g} to "
                 f"{self.numbers.max():.12g}; expected numbers that seven digits tell apart: take "

@@ -99,11 +99,17 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
     if classes is not None:
         return names_of("classes", _listed(classes))
     texts: set[str] = set()
-    for parts in sites.values():
+    numbers: list[str] = []  # sites that have some
+    for name, parts in sites.items():
         for y in parts[1::2] if isinstance(parts, tuple | list) else ():
-            found = np.asarray([] if torch.is_tensor(y) else y)
-            if found.dtype.kind in "UO":
-                texts |= {word for word in found.ravel().tolist() if isinstance(word, str)}
+            found = y.flatten().tolist() if torch.is_tensor(y) else np.asarray(y).ravel().tolist()
+            texts |= {label for label in found if isinstance(label, str)}
+            numbers += [str(name) for label in found if isinstance(label, Real) and label == label]
+    if texts and numbers:  # 1 may be any of the classes
+        raise ValueError(
+            f"{numbers[0]}: y holds numbers, and elsewhere text such as {min(texts)!r}; expected "
+            "one kind, or the names of the classes in the order of the numbers: classes=(...)"
+        )
     return tuple(sorted(texts))
 
 
@@ -298,7 +304,8 @@ def _as_floats(values: Floats, names: Words) -> Tensor:
             return made
         flat = values if values.ndim > 1 else values[:, None]
         off, spread = np.abs(flat - made.double().numpy().reshape(flat.shape)), flat.std(0)
-        bad = ((off > BLUR * spread) & (spread > 0) | ~np.isfinite(off)).any(0)
+        varies = flat.max(0) > flat.min(0)  # `spread` has rounding errors, and may be 0
+        bad = ((off > BLUR * spread) & varies | ~np.isfinite(off)).any(0)
     if bad.any():
         place = int(bad.argmax())
         low, high = flat[:, place].min(), flat[:, place].max()

@@ -62,6 +62,8 @@ def of_sites(
     for name, given in weights.items():
         known(str(name), names, "site with weights")
         mine = train[names.index(name)]
+        if np.ma.is_masked(given):
+            raise ValueError(f"{name}: weights are masked in some rows; expected a number in all")
         try:
             own = torch.from_numpy(np.array(given, dtype=np.float64))
         except (TypeError, ValueError) as error:

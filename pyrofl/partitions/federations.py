@@ -236,6 +236,8 @@ def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
     """Return the places of the groups, those that are held out last."""
     for name in out:
         known(name, names, "group to hold out:")
+    if len(set(out)) == len(names):
+        raise ValueError("held_out names all groups; expected at least one that trains")
     kept = [j for j, name in enumerate(names) if name not in out]
     return [*kept, *(list(names).index(name) for name in out)]
 
