@@ -28,6 +28,8 @@ SAMPLES = ("chain", "draw")
 LATEST = 253402300800  # seconds from 1970 to the year 10000, in which no date is
 STOPPED = "SOURCE_DATE_EPOCH"  # which many tools read, so that what they make can be made again
 VARIABLE = 8192  # bytes in a file that tell what a variable is, at most
+TAIL = 0.2  # largest share of draws whose weights are smoothed
+ROUNDING = 1e-9  # spread of log weights that is of rounding alone, as where a guide is exact
 
 
 def inference_data(
@@ -103,7 +105,10 @@ def refuse_no_groups(found: object) -> None:
 
 def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
     """Return log importance weights [S], normalised, with a Pareto tail, and its shape."""
-    values, arviz = log_weights.double().numpy(), import_arviz()
+    log_weights = log_weights.double()
+    if float(log_weights.amax() - log_weights.quantile(1 - TAIL)) < ROUNDING:
+        return log_weights - log_weights.logsumexp(0), 0.0  # a fit of the tail would divide by 0
+    values, arviz = log_weights.numpy(), import_arviz()
     if hasattr(arviz, "psislw"):
         weights, k = arviz.psislw(values.copy())
     else:  # ArviZ 1, which takes their negative

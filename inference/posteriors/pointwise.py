@@ -20,7 +20,7 @@ from pyro.distributions.util import scale_and_mask
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces
+from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces, weighed
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.loop.state import Round
@@ -180,10 +180,10 @@ def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
         log_q = per_draw(log_densities(site, None, False)[0], 1)
         found[f"{whose}log_q"] = found[f"{whose}log_q"] + log_q
         if name in p.nodes:
-            log_p = per_draw(_log_prob(p.nodes[name]), 1)
+            log_p = per_draw(_weighed(p.nodes[name]), 1)
             found[f"{whose}log_p"] = found[f"{whose}log_p"] + log_p
     for _, site in observed(p):
-        found["log_p"] = found["log_p"] + per_draw(_log_prob(site), 1)
+        found["log_p"] = found["log_p"] + per_draw(_weighed(site), 1)
     return found
 
 
@@ -205,6 +205,11 @@ def _with_gaps(site: Any) -> Tensor:
 def _counted(site: Any, value: Tensor) -> Tensor:
     """Return values of a discrete distribution as integers."""
     return value.long() if site["fn"].support.is_discrete else value
+
+
+def _weighed(site: Any) -> Tensor:
+    """Return what a site adds to the log density: weights of rows and poutine.scale count."""
+    return weighed(site, site["fn"].log_prob(site["value"]))
 
 
 def _log_prob(site: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pyro
@@ -11,6 +12,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 import toys
+from pyro import poutine
 from scipy.special import log_expit, logsumexp
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.facts import SHARED
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.posteriors import corrected
+from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.proposals import evenly
 from pyrofl.inference.verdict import Verdict
 from pyrofl.models import fedavg, pfedvem, pvi
@@ -311,3 +314,37 @@ def test_corrected_draws_are_the_same_again_and_of_any_clients():
     assert first.equals(second)
     one = run.to_arviz(50, corrected=True, ids=torch.tensor([1]))["posterior"]
     np.testing.assert_array_equal(one["eta"].values[..., 0], first["eta"].values[..., 1])
+
+
+@pytest.mark.parametrize("how", ["poutine.scale", "weights of rows"])
+def test_weights_of_rows_count_in_corrected_draws(how: str) -> None:
+    """Half of the rows count five times, in a normal model whose posterior is a closed form."""
+    data, weights = schools(), torch.tensor([5.0, 1.0] * 5, dtype=torch.float64)
+    if how == "weights of rows":
+        data = replace(data, weights=weights)
+    else:
+        data = replace(data, x=torch.cat([data.x, weights[:, None]], 1))
+
+    def scaled(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+            scale = batch.x[..., 1] if how == "poutine.scale" else 1.0
+            with batch.rows(), poutine.scale(scale=scale):
+                pyro.sample("y", dist.Normal(mu * batch.x[..., 0], 0.5), obs=batch.y)
+
+    run = pyrofl.fit(pvi.hierarchical(scaled, data, shared="mu"), data, 8, progress=False)
+    found = run.to_arviz(draws=DRAWS, corrected=True)["posterior"]["mu"].values
+    precision = 1 / 25 + (weights * data.x[:, 0] ** 2).sum() / 0.25
+    mean = (weights * data.x[:, 0] * data.y).sum() / 0.25 / precision
+    sd = float(precision) ** -0.5
+    assert abs(found.mean() - float(mean)) < 4 * sd / math.sqrt(DRAWS)
+    assert abs(found.std() / sd - 1) < 4 / math.sqrt(2 * DRAWS)
+
+
+def test_weights_that_differ_by_rounding_are_good() -> None:
+    """As of an exact guide; ArviZ divides by zero in the second case."""
+    noise = torch.randn(1000, generator=torch.Generator().manual_seed(2424), dtype=torch.float64)
+    for scale in (0.0, 1e-14):
+        log_w, k = smoothed(noise * scale - 70)
+        torch.testing.assert_close(log_w.exp(), torch.full_like(log_w, 1e-3))
+        assert k < 0.7
