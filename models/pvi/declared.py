@@ -123,10 +123,12 @@ class Declared:
         both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
         found = []
         for name, fn in self.priors(self.shared, both):
+            if name not in self.shared:
+                continue
             density = fn.log_prob(self.values[name][:1]).nan_to_num()
             axis = density.dim() - 2
             first, last = (density.select(axis, i) for i in (0, -1))
-            if name in self.shared and not torch.equal(first, last):
+            if not torch.equal(first, last):
                 found.append(name)
         return found
 
