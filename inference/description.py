@@ -82,8 +82,7 @@ def described(method: Method) -> dict[str, str]:
 
 def constants_hash(method: Method) -> str:
     """Return a hash of the values of frozen weights and buffers; "" if there are none."""
-    found = describe(method)
-    values = sorted({found.parts[name] for name in found.constants})
+    values = sorted({_kind(value) for value in describe(method).constants.values()})
     return _hash(repr(values).encode()) if values else ""
 
 
