@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,13 @@ import pytest
 import torch
 import xarray
 
-from pyrofl.inference.posteriors.export import import_arviz, inference_data, load, save
+from pyrofl.inference.posteriors.export import (
+    import_arviz,
+    inference_data,
+    load,
+    save,
+    smoothed,
+)
 
 ROOT = Path(__file__).parents[3]
 CLIENTS = ["Ada", "Émile", "client 3"]
@@ -177,3 +184,13 @@ before = list(warnings.filters)
 import_arviz()
 assert warnings.filters == before
 """
+
+
+@pytest.mark.parametrize("rounding", [0.0, 1e-17, 1e-16, 1e-9])
+def test_weights_that_are_equal_but_for_rounding_stay_equal(rounding):
+    source = torch.Generator().manual_seed(0)
+    log_w = rounding * torch.randn(500, generator=source, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        weights, _ = smoothed(log_w)
+    torch.testing.assert_close(weights.exp(), torch.full_like(weights, 1 / 500), rtol=1e-6, atol=0)
