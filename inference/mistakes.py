@@ -197,7 +197,7 @@ def _few(method: Method, data: Federation, alone: bool) -> tuple[Federation, Ten
     ids = [*train, *([] if alone else range(data.clients, len(data.train)))[:1]]
     few = replace(
         data,
-        train=tuple(data.train[i][:n] for i, n in zip(ids, rows, strict=False)),
+        train=tuple(_beginning(data, i)[:n] for i, n in zip(ids, rows, strict=False)),
         test=tuple(data.test[i][:0] for i in ids),
         names=tuple(data.names[i] for i in ids),
         held_out=len(ids) - len(train),
@@ -206,9 +206,15 @@ def _few(method: Method, data: Federation, alone: bool) -> tuple[Federation, Ten
     return few, torch.tensor(train)
 
 
+def _beginning(data: Federation, client: int) -> Tensor:
+    """Return a client's first training rows, at most ROWS, of those that do not weigh 0."""
+    rows = data.train[client]
+    return (rows if data.weights is None else rows[data.weights[rows] > 0])[:ROWS]
+
+
 def _finite(data: Federation, client: int) -> bool:
     """Say whether the rows of a client that are looked at are finite."""
-    rows = data.train[client][:ROWS]
+    rows = _beginning(data, client)
     return bool(data.x[rows].isfinite().all() and data.y[rows].isfinite().all())
 
 

@@ -59,6 +59,7 @@ SMALL = {"mean": 0.01, "sd": 0.01, "norm": 0.001}
 LOST = 1000  # standard deviations that a mean jumps
 FAR = 5  # times what is small: what is not to be left to go
 SIZES, NOISE = 2, 2  # of the loss, its own sizes and falls from round to round that are no rise
+IDLE = "nothing is trained: all learning rates or epochs are 0"
 DEPTH, STEADY, HALVES = 100, 0.9, 6  # sizes and share of a fall without end, and its least rounds
 
 Kind = Literal["converged", "moving", "stuck", "diverged"]
@@ -142,10 +143,11 @@ class Judge:
             silent = "nobody was merged in any round, as nobody reported"
             return Verdict("moving", silent if self.records else "no round yet", 0)
         whole = self.records[0].number == 1  # later rounds may begin at the optimum
-        learns = whole and self.trained is not None
-        if learns and (why := _unchanged(moved, self.trained or "")):
+        if whole and self.trained is not None and (why := _unchanged(moved, self.trained)):
             return Verdict("stuck", why, len(moved))
-        return _of_movement(moved)
+        judged = _of_movement(moved)
+        idle = self.trained is None and judged.kind == "converged"
+        return replace(judged, why=f"{judged.why}, as {IDLE}") if idle else judged
 
 
 def verdict(records: Sequence[Left], trained: str | None = None) -> Verdict:
@@ -170,7 +172,8 @@ def _unchanged(moved: Sequence[Moved], trained: str) -> str:
     """Say what no round has changed although clients train it, or ""."""
     names = {name for one in moved for name in one}
     still = sorted(n for n in names if not any(v for one in moved for v in one.get(n, {}).values()))
-    idle = [n for n in still if matches(n, trained)]
+    compared = set.intersection(*(set(one) for one in moved))  # what clients keep is not always
+    idle = [n for n in still if n in compared and matches(n, trained)]
     if len(still) == len(names) > 0:
         what = "nothing that is learned has changed in any round"
         return f"{what}; check the upload, the merge, the names of updates and the gradients"

@@ -105,7 +105,8 @@ def build(
     Args:
         net: the network; all its parameters are shared.
         likelihood: of a row, given the network's outputs.
-        prior: on the parameters; with the delta guide anything but `flat` gives MAP.
+        prior: on the parameters; with the delta guide anything but `flat` gives MAP. Every client
+            adds it to its own loss, so it counts once per client in the average.
         guide: family of q(w); with `mean_field` the server averages variational parameters.
         scale: standard deviation of q(w) before round one, if it has any.
         draws: Monte Carlo samples of every loss, if q(w) is random.

@@ -127,6 +127,11 @@ def averaged(
                 "y is of classes, and the response of the method's model is Bernoulli; expected 0 "
                 "and 1 as numbers, or a categorical likelihood"
             )
+        if isinstance(fn, dist.Unit):
+            raise ValueError(
+                "the model states the likelihood of rows by pyro.factor, which predicts nothing; "
+                "expected pyro.sample(..., obs=batch.y) for the response"
+            )
         log_density = fn.log_prob(batch.y)
         mean = probabilities(fn) if isinstance(fn, CLASSES) else fn.mean
         if log_density.dim() == 3:

@@ -33,6 +33,11 @@ def test_arrays_tensors_and_frames_give_the_same_federation():
         assert data.pooled_test.tolist() == [10, 11]
 
 
+def test_columns_without_variation_are_accepted():
+    data = Federation.of({"A": (np.full((3, 1), 0.1), Y[:3])})
+    assert data.x.tolist() == torch.full((3, 1), 0.1).tolist()
+
+
 def test_sites_that_are_held_out_come_last():
     sites = {name: (X, Y) for name in "ABCD"}
     data = Federation.of(sites, classes=2, held_out=["C", "A"])

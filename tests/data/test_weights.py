@@ -46,6 +46,14 @@ def pair() -> tuple[Federation, Federation]:
     return replace(data, weights=weights), doubled
 
 
+def test_the_first_rows_of_a_client_may_weigh_0():
+    data = toys.blobs((12, 9, 12))
+    weights = torch.ones(len(data.y), dtype=torch.float64)
+    weights[torch.cat([rows[:8] for rows in data.train])] = 0
+    run = pyrofl.fit(fedavg.build(toys.net()), replace(data, weights=weights), 1, progress=False)
+    assert not run.records[0].rejected
+
+
 def full(name: str) -> Method:
     """Return a method that takes all rows of a client at once, in more steps than are recorded."""
     method = built(name)

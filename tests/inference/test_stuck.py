@@ -105,6 +105,18 @@ def test_what_is_not_to_learn_is_not_stuck():
     for optim, epochs in ((adam(0.0), 2), (adam(0.1), 0)):
         run = fitted(phases=(Phase((Step(q.names, optim),), epochs=epochs),))
         assert run.verdict.kind == "converged"
+        assert "nothing is trained: all learning rates or epochs are 0" in str(run.verdict)
+
+
+def test_what_was_not_compared_in_every_round_is_not_stuck():
+    site, kept = {"w": {"mean": 1.0, "sd": 1.0}}, {"mean": {"norm": 0.0}}
+    still = {"w": {"mean": 0.0, "sd": 0.0}}
+    moved = [site, *[still | kept] * 5]
+    record = fitted(1).records[0]
+    records = [replace(record, number=i + 1, moved=dict(m)) for i, m in enumerate(moved)]
+    assert verdict(records, "mean").kind == "converged"
+    records[0] = replace(record, moved=site | kept)
+    assert verdict(records, "mean").kind == "stuck"
 
 
 def test_until_stops_a_run_that_is_stuck():
