@@ -263,6 +263,8 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
         if keeper.every:  # it may have stopped before the last of all rounds
             keeper.rescue()
         scores = done.scores()
+        if scores[0].part == "train":
+            say(args, "no client has test rows: all scores are of training rows")
         lacking = report.save(job, done, scores)
     reasons = [reason for record in done.records for reason in record.rejected]
     bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in kinds([r]))

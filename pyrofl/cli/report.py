@@ -347,5 +347,8 @@ def spread(values: Series) -> str:
     >>> from pandas import Series
     >>> spread(Series([0.9, 0.92])), spread(Series([0.9]))
     ('0.9100 ± 0.0100', '0.9000')
+    >>> spread(Series([1.5e-7]))
+    '1.500e-07'
     """
-    return f"{values.mean():.4f}{f' ± {values.sem():.4f}' if len(values) > 1 else ''}"
+    error = f" ± {run_folder.decimals(values.sem())}" if len(values) > 1 else ""
+    return f"{run_folder.decimals(values.mean())}{error}"

@@ -135,7 +135,7 @@ class Federation(Summarised):
         made = cls(**table_of(sites, classes, features, held_out)._asdict())
         if weights is None:
             return made
-        return replace(made, weights=of_sites(weights, made.names, made.train, len(made.y)))
+        return replace(made, weights=of_sites(weights, sites, made.names, made.train, len(made.y)))
 
     def weighted(self, classes: OfClasses) -> Federation:
         """Let the rows of some classes count more: their likelihood is raised to a power.

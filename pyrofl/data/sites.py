@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
+from warnings import warn
 
 import numpy as np
 import torch
@@ -12,9 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyrofl.arguments import known
+from pyrofl.data.doubts import of_words
 from pyrofl.data.preparation import Preparation, Prepared
 from pyrofl.data.roster import names_of
 from pyrofl.data.source import Source
+from pyrofl.data.weights import refuse_other_index
 from pyrofl.data.wording import listed
 
 BLUR = 0.01  # most that rounding may move a column, in standard deviations
@@ -110,6 +113,8 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
             f"{numbers[0]}: y holds numbers, and elsewhere text such as {min(texts)!r}; expected "
             "one kind, or the names of the classes in the order of the numbers: classes=(...)"
         )
+    if text := of_words("y", sorted(texts), "classes"):
+        warn(text, UserWarning, stacklevel=4)
     return tuple(sorted(texts))
 
 
@@ -135,12 +140,7 @@ def rows_of(where: str, x: Any, y: Any, classes: Words, wanted: Words = ()) -> R
     answers = responses_of(f"{where} y", y, classes)
     if len(values) != len(answers):
         raise ValueError(f"{where} x has {len(values)} rows and y {len(answers)}; expected as many")
-    frames = hasattr(x, "columns") and hasattr(y, "index") and hasattr(y, "to_numpy")
-    if frames and not x.index.equals(y.index):
-        raise ValueError(
-            f"{where} x and y have different indexes; expected the same rows in the same order: "
-            "y.loc[x.index]"
-        )
+    refuse_other_index(where, x, y, "y")
     return Rows(values, answers, features, str(getattr(y, "name", None) or "y"))
 
 

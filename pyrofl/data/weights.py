@@ -52,7 +52,11 @@ def of_classes(
 
 
 def of_sites(
-    weights: Mapping[str, Any], names: Sequence[str], train: Sequence[Tensor], rows: int
+    weights: Mapping[str, Any],
+    sites: Mapping[str, Sequence[Any]],
+    names: Sequence[str],
+    train: Sequence[Tensor],
+    rows: int,
 ) -> Tensor:
     """Put weights of the training rows of some sites into one table [N]; others weigh 1."""
     found = torch.ones(rows, dtype=torch.float64)
@@ -64,6 +68,7 @@ def of_sites(
         mine = train[names.index(name)]
         if np.ma.is_masked(given):
             raise ValueError(f"{name}: weights are masked in some rows; expected a number in all")
+        refuse_other_index(f"{name}:", sites[name][0], given, "weights")
         try:
             own = torch.from_numpy(np.array(given, dtype=np.float64))
         except (TypeError, ValueError) as error:
@@ -78,6 +83,16 @@ def of_sites(
         check_weights(own, len(mine))
         found[mine] = own
     return found
+
+
+def refuse_other_index(where: str, x: Any, other: Any, what: str) -> None:
+    """Refuse a data frame x and a series of other rows, or of the same in another order."""
+    frames = hasattr(x, "columns") and hasattr(other, "index") and hasattr(other, "to_numpy")
+    if frames and not x.index.equals(other.index):
+        raise ValueError(
+            f"{where} x and {what} have different indexes; expected the same rows in the same "
+            f"order: {what}.loc[x.index]"
+        )
 
 
 def read(text: str) -> OfClasses:

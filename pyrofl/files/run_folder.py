@@ -188,4 +188,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return decimals(value) if isinstance(value, float) else str(value)
+
+
+def decimals(value: float) -> str:
+    """Write a number with four decimals, or four digits where four decimals hold nothing of it.
+
+    >>> decimals(0.9), decimals(0.0), decimals(1.5e-7)
+    ('0.9000', '0.0000', '1.500e-07')
+    """
+    return f"{value:.3e}" if 0 < abs(value) < 0.00005 else f"{value:.4f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -72,3 +73,18 @@ def test_numpy_numbers_are_chunks():
     method = fedavg.build(nets.build("softmax", (2,), 2))
     run = fit(method, data, 1, chunk=np.int64(1), progress=False)
     assert run.predict(X, "A", chunk=np.int64(1)).mean.shape == (10, 2)
+
+
+def test_weights_with_another_index_than_x_are_refused():
+    x = pd.DataFrame(X, columns=["p", "q"])
+    weights = pd.Series(range(1, 11), index=range(9, -1, -1))
+    with pytest.raises(ValueError, match=r"A: x and weights have different indexes.*x\.index"):
+        Federation.of({"A": (x, SICK)}, weights={"A": weights})
+    taken = Federation.of({"A": (x, SICK)}, weights={"A": weights.loc[x.index]})
+    assert taken.weights.tolist() == [*range(10, 0, -1)]
+
+
+def test_spellings_of_one_class_are_warned_of():
+    with pytest.warns(UserWarning, match="column y holds 'Sick' and 'sick', 'Well' and 'well'"):
+        made = Federation.of({"A": (X, SICK), "B": (X, np.char.capitalize(SICK))})
+    assert len(made.classes) == 4
