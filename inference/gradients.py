@@ -103,7 +103,10 @@ class WatchedMove:
 
 
 def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
-    """Return a phase of one epoch at most, on small minibatches, whose moves are watched."""
+    """Return a phase of two epochs at most, on small minibatches, whose moves are watched.
+
+    After the first step clients differ, so that a loss which compares them is seen.
+    """
     moves: list[Step | Move] = []
     for move in phase.moves:
         if isinstance(move, Step):
@@ -111,7 +114,7 @@ def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
             moves.append(steps[-1].watched())
         else:
             moves.append(WatchedMove(move, written))
-    epochs = 1 if callable(phase.epochs) else min(phase.epochs, 1)
+    epochs = 2 if callable(phase.epochs) else min(phase.epochs, 2)
     batch = min(phase.batch, ROWS) if phase.batch else None
     return replace(phase, moves=tuple(moves), epochs=epochs, batch=batch)
 

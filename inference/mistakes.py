@@ -3,16 +3,16 @@
 The method makes a round on a few rows of a few clients. Its programs are traced, and run again in
 another order of the rows: the likelihood of a row may depend on nothing but that row and what is
 known of the client. The same clients run together and alone, with other padding and with other
-states of the global random generators: what comes of a client must stay the same.
+states of the global random generators: what comes of a client must stay the same. Where clients
+have few rows, their programs run on all of these, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
 
 import pyro
 import torch
@@ -78,11 +78,23 @@ def check(
             # Programs may be made for just as many rows as clients have.
             if minibatches or not _is_of_program(error) or int(data.sizes.max()) > MANY:
                 raise
-            whole = replace(few, train=tuple(data.train[data.names.index(n)] for n in few.names))
+            whole = _whole(few, data, few.names)
             try:
                 _in_both_precisions(method, filled(whole), ids, server)
             except ValueError:
                 raise error from None
+        if few.clients > 1 and int(data.sizes.max()) <= MANY:
+            # With all their rows, and the smallest first: programs may read sizes or masks.
+            names = (*few.names[few.clients - 1 :: -1], *few.names[few.clients :])
+            whole = filled(_whole(few, data, names))
+            with suppress(KeyError, RuntimeError, IndexError, TypeError, AttributeError):
+                _in_both_precisions(method, whole, ids.flip(0), server, _look_at_clients)
+
+
+def _whole(few: Federation, data: Federation, names: tuple[str, ...]) -> Federation:
+    """Return few clients with all their rows, in the order of their names."""
+    rows = tuple(data.train[data.names.index(n)] for n in names)
+    return replace(few, train=rows, names=names)
 
 
 def _is_of_program(error: BaseException) -> bool:
@@ -95,16 +107,21 @@ def _is_of_program(error: BaseException) -> bool:
 
 
 def _in_both_precisions(
-    method: Method, few: Federation, ids: Tensor, server: Tensors | None
+    method: Method,
+    few: Federation,
+    ids: Tensor,
+    server: Tensors | None,
+    look: Callable[[Method, Federation, Tensor, Tensors | None], None] | None = None,
 ) -> None:
     """Look at a method; where rounding may be to blame, once more in double precision."""
+    look = look or _look
     try:
-        _look(method, few, ids, server)
+        look(method, few, ids, server)
     except Mixed:
         if few.dtype == torch.float64 or few.device.type == "mps":
             raise
         with default_type(torch.float64), suppress(RuntimeError, IndexError, TypeError):
-            return _look(method, few.to(few.device, torch.float64), ids, server)
+            return look(method, few.to(few.device, torch.float64), ids, server)
         raise
 
 
@@ -129,7 +146,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
     again.refuse_mixed_clients()
     again.refuse_cut_sites()
     refuse_still(trial, steps)
-    trial.refuse_mixed_clients(made, partial(again.refuse_mixed_clients, every=True))
+    trial.refuse_mixed_clients(made, again.refuse_mixed_clients)
     message = trial.message(made)
     refuse_idle_patterns(method, local, state.server, message | received, look.sites)
     refuse_idle_pools(method, state.server, message)
@@ -139,9 +156,19 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
     look.warn_of_still_tensors({n: v for n, v in made.known.items() if n not in written})
 
 
+def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
+    """Look at the programs alone, for clients together and apart."""
+    first = _first(method, few, ids, server)
+    state = Round(0, first, {}, torch.zeros(few.clients).bool())
+    received, private = meet(method, few, state, few.who(torch.arange(few.clients)), 0)
+    Reruns(Look(method, few, received, private | received), False).refuse_mixed_clients()
+
+
 def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) -> Tensors:
     """Return the server's first state; refuse one that lacks what the method begins with."""
-    server = as_tensors("what init returns", method.init(stream(0, Stream.START), few.clients))
+    with undrawn("init", few.device):
+        made = method.init(stream(0, Stream.START), few.clients)
+    server = as_tensors("what init returns", made)
     if given is not None:
         lacking = [n for n in server if n not in as_tensors("server", given)]
         if lacking:

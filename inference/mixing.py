@@ -252,7 +252,8 @@ class Trial:
     def made(self, ids: Tensor) -> Made:
         """Return what comes of the round for some clients."""
         who = self.data.who(ids)
-        received, private = meet(self.method, self.data, self.state, who, 0)
+        with undrawn("download or join", self.data.device):
+            received, private = meet(self.method, self.data, self.state, who, 0)
         local, loss, _, begun = train(
             self.method,
             received,

@@ -181,14 +181,10 @@ class Reruns:
 
     # Clients alone
 
-    def refuse_mixed_clients(self, every: bool = False) -> None:
-        """Refuse programs in which other clients, or the padding that they bring, have a say.
-
-        The largest client is looked at alone, which has no padding, or every one.
-        """
+    def refuse_mixed_clients(self) -> None:
+        """Refuse programs in which other clients, or the padding that they bring, have a say."""
         look, count = self.look, len(self.look.batch)
-        some = range(count if every else 1) if count > 1 else range(0)
-        name = self._apart(look.batch, some, (look.q, look.p))
+        name = self._apart(look.batch, range(count) if count > 1 else (), (look.q, look.p))
         if name is None:
             return
         if self._changes():

@@ -495,3 +495,49 @@ def test_a_method_may_have_no_program():
         return None
 
     check(method(nothing, nothing, phases=(Phase((masked_mean,), 1, None),)), numbers())
+
+
+def half_of_the_rows(u: Tensor, batch: Batch) -> None:
+    some = torch.arange(batch.y.shape[1]) < batch.y.shape[1] // 2
+    with batch.rows(), poutine.mask(mask=some):
+        pyro.sample("half", dist.Normal(u, 1.0), obs=batch.x[..., 0])
+
+
+def mask_of_the_first(u: Tensor, batch: Batch) -> None:
+    with batch.rows(), poutine.mask(mask=batch.mask[:1]):
+        pyro.sample("some", dist.Normal(u, 1.0), obs=batch.x[..., 0])
+
+
+SEEN_IN_ALL_ROWS = {
+    "a size": (model_of(lambda u, b: u * (2 if b.size.max() > 9 else 1)), MIXES),
+    "the first draw": (model_of(lambda u, b: u[:1]), MIXES),
+    "half of the padded rows": (model_of(extra=half_of_the_rows), PADDING),
+    "mask of the first client": (model_of(extra=mask_of_the_first), PADDING),
+}
+
+
+@pytest.mark.parametrize("name", SEEN_IN_ALL_ROWS)
+def test_clients_are_compared_with_all_their_rows(name: str) -> None:
+    model, why = SEEN_IN_ALL_ROWS[name]
+    with pytest.raises(ValueError, match=why):
+        check(method(model, batch=FULL), numbers((12, 7, 15)))
+
+
+def test_a_loss_that_compares_clients_is_refused() -> None:
+    """Before the first step they are equal."""
+
+    def loss(model: Program, guide: Program, got: Tensors, own: Tensors, batch: Batch) -> Tensor:
+        apart = (own["q/mu"] - own["q/mu"].mean()).square()
+        return elbo(4)(model, guide, got, own, batch) + apart
+
+    phases = (Phase((Step("q/*", sgd(0.01), loss),), 2),)
+    with pytest.raises(ValueError, match=MIXES):
+        check(replace(method(), phases=phases), numbers())
+
+
+def test_a_first_state_from_a_global_generator_is_refused() -> None:
+    def drawn(generator: Generator, clients: int) -> Tensors:
+        return {"q/mu": torch.randn(()).double(), "q/pi": torch.zeros(()).double()}
+
+    with pytest.raises(ValueError, match="init draws from the global generator of torch"):
+        check(replace(method(), init=drawn), numbers())
