@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 import toys
 from torch import Generator, Tensor
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.evaluation import predict as predicting
 from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate, uncertainty
 from pyrofl.inference.evaluation.predict import Prediction, predict, predict_batch
@@ -21,7 +22,7 @@ from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, View
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.metrics import mean
-from pyrofl.models import fedavg, guides, pfedvem
+from pyrofl.models import fedavg, guides, pfedvem, pvi
 from pyrofl.models.likelihoods import bernoulli, normal
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, role, spread_out, under
@@ -155,6 +156,19 @@ def test_the_smallest_clients_can_be_looked_at_alone():
     few = scores.smallest(0.5, torch.tensor([9, 0, 3, 7, 0, 2]))
     assert few.ids.tolist() == [2, 5]
     assert few.mean("rmse") == 3.0
+
+
+def test_a_model_without_a_response_is_refused_in_one_line():
+    def program(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+            with batch.rows():
+                pyro.factor("density", dist.Normal(mu, 1.0).log_prob(batch.y))
+
+    data = Federation.of({"a": ([[0.0], [0.0]], [1.0, 2.0])})
+    method = pvi.hierarchical(program, data, shared="mu", steps=1)
+    with pytest.raises(ValueError, match=r"by pyro\.factor, which predicts nothing; expected pyro"):
+        evaluate(method, data, first(method, data, 0), part="train")
 
 
 def test_testing_changes_nothing_and_does_not_depend_on_chunks():
