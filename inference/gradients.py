@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -130,7 +130,7 @@ def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
         step.keep = True
     trial.made(trial.ids)
     unread: dict[str, list[str]] = {}
-    moving = {name for step in steps for name in step.names}
+    moving = [step.step.names for step in steps]  # also of steps whose epochs are 0
     for step in steps:
         for name in step.still:
             found = arrives(trial.method, step, name, moving)
@@ -149,7 +149,7 @@ def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
         )
 
 
-def arrives(method: Method, step: WatchedStep, name: str, moving: Collection[str]) -> bool | None:
+def arrives(method: Method, step: WatchedStep, name: str, moving: Sequence[str]) -> bool | None:
     """Say whether a gradient reaches a tensor where others that move are elsewhere.
 
     At the start it may be zero, as of the factor of another that is zero. None if the loss reads
@@ -171,7 +171,8 @@ def arrives(method: Method, step: WatchedStep, name: str, moving: Collection[str
     for far in (0.01, 1.0, 1.0):  # a layer may be off for these rows, or a feature constant
         x = near(batch.x, far) if batch.x.is_floating_point() and far == 1 else batch.x
         rows = replace(batch, x=x)
-        start = local | {n: near(local[n], far).requires_grad_() for n in local if n in moving}
+        moved_by = [n for n in local if any(matches(n, names) for names in moving)]
+        start = local | {n: near(local[n], far).requires_grad_() for n in moved_by}
         moved = near(start[name], 0.01).requires_grad_()
         first, moved = loss(start, rows), loss(start | {name: moved}, rows)
         if not bool((first.isfinite() & moved.isfinite()).all()):

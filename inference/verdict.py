@@ -162,10 +162,10 @@ def trained_by(method: Method) -> str | None:
     """
     moves = [move for phase in method.phases if phase.epochs != 0 for move in phase.moves]
     steps = [move for move in moves if isinstance(move, Step)]
-    if len(steps) == len(moves):
-        steps = [move for move in steps if move.optim([torch.zeros(1, 1)]).defaults.get("lr", 1)]
-        return " ".join(move.names for move in steps) or None
-    return " ".join(move.names for move in steps)
+    able = [move for move in steps if move.optim([torch.zeros(1, 1)]).defaults.get("lr", 1)]
+    if not able and len(steps) == len(moves):
+        return None
+    return " ".join(move.names for move in able)
 
 
 def _unchanged(moved: Sequence[Moved], trained: str) -> str:

@@ -151,6 +151,6 @@ def cases() -> Iterator[Case]:
             case = of(method, name, value, (*EITHER, NOBODY, ENDED), told=False)
             yield replace(case, warned=UNCHANGED)  # nothing moves at such a rate
         if first and kind in ("whole", "not negative", "share", "below one"):
-            yield of(method, name, "0", EITHER, told=False)
+            yield replace(of(method, name, "0", EITHER, told=False), warned=UNCHANGED)
         if first and kind in ("count", "whole"):
             yield of(method, name, "٣", EITHER, told=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -117,6 +118,13 @@ def test_what_was_not_compared_in_every_round_is_not_stuck():
     assert verdict(records, "mean").kind == "converged"
     records[0] = replace(record, moved=site | kept)
     assert verdict(records, "mean").kind == "stuck"
+
+
+def test_a_rate_of_zero_is_wanted_also_where_others_learn():
+    moves = (Step("mu/*", adam(0.0)), Step("pi/*", adam(0.1)), lambda received, local, batch: {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fitted(phases=(Phase(moves, epochs=2),)).verdict.kind == "moving"
 
 
 def test_until_stops_a_run_that_is_stuck():
