@@ -52,8 +52,9 @@ def solved(name: str) -> Callable[[Tensors, Tensors, Batch], Tensors]:
     """Return a closed-form update of the mean, under some name."""
 
     def update(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        precision = torch.einsum("cbi,cbj->cij", batch.x, batch.x) / 0.09 + torch.eye(2) / 4
-        slope = torch.einsum("cbi,cb->ci", batch.x, batch.y) / 0.09
+        x = batch.x * batch.counts[..., None]
+        precision = torch.einsum("cbi,cbj->cij", x, batch.x) / 0.09 + torch.eye(2) / 4
+        slope = torch.einsum("cbi,cb->ci", x, batch.y) / 0.09
         return {name: torch.linalg.solve(precision, slope), "pi/w": 0 * local["pi/w"] - 2}
 
     return update
