@@ -126,8 +126,9 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
 
     In each layer half of the entries are scaled and shifted by a small network of the others, one
     network per client (Dinh, Sohl-Dickstein and Bengio, "Density estimation using Real NVP", ICLR
-    2017). It starts as the mean-field normal. Its point prediction is the image of e = 0; moments
-    come from 1,024 quasi-random draws.
+    2017). It starts as the mean-field normal, up to one in a thousand, as networks of zeros would
+    have no gradient. Its point prediction is the image of e = 0; moments come from 1,024
+    quasi-random draws.
 
     Args:
         layers: that take turns in which entries they move.
@@ -170,6 +171,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
         sizes = {"in": (d, hidden), "bias": (hidden,), "out": (hidden, 2 * d)}
         first = {f"{n}{i}": torch.zeros(size) for n, size in sizes.items() for i in range(layers)}
         first |= {f"in{i}": _cosines(d, hidden) / d**0.5 for i in range(layers)}
+        first |= {f"out{i}": 1e-3 * _cosines(hidden, 2 * d) / hidden**0.5 for i in range(layers)}
         return _deviating(shapes, scale, (loc, spread), first, f, moments)
 
     return family

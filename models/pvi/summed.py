@@ -124,7 +124,9 @@ class Summed:
         now = torch.cat([times(root.mT, slopes[0]), (root.mT @ slopes[1]).flatten()])
         turns = server["turns"] + (now @ server["server/last"] < 0)
         rate = float(self.rate(turns))
-        new = descend(adam(ADAM * rate), server, pick(pooled, f"loc/* {BEND}/*"))
+        left = float(now[: len(server["centre"])].square().sum())  # far from the best normal
+        bend = ADAM * rate * float((1 + turns) / (1 + turns + left))
+        new = descend(adam(bend), server, pick(pooled, f"loc/* {BEND}/*"))
         centre, root = of_one(server["centre"], root, slopes, NATURAL * rate)
         count = {"turns": turns, "noise": server["noise"] + 1, "server/last": now}
         return server | new | {"centre": centre, "root": root} | count

@@ -274,6 +274,15 @@ def test_rows_in_minibatches_and_no_variables_of_ones_own(family):
     assert ((found.std(0) / sd).log().abs() < 0.1).all()
 
 
+def shrunk(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Let each school have a mean of its own around mu."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        theta = pyro.sample("theta", dist.Normal(mu, 5.0))
+        with batch.rows():
+            pyro.sample("effect", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -284,14 +293,14 @@ def test_rows_in_minibatches_and_no_variables_of_ones_own(family):
         ({"guide": guides.delta}, "expected a family that joins them: full_covariance, low_rank"),
         ({"guide": "flow"}, "guide is 'flow'; expected a function"),
         ({"guide": guides.flow}, r"the guide is no family: flow\(\) got .* guides.flow\(3\)"),
-        ({"shared": "mu"}, "a flow has 1 parameter to bend; expected at least 2"),
+        ({"model": shrunk, "shared": "mu"}, "a flow has 1 parameter to bend; expected at least 2"),
         ({"lr": 2.0}, "lr is 2.0; expected a number above 0 to 1"),
     ],
 )
 def test_what_a_guide_cannot_be_asked_for_is_refused(asked, words):
-    usual = {"shared": "mu tau", "guide": guides.flow(2)}
+    usual = {"model": programs.eight_schools, "shared": "mu tau", "guide": guides.flow(2)}
     with pytest.raises(ValueError, match=words):
-        pvi.hierarchical(programs.eight_schools, schools(), **(usual | asked))
+        pvi.hierarchical(data=schools(), **(usual | asked))
 
 
 def test_a_guide_whose_draws_have_no_spread_is_a_bad_message_and_no_crash():
