@@ -115,17 +115,16 @@ def given_others(
     return moved
 
 
-def of_one(
-    mean: Tensor, root: Tensor, grad: tuple[Tensor, Tensor], lr: float
-) -> tuple[Tensor, Tensor]:
+def of_one(mean: Tensor, root: Tensor, inner: Tensor, lr: float) -> tuple[Tensor, Tensor]:
     """Make a step of mean [d] and root [d, d], not triangular, where noise may be of any kind.
 
     As nobody can tell whether it raised the loss, it goes no further than half a standard
-    deviation, and a variance doubles at most.
+    deviation, and a variance doubles at most. `inner` [d, 1 + d] is the transpose of the root times
+    the gradients of mean and root.
     """
-    way = lr * times(root.mT, grad[0])
+    way = lr * inner[:, 0]
     far = (torch.linalg.vector_norm(way) / NEAR).clamp(min=1)
-    vectors, factors, _ = _stretch(root, grad[1], lr, None)
+    vectors, factors, _ = _stretch(inner[:, 1:], lr, None)
     factors = factors.clamp(0.5**0.5, 2**0.5)
     # Not turned, as only normal noise is the same from all sides.
     return mean - times(root, way / far), root @ (vectors * factors[..., None, :]) @ vectors.mT
@@ -162,7 +161,7 @@ def _turned(
     most: float = math.inf,
 ) -> Tensor:
     """Return new lower triangular roots."""
-    vectors, factors, good = _stretch(root, grad, lr, within, most)
+    vectors, factors, good = _stretch(root.mT @ grad, lr, within, most)
     new = root @ (vectors * factors[..., None, :])
     # A triangular root lets the first variables depend on the first noise alone; with a positive
     # diagonal there is one, so that a small step moves every draw a little.
@@ -172,14 +171,12 @@ def _turned(
 
 
 def _stretch(
-    root: Tensor,
-    grad: Tensor,
+    inner: Tensor,
     lr: float | Tensor,
     within: Tensor | None,
     most: float = math.inf,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return axes of the noise, by what each is stretched, and which gradients are finite."""
-    inner = root.mT @ grad
     inner = (inner + inner.mT) / 2
     if within is not None:
         inner = inner * within.to(inner)

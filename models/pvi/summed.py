@@ -42,6 +42,7 @@ from pyrofl.tensors import Tensors, generator, like, pick, role, times, under
 BASE, BEND, OWN = "_w", "bend", "_own"  # what the family draws, its parameters, a client's noise
 LEARNED = f"centre root loc/* {BEND}/*"  # by the server
 NATURAL, ADAM = 0.5, 0.01  # rates of the server
+MOMENTUM = 0.8  # of natural gradients, once they have turned back
 STEADY = 10  # turns of the gradient that halve the rates
 
 
@@ -116,19 +117,22 @@ class Summed:
         base = {"centre": mean, "root": torch.diag(NARROW * sd)}
         noise = torch.randint(2**62, (), generator=source)
         count = {"turns": torch.tensor(0), "noise": noise, "share": torch.tensor(1.0 / clients)}
-        return base | bend | count | {"server/last": torch.zeros(mean.numel() + mean.numel() ** 2)}
+        return base | bend | count | {"server/last": torch.zeros(len(mean), 1 + len(mean))}
 
     def descended(self, server: Tensors, pooled: Tensors) -> Tensors:
         """Take a step along the sum of the gradients that came."""
-        slopes, root = (pooled["centre"], pooled["root"]), server["root"]
-        now = torch.cat([times(root.mT, slopes[0]), (root.mT @ slopes[1]).flatten()])
-        turns = server["turns"] + (now @ server["server/last"] < 0)
+        root, last = server["root"], server["server/last"]
+        now = root.mT @ torch.cat([pooled["centre"][:, None], pooled["root"]], 1)
+        turns = server["turns"] + ((now * last).sum() < 0)
         rate = float(self.rate(turns))
-        left = float(now[: len(server["centre"])].square().sum())  # far from the best normal
+        # Far from the best normal the base moves first: the bend would fit where it passes.
+        left = now[:, 0].square().sum()
         bend = ADAM * rate * float((1 + turns) / (1 + turns + left))
         new = descend(adam(bend), server, pick(pooled, f"loc/* {BEND}/*"))
-        centre, root = of_one(server["centre"], root, slopes, NATURAL * rate)
-        count = {"turns": turns, "noise": server["noise"] + 1, "server/last": now}
+        # Along a ridge gradients are small and of one direction, and noise is of any.
+        way = now + MOMENTUM * rate**0.5 * (turns > 0) * last
+        centre, root = of_one(server["centre"], root, way, NATURAL * rate)
+        count = {"turns": turns, "noise": server["noise"] + 1, "server/last": way}
         return server | new | {"centre": centre, "root": root} | count
 
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:

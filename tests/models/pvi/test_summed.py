@@ -274,6 +274,47 @@ def test_rows_in_minibatches_and_no_variables_of_ones_own(family):
     assert ((found.std(0) / sd).log().abs() < 0.1).all()
 
 
+def wave() -> Federation:
+    """Return four clients that measure a sine with noise of 0.2, places mixed."""
+    x = torch.linspace(0, 1, 40).double()
+    y = (8 * x).sin() + 0.2 * torch.randn(40, generator=generator(1)).double()
+    parts = tuple(torch.arange(i, 40, 4) for i in range(4))
+    return Federation(x[:, None], y, parts, tuple(p[:0] for p in parts))
+
+
+def smooth(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Let a Gaussian process with 6 inducing points be one for all clients."""
+    knots = torch.linspace(0, 1, 6).double()
+    with batch.clients():
+        eta = pyro.sample("eta", dist.Normal(torch.zeros(6).double(), 1.0).to_event(1))
+        length = pyro.sample("length", dist.LogNormal(torch.tensor(-1.0).double(), 0.7))
+        size = pyro.sample("size", dist.LogNormal(torch.tensor(0.0).double(), 0.7))
+        noise = pyro.sample("noise", dist.LogNormal(torch.tensor(-0.7).double(), 1.0))
+
+        def kernel(a: Tensor, b: Tensor) -> Tensor:
+            return (-0.5 * ((a[..., :, None] - b[..., None, :]) / length[..., None]) ** 2).exp()
+
+        root = torch.linalg.cholesky(kernel(knots, knots) + 1e-4 * torch.eye(6).double())
+        a = torch.linalg.solve_triangular(root, kernel(knots, batch.x[..., 0]), upper=False)
+        with batch.rows():
+            mean = size * (eta @ a).squeeze(-2)
+            pyro.sample("y", dist.Normal(mean, noise), obs=batch.y)
+
+
+WAVE = {"length": (-1.474, 0.276), "size": (0.149, 0.390), "noise": (-1.712, 0.125)}  # logs
+
+
+@pytest.mark.parametrize("family", [guides.copula, guides.flow(3)])
+def test_a_guide_bends_about_the_best_normal(family):
+    """Means of a Gaussian process are those by quadrature, not those of a fit that is all noise."""
+    method = pvi.hierarchical(smooth, wave(), shared="*", guide=family, draws=32)
+    found = pyrofl.fit(method, wave(), 60, progress=False).posterior(4000)
+    logs = {name: found[name].log() for name in WAVE}
+    off = {n: float(logs[n].mean() - mean) / sd for n, (mean, sd) in WAVE.items()}
+    assert abs(off["noise"]) < 0.2  # 4 standard errors are 0.06
+    assert max(map(abs, off.values())) < 0.8  # the bound is flat along a ridge
+
+
 def shrunk(received: Tensors, local: Tensors, batch: Batch) -> None:
     """Let each school have a mean of its own around mu."""
     with batch.clients():
