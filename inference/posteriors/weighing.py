@@ -33,6 +33,7 @@ from pyrofl.tensors import Tensors, matches, seeded, times
 LARGEST = 2000  # variables of a client that are weighted
 TURNS = 4  # times that the t distribution is adapted
 PILOT, EVEN = 60, 0.9  # values of g tried for each entry; share that is good enough
+HEAVY = 0.5  # Pareto k above which weights have no finite variance
 GAIN = 1.25  # of what draws are worth, below which the t distribution is not adapted again
 LEAST, MANY = 8, 64  # draws of z: to begin with, and most
 ENOUGH = 400  # draws that weighted ones are to be worth
@@ -148,7 +149,10 @@ class Weighing:
             proposal = nearer(proposal, e, w)
             if worth < GAIN * before:
                 break
-        _, told, log_w, k = self._tried(proposal, count, draws, modes)
+        e, told, log_w, k = self._tried(proposal, count, draws, modes)
+        if k > HEAVY and effective(log_w) < EVEN * count:  # few draws may have missed a tail
+            proposal = nearer(proposal, e, log_w.exp())
+            _, told, log_w, k = self._tried(proposal, count, draws, modes)
         drawn = {i: one.sites for i, one in told.items()}
         return drawn, [log_w], Weights(torch.tensor([k]), effective(log_w)[None], count)
 

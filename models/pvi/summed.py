@@ -1,7 +1,9 @@
 """The server and the clients where a guide bends what clients share; see the package.
 
 The guide's family draws w, and u = centre + root w are the shared variables without constraints.
-Both are learned together: centre and root by natural gradients, the family's parameters by Adam.
+Both are learned together: centre and root by natural gradients with momentum, the family's
+parameters by Adam, slowly as long as centre and root have far to go, so that the fit is that of a
+normal first and is bent there.
 A client first moves its q(z_j | g) by natural gradients, then sends the gradient of its part of the
 free energy, of all its rows; the server takes their sum, which is an unbiased gradient of the whole
 times the share of clients that report, so that steps are as much shorter. Noise of g is the same
