@@ -161,7 +161,9 @@ def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tenso
     first = _first(method, few, ids, server)
     state = Round(0, first, {}, torch.zeros(few.clients).bool())
     received, private = meet(method, few, state, few.who(torch.arange(few.clients)), 0)
-    Reruns(Look(method, few, received, private | received), False).refuse_mixed_clients()
+    again = Reruns(Look(method, few, received, private | received), False)
+    if not again.of_rows:
+        again.refuse_mixed_clients()
 
 
 def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) -> Tensors:

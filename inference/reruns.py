@@ -182,9 +182,13 @@ class Reruns:
     # Clients alone
 
     def refuse_mixed_clients(self) -> None:
-        """Refuse programs in which other clients, or the padding that they bring, have a say."""
+        """Refuse programs in which other clients, or the padding that they bring, have a say.
+
+        Where rows have variables, only the first client is run alone, which has no padding.
+        """
         look, count = self.look, len(self.look.batch)
-        name = self._apart(look.batch, range(count) if count > 1 else (), (look.q, look.p))
+        some = range(1 if self.of_rows else count) if count > 1 else ()
+        name = self._apart(look.batch, some, (look.q, look.p))
         if name is None:
             return
         if self._changes():
@@ -194,6 +198,11 @@ class Reruns:
             mixed = self._apart(narrowed(look.batch, rows), range(count))
             why, cure = CLIENTS if mixed else PADDING
         raise Mixed(f"site {name!r} {why}; expected {cure}")
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether rows have variables, of which a guide has as many as the longest client rows."""
+        return any(of_rows(site) for _, site in latent(self.look.q))
 
     def _changes(self) -> bool:
         """Say whether the programs give other numbers when they run again."""
