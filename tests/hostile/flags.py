@@ -55,6 +55,7 @@ OTHERS = (
     "--data-dir",
     "--quick",
     "--settings",
+    "--tune-seeds",
     "--hold-back",
     "--tune",
 )
@@ -115,7 +116,8 @@ def of_numbers_elsewhere() -> Iterator[Case]:
     for value in (*NEITHER, "0", "-2", MOST):
         yield _case(compare, "--seeds", value, told=("--seeds", *shown(value)))
     for value in (*NEITHER, "0", "-2", MOST):
-        yield _case((*TUNE, "--out", OUT), "--settings", value, told=("--settings", *shown(value)))
+        for flag in ("--settings", "--tune-seeds"):
+            yield _case((*TUNE, "--out", OUT), flag, value, told=(flag, *shown(value)))
     for value in (*NO_SHARES, "0", "1"):
         yield _case(
             (*TUNE, "--out", OUT), "--hold-back", value, told=("--hold-back", *shown(value))
@@ -151,7 +153,9 @@ ODD = ("", " ", ".", "..", "/", "~", "-", "--", "*", "?", "%s", "{0}", "$(touch 
 ODD += ("a\nb", "é", "名", "\x1b[2J", "\udcff", "None", "nan", "0", "-1", "fifo", "/dev/zero", LONG)
 BOUNDS = ("clip=1", "noise=1", "clip=1,noise=1,", "clip=1,clip=1,noise=1", "clip=1, noise=1")
 BOUNDS += tuple(f"clip={v},noise=1" for v in ("0", "-1", "nan", "inf", "1e999", "ten", "", "1e308"))
-BOUNDS += tuple(f"clip=1,noise=1,{word}" for word in ("delta=0", "delta=1", "where=home", "seed=1"))
+BOUNDS += tuple(
+    f"clip=1,noise=1,{word}" for word in ("delta=0", "delta=1", "where=home", "seed=-1")
+)
 CLASSES = ("even", "Balanced", "balanced,", "0=", "=1", "0=x", "0=-1", "0=nan", "0=1,0=2", "z=1")
 NO_GRID = ("lr", "lr=", "=0.1", "lr=0.1,", "lr=0.1,0.1", "lr=-1", "lr=nan", "lr=ten", "LR=0.1")
 NO_GRID += ("epochs=2.5", "fedavg.lr=0.1", "likelihood=normal", "lr=1e999", "done=1", "mu=0.1")

@@ -13,6 +13,7 @@ from pyrofl.flower.new import new
 NUMBERS = {"--sites": "1 000", "--min-sites": "0", "--port": "65536", "--timeout": "-1"}
 FILES = ("--cert", "--cert-key", "--ca", "--nodes", "--data", "--project", "--key", "--state")
 OTHERS = ("--host", "--name", "--out", "--rejoin", "--show", "--quiet")
+OTHERS += ("--min-scored-rows", "--no-scores")
 FLAGS = {*NUMBERS, *FILES, *OTHERS}
 
 PLACES = ("missing", "full", "fifo", "loop", "dangling", "null", "", "a\0b", "/dev/full", LONG)
@@ -97,6 +98,10 @@ def of_sites() -> Iterator[Case]:
             yield case(f"join {flag}={named(value)}", words, flag)
     for value in NAMES:
         yield case(f"join --name={named(value)}", (*joined(**{"--name": value}), "--show"), "name")
+    for value in (*NEITHER[::3], "0", MOST):
+        words = joined(**{"--min-scored-rows": value})
+        yield case(f"join --min-scored-rows={named(value)}", words, "--min-scored-rows")
+    yield case("join --no-scores", (*joined(), "--no-scores", "--show"), done=True)
     for value in ("", "a\0b"):
         yield case(f"join --state={named(value)}", joined(**{"--state": value}), "--state")
     yield case("join without proof", joined("10.0.0.1:1"), "--key is None")
