@@ -149,10 +149,12 @@ class Weighing:
             proposal = nearer(proposal, e, w)
             if worth < GAIN * before:
                 break
-        e, told, log_w, k = self._tried(proposal, count, draws, modes)
-        if k > HEAVY and effective(log_w) < EVEN * count:  # few draws may have missed a tail
-            proposal = nearer(proposal, e, log_w.exp())
-            _, told, log_w, k = self._tried(proposal, count, draws, modes)
+        for _ in range(TURNS):
+            e, told, log_w, k = self._tried(proposal, count, draws, modes)
+            if k < HEAVY or not size or effective(log_w) > EVEN * count:
+                break
+            proposal = nearer(proposal, e, log_w.exp())  # few draws may have missed a tail
+            modes = {i: Predicted.of(e, told[i].mode) for i in self.clients}
         drawn = {i: one.sites for i, one in told.items()}
         return drawn, [log_w], Weights(torch.tensor([k]), effective(log_w)[None], count)
 
