@@ -44,7 +44,17 @@ VERBS = (
 )
 VERBS += ("loop", "halves", "servers", "fast", "evaluation", "posteriors", "checks", "reference")
 VERBS += ("chains", "description", "movement", "records", "verdict", "saving", "loading", "loggers")
-VERBS += ("budget", "progress", "relations", "engines", "privacy", "run", "tune")
+VERBS += (
+    "budget",
+    "progress",
+    "relations",
+    "engines",
+    "privacy",
+    "run",
+    "tune",
+    "tuned",
+    "optimum",
+)
 
 
 def part(file: Path) -> str:
@@ -97,7 +107,16 @@ def test_nobody_imports_the_bare_folders(file):
 
 def test_every_part_is_looked_at():
     known = {part(f).split(".")[1] for f in FILES if part(f) != "pyrofl"}
-    assert known <= {*NOUNS, "models", "inference", "cli", "bench", "flower", "starting", "__main__"}
+    assert known <= {
+        *NOUNS,
+        "models",
+        "inference",
+        "cli",
+        "bench",
+        "flower",
+        "starting",
+        "__main__",
+    }
     verbs = {part(f).split(".")[2] for f in files("pyrofl.inference") if part(f).count(".") > 1}
     assert verbs <= set(VERBS)
     assert {"pyrofl.models.pfedvem", "pyrofl.inference.loop.rounds"} <= set(map(part, FILES))
