@@ -87,10 +87,10 @@ def file(tmp_path) -> Path:
 def test_a_checkpoint_holds_every_field(file):
     content = container.read(file, _about(file))
     known = {f.name for f in fields(Run)} - {"method", "data", "state", "seed", "own_metrics"}
-    assert known == {"draws", "records", "history"}
+    assert known == {"draws", "ending", "records", "history"}
     of_rounds = {f.name for f in fields(RoundRecord)} - {"number"}
     assert content["method"] == described(plain())
-    assert content["records"].keys() == {"draws", "metrics"} | of_rounds
+    assert content["records"].keys() == {"draws", "ending", "metrics"} | of_rounds
     assert content["state"].keys() >= {"number", "server", "private", "seen", "message", "loss"}
 
 
