@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -120,16 +119,12 @@ def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
 
 
 def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
-    """Refuse tensors on which the loss of their step depends without a gradient; see `CURE`.
-
-    Warn of those on which it does not depend.
-    """
+    """Refuse tensors on which the loss of their step depends without a gradient; see `CURE`."""
     if not any(step.still for step in steps):
         return
     for step in steps:
         step.keep = True
     trial.made(trial.ids)
-    unread: dict[str, list[str]] = {}
     moving = [step.step.names for step in steps]  # also of steps whose epochs are 0
     for step in steps:
         for name in step.still:
@@ -139,14 +134,6 @@ def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
                     f"no gradient reaches {name!r}, which step {step.step.names!r} moves, though "
                     f"its loss depends on it; expected {CURE}"
                 )
-            if found is None:
-                unread.setdefault(step.step.names, []).append(name)
-    for names, some in unread.items():
-        warnings.warn(
-            f"step {names!r} moves {', '.join(some)}, which its loss reads and does not depend "
-            "on; expected programs that do not overwrite what they read",
-            stacklevel=5,
-        )
 
 
 def arrives(method: Method, step: WatchedStep, name: str, moving: Sequence[str]) -> bool | None:
@@ -168,8 +155,13 @@ def arrives(method: Method, step: WatchedStep, name: str, moving: Sequence[str])
         off = torch.randn(value.shape, generator=source, dtype=value.dtype).to(value.device)
         return (value + far * (1 + value.abs()) * off).detach()
 
-    for far in (0.01, 1.0, 1.0):  # a layer may be off for these rows, or a feature constant
-        x = near(batch.x, far) if batch.x.is_floating_point() and far == 1 else batch.x
+    scaled = batch.x.is_floating_point()
+    # A layer may be off for these rows, a feature constant, or large rows leave no doubt.
+    for far, x in (
+        (0.01, batch.x),
+        (1.0, near(batch.x, 1.0) if scaled else batch.x),
+        (1.0, near(torch.zeros_like(batch.x), 1.0) if scaled else batch.x),
+    ):
         rows = replace(batch, x=x)
         moved_by = [n for n in local if any(matches(n, names) for names in moving)]
         start = local | {n: near(local[n], far).requires_grad_() for n in moved_by}

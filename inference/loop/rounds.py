@@ -159,6 +159,7 @@ def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method
     return at
 
 
+@in_turn  # another thread may be inside a handler of its own
 def refuse_surroundings() -> None:
     """Refuse to train inside of what changes the numbers of programs, or their gradients."""
     if _PYRO_STACK:

@@ -59,7 +59,7 @@ def net() -> nets.Network:
 
 def ours(method: Method, data: Federation, server: Tensors | None = None) -> Tensors:
     server = server or method.init(generator(0), data.clients)
-    *_, last = federate(method, data, ROUNDS, server=server)
+    *_, last = federate(method, data, ROUNDS, server=server, check=False)
     return {**last.server, **{f"private/{n}": v for n, v in last.private.items()}}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +34,10 @@ def command(tmp_path):
         path = [str(tmp_path)] * interrupts + [str(Path(pyrofl.__file__).parent.parent)]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
         words = [str(tmp_path / "bin" / "pyrofl"), *words[1:]] if words[0] == "pyrofl" else words
-        done = subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True)
+        # A background job of a shell ignores interrupts, and its children inherit that.
+        usual = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        how = {"cwd": cwd, "env": env, "capture_output": True, "preexec_fn": usual}
+        done = subprocess.run([sys.executable, *words], **how)
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 
     return run

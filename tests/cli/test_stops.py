@@ -20,6 +20,7 @@ from torch import Tensor
 from pyrofl.cli import commands, methods
 from pyrofl.cli.parser import main
 from pyrofl.files import run_folder
+from pyrofl.inference import mistakes
 from pyrofl.inference.loop.messages import BadMessage
 from pyrofl.inference.run import Run
 from pyrofl.tensors import Tensors
@@ -270,11 +271,19 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Let two clients send NaN from the so-manieth round on."""
-    real, rounds = methods.methods, itertools.count(0)  # one is the look before round one
+    real, rounds, looks = methods.methods, itertools.count(1), list[int]()
+    for user in ("inference.loop.rounds.refuse_wrong", "cli.rehearsal.check"):  # they upload, too
+
+        def look(*given: Any, **how: Any) -> None:
+            looks.append(1)
+            mistakes.check(*given, **how)
+            looks.pop()
+
+        monkeypatch.setattr(f"pyrofl.{user}", look)
     poison = faults.entry(torch.nan)
 
     def late(message: Tensors, bad: Tensor) -> Tensors:
-        return poison(message, bad & (next(rounds) >= first))
+        return message if looks else poison(message, bad & (next(rounds) >= first))
 
     monkeypatch.setattr(
         methods,
@@ -348,6 +357,7 @@ def test_a_comparison_looks_at_all_its_folders_before_any_work(tmp_path, monkeyp
     words += ["--out", str(tmp_path)]
     assert main([*words, "--resume"]) == 2
     assert "local-0 is not empty, it holds mine.txt" in capsys.readouterr().err
+    (tmp_path / "fedavg-0").mkdir()
     (tmp_path / "fedavg-0" / "checkpoint.pt").touch()
     (tmp_path / "local-0" / "figures").touch()
     assert main([*words, "--overwrite"]) == 2

@@ -219,13 +219,6 @@ def test_a_guide_without_gradients_is_refused(kind, scale):
         check(method(guide=guide_of(CUTS[kind], scale)), numbers())
 
 
-@pytest.mark.parametrize(("scale", "still"), [(False, "q/mu"), (True, "q/mu, q/pi")])
-def test_a_guide_that_overwrites_what_it_reads_is_warned_of(scale, still):
-    told = f"step 'q/.' moves {still}, which its loss reads and does not depend on; expected"
-    with pytest.warns(UserWarning, match=told):
-        check(method(guide=guide_of(filled, scale)), numbers())
-
-
 @pytest.mark.parametrize("kind", ["detach", "no_grad", "NumPy"])
 def test_a_model_that_cuts_what_rows_say_of_a_site_is_refused(kind):
     """The posterior would be the prior."""

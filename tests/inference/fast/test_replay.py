@@ -253,11 +253,11 @@ def picking(outputs: Tensor, x: Tensor) -> pyro.distributions.Distribution:
 @pytest.mark.parametrize("likelihood", [reading, listing, drawing, picking])
 def test_what_depends_on_more_than_tensors_is_made_as_written(likelihood, monkeypatch):
     method, data = with_model(likelihood), toys.blobs()
-    (quick,) = federate(method, data, 1)
+    (quick,) = federate(method, data, 1, check=False)
     assert not made()
     assert any(r.refused for r in RECORDINGS.found.values())
     as_written(monkeypatch)
-    toys.assert_same_round(quick, next(federate(method, data, 1)), rtol=0, atol=0)
+    toys.assert_same_round(quick, next(federate(method, data, 1, check=False)), rtol=0, atol=0)
 
 
 def test_a_program_that_remembers_is_found_out(monkeypatch):
