@@ -61,8 +61,11 @@ class Progress:
 
 
 def in_notebook() -> bool:
-    """Say whether a notebook shows what we write, and has what a bar is drawn with."""
-    return "ipykernel" in sys.modules and find_spec("ipywidgets") is not None
+    """Return whether this process is a notebook's kernel that can draw a bar."""
+    ipython = sys.modules.get("IPython")
+    # A kernel has an attribute of this name. That ipykernel is imported does not suffice.
+    kernel = ipython and getattr(ipython.get_ipython(), "kernel", None)
+    return kernel is not None and find_spec("ipywidgets") is not None
 
 
 def _is_told(number: int, rounds: int) -> bool:

@@ -26,6 +26,7 @@ from torch import Generator, Tensor
 import pyrofl.models
 from pyrofl.cli.methods import accepted
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference import fast
 from pyrofl.inference.elbo import Elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.facts import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
@@ -190,6 +191,7 @@ def steps_by_rows(method: Method) -> bool:
 def test_clients_with_few_rows_may_train_in_their_space(name, monkeypatch):
     begun: list[str] = []
     expected = usual(name)  # made before what is patched below
+    monkeypatch.setattr(fast, "KNOWN", {})  # choices made before are kept there
     real = row_space.InRows.begin
 
     def counted(self: row_space.InRows, *args: object) -> object:

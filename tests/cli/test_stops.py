@@ -269,9 +269,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
     assert r"expected b'\npyrofl checkpoint 4" in capsys.readouterr().err
 
 
-def poisoned(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    """Let two clients send NaN from the so-manieth round on."""
-    real, rounds, looks = methods.methods, itertools.count(1), list[int]()
+def poisoned(monkeypatch: pytest.MonkeyPatch, first: int, counted: int = 1) -> None:
+    """Let two clients send NaN from round `first` on, if the next one is round `counted`."""
+    real, rounds, looks = methods.methods, itertools.count(counted), list[int]()
     for user in ("inference.loop.rounds.refuse_wrong", "cli.rehearsal.check"):  # they upload, too
 
         def look(*given: Any, **how: Any) -> None:
@@ -321,8 +321,10 @@ def test_a_bad_message_ends_the_run_if_that_is_asked(tmp_path, monkeypatch, caps
     monkeypatch.undo()
     assert main([*words, str(out), "--resume"]) == 2
     assert "is of another run; now join is 'build" in capsys.readouterr().err
-    poisoned(monkeypatch, 2)  # there is no look any more, and two rounds are left
+    poisoned(monkeypatch, 2, counted=-1)  # the two that are left are good
     assert main([*words, str(out), "--resume"]) == 0
+    for name in RESULTS:
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
 def test_a_disk_that_is_full_after_all_runs_is_no_refusal(tmp_path, monkeypatch, capsys):

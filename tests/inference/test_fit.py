@@ -199,8 +199,7 @@ def test_where_no_bar_can_be_drawn_the_progress_is_lines_that_say_what_they_show
     method: Method, blobs: Federation, capsys: pytest.CaptureFixture[str]
 ):
     run = pyrofl.fit(method, blobs, 25)
-    # A bar that an earlier test left behind ends its line when it is collected.
-    shown = [line for line in capsys.readouterr().err.splitlines() if line]
+    shown = capsys.readouterr().err.splitlines()
     numbers = [int(re.match(r"round (\d+)/25: loss of posterior", line)[1]) for line in shown[:-1]]
     assert numbers == [*range(3, 25, 3), 25]
     assert shown[-1] == str(run.verdict)

@@ -149,7 +149,7 @@ def test_a_closed_form_that_the_guide_reads_converges():
 
 def test_a_closed_form_under_a_name_that_nobody_reads_is_named_before_round_one():
     with pytest.warns(UserWarning, match="the guide reads mu/w, and no step or move changes it"):
-        fitted(phases=(Phase((solved("mean/w"),)),))
+        pyrofl.fit(replace(USUAL, phases=(Phase((solved("mean/w"),)),)), lines(), 3, progress=False)
 
 
 @pytest.mark.parametrize("optim", [sgd(0.002), adam(0.2)], ids=["sgd", "adam"])
