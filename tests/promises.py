@@ -5,14 +5,24 @@ PROMISES = {"fedavg": Promises(message=(toys.ALL, toys.ALL))}
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pyrofl.inference.programs import Prior
+
+# One method of each kind: what is dear runs on these, and on all when slow.
+ARCHETYPES = ("fedavg", "scaffold", "pfedvem", "pvi", "metavd", "fedbe", "ifca", "fedpop")
+
+
+def others_slow(names: Iterable[str]) -> list[Any]:
+    """Return the names as parameters of a test; those that are no archetype are marked slow."""
+    return [n if n in ARCHETYPES else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 @dataclass(frozen=True)

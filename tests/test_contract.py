@@ -58,6 +58,7 @@ ALL = torch.arange(12)
 Result = TypeVar("Result")
 
 everywhere = pytest.mark.parametrize("name", METHODS)
+on_archetypes = pytest.mark.parametrize("name", promises.others_slow(METHODS))
 
 
 @cache
@@ -135,7 +136,7 @@ def test_a_name_may_have_several_marks():
     assert marked(facts, SHARED) == "mu tau"
 
 
-@everywhere
+@on_archetypes
 def test_clients_may_be_trained_side_by_side_or_one_by_one(name):
     # Up to rounding; the papers' settings have momentum, and the clients 3 to 40 rows.
     for one, more in zip(usual(name, 1), usual(name, 5), strict=True):
@@ -143,7 +144,7 @@ def test_clients_may_be_trained_side_by_side_or_one_by_one(name):
     toys.assert_same_round(usual(name, 1)[-1], usual(name)[-1], rtol=1e-8, atol=1e-9)
 
 
-@everywhere
+@on_archetypes
 def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
     def sizes(counts: Tensor, worth: int | None = None) -> list[Tensor]:
         groups.append(buckets(counts, worth))
@@ -187,7 +188,7 @@ def steps_by_rows(method: Method) -> bool:
     return any(phase.moves and all(map(along, phase.moves)) for phase in method.phases)
 
 
-@everywhere
+@on_archetypes
 def test_clients_with_few_rows_may_train_in_their_space(name, monkeypatch):
     begun: list[str] = []
     expected = usual(name)  # made before what is patched below
@@ -213,7 +214,7 @@ def test_clients_with_few_rows_may_train_in_their_space(name, monkeypatch):
         assert not begun, "a program that cannot be looked into runs as it is written"
 
 
-@everywhere
+@on_archetypes
 def test_equal_seeds_give_equal_bits(name):
     options = {"participation": bernoulli(0.5), "chunk": 12}
     again = list(federate(built(name), data(), 3, **options))
@@ -225,7 +226,7 @@ def test_equal_seeds_give_equal_bits(name):
     )
 
 
-@everywhere
+@on_archetypes
 def test_the_order_in_which_clients_are_drawn_changes_nothing(name):
     method, begun = built(name), usual(name)[0]
     ids = torch.tensor([1, 3, 4, 7, 10, 11])
@@ -235,7 +236,7 @@ def test_the_order_in_which_clients_are_drawn_changes_nothing(name):
     assert b.who.ids.tolist() == ids.tolist() == b.trained.tolist()
 
 
-@everywhere
+@on_archetypes
 def test_permuting_clients_permutes_results(name):
     # What a client draws follows its name, so draws, minibatches and failures move with it.
     method = make(name, **promises.of(name).unordered)
@@ -274,7 +275,7 @@ class Filled(Federation):
         return replace(batch, x=batch.x.masked_fill(padded, 1e6), y=label)
 
 
-@everywhere
+@on_archetypes
 def test_padding_changes_nothing(name):
     filled = Filled(**{n: getattr(data(), n) for n in Federation.__dataclass_fields__})
     ids = torch.arange(12)
@@ -297,7 +298,7 @@ def test_nothing_global_is_touched(name):
     assert pyro.settings.get() == validation
 
 
-@everywhere
+@on_archetypes
 def test_the_callers_random_state_does_not_matter(name):
     with torch.random.fork_rng():
         torch.manual_seed(12345)
@@ -337,7 +338,7 @@ def test_the_message_survives_a_file(name):
     assert not any(v.requires_grad for v in tensors(usual(name)[-1]))
 
 
-@everywhere
+@on_archetypes
 def test_a_run_is_taken_up_to_the_last_bit(name):
     file = io.BytesIO()
     state = usual(name)[0]
@@ -349,7 +350,7 @@ def test_a_run_is_taken_up_to_the_last_bit(name):
     toys.assert_same_round(again, usual(name)[-1])
 
 
-@everywhere
+@on_archetypes
 def test_who_does_not_report_leaves_the_server_alone(name):
     method, begun = built(name), usual(name)[0]
     reporters = torch.tensor([2, 5, 6])
@@ -366,7 +367,7 @@ def test_who_does_not_report_leaves_the_server_alone(name):
     toys.assert_same(nobody.server, begun.server)
 
 
-@everywhere
+@on_archetypes
 def test_a_client_that_turns_bad_changes_nothing_for_others(name):
     method, begun = built(name), usual(name)[0]
     ids, bad = torch.arange(12), [1, 4]
@@ -384,7 +385,7 @@ def test_a_client_that_turns_bad_changes_nothing_for_others(name):
             assert torch.equal(v[bad], begun.private[n][bad])
 
 
-@everywhere
+@on_archetypes
 def test_a_client_with_hopeless_data_is_left_out(name):
     x = data().x.clone()
     x[data().train[3]] = 1.7e308 * x[data().train[3]].sign()
@@ -395,7 +396,7 @@ def test_a_client_with_hopeless_data_is_left_out(name):
     assert all(bool(v.isfinite().all()) for v in tensors(state) if v.is_floating_point())
 
 
-@everywhere
+@on_archetypes
 def test_all_clients_turn_bad(name):
     method = toys.poisoned(built(name), *range(12))
     (state,) = federate(method, data(), 1, chunk=12)
@@ -419,7 +420,7 @@ def test_predictions_get_better_in_five_rounds(name):
     assert after < before
 
 
-@everywhere
+@on_archetypes
 def test_inputs_are_not_changed(name):
     method, state, federation = built(name), usual(name)[0], toys.blobs()
     copies = [v.clone() for v in tensors(state)] + [federation.x.clone(), federation.y.clone()]
@@ -439,7 +440,7 @@ def test_states_have_the_type_of_the_data(name, dtype):
     assert {v.dtype for v in real} == {v.dtype for v in state.loss.values()} == {dtype}
 
 
-@everywhere
+@on_archetypes
 def test_newcomers_and_held_out_clients_can_be_met(name):
     held = toys.blobs(held_out=3)
     *_, state = federate(built(name), held, 2, participation=fixed(2))
@@ -453,7 +454,7 @@ def test_newcomers_and_held_out_clients_can_be_met(name):
         assert bool(v.isfinite().all())
 
 
-@everywhere
+@on_archetypes
 def test_the_posterior_reaches_arviz(name, tmp_path):
     run = pyrofl.Run(built(name), data(), usual(name)[-1])
     export.save(run.to_arviz(2, groups="all"), tmp_path / "posterior.nc")
@@ -484,7 +485,7 @@ def reason(merge: object) -> str:
     return next(filter(None, (reason(part) for part in cells if callable(part))), "")
 
 
-@everywhere
+@on_archetypes
 @pytest.mark.parametrize(
     "chunk", [5, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, None))]
 )
@@ -504,7 +505,7 @@ def test_messages_are_folded_or_the_merge_says_why_not(name, chunk):
     toys.assert_same_round(replace(folded, server=kept.server), replace(kept, message=none))
 
 
-@everywhere
+@on_archetypes
 def test_another_merge_takes_effect_or_is_refused(name):
     method, begun = built(name), usual(name)[0]
     ids = usual(name)[1].trained
@@ -593,7 +594,7 @@ def exported(method: Method, state: Round) -> Tensor:
     return torch.from_numpy(found["log_likelihood"]["y"].values)
 
 
-@everywhere
+@on_archetypes
 def test_another_model_takes_effect_everywhere_or_is_refused(name):
     method, asked = built(name), make(name, likelihood=cooled)
     state = once(asked)
@@ -609,7 +610,7 @@ def test_another_model_takes_effect_everywhere_or_is_refused(name):
         torch.testing.assert_close(exported(other, state), rows, rtol=1e-9, atol=1e-10)
 
 
-@everywhere
+@on_archetypes
 def test_another_guide_takes_effect_everywhere_or_is_refused(name):
     method, state = built(name), usual(name)[1]
     view = method.main_view
@@ -681,7 +682,7 @@ def test_what_reads_a_program_by_itself_says_so(name):
                     assert replaced(method, part, under_effect(program, Cooled)) is None, function
 
 
-@everywhere
+@on_archetypes
 def test_without_phases_nobody_trains_or_it_is_refused(name):
     other = replace(built(name), phases=())
     for begun in (first(other, data(), 0), usual(name)[0]):
@@ -695,7 +696,7 @@ def test_without_phases_nobody_trains_or_it_is_refused(name):
             assert torch.equal(state.private[n][begun.seen], v[begun.seen])
 
 
-@everywhere
+@on_archetypes
 @pytest.mark.parametrize("argument", ["prior", "guide"])
 def test_a_prior_or_guide_of_ones_own_takes_effect_or_is_refused(name, argument):
     kinds = accepted(MODULES[name].build)

@@ -35,7 +35,7 @@ def run(name: str, count: int) -> Round:
     return state
 
 
-@contract.everywhere
+@contract.on_archetypes
 def test_threads_only_round(name):
     toys.assert_same_round(run(name, 1), run(name, 2), rtol=1e-8, atol=1e-9)
 

@@ -38,6 +38,7 @@ SENDING = [name for name in contract.METHODS if contract.sends(name)]
 RULED = {name: contract.built(name).rules for name in contract.METHODS}
 
 sending = pytest.mark.parametrize("name", SENDING)
+sending_archetypes = pytest.mark.parametrize("name", promises.others_slow(SENDING))
 
 
 @cache
@@ -71,7 +72,7 @@ def check(name: str, state: Round, words: str) -> int:
     return len(state.rejected)
 
 
-@sending
+@sending_archetypes
 @pytest.mark.parametrize("kind", faults.POISONS)
 def test_a_bad_message_is_named_and_left_out(name, kind):
     poison, words = faults.POISONS[kind]
@@ -175,7 +176,7 @@ def test_robust_merges_bear_a_fifth_of_liars(merge, by):
     assert loss("mean", 4, 7) > 10 * loss("mean")
 
 
-@contract.everywhere
+@contract.on_archetypes
 @pytest.mark.parametrize("size", [0.0, -3.0, torch.nan, torch.inf])
 def test_a_size_that_cannot_be_is_refused(name, size):
     other = faults.claiming(data(), dict.fromkeys(BAD, size))
@@ -191,7 +192,7 @@ def test_the_first_bad_entry_is_named(blobs):
     assert kinds(state.rejected * 3) == {"a finite number": 3}
 
 
-@sending
+@sending_archetypes
 def test_a_bad_message_stops_the_run_if_that_is_asked(name):
     method = faults.corrupted(contract.built(name), faults.entry(torch.nan), *BAD)
     with pytest.raises(BadMessage, match=r"client 1: .* is nan.*; client 4: .* is nan"):
@@ -204,7 +205,7 @@ def test_of_many_bad_messages_the_first_are_told():
         list(federate(method, data(), 2, on_bad_message="raise"))
 
 
-@sending
+@sending_archetypes
 def test_without_a_good_message_the_server_keeps_its_state_and_says_so(name, capsys):
     method = faults.corrupted(contract.built(name), faults.entry(torch.inf), *range(6))
     run = fit(method, data(), 2, draws=None)
@@ -229,7 +230,7 @@ def test_a_merge_that_overflows_is_undone(blobs):
 # What clients fail to do.
 
 
-@contract.everywhere
+@contract.on_archetypes
 def test_who_is_not_heard_has_trained_and_the_rest_is_exact(name):
     loss = Stragglers(fail=0.5)
     (state,) = federate(contract.built(name), data(), 1, seed=3, chunk=6, stragglers=loss)
@@ -253,7 +254,7 @@ def refused(*_: object) -> Tensors:
     raise CannotMerge("no message suits")
 
 
-@contract.everywhere
+@contract.on_archetypes
 def test_who_was_not_merged_goes_back_to_what_it_had(name, monkeypatch):
     monkeypatch.setattr(client_state, "COPIED", 0)  # one copy, into which every round writes
     method, some = contract.built(name), CLIENTS[:4]  # two are new afterwards
@@ -276,7 +277,7 @@ def test_who_was_not_merged_goes_back_to_what_it_had(name, monkeypatch):
     assert torch.equal(stuck.seen, after.seen)
 
 
-@contract.everywhere
+@contract.on_archetypes
 def test_part_of_the_work_is_finite_and_less(name):
     (part,) = federate(contract.built(name), data(), 1, chunk=6, stragglers=Stragglers(least=0.01))
     assert torch.equal(part.who.ids, CLIENTS)

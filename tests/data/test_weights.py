@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import toys
+from promises import others_slow
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.class_weight import compute_class_weight
 from test_contract import METHODS, built
@@ -69,7 +70,7 @@ def last(name: str, data: Federation) -> Round:
 DEALT = ("metavd", "perfedavg", "pfedgp")
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - set(DEALT)))
+@pytest.mark.parametrize("name", others_slow(sorted(set(METHODS) - set(DEALT))))
 def test_a_row_of_weight_two_is_as_two_rows(name):
     one, two = (last(name, data) for data in pair())
     toys.assert_same(one.server, two.server, 1e-10, 1e-10)

@@ -175,7 +175,7 @@ def counted() -> dict[str, dict[str, int]]:
     return known
 
 
-@contract.everywhere
+@contract.on_archetypes
 def test_hostile_federations_are_refused_or_survived(name):
     found = hunt(name, SOME)
     assert sum(found.values()) == SOME

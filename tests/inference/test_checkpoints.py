@@ -62,7 +62,7 @@ def assert_same_run(a: Run, b: Run) -> None:
     assert a.verdict == b.verdict
 
 
-@contract.everywhere
+@contract.on_archetypes
 def test_every_method_goes_on_to_the_last_bit(name, tmp_path):
     method, path = contract.built(name), tmp_path / "run.ckpt"
     whole = fit(method, data(), 3, seed=4, **OPTIONS)

@@ -43,7 +43,7 @@ def mine(client: str, part: str = "test") -> tuple[torch.Tensor, torch.Tensor]:
 # Saved and loaded.
 
 
-@contract.everywhere
+@contract.on_archetypes
 def test_every_method_is_loaded_with_its_predictions(name, tmp_path):
     run(name).save(tmp_path / "kept")
     for rows in (None, data()):
@@ -200,7 +200,7 @@ def test_other_files_are_refused(tmp_path, monkeypatch):
 # Predictions.
 
 
-@contract.everywhere
+@contract.on_archetypes
 def test_predictions_score_as_the_evaluation_says(name):
     done = run(name)
     for view in done.method.views:

@@ -44,11 +44,7 @@ def small(**settings: object):
     return pfedvem.build(toys.net(), draws=2, head_epochs=2, base_epochs=1, **settings)
 
 
-KINDS = ("fedavg", "pfedvem", "pvi", "scaffold")
-SOME = [n if n in KINDS else pytest.param(n, marks=pytest.mark.slow) for n in contract.METHODS]
-
-
-@pytest.mark.parametrize("name", SOME)
+@contract.on_archetypes
 def test_two_workers_make_the_rounds_of_one_process(name, posts):
     data, method = contract.data(), contract.built(name)
     carried = federate(method, data, 3, workers=2, **ODD)

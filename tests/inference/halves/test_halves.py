@@ -49,7 +49,7 @@ def squared(tensors: Tensors) -> Tensors:
     return {n: v @ v.mT if n.startswith("root/") else v for n, v in tensors.items()}
 
 
-@contract.everywhere
+@contract.on_archetypes
 def test_halves_make_the_rounds_of_the_loop(name):
     data, draw = toys.blobs(SIZES), bernoulli(0.7)
     server, clients = apart(name, participation=draw)

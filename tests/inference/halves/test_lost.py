@@ -398,7 +398,7 @@ def test_folders_of_other_runs_are_refused(tmp_path):
         Client(method, some(DATA, ["client 1"]), state=tmp_path / "s")
 
 
-@contract.everywhere
+@contract.on_archetypes
 def test_a_server_needs_no_rows(name, monkeypatch):
     def refuse(self: Federation) -> None:
         raise AssertionError("a server has rows")

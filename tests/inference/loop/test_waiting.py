@@ -10,6 +10,7 @@ from typing import Any
 import pyro.distributions as dist
 import pytest
 import torch
+from promises import others_slow
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -95,7 +96,7 @@ def rounds(build: Any, net: str = "mlp:4") -> None:
         pass
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", others_slow(sorted(METHODS)))
 def test_no_step_waits_for_the_device(watch, name):
     rounds(builds()[name])
     assert watch.steps > 2

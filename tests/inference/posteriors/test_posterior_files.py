@@ -8,6 +8,7 @@ from __future__ import annotations
 import promises
 import pytest
 import toys
+from promises import others_slow
 from test_contract import METHODS, MODULES
 
 import pyrofl
@@ -58,7 +59,7 @@ STATISTICS = {  # and the axes of their own
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", others_slow(METHODS))
 def test_the_file_of_a_method_has_these_axes(name, tmp_path):
     data = toys.blobs((3, 5, 4))
     data = pyrofl.Federation(data.x, data.y, data.train, data.test, NAMES)

@@ -6,6 +6,7 @@ import pytest
 import test_contract as contract
 import torch
 import toys
+from promises import others_slow
 from sites import CLOSE, SIZES
 
 from pyrofl.inference.loop.participation import bernoulli
@@ -32,7 +33,7 @@ def assert_near(found: Method, expected: Method, **options: object) -> None:
         toys.assert_same(a, b, rtol=1e-7, atol=1e-10)  # clients train from what is rounded
 
 
-@pytest.mark.parametrize("name", POOLED)
+@pytest.mark.parametrize("name", others_slow(POOLED))
 def test_sums_are_all_that_a_server_needs(name):
     method = contract.built(name)
     if method.upload and next(federate(method, DATA, 1)).message:
