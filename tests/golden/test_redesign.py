@@ -1,0 +1,48 @@
+"""All methods give what they gave before the code was reorganised, within rounding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from golden import redesign
+
+from pyrofl.cli.methods import builds
+from pyrofl.models import fedavg
+
+
+def test_every_method_has_numbers():
+    covered = {name.partition(":")[0] for name in redesign.read()}
+    assert builds().keys() <= covered
+    assert redesign.read().keys() == redesign.cases().keys()
+
+
+def test_a_small_change_of_a_setting_is_noticed():
+    case = redesign.cases()["fedavg"]
+    kept = redesign.read()["fedavg"]
+    assert not redesign.differences(redesign.measure(case), kept)
+
+    def build(data):
+        return fedavg.build(redesign.toys.net(), lr=0.01 * (1 + 1e-8), **redesign.SOME)
+
+    found = redesign.differences(redesign.measure(replace(case, build=build)), kept)
+    assert any("server" in line for line in found)
+
+
+def test_one_changed_element_of_a_large_tensor_is_noticed():
+    value = np.random.default_rng(0).standard_normal((3, 40))
+    other = value.copy()
+    other[2, 7] += 1e-8
+    one, two = ({"w": redesign.fingerprint(v)} for v in (value, other))
+    assert not redesign.differences(one, one)
+    assert redesign.differences(one, two)
+    other[2, 7] = np.nan
+    assert redesign.differences(one, {"w": redesign.fingerprint(other)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", redesign.cases())
+def test_results_are_as_before(name):
+    found = redesign.measure(redesign.cases()[name])
+    assert not redesign.differences(found, redesign.read()[name])
