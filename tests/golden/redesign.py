@@ -294,7 +294,7 @@ def cases() -> dict[str, Case]:
     vary("fedamp", {"exponential": {"attention": "exponential"}})
     vary("fedfomo", {"everyone": {"downloads": None, "held_back": 0.4, "least": 3}})
     vary("fedpa", {})
-    vary("ifca", {"three": {"clusters": 3}})
+    vary("ifca", {"three": {"clusters": 3}, "trimmed": {"merge": "trimmed:0.2"}})
     vary("scaffold", {"option I": {"option": "I"}, "remember": {"remember": True}})
     vary("fedem", {"dirichlet": {"guide": "dirichlet", "components": 2}}, adapt_steps=3)
     vary(
@@ -307,8 +307,12 @@ def cases() -> dict[str, Case]:
         },
         draws=10,
     )
-    vary("fedhb", {"centres": {"centres": 2, "guide": guides.delta}}, fine_tune=2)
-    vary("fedpop", {"cold": {"temperature": 0.0, "burn_in": 0}})
+    vary(
+        "fedhb",
+        {"centres": {"centres": 2, "guide": guides.delta}, "median": {"merge": "median"}},
+        fine_tune=2,
+    )
+    vary("fedpop", {"cold": {"temperature": 0.0, "burn_in": 0}, "median": {"merge": "median"}})
     vary("fisher", {"full covariance": {"guide": guides.full_covariance}})
     vary("fola", {"together": {"together": True, "clip": None}})
     vary("fald", {s: {"surrogates": s} for s in ("diagonal", "full")}, lr=1e-4, keep=5, discard=0.1)
@@ -333,7 +337,7 @@ def cases() -> dict[str, Case]:
             "dirichlet": {"guide": "dirichlet"},
             "shared": {"shared": True, "weighted": False},
             "drop": {"drop": 0.32, "momentum": 0.5},
-            "branched": {"branched": "head.*"},
+            "branched": {"branched": "head.*", "merge": "clip:0.3"},
         },
         branches=3,
         lr=0.05,
@@ -361,6 +365,7 @@ def cases() -> dict[str, Case]:
             "maml": {"on": "maml", "sampling": "weights"},
             "perfedavg": {"on": "perfedavg", "hyper_step": 0.1},
             "vd": {"dropout": "vd"},
+            "median": {"merge": "median"},
             "ensemble": {"dropout": "ensemble"},
             "none": {"dropout": "none"},
             "code": {"head": "code", "logit_average": True},
