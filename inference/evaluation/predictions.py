@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import known
-from pyrofl.data import Batch, Federation
+from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.sites import inputs, responses_of
 from pyrofl.data.wording import listed
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked, usual
@@ -27,9 +27,10 @@ from pyrofl.inference.evaluation.prepare import ready
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.verdict import trained_by
 from pyrofl.metrics import entropies
 from pyrofl.summaries import Summarised
-from pyrofl.tensors import Tensors, lent
+from pyrofl.tensors import Tensors, generator, lent, matches
 from pyrofl.turns import in_turn
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ def predictions(
     who = torch.tensor([i])
     (_, received, local, noise), *_ = ready(method, data, state, who, how)
     name = data.names[i]
+    if client is None and how.adapted == "none" and how.view(method) == "personal":
+        _warn_untrained(method, received, data.who(who))
     source = stream(how.seed, Stream.ROWS, state.number, name)
     parts = []
     for some in rows.split(ROWS):
@@ -220,6 +223,26 @@ def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> Aske
         )
     how.view(method)
     return how
+
+
+def _warn_untrained(method: Method, received: Tensors, who: Who) -> None:
+    """Warn of tensors of a new client that are as before training; refuse if all are."""
+    trained = trained_by(method) or ""
+    starts = [
+        method.join({n: v + k for n, v in received.items()}, who, generator(0)) for k in (0, 1)
+    ]
+    # What depends on nothing received is not learned from other clients.
+    same = [n for n, v in starts[0].items() if torch.equal(v, starts[1][n])]
+    if not (blank := [n for n in same if matches(n, trained)]):
+        return
+    cure = "expected labelled rows of the client, own=(x, y) (pyrofl predict --own-rows FILE)"
+    if not received:
+        raise ValueError(
+            f"nothing travels in {method.name or 'this method'}, so a new client without rows has "
+            f"an untrained model; {cure}"
+        )
+    names = listed([n.partition("/")[2] or n for n in blank], 4)
+    warn(f"{names} of a new client without rows are untrained; {cure}", UserWarning, stacklevel=5)
 
 
 def _said(given: PredictionAsked) -> dict[str, Any]:

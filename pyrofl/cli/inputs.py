@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pyrofl.data.datasets import parts_of
@@ -40,8 +42,15 @@ def refuse_replaced_inputs(args: Namespace, folder: str | Path) -> None:
                 )
 
 
-def refuse_replaced_input(args: Namespace, path: str | Path) -> None:
-    """Refuse an output file that is one of the command's input files, or of a run's results.
+def refuse_replaced_input(
+    args: Namespace, path: str | Path, run: str | Path | None = None
+) -> None:
+    """Refuse an output file that is an input of the command or of a run, or one of its results.
+
+    Args:
+        args: of the command.
+        path: of the output file.
+        run: the folder of a run that the command reads.
 
     Raises:
         ValueError: naming the file.
@@ -49,11 +58,22 @@ def refuse_replaced_input(args: Namespace, path: str | Path) -> None:
     path = Path(path)
     if WRITTEN.fullmatch(path.name) and os.path.lexists(path.with_name("run.json")):
         raise ValueError(f"--out {path} belongs to the results of a run; expected another file")
-    for flag, file in input_files(args):
+    inputs = [(f"--{flag} reads", file) for flag, file in input_files(args)]
+    if run is not None:
+        inputs += [("the run was fitted to", file) for _, file in input_files(_arguments(run))]
+    for told, file in inputs:
         if set(_both(file)) & set(_both(path)) or _same(file, path):
             raise ValueError(
-                f"--{flag} reads {file}, which --out {path} would replace; expected another file"
+                f"{told} {file}, which --out {path} would replace; expected another file"
             )
+
+
+def _arguments(run: str | Path) -> Namespace:
+    """Return the arguments of a run; none where its folder does not record them."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads(Path(run, "run.json").read_text(encoding="utf-8"))
+        return Namespace(**told["arguments"])
+    return Namespace()
 
 
 def input_files(args: Namespace) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from warnings import catch_warnings, simplefilter
+from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def predict(args: Namespace) -> None:
         raise ValueError(f"{path}: expected a file that ends in .csv")
     if path.is_dir() or (path.exists() and not args.overwrite):
         raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
-    refuse_replaced_input(args, path)
+    refuse_replaced_input(args, path, args.folder)
     refuse_no_run(Path(args.folder))
     with threads(1):
         method = method_of(Path(args.folder), args.net)
@@ -175,7 +175,8 @@ def ask(
         own = (inputs(run, rows, args.own_rows), answers(run, rows, args.own_rows))
     found = {}
     with catch_warnings():
-        simplefilter("ignore", UserWarning)  # of what is far off: `inputs` has told that
+        # `inputs` has warned of them already.
+        filterwarnings("ignore", ".* standard deviations from its mean", UserWarning)
         for owner in dict.fromkeys(owners):
             mine = np.array([name == owner for name in owners])
             found[owner] = run.predict(x[mine], owner, own, **how)

@@ -54,6 +54,19 @@ def test_predictions_of_test_rows_score_as_the_run_says(method):
             assert np.mean(right) == pytest.approx(float(row["value"]), rel=1e-6)
 
 
+def test_the_table_of_training_is_not_replaced(capsys):
+    assert main(["run", "local", *RUN, "--out", "run"]) == 0
+    whole = Path("old.csv").read_bytes()
+    words = ["predict", "run", "--data", "new.csv", "--group", "site", "--overwrite", "--out"]
+    assert main([*words, "old.csv"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert "the run was fitted to old.csv, which --out old.csv would replace; expected" in line
+    assert Path("old.csv").read_bytes() == whole
+    # A client that was never seen has no model of local training.
+    assert main(["predict", "run", *NEW, "--new-client"]) == 2
+    assert "a new client without rows has an untrained model" in capsys.readouterr().err
+
+
 def test_numbers_far_from_those_of_training_are_told(capsys):
     assert main(["run", "fedavg", *RUN, "--out", "run"]) == 0
     capsys.readouterr()

@@ -316,7 +316,18 @@ def test_a_new_client_without_rows_gets_the_global_model():
     found = done.predict(x, None, draws=None)
     assert torch.equal(found.mean, done.predict(x, "ward 4", model="global", draws=None).mean)
     assert found.about == "global model of new client, which joins without rows"
-    assert run("fedrep").predict(x, None).about.startswith("personal model of new client")
+    with pytest.warns(UserWarning, match="head.weight, head.bias of a new client .* untrained"):
+        found = run("fedrep").predict(x, None)
+    assert found.about.startswith("personal model of new client")
+
+
+def test_a_new_client_without_rows_has_no_model_where_nothing_travels():
+    """Local training leaves no network for others: the predictions would be of its start."""
+    x, own = mine("ward 4")[0], mine("ward 4", "train")
+    told = "nothing travels in local, so a new client without rows has an untrained model"
+    with pytest.raises(ValueError, match=told):
+        run("local").predict(x, None)
+    assert len(run("local").predict(x, None, own=own).mean) == len(x)
 
 
 def test_what_does_not_suit_a_client_is_refused():
