@@ -83,7 +83,19 @@ class Spent(NamedTuple):
     def __str__(self) -> str:
         """Return one line with epsilon, delta and the bound."""
         told = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} per client ({self.bound})"
+        if large := too_large(self.delta, len(self.clients)):
+            told = f"{told}; {large}"
         return f"{told}; {SEEDED}" if self.seeded else told
+
+
+def too_large(delta: float, clients: int) -> str:
+    """Return a warning about a delta that lets all rows of a client be published, or ""."""
+    if delta * clients < 1:
+        return ""
+    return (
+        f"delta is {delta:g}, with {clients} clients: publishing all rows of one client drawn at "
+        f"random would be as private; expected delta well below 1 / {clients}"
+    )
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ def tune(
     """
     settings = combinations(over)
     made = [build(**setting) for setting in settings]
+    refuse_metric(metric, data)
     by: By = metric or ("accuracy" if data.classes else "nll")
     how: Any = {"draws": draws, "progress": progress, **loop}
     held: dict[int, Federation] = {}
@@ -115,6 +116,19 @@ def tune(
 
         tries = halved(len(settings), rounds, by, attempt, seeds)
     return Tuned(settings, tuple(tries), by, ranked(tries, by)[0])
+
+
+def refuse_metric(metric: By | None, data: Federation) -> None:
+    """Refuse a metric that the response has not, before any work.
+
+    Raises:
+        ValueError: if it is rmse of classes, or accuracy of other numbers than 0 and 1.
+    """
+    is_binary = not data.y.dim() > 1 and bool(((data.y == 0) | (data.y == 1)).all())
+    if metric == "rmse" and data.classes:
+        raise ValueError("metric is 'rmse', and y holds classes; expected accuracy or nll")
+    if metric == "accuracy" and not data.classes and not is_binary:
+        raise ValueError("metric is 'accuracy', and y holds numbers; expected rmse or nll")
 
 
 def combinations(over: Mapping[str, Sequence[Any]] | Sequence[Setting]) -> tuple[Setting, ...]:

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
+from warnings import warn
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Who
-from pyrofl.inference.budget import Privacy, Promise
+from pyrofl.inference.budget import Privacy, Promise, too_large
 from pyrofl.inference.facts import CHANGES, marked
 from pyrofl.inference.loop.participation import Draw, everyone, sampling_of
 from pyrofl.inference.method import Method
@@ -50,6 +51,8 @@ def with_privacy(
     """Return `private` methods, if that is asked for: of one, or of each round."""
     if privacy is None:
         return method
+    if large := too_large(privacy.delta, clients):
+        warn(large, UserWarning, stacklevel=4)
     if isinstance(method, Method):
         return private(method, privacy, clients, participation)
     return lambda number: private(method(number), privacy, clients, participation)

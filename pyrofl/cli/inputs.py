@@ -42,9 +42,7 @@ def refuse_replaced_inputs(args: Namespace, folder: str | Path) -> None:
                 )
 
 
-def refuse_replaced_input(
-    args: Namespace, path: str | Path, run: str | Path | None = None
-) -> None:
+def refuse_replaced_input(args: Namespace, path: str | Path, run: str | Path | None = None) -> None:
     """Refuse an output file that is an input of the command or of a run, or one of its results.
 
     Args:

@@ -23,7 +23,7 @@ from pyrofl.cli.setup import SEEDED, resolve, threads
 from pyrofl.files import hashed, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.inference.loop.participation import Stragglers
-from pyrofl.inference.tune import AllFailed
+from pyrofl.inference.tune import AllFailed, refuse_metric
 from pyrofl.inference.tune import tune as choose
 from pyrofl.inference.tuned import COLUMNS, Margin, Try, Tuned, told
 
@@ -77,6 +77,7 @@ def tune(args: Namespace) -> None:
     (job,) = jobs(args, [args.method], [args.seed])
     path = Path(args.out or f"runs/tune-{args.method}-{args.seed}")
     search = Search(job, tuple(args.settings), path)
+    refuse_metric(args.metric, job.task.data)
     refuse_replaced_inputs(args, path)
     own = r"tune\.(csv|json)|figures|\d+-\d+\.pt" if args.resume else ""
     say(args, f"{len(search.settings)} settings of {job.name}, {until(search)}")
@@ -112,8 +113,9 @@ def searches(args: Namespace, asked: Sequence[Job]) -> list[Search]:
     first = list({job.name: job for job in reversed(asked)}.values())[::-1]
     fixed = tuple(args.settings)
     found = [Search(job, fixed, Path(args.out, f"{job.name}-{FOLDER}")) for job in first]
-    for search in found:
-        _ = search.settings  # refused before any work
+    for search in found:  # refused before any work
+        refuse_metric(args.metric, search.job.task.data)
+        _ = search.settings
     return found
 
 

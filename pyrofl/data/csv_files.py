@@ -13,7 +13,14 @@ from torch import Tensor
 from pyrofl.arguments import ShareBelowOne, checked, known
 from pyrofl.data.choosing import choose, far_apart
 from pyrofl.data.columns import Column, Missing, Rows, complete, number
-from pyrofl.data.doubts import of_numbers, of_totals, of_words, without_common_levels
+from pyrofl.data.doubts import (
+    of_answers,
+    of_copies,
+    of_numbers,
+    of_totals,
+    of_words,
+    without_common_levels,
+)
 from pyrofl.data.federation import Dataset
 from pyrofl.data.preparation import Preparation, Prepare, Prepared
 from pyrofl.data.recipe import Recipe
@@ -95,6 +102,7 @@ def load_csv(
             warn(f"{path}: {text}", UserWarning, stacklevel=5)
     of_cells = [kept[n] for n in (*chosen.names, target) if n not in chosen.categories]
     texts = [of_numbers(column) for column in of_cells if column is not kept[target] or not classes]
+    texts.append(of_answers(kept[target], [kept[name] for name in chosen.names]))
     if group:
         texts.append(of_totals(kept[group]))
     if group and classes:
@@ -114,6 +122,9 @@ def load_csv(
     levels = {name: _levels(kept[name]) for name in chosen.names if name in chosen.categories}
     active = bool(levels) or prepare == "standardise" or missing == "fill"
     x = _values(kept, chosen.names, levels, active)
+    same = np.concatenate([x.numpy(), y.numpy()[:, None], codes[:, None]], 1)
+    if copies := of_copies([row.tobytes() for row in same], is_test):
+        warn(f"{path}: {copies}", UserWarning, stacklevel=5)
     if likelihood is not None and not classes:
         refuse_range(path, likelihood, y, x[:, 0])
     raw = [name for name in chosen.names if name not in levels and prepare != "standardise"]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from math import log, sqrt
+from math import exp, log, sqrt
 
 import numpy as np
 
-from pyrofl.data.columns import Column
+from pyrofl.data.columns import Column, Rows
 from pyrofl.data.telling import Told
 from pyrofl.data.wording import listed
 
@@ -27,6 +28,10 @@ ENOUGH = 20  # of them where the factor is less than clear
 LARGER = 1.8  # times that numbers in another unit are larger, at least
 APART = 4.0  # standard deviations of the smaller numbers between two means
 ALIKE = 0.1  # difference of the logs of the two ratios, besides one standard error
+FEW_ROWS = 20  # from which values that come back may show a rule
+ENOUGH_IN_ORDER = 50  # numbers that are in one order in two columns
+LEAST_ONCE = 5.0  # rows that occur once, to be expected if equal rows were due to chance
+MOST_COPIES = 0.2  # share of the test rows
 FAHRENHEIT = (1.8, 32.0)  # of degrees Celsius
 
 
@@ -233,3 +238,67 @@ def in_spelling_and_units(
         told = {name: sums[column] for name, sums in zip(names, clients, strict=True)}
         found += [of_levels(column, told), of_units(column, told)]
     return [text for text in found if text]
+
+
+def of_answers(target: Column, features: Sequence[Column]) -> str:
+    """Return a warning about features of which each value stands for one of the target, or "".
+
+    Equal columns do, and others between which there is a rule without exception: of values that
+    come back, or a monotone one.
+    """
+    found = [column.name for column in features if _is_answer(column, target)]
+    if not found:
+        return ""
+    return (
+        f"column {listed(found, 3)} determines the target {target.name}: each value of it goes "
+        "with one value of the target, and the reverse; expected features that are known before "
+        "the target is: leave it out (--features)"
+    )
+
+
+def _is_answer(feature: Column, target: Column) -> bool:
+    """Return whether there is a one-to-one relation that is hardly due to chance."""
+    one, other = (c.words if np.isnan(c.numbers).any() else c.numbers for c in (feature, target))
+    count = len(one)
+    for some in (min(count, FEW_ROWS), count):  # most columns are told apart by few rows
+        pairs = set(zip(one[:some].tolist(), other[:some].tolist(), strict=True))
+        distinct = len(pairs)
+        if not len(set(one[:some])) == distinct == len(set(other[:some])):
+            return False
+    if distinct < 2 or count < FEWEST:
+        return False
+    if 2 * distinct <= count and count >= FEW_ROWS:
+        return True
+    if one.dtype == object or other.dtype == object:
+        return bool((feature.words == target.words).all())
+    steps = np.diff(np.stack([one, other])[:, one.argsort()])
+    up, higher = steps[:, steps[0] > 0] > 0
+    monotone = bool((up == higher).all() or (up != higher).all())
+    return bool((one == other).all()) or (monotone and count >= ENOUGH_IN_ORDER)
+
+
+def of_copies(rows: Sequence[bytes], is_test: Rows) -> str:
+    """Return a warning about a table in which nearly all rows occur twice or more, or "".
+
+    Were N rows equal by chance, as those of few different values are, some N exp(-N / D) of them
+    would occur once, with D different rows. Copies of all rows leave none.
+
+    Args:
+        rows: [N], of features, target and client.
+        is_test: [N].
+    """
+    counts = Counter(rows)
+    once = sum(count == 1 for count in counts.values())
+    expected = len(rows) * exp(-len(rows) / max(1, len(counts)))
+    if expected < LEAST_ONCE or once > expected / LEAST_ONCE**2:
+        return ""
+    trained = {row for row, test in zip(rows, is_test, strict=True) if not test}
+    same = sum(row in trained for row, test in zip(rows, is_test, strict=True) if test)
+    total = int(is_test.sum())
+    if same <= MOST_COPIES * total:
+        return ""
+    return (
+        f"{same} of {total} test rows equal a training row in all columns, the target included, as "
+        "nearly all rows occur twice or more, so that test scores are too good; expected each row "
+        "once: remove the copies"
+    )

@@ -167,19 +167,21 @@ def test_a_run_that_cannot_be_read_is_no_setting_that_fails(tmp_path, capsys):
         (["--over", "lr=0.1", "--set", "lr=1"], "lr is given by --set and by --over; expected one"),
         (["--over", "lr=0.1,0.10"], "--settings is 2, and of fedavg there are 1 to try; expected"),
         (["--settings", "99"], "--settings is 99, and of fedavg there are 12 to try; expected at"),
-        (["--metric", "rmse"], "metric is 'rmse', and there is none; expected accuracy or nll"),
+        (["--metric", "rmse"], "metric is 'rmse', and y holds classes; expected accuracy or nll"),
         (["--hold-back", "1"], "--hold-back: found '1'; expected a number above 0 to below 1"),
     ],
 )
 def test_bad_words_are_refused_in_a_line(tmp_path, capsys, words, told):
-    assert main(["tune", "fedavg", *DATA, *words, "--out", str(tmp_path / "out")]) != 0
+    assert main(["tune", "fedavg", *DATA, *words, "--out", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert told in line
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["--tune", "--metric", "rmse"], "metric is 'rmse', and y holds classes; expected"),
         (["--settings", "2"], "--settings is given, and --tune is not; expected both"),
         (["--metric", "nll"], "--metric is given, and --tune is not; expected both"),
         (["--tune", "--privacy", "clip=1,noise=1"], "expected one of them, and settings chosen on"),

@@ -301,3 +301,64 @@ def test_a_usual_table_has_no_warning(tmp_path):
     )
     sparse = [f"{g},{i == 7:d},{y}" for i, (g, _, y) in enumerate(LINES)]
     assert warned(tmp_path, [*sparse, "A,1,3.5"]) == ""
+
+
+def warnings_of(path, text, **how):
+    path.write_text(text)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        datasets.load(f"csv:{path}", target="y", **how)
+    return [str(one.message) for one in found]
+
+
+def lines(names, *columns):
+    return "\n".join([names, *(",".join(map(str, row)) for row in zip(*columns, strict=True))])
+
+
+RNG = np.random.default_rng(4)
+NUMBERS = RNG.normal(size=80).round(3)
+WARDS = RNG.integers(3, size=80)
+RATES = RNG.poisson(1.5, size=80)
+
+
+@pytest.mark.parametrize(
+    ("answer", "y", "found"),
+    [
+        (NUMBERS, NUMBERS, True),
+        (NUMBERS**3, NUMBERS, True),
+        (-2 * WARDS, WARDS, True),
+        (["abc"[w] for w in WARDS], ["xyz"[w] for w in WARDS], True),
+        (NUMBERS > 0, NUMBERS, False),
+        (WARDS, RATES, False),
+        (np.arange(80), RNG.permutation(80), False),
+        ([0, 0, 1, 1], [1, 1, 0, 0], False),
+    ],
+)
+def test_a_feature_that_is_the_target_is_named(tmp_path, answer, y, found):
+    other = RNG.normal(size=len(y)).round(4)
+    text = [] if np.asarray(answer).dtype.kind != "U" else ["answer"]
+    told = warnings_of(tmp_path / "t.csv", lines("a,answer,y", other, answer, y), categories=text)
+    assert [t for t in told if "column answer determines the target y: each value" in t] == (
+        told if found else []
+    )
+    assert len(told) == found
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["normal", "rounded", "counts", "trials"])
+def test_a_table_of_copies_is_named(tmp_path, kind, times):
+    """Rows that are equal as they have few different values are none."""
+    rng = np.random.default_rng(7)
+    x, noise = rng.normal(size=(2, 90))
+    group = np.arange(90) % 3
+    y = {
+        "normal": (x + noise).round(2),
+        "rounded": (x + noise).round(1),
+        "counts": rng.poisson(2.0, size=90),
+        "trials": rng.integers(2, size=90),
+    }[kind]
+    x = x.round(3) if kind == "normal" else np.arange(90) // 30
+    columns = [np.tile(column, times) for column in (group, x, y)]
+    told = warnings_of(tmp_path / "t.csv", lines("site,a,y", *columns), group="site")
+    copied = times > 1 and kind in ("normal", "rounded")
+    assert [("test rows equal a training row" in t) for t in told] == [True] * copied

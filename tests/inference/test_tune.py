@@ -183,7 +183,7 @@ def test_a_method_of_classes_with_a_schedule(method):
         ({"over": {"lr": (0.1, 0.1)}}, "over has 'lr=0.1' twice; expected some settings, no two"),
         ({"over": [3]}, "over has 3; expected dicts, name -> value"),
         ({"over": {"lr": (0.1, -1.0)}}, "lr is -1.0; expected a number of at least 0"),
-        ({"metric": "accuracy"}, "metric is 'accuracy', and there is none; expected rmse or nll"),
+        ({"metric": "accuracy"}, "metric is 'accuracy', and y holds numbers; expected rmse"),
         ({"metric": "ece"}, "metric is 'ece'; expected one of accuracy, nll, rmse"),
         ({"seeds": 0}, "seeds is 0; expected a whole number of at least 1"),
         ({"rounds": 0}, "rounds is 0; expected a whole number of at least 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -327,3 +328,13 @@ def test_a_run_tells_what_it_has_spent():
     assert found.epsilon <= max(found.clients)
     assert run.summary()["privacy"] == str(found)
     assert pyrofl.fit(PLAIN, DATA, 1, progress=False).privacy is None
+
+
+def test_a_delta_of_one_over_the_clients_or_more_is_warned_of():
+    """At delta = 1 / J all rows of one client may be published."""
+    told = "delta is 0.5, with 6 clients: .* expected delta well below 1 / 6"
+    with pytest.warns(UserWarning, match=told):
+        run = pyrofl.fit(PLAIN, DATA, 1, privacy=Privacy(1.0, 1.0, delta=0.5), progress=False)
+    assert re.search(told, str(run.privacy))
+    quiet = pyrofl.fit(PLAIN, DATA, 1, privacy=Privacy(1.0, 1.0, delta=0.1), progress=False)
+    assert "expected" not in str(quiet.privacy)
