@@ -123,7 +123,7 @@ def load_csv(
     active = bool(levels) or prepare == "standardise" or missing == "fill"
     x = _values(kept, chosen.names, levels, active)
     same = np.concatenate([x.numpy(), y.numpy()[:, None], codes[:, None]], 1)
-    if copies := of_copies([row.tobytes() for row in same], is_test):
+    if copies := of_copies([row.tobytes() for row in same], np.asarray(is_test)):
         warn(f"{path}: {copies}", UserWarning, stacklevel=5)
     if likelihood is not None and not classes:
         refuse_range(path, likelihood, y, x[:, 0])
