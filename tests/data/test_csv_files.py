@@ -262,7 +262,11 @@ def test_refuses_a_file_that_is_not_there(tmp_path):
 
 
 def test_a_fifth_of_each_group_is_for_testing(table):
-    rows = [f"{g},{i * i % 7},{i}" for g, n in (("a", 20), ("b", 10), ("c", 1), ("d", 2)) for i in range(n)]
+    rows = [
+        f"{g},{i * i % 7},{i}"
+        for g, n in (("a", 20), ("b", 10), ("c", 1), ("d", 2))
+        for i in range(n)
+    ]
     text = "\n".join(["g,x,y", *rows])
     data, again, other = (load(table(text), target="y", group="g", seed=s) for s in (0, 0, 1))
     assert [len(rows) for rows in split(data, "groups").test] == [4, 2, 0, 0]
