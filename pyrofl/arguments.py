@@ -169,7 +169,7 @@ def _may_be(value: Any, kind: Any) -> bool:
 
 
 def _a(kind: Any) -> str:
-    return WORDS.get(get_origin(kind) or kind) or f"a {kind.__name__}"
+    return WORDS.get(kind) or WORDS.get(get_origin(kind) or kind) or f"a {kind.__name__}"
 
 
 def _inside(value: Any, kind: Any) -> bool:

@@ -96,6 +96,12 @@ class GuideMean(Messenger):
             except NotImplementedError:
                 mean = torch.tensor(torch.nan)
             if bool(mean.isnan().all()) and not isinstance(msg["fn"], dist.Delta):
+                loc = getattr(getattr(msg["fn"], "base_dist", msg["fn"]), "loc", mean.new_zeros(1))
+                if bool(loc.isnan().all()):
+                    raise ValueError(
+                        f"site {msg['name']!r}: its mean is no number, as training has diverged; "
+                        "expected a smaller learning rate (lr), or a standardised response"
+                    )
                 raise ValueError(
                     f"site {msg['name']!r}: {type(msg['fn']).__name__} has no mean to predict "
                     "from; give a number of draws"

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, PositiveShare, Share, Whole, check_fields, checked
+from pyrofl.arguments import WORDS, Count, PositiveShare, Share, Whole, check_fields, checked
 from pyrofl.inference.budget import Sampling
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.seeds import Seed, Stream, stream
 
 Draw = Callable[[Generator, int], Tensor]
 """(generator, clients) -> ids of those drawn, int64."""
+
+WORDS[Draw] = "a function: participation.fraction(0.4), participation.fixed(10) or one of your own"
 
 
 def everyone(_: Generator, clients: int) -> Tensor:

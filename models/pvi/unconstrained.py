@@ -6,7 +6,8 @@ with the same median and central 68%, without constraints, of draws from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -221,8 +222,14 @@ def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tu
 
 
 def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:
-    """Run a program on draws of its prior; for `step` see `_Improper`."""
+    """Run a program on draws of its prior; for `step` see `_Improper`.
+
+    Raises:
+        ValueError: if it fails, in one line that names the last site.
+    """
+    tracer: Any = poutine.trace(program)
     with (
+        _in_one_line(tracer),
         pyro.validation_enabled(False),
         torch.no_grad(),
         default_type(batch.size.dtype),
@@ -230,7 +237,28 @@ def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any
         _Improper(step),
         pyro.plate("draws", draws, dim=-3),
     ):
-        return poutine.trace(program).get_trace({}, {}, batch)
+        return tracer.get_trace({}, {}, batch)
+
+
+@contextmanager
+def _in_one_line(tracer: Any) -> Iterator[None]:
+    """Replace Pyro's table of all shapes by the name of the last site."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        first = str(error).partition("\n")[0]
+        if "; expected" in first:  # a line of ours
+            raise ValueError(first) from error
+        sites = [n for n, node in tracer.trace.nodes.items() if node["type"] == "sample"]
+        cure = ""
+        if "size of tensor" in first or "hape" in first:
+            cure = "[C, 1] in batch.clients(), [C, B] in batch.rows(), vectors with .to_event(1)"
+        if first.startswith("Expected scale"):
+            cure = "poutine.scale(scale=...) above 0"
+        after = f" after site {sites[-1]!r}" if sites else ""
+        raise ValueError(
+            f"the model fails{after}: {first}; expected {cure or 'one that runs on draws'}"
+        ) from error
 
 
 def _spread_by_others(fn: Any) -> bool:

@@ -180,7 +180,7 @@ def test_columns_without_a_difference_are_left_out_and_said(tmp_path):
 @pytest.mark.parametrize("likelihood", ["measured", "binomial"])
 def test_the_first_feature_keeps_its_units_where_the_likelihood_reads_it(tmp_path, likelihood):
     path = tmp_path / "t.csv"
-    rows = [f"{'uv'[i % 2]},{20 + i},{i},{i}\n" for i in range(10)]
+    rows = [f"{'uv'[i % 2]},{20 + i},{i},{i * 3 % 7}\n" for i in range(10)]
     path.write_text("".join(["kind,n,x,y\n", *rows]))  # text comes behind
     asked = {"target": "y", "prepare": "standardise", "likelihood": likelihood}
     data = federations.split(datasets.load(f"csv:{path}", **asked), "iid", 2)
@@ -193,7 +193,7 @@ def test_the_first_feature_keeps_its_units_where_the_likelihood_reads_it(tmp_pat
 
 def test_numbers_are_categories_where_they_are_named(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text("k,x,y\n" + "".join(f"{i % 3 + 9},{i},{i}\n" for i in range(12)))
+    path.write_text("k,x,y\n" + "".join(f"{i % 3 + 9},{i},{i * 3 % 5}\n" for i in range(12)))
     asked = {"target": "y", "categories": ["k"]}
     data = federations.split(datasets.load(f"csv:{path}", **asked), "iid", 2)
     assert data.source.features == ("k=9", "k=10", "k=11", "x")  # in numerical order

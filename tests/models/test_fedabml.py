@@ -22,6 +22,7 @@ from pyrofl.data.conjugate import ConjugateTask, gaussian_means
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.fit import fit
 from pyrofl.inference.loop.noise import open_latent
 from pyrofl.inference.loop.participation import bernoulli
 from pyrofl.inference.loop.rounds import federate, first
@@ -578,3 +579,14 @@ def test_two_rounds_give_the_numbers_they_gave_before(tiny):
 def test_numbers_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         fedabml.build(build("mlp:5", (4,), 3), **options)
+
+
+def test_a_regression_that_diverges_names_the_learning_rate():
+    """Numbers of another unit than 1 make steps of the default learning rate too long."""
+    noise = generator(0)
+    x, y = (10 * torch.randn(4, 60, size, generator=noise) for size in (2, 1))
+    sites = {f"s{j}": (x[j], y[j, :, 0], x[j, :3], y[j, :3, 0]) for j in range(4)}
+    method = fedabml.build(build("linear", (2,), 1), likelihood=likelihoods.normal(1.0))
+    run = fit(method, Federation.of(sites), 3, progress=False)
+    with pytest.raises(ValueError, match="as training has diverged; expected a smaller learning"):
+        run.test()

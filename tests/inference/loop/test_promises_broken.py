@@ -111,7 +111,7 @@ def test_what_a_function_may_not_do_is_said(blobs, changes, told):
         ({"method": lambda _: None}, r"method\(0\) is a NoneType; expected a Method for each"),
         ({"data": torch.ones(3)}, "data is a Tensor; expected a Federation"),
         ({"rounds": 2.5}, "rounds is 2.5; expected a whole number of at least 0"),
-        ({"participation": 3}, "participation is 3; expected a function"),
+        ({"participation": 0.4}, "participation is 0.4; expected a function: .*fraction"),
         ({"stragglers": 0.3}, "stragglers is 0.3; expected a Stragglers"),
         ({"server": {"w/fc1.weight": torch.ones(6, 8)}}, "server lacks w/fc1.bias, "),
         ({"server": {"w/fc1.weight": 1.0}}, "server holds 'w/fc1.weight', a float; expected ten"),

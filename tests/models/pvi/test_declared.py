@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 
 import pyrofl
 from pyrofl import datasets, federations
@@ -112,3 +113,28 @@ def test_declarations_that_contradict_the_program_are_refused(schools):
     uneven = Federation.of({"a": (torch.zeros(1, 1), [0.0]), "b": (torch.zeros(3, 1), [0.0] * 3)})
     with pytest.raises(ValueError, match="prior depends on the client's data"):
         pvi.hierarchical(by_data, uneven, shared="mu")
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale", "told"),
+    [
+        ((3,), 1.0, "after site 'mu': .*must match.*; expected .* vectors with .to_event\\(1\\)$"),
+        ((), -1, "Expected scale > 0 but got -1; expected poutine.scale\\(scale=...\\) above 0$"),
+    ],
+)
+def test_a_program_that_fails_is_refused_in_one_line_that_names_the_site(shape, scale, told):
+    """Pyro adds a table of all shapes to what its handlers raise."""
+    rows = Federation.of({"A": (torch.ones(9, 1), torch.arange(9.0))})
+
+    def model(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+            bad = pyro.sample(
+                "bad", dist.Normal(torch.zeros(7 if shape else 1), torch.ones(shape or (1,)))
+            )
+            with batch.rows(), poutine.scale(scale=scale):
+                pyro.sample("y", dist.Normal(mu + bad, 1.0), obs=batch.y)
+
+    with pytest.raises(ValueError, match=told) as error:
+        pvi.hierarchical(model, rows, shared="mu")
+    assert "\n" not in str(error.value)
