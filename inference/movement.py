@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from pyrofl.inference.facts import Facts, Moments, of_kind
-from pyrofl.inference.loop.one_copy import OneCopy
 from pyrofl.inference.loop.state import Round
-from pyrofl.tensors import Tensors, matches
+from pyrofl.tensors import Tensors, matches, size_in_bytes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 HUGE = torch.finfo(torch.float64).max  # what is not finite has moved so far
+COMPARED = 64_000_000  # bytes of what clients keep that are compared at once
 PARTS = ("mean", "sd", "norm")
 
 Moved = dict[str, dict[str, float]]
@@ -39,10 +39,12 @@ def movement(facts: Facts, old: Round, new: Round) -> Moved | None:
         return None
     far = _moved(facts, _received(old.server), _received(new.server))
     if not any(far.values()):  # all that is learned may stay at home
-        if isinstance(new.private, OneCopy) and new.private.large:  # the old one is gone
-            return _by_site(far) if far else {}
-        before, now = (_real(v.kept(new.trained)) for v in (old, new))
-        far |= _moved(facts, before, now, rows=True)
+        size = size_in_bytes(new.kept(new.trained[:1]))
+        parts = [
+            _moved(facts, _real(old.kept(ids)), _real(new.kept(ids)), rows=True)
+            for ids in new.trained.split(max(1, COMPARED // max(1, size)))
+        ]
+        far |= {key: max(part[key] for part in parts) for key in parts[0]}
     return _by_site(far)
 
 

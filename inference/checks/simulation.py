@@ -274,7 +274,7 @@ def _fits(
         risen = losses.risen()
         for one, reason, loss in zip(replicas.rounds_of(state, clients), bad, risen, strict=True):
             diverged = f"diverged {loss}" if loss and not allow_diverged else ""
-            yield one, reason or _not_finite(one.server | one.private) or diverged
+            yield one, reason or _not_finite({**one.server, **one.private}) or diverged
 
 
 def _not_finite(tensors: Tensors) -> str:

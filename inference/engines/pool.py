@@ -6,10 +6,13 @@ How a worker is called is left to a `Post`, so that workers may be anywhere.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -20,7 +23,7 @@ from pyrofl.inference.engines.worker import dealt
 from pyrofl.inference.halves.wire import sealed
 from pyrofl.inference.loop.carrier import Order, Running
 from pyrofl.inference.loop.client_half import Reply
-from pyrofl.inference.loop.one_copy import OneCopy
+from pyrofl.inference.loop.client_states import Tables
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, cut
@@ -58,29 +61,36 @@ class Post(Protocol):
         ...
 
 
-class Away(OneCopy):
-    """What clients keep at workers, [J, ...]; it comes here when somebody asks for it."""
+class Away(Tables):
+    """What clients keep at workers after a round, [J, ...]; it is fetched when it is read."""
 
-    large = True
+    def __init__(self, pool: Pool, number: int) -> None:
+        """Take the pool, and by which number the workers know these states."""
+        self.pool, self.number = pool, number
 
-    def __init__(self, fetch: Callable[[], Tensors]) -> None:
-        """Begin; `fetch` brings it."""
-        super().__init__()
-        self.fetch: Callable[[], Tensors] | None = fetch
+    @cached_property
+    def tables(self) -> Tensors:
+        """The tables, once they are fetched."""
+        return self.pool.kept(self.number)
 
-    def here(self) -> None:
-        """Bring it here, unless that is done."""
-        super().here()
-        if self.fetch is not None:
-            self.update(self.fetch())
-            self.fetch = None
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a table [J, ...]."""
+        return self.tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return len(self.tables)
 
 
 class Pool:
     """A carrier to clients that are dealt to workers.
 
-    What clients keep stays with the workers; what a Round has of it is brought here if it is asked
-    for, and that of the last Round in the end.
+    What clients keep stays with the workers, for as long as somebody holds the Round that has it.
+    It is fetched when it is read; that of the last Round is fetched in the end.
     """
 
     def __init__(self, data: Federation, post: Post) -> None:
@@ -89,6 +99,8 @@ class Pool:
         self.mine = dealt(data.sizes[: data.clients], post.workers)
         self.method: Method | None = None
         self.last: Away | None = None
+        self.numbers = count()
+        self.held: WeakValueDictionary[int, Away] = WeakValueDictionary()
 
     def __enter__(self) -> Pool:
         """Start the workers."""
@@ -107,24 +119,34 @@ class Pool:
         try:
             if self.last is not None:
                 with suppress(ChildProcessError):
-                    self.last.ready()
+                    len(self.last)
         finally:
             self.post.close()
 
     def __call__(self, order: Order) -> Running:
         """Begin a round."""
-        if (private := order.state.private) is not self.last:
+        private = order.state.private
+        if not isinstance(private, Away) or private.pool is not self:
+            known = self.away()
             for worker, mine in enumerate(self.mine):
-                self.post.send(worker, "load", sealed(cut(private, mine)))
+                seen, tables = order.state.seen[mine], cut(private, mine)
+                self.post.send(worker, "load", known.number, seen, sealed(tables))
+            order = replace(order, state=replace(order.state, private=known))
         if order.method is not self.method:
             for worker in range(len(self.mine)):
                 self.post.send(worker, "learn", order.method)
             self.method = order.method
         return PoolTurn(self, order)
 
-    def kept(self) -> Tensors:
-        """Bring here what all clients keep, [J, ...]; zeros of newcomers."""
-        tickets = [self.post.send(worker, "kept") for worker in range(len(self.mine))]
+    def away(self) -> Away:
+        """Return new states at the workers."""
+        made = Away(self, next(self.numbers))
+        self.held[made.number] = made
+        return made
+
+    def kept(self, number: int) -> Tensors:
+        """Fetch what all clients keep, [J, ...]; zeros of newcomers."""
+        tickets = [self.post.send(worker, "kept", number) for worker in range(len(self.mine))]
         whole: Tensors = {}
         for mine, ticket in zip(self.mine, tickets, strict=True):
             for name, value in self.post.result(ticket).items():
@@ -163,8 +185,12 @@ class PoolTurn(Running):
         """Let the clients train, and yield the workers' replies, in turn."""
         post, order = self.pool.post, self.order
         last = order.state
+        assert isinstance(last.private, Away)
         state = Round(last.number, sealed(last.server), {}, last.seen)
-        sheet = post.share((state, order.ids, order.asked, order.seed, order.chunk, order.memory))
+        states = last.private.number, {*self.pool.held}
+        sheet = post.share(
+            (state, states, order.ids, order.asked, order.seed, order.chunk, order.memory)
+        )
         self.waiting.extend((w, post.send(w, "begin", sheet)) for w in self.busy)
         while self.waiting:
             worker, ticket = self.waiting[0]
@@ -175,14 +201,14 @@ class PoolTurn(Running):
                 self.waiting.append((worker, post.send(worker, "more")))
             yield arrived(reply, self.pool.data.device)
 
-    def close(self, back: Tensor) -> Tensors:
+    def close(self, back: Tensor) -> Mapping[str, Tensor]:
         """Let some go back to what they kept before; all of it stays with the workers."""
-        for worker in self.busy:
-            self.pool.post.send(worker, "close", back)
-        if (old := self.pool.last) is not None and old.fetch is not None:
-            old.stale = True
-        self.pool.last = Away(self.pool.kept)
-        return self.pool.last
+        before = self.order.state.private
+        assert isinstance(before, Away)
+        made = self.pool.last = self.pool.away()
+        for worker in range(len(self.pool.mine)):
+            self.pool.post.send(worker, "close", before.number, made.number, back)
+        return made
 
 
 def arrived(reply: Reply, device: torch.device) -> Reply:

@@ -6,20 +6,19 @@ bring orders to several processes, in each of which a `Turn` of some of the clie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.loop.client_half import Reply, work
-from pyrofl.inference.loop.state import ClientState, Round, at_hand, chunks, sent_down
+from pyrofl.inference.loop.client_states import ClientStates, Row
+from pyrofl.inference.loop.state import Round, at_hand, chunks, sent_down
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed
-from pyrofl.tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Running(AbstractContextManager["Running", None], Protocol):
         """Let the clients train, and yield what they tell, always in the same order."""
         ...
 
-    def close(self, back: Tensor) -> Tensors:
+    def close(self, back: Tensor) -> Mapping[str, Tensor]:
         """Let clients `back` go back to what they kept before; return what all keep, [J, ...]."""
         ...
 
@@ -63,15 +62,16 @@ Carrier = Callable[[Order], Running]
 class Turn(Running):
     """A round of clients whose rows and state are here."""
 
-    def __init__(self, data: Federation, order: Order, mine: Tensor | None = None) -> None:
-        """Begin; `mine` are sorted ids that the private state's rows are of, by default all."""
+    def __init__(self, data: Federation, order: Order) -> None:
+        """Begin."""
         self.data, self.order = data, order
-        self.mine = torch.arange(data.clients) if mine is None else mine
-        self.keeper = ClientState(order.state.private, order.state.seen[self.mine], order.memory)
+        last = order.state
+        self.states = ClientStates.of(last.private, last.seen, order.memory)
+        self.written: dict[int, Row] = {}
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Take everything back if the round fails on its way."""
-        self.keeper.__exit__(kind)
+    def __exit__(self, *_: object) -> None:
+        """End; if the round failed on its way, the rows that it has written become free."""
+        self.written = {}
 
     def groups(self) -> list[Tensor]:
         """Return ids of the clients that train side by side."""
@@ -82,10 +82,10 @@ class Turn(Running):
         """Let the clients train, and yield what they tell."""
         return map(self.train, self.groups())
 
-    def close(self, back: Tensor) -> Tensors:
+    def close(self, back: Tensor) -> ClientStates:
         """Let some go back to what they kept; return what all keep."""
-        self.keeper.take_back(torch.searchsorted(self.mine, back))
-        return self.keeper.close()
+        gone = set(back.tolist())
+        return self.states.updated({i: r for i, r in self.written.items() if i not in gone})
 
     def train(self, ids: Tensor) -> Reply:
         """Let clients train side by side, write down what they keep, and return their reply."""
@@ -103,5 +103,5 @@ class Turn(Running):
             seed=seed,
             number=state.number,
         )
-        self.keeper.write(torch.searchsorted(self.mine, good), mine)
+        self.written |= self.states.write(good, mine)
         return reply

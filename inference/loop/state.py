@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from weakref import ref
 
 import torch
 from torch import Tensor
 
 from pyrofl.data import Federation, Roster, Who
-from pyrofl.inference.loop.one_copy import Lost, OneCopy
+from pyrofl.inference.loop.client_states import ClientStates
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, as_tensors, size_in_bytes, unwritten
 
-COPIED = 64_000_000  # bytes of all clients' state up to which every round can be looked at
 ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the processor, on Linux
 
@@ -35,8 +30,7 @@ class Round(Summarised):
     Attributes:
         number: rounds done.
         server: what the server knows.
-        private: what clients keep, [J, ...]; rows of clients never seen are zero. Where this is
-            large, there is one copy: the next round overwrites it, and asking this one raises.
+        private: what clients keep, name -> [J, ...]; rows of clients never seen are zero.
         seen: [J] bool, the clients that keep something: that have trained at least once, and not in
             vain, see `advance`.
         who: those that reported, sorted; their messages are `message`, [M, ...], or [0, ...] if
@@ -58,7 +52,7 @@ class Round(Summarised):
 
     number: int
     server: Tensors
-    private: Tensors
+    private: Mapping[str, Tensor]
     seen: Tensor
     who: Who = field(default_factory=lambda: Who(nobody(), torch.zeros(0)))
     message: Tensors = field(default_factory=dict)
@@ -81,8 +75,8 @@ class Round(Summarised):
 
     def kept(self, ids: Tensor) -> Tensors:
         """Return the private state of clients that were seen, [C, ...]."""
-        if isinstance(self.private, OneCopy):
-            return self.private.rows(ids)
+        if isinstance(self.private, ClientStates):
+            return self.private.select(ids)
         return {n: v.index_select(0, ids) for n, v in self.private.items()}
 
     def of_all(self, values: Tensors) -> Tensors:
@@ -93,13 +87,9 @@ class Round(Summarised):
     def summary(self) -> dict[str, str]:
         """Tell what it is."""
         trained, reported, silent = (len(v) for v in (self.trained, self.who.ids, self.silent))
-        try:
-            private = _listed(self.private)
-        except ValueError:
-            private = "overwritten by a later round"
         return {
             "server": _listed(self.server),
-            "private": f"{private}; {int(self.seen.sum())} clients were seen",
+            "private": f"{_listed(self.private)}; {int(self.seen.sum())} clients were seen",
             "clients": f"{trained} trained, {reported} reported, {silent} were silent",
             "rejected": "; ".join(self.rejected) or "nobody",
         }
@@ -199,93 +189,3 @@ def chunks(
         fit = min(most, max(1, ROWS_BYTES // max(row * int(data.sizes[ids[0]]), 1)))
         some, ids = ids[:fit], ids[fit:]
         yield some
-
-
-class ClientState:
-    """Private state [J, ...] during a round; of its tensors more than `memory` bytes are mapped."""
-
-    def __init__(self, old: Tensors, seen: Tensor, memory: int | None) -> None:
-        """Begin with that of the round before; `seen` [J] are clients that keep something."""
-        self.old, self.seen, self.memory = old, seen, memory
-        self.new: Tensors = {}
-        self.lent: Tensors | None = None  # of `old`, to be written into
-        self.undo: Lost = []
-        self.large = isinstance(old, OneCopy) and old.large
-
-    def __enter__(self) -> ClientState:
-        """Begin a round."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Take everything back if the round fails on its way."""
-        if kind is not None:
-            self.take_back(torch.arange(len(self.seen)))
-            if self.lent and isinstance(self.old, OneCopy):
-                self.old.lost = None
-
-    def write(self, ids: Tensor, mine: Tensors) -> None:
-        """Write down what some clients keep, [C, ...]."""
-        if self.lent is None:
-            self.lent = self.old.lend(self.undo) if isinstance(self.old, OneCopy) else {}
-        clients, seen = len(self.seen), self.seen[ids]
-        total = clients * sum(v.shape[1:].numel() * v.element_size() for v in mine.values())
-        self.large |= total > COPIED
-        for name, value in mine.items():
-            if name not in self.new:
-                self.new[name] = self._begin(name, value, total)
-            table = self.new[name]
-            if name in self.lent:
-                newcomers = ids[~seen]
-                nothing = table.new_zeros(()).expand(len(newcomers), *table.shape[1:])
-                self.undo += (name, newcomers, nothing), (name, ids[seen], table[ids[seen]])
-            table[ids] = value.to(table.device)
-
-    def _begin(self, name: str, like: Tensor, total: int) -> Tensor:
-        if self.lent and name in self.lent:
-            return self.lent[name]
-        old: Tensor | None = self.old.get(name)
-        shape = (len(self.seen), *like.shape[1:])
-        if self.memory is not None and total > self.memory:
-            new = mapped(shape, like.dtype)
-            return new if old is None else new.copy_(old)
-        return like.new_zeros(shape) if old is None else old.clone()
-
-    def take_back(self, ids: Tensor) -> None:
-        """Make the state of some clients again what it was before the round."""
-        if not len(ids):
-            return
-        lent = self.lent or {}
-        for name, table in self.new.items():
-            if name not in lent:
-                table[ids] = self.old[name][ids] if name in self.old else 0
-        for name, written, value in self.undo:
-            again = torch.isin(written, ids)
-            lent[name][written[again]] = value[again]
-
-    def close(self) -> Tensors:
-        """Return the state after the round; where that is large, the old one is stale."""
-        if not self.new:
-            return self.old
-        new = OneCopy(dict.items(self.old))
-        new.looked = bool(dict.keys(self.old) - self.new.keys())  # as these are the old ones
-        new.update(self.new)
-        new.large = self.large
-        if self.lent and isinstance(self.old, OneCopy):
-            self.old.stale = self.old.large
-            new.before = ref(self.old)
-        return new
-
-
-def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros in a temporary file (see TMPDIR) that is gone once nobody uses them."""
-    handle, path = tempfile.mkstemp(prefix="pyrofl-")
-    try:
-        count = torch.Size(shape).numel()
-        size = count * dtype.itemsize
-        if hasattr(os, "posix_fallocate") and size:  # or writing would kill the process
-            os.posix_fallocate(handle, 0, size)
-        return torch.from_file(path, shared=True, size=count, dtype=dtype).view(shape)
-    finally:
-        os.close(handle)
-        with suppress(PermissionError):  # some systems keep a file until it is closed
-            os.unlink(path)

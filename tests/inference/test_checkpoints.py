@@ -282,8 +282,6 @@ class Interrupted(Exception):
 
 
 def test_what_stops_a_test_loses_no_round(tmp_path, monkeypatch):
-    # With one copy of what clients keep, the next round writes over that of the round before.
-    monkeypatch.setattr("pyrofl.inference.loop.state.COPIED", 0)
     method, path, real = contract.built("pfedvem"), tmp_path / "run.ckpt", Run.test
     whole = fit(method, data(), 5, **OPTIONS)
 

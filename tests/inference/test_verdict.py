@@ -114,11 +114,12 @@ def test_without_a_server_the_client_that_moves_most_counts():
     assert found["own"]["norm"] == pytest.approx(3 / 5, rel=1e-7)
 
 
-def test_a_state_that_is_kept_once_is_not_compared(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pyrofl.inference.loop.state.COPIED", 0)
-    run = pyrofl.fit(local.build(toys.net()), toys.blobs(), 3, progress=False)
-    assert [r.moved for r in run.records] == [{}] * 3
-    assert str(run.verdict).startswith("moving: how far is not known")
+def test_what_clients_keep_is_compared_in_parts(monkeypatch: pytest.MonkeyPatch):
+    whole = pyrofl.fit(local.build(toys.net()), toys.blobs(), 3, progress=False)
+    monkeypatch.setattr("pyrofl.inference.movement.COMPARED", 0)
+    parts = pyrofl.fit(local.build(toys.net()), toys.blobs(), 3, progress=False)
+    assert [r.moved for r in parts.records] == [r.moved for r in whole.records]
+    assert all(r.moved for r in whole.records)
 
 
 def judged(*moved: float, part: str = "norm") -> Verdict:
