@@ -79,8 +79,15 @@ class Declared:
             few = sum(sizes[n] for n in scaled) <= sizes[name]
             if scaled and scaled <= alone and few and not scaled & by_shared[1]:
                 found.append(name)
-        # More numbers with fixed priors than any client has rows.
         fixed = alone - by_own[0] - by_shared[0]
+        # The mean of no more unknowns than it has entries, which no row depends on but by them.
+        for name in fixed.difference(found) if by_own[0] else ():
+            children = self.changed(self.but(name))[0]
+            few = sum(sizes.get(n, 0) for n in children) <= sizes[name]
+            means = children - self.changed(self.but(name))[1]
+            if children and children <= alone and few and means and not self.observed(name):
+                found.append(name)
+        # More numbers with fixed priors than any client has rows.
         single = [n for n in self.own if n in fixed and sizes[n] == 1]
         if len(single) > max(1, int(self.data.sizes.max())):
             found += [n for n in single if n not in found]
@@ -118,6 +125,16 @@ class Declared:
                 scales |= {name} if bool((base.scale != base.scale[:1]).any()) else set()
         return changed, scales
 
+    def observed(self, name: str) -> bool:
+        """Return whether rows depend on a site while all others are held fixed."""
+        batch = self.data.batch(torch.tensor([0]))
+        for other, site in self.run(self.but(name), batch).nodes.items():
+            if site["type"] == "sample" and site["is_observed"] and other not in self.values:
+                density = site["fn"].log_prob(site["value"]).nan_to_num()
+                if density.dim() > 2 and bool((density != density[:1]).any()):
+                    return True
+        return False
+
     def of_data(self) -> list[str]:
         """Return the shared sites that have other priors at the last client than at the first."""
         both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
@@ -134,13 +151,17 @@ class Declared:
 
     def priors(self, held: Iterable[str], batch: Batch) -> Iterator[tuple[str, Any]]:
         """Return the priors where some sites are held at their first draws."""
+        run = self.run(held, batch)
+        with pyro.validation_enabled(False):
+            yield from ((name, run.nodes[name]["fn"]) for name in self.values if name in run.nodes)
+
+    def run(self, held: Iterable[str], batch: Batch) -> Any:
+        """Return a trace in which some sites are held at their first draws."""
         first = {}
         for name in held:  # at all clients, as programs may rely on the axis
             value = self.values[name]
             first[name] = value[:1].expand(DRAWS, len(batch), *value.shape[2:])
-        run = traced(poutine.condition(self.program, first), batch, DRAWS, 1.0)
-        with pyro.validation_enabled(False):
-            yield from ((name, run.nodes[name]["fn"]) for name in self.values if name in run.nodes)
+        return traced(poutine.condition(self.program, first), batch, DRAWS, 1.0)
 
 
 def _name(site: Site) -> str:

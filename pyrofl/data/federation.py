@@ -121,7 +121,7 @@ class Federation(Summarised):
                 for each feature, y [N] of labels or numbers.
             classes: names of the classes, or how many; labels are names, or places among them where
                 not all names are numbers. None: those of all texts in y, which all sites or none
-                hold; without texts y is a number.
+                hold, or False and True where y is boolean; other y are numbers.
             features: names of the columns of x; of data frames those to take, in this order. None:
                 all columns, by the data frames' own names.
             held_out: names of the sites that never train; they come last.

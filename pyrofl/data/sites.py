@@ -94,7 +94,10 @@ def _listed(words: Any) -> Any:
 
 
 def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | None) -> Words:
-    """Return the names of the classes: those given, 0 to K - 1, or the texts that all y hold."""
+    """Return the names of the classes: those given, 0 to K - 1, or those that all y hold.
+
+    Texts are classes, and so are True and False.
+    """
     if isinstance(classes, int) and not isinstance(classes, bool):
         if classes < 2:
             raise ValueError(f"classes is {classes}; expected 2 or more, or their names")
@@ -102,17 +105,26 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
     if classes is not None:
         return names_of("classes", _listed(classes))
     texts: set[str] = set()
-    numbers: list[str] = []  # sites that have some
+    numbers: list[str] = []  # sites that have some, True and False included
+    truths: list[str] = []  # those that have True or False
     for name, parts in sites.items():
         for y in parts[1::2] if isinstance(parts, tuple | list) else ():
             found = y.flatten().tolist() if torch.is_tensor(y) else np.asarray(y).ravel().tolist()
             texts |= {label for label in found if isinstance(label, str)}
             numbers += [str(name) for label in found if isinstance(label, Real) and label == label]
+            truths += [str(name) for label in found if isinstance(label, bool)]
     if texts and numbers:  # 1 may be any of the classes
         raise ValueError(
             f"{numbers[0]}: y holds numbers, and elsewhere text such as {min(texts)!r}; expected "
             "one kind, or the names of the classes in the order of the numbers: classes=(...)"
         )
+    if 0 < len(truths) < len(numbers):  # 1 may be a number
+        raise ValueError(
+            f"{truths[0]}: y holds True or False, and there are other numbers; expected one kind, "
+            "booleans for two classes or numbers: y.astype(float)"
+        )
+    if truths:
+        return "False", "True"
     if text := of_words("y", sorted(texts), "classes"):
         warn(text, UserWarning, stacklevel=4)
     return tuple(sorted(texts))

@@ -88,3 +88,15 @@ def test_spellings_of_one_class_are_warned_of():
     with pytest.warns(UserWarning, match="column y holds 'Sick' and 'sick', 'Well' and 'well'"):
         made = Federation.of({"A": (X, SICK), "B": (X, np.char.capitalize(SICK))})
     assert len(made.classes) == 4
+
+
+def test_booleans_are_two_classes_as_in_tables():
+    x, y = np.arange(4.0)[:, None], np.array([True, False, False, True])
+    for given in (y, torch.from_numpy(y), y.tolist()):
+        made = Federation.of({"A": (x, given), "B": (x, given, x, given)})
+        assert made.classes == ("False", "True")
+        assert made.y[:4].tolist() == [1, 0, 0, 1]
+    assert Federation.of({"A": (x, y.astype(float))}).classes == ()
+    assert Federation.of({"A": (x, y)}, classes=("no", "yes")).classes == ("no", "yes")
+    with pytest.raises(ValueError, match="A: y holds True or False, and there are other numbers"):
+        Federation.of({"A": (x, y), "B": (x, [0.5, 1.0, 0.0, 2.0])})

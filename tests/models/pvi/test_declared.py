@@ -82,6 +82,7 @@ def test_sites_are_shown_before_the_fit(schools, capsys):
         (programs.eight_schools, "mu", "tau, eta"),
         (programs.eight_schools, "tau", "mu, eta"),
         (centred, "mu", "tau"),
+        (centred, "tau", "mu"),
     ],
 )
 def test_a_forgotten_site_is_named(model, shared, forgotten, schools):
