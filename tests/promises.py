@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toys
 
 from pyrofl.inference.programs import Prior
 
@@ -38,6 +39,10 @@ class Promises:
         any_number: patterns of what it sends that may be any number, beside the usual roles.
         numbers: whether it predicts numbers, too.
         prior: one to be tried where the usual ones do not fit.
+        sites: latent sites and their own axes, for `toys.net()`.
+        together: patterns of sites of which all clients have one value together.
+        random: whether draws differ; otherwise the posterior is a point.
+        statistics: statistics of each client, and their own axes.
     """
 
     message: tuple[int, int] | None = None
@@ -48,6 +53,10 @@ class Promises:
     any_number: str = ""
     numbers: bool = True
     prior: Prior | None = None
+    sites: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: toys.AXES)
+    together: str = ""
+    random: bool = False
+    statistics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @cache

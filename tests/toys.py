@@ -35,6 +35,9 @@ SIZES = (3, 40, 7, 12, 25, 16, 5, 33, 9, 20, 4, 28)
 CLASSES, FEATURES = 5, 8
 HEAD, BASE = 6 * CLASSES + CLASSES, FEATURES * 6 + 6  # scalars of the default network
 ALL = BASE + HEAD
+BASE_AXES = {"fc1.weight": ("fc1_out", "fc1_in"), "fc1.bias": ("fc1_out",)}
+HEAD_AXES = {"head.weight": ("head_out", "head_in"), "head.bias": ("head_out",)}
+AXES = BASE_AXES | HEAD_AXES  # of its parameters, as ArviZ has them
 POSITIVE = transform_to(dist.constraints.positive)
 
 

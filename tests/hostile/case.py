@@ -1,22 +1,36 @@
-"""What a hostile input is: what is given, what must come of it, and who judges that."""
+"""What a hostile input is: what is given, what must come of it, and who judges that.
+
+An input is met in this process, in a folder of its own, with limits on time and memory.
+"""
 
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import re
+import resource
+import signal
 import stat
-from collections.abc import Callable, Iterable
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
 from zlib import crc32
 
 from dying import Ended
 
+from pyrofl.cli import main, report
+
 REFUSED, DONE, ENDED = "refused", "done", "ended on its way"
 NOBODY = "diverged, or merged nothing"
-CODES = {0: DONE, 2: REFUSED, 3: ENDED, 4: NOBODY, -14: "hung"}
+CODES = {0: DONE, 2: REFUSED, 3: ENDED, 4: NOBODY, -signal.SIGALRM: "hung"}
 BEGIN = "pyrofl: error: "
 LONGEST = 1000  # characters of a line that anybody reads
 # Without one of these nobody knows what to do.
@@ -25,6 +39,8 @@ CURES += r"explicit argument|cannot be (read|made)|cannot take rows|remove it|ar
 CURES += r"no local tensor|not enough memory|run with chunk|this method (has|runs)|no client of|"
 CURES += r"too many positional"
 OUT, LIKE = "out", "like"  # folders that a command writes, and its plain twin
+SECONDS, BYTES = 60, 4 * 2**30  # for an input, beside the memory that the process has
+CALL = "call"  # instead of a command: code of `python.py`
 
 
 @dataclass(frozen=True)
@@ -34,7 +50,7 @@ class Case:
     Attributes:
         id: what it is called, all different.
         kind: "flag", "setting", "csv", "npz" or "api".
-        words: of the command; `python.py` and a name for what is called in Python.
+        words: of the command; `CALL` and the code for what is called in Python.
         wanted: the ends that are right; several where people may differ.
         told: words that the complaint has, beside what was expected.
         make: makes the files in the folder where the command runs.
@@ -52,11 +68,6 @@ class Case:
     like: tuple[str, ...] = ()
     writes: bool = True
     warned: str = ""
-
-    @property
-    def every_day(self) -> bool:
-        """Whether the ordinary suite runs it: a tenth does, always the same."""
-        return crc32(self.id.encode()) % 10 == 0
 
 
 def named(text: str) -> str:
@@ -82,6 +93,71 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
             size = 0 if stat.S_ISDIR(about.st_mode) else about.st_size
             found[str(path.relative_to(folder))] = (stat.S_IFMT(about.st_mode), size)
     return found
+
+
+class Hung(BaseException):
+    """No command may catch it."""
+
+
+@contextmanager
+def within(seconds: int, memory: int) -> Iterator[None]:
+    """Raise `Hung` after so many seconds; give the process so many bytes more than it has."""
+
+    def hung(*_: Any) -> None:
+        raise Hung
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    before = signal.signal(signal.SIGALRM, hung)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + memory, hard))
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def code_of(words: Sequence[str]) -> int:
+    """Run a command, without its figures, or a call; return the exit code."""
+    from hostile.python import call
+
+    try:
+        with within(SECONDS, BYTES):
+            return call(words[1]) if words[0] == CALL else main([*words])
+    except Hung:
+        return -signal.SIGALRM
+
+
+def met(case: Case) -> tuple[str, str]:
+    """Meet an input in a folder of its own; return how it ended, and what is wrong with that."""
+
+    def warned(*about: Any) -> None:
+        sys.stderr.write(warnings.formatwarning(*about[:4]))
+
+    with TemporaryDirectory() as name:
+        folder = Path(name, "here")
+        folder.mkdir()
+        if case.make:
+            case.make(folder)
+        before = contents(folder)
+        told = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")
+        with (
+            chdir(folder),
+            patch.dict(os.environ, HOME=str(folder)),
+            patch.object(report, "draw", lambda *_: iter(())),
+            patch.object(warnings, "showwarning", warned),
+            warnings.catch_warnings(),
+            redirect_stderr(told),
+            redirect_stdout(io.StringIO()),
+        ):
+            warnings.simplefilter("default")
+            codes = [code_of(words) for words in (case.words, case.like) if words]
+        told.flush()
+        lines = told.buffer.getvalue().decode().splitlines()  # type: ignore[attr-defined]
+        ended = Ended(codes, lines)
+        return end_of(ended), problems(case, ended, folder, before)
 
 
 def end_of(ended: Ended) -> str:

@@ -1,18 +1,15 @@
-"""Hostile calls from Python. As a script it makes one: `python.py CALL` ends as a command would.
-
-A call is an expression; the names in it are those of `names` below.
-"""
+"""Hostile calls from Python: expressions, in which the names are those of `names` below."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 from typing import Any
 from zlib import crc32
 
 from hostile.calls import GAP, GAPS, WORKS
-from hostile.case import BEGIN, DONE, REFUSED, Case, named
+from hostile.case import BEGIN, CALL, DONE, REFUSED, Case, named
 from hostile.settings import kind_of, known
 
 # Values of another kind, for every number that a method can be told.
@@ -61,11 +58,10 @@ def cases() -> Iterator[Case]:
 
 
 def _case(code: str, wanted: tuple[str, ...], told: tuple[str, ...]) -> Case:
-    return Case(
-        f"api {named(code)}", "api", (str(Path(__file__)), code), wanted, told, writes=False
-    )
+    return Case(f"api {named(code)}", "api", (CALL, code), wanted, told, writes=False)
 
 
+@cache
 def names() -> dict[str, Any]:
     """Return what the calls speak of."""
     from dataclasses import replace
@@ -91,7 +87,6 @@ def names() -> dict[str, Any]:
     from pyrofl.inference.loop.participation import Stragglers
     from pyrofl.inference.servers import by_size
 
-    torch.set_num_threads(1)
     grid = torch.arange(48, dtype=torch.float64).reshape(12, 4)
     ids = torch.arange(3)
     y = torch.tensor([0, 1, 2, 2, 1, 0, 0, 0, 1, 2, 2, 1])
@@ -147,17 +142,12 @@ def names() -> dict[str, Any]:
     }
 
 
-def call(code: str) -> None:
-    """Evaluate a call; end as a command would."""
-    known_names = names()
-    if "run" in code:
-        known_names["run"] = known_names["fit"](
-            known_names["method"], known_names["data"], 1, progress=False
-        )
-    if "state" in code:
-        known_names["state"] = known_names["fit"](
-            known_names["method"], known_names["data"], 1, progress=False
-        ).state
+def call(code: str) -> int:
+    """Evaluate a call; return the exit code that a command would have."""
+    known_names = dict(names())
+    if "run" in code or "state" in code:
+        fitted = known_names["fit"](known_names["method"], known_names["data"], 1, progress=False)
+        known_names |= {"run": fitted, "state": fitted.state}
     for name in ("dataset", "schools"):
         if name in code:
             data = {"dataset": "digits", "schools": "eight_schools"}[name]
@@ -166,10 +156,5 @@ def call(code: str) -> None:
         found = eval(code, known_names)
     except (ValueError, TypeError) as error:
         sys.stderr.write(f"{BEGIN}{error}\n")
-        sys.exit(2)
-    if found is False:
-        sys.exit("another value")
-
-
-if __name__ == "__main__":
-    call(sys.argv[1])
+        return 2
+    return int(found is False)

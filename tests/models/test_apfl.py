@@ -16,7 +16,7 @@ from pyrofl.models import apfl, fedavg, likelihoods, local
 from pyrofl.nets import build
 from pyrofl.partitions.federations import split
 
-PROMISES = {"apfl": Promises(message=(toys.ALL, toys.ALL))}
+PROMISES = {"apfl": Promises(statistics={"alpha": ()}, message=(toys.ALL, toys.ALL))}
 
 USUAL = {"batch": 2, "lr": 0.1}
 

@@ -23,7 +23,10 @@ from pyrofl.tensors import role
 
 PROMISES = {
     "fald": Promises(
-        message=(toys.ALL, toys.ALL + 1), settings={"lr": 1e-4}, rises=frozenset({"w/*"})
+        together="*",
+        message=(toys.ALL, toys.ALL + 1),
+        settings={"lr": 1e-4},
+        rises=frozenset({"w/*"}),
     )
 }
 

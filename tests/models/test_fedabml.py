@@ -31,7 +31,7 @@ from pyrofl.models import fedabml, fedavg, guides, likelihoods, priors
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator, role
 
-PROMISES = {"fedabml": Promises(message=(2 * toys.ALL, 2 * toys.ALL))}
+PROMISES = {"fedabml": Promises(random=True, message=(2 * toys.ALL, 2 * toys.ALL))}
 
 PRODUCT = (0.3895, 1.3263)  # mean of the exact global posterior of the quadratic pair
 

@@ -23,7 +23,7 @@ from pyrofl.models import fedavg, guides, likelihoods, priors
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, under
 
-PROMISES = {"fedavg": Promises(message=(toys.ALL, toys.ALL))}
+PROMISES = {"fedavg": Promises(together="*", message=(toys.ALL, toys.ALL))}
 
 ETA = 0.1  # step size on the clients' total losses, whose means are over two rows
 

@@ -14,7 +14,7 @@ from pyrofl.models import fedavg, fedavgm
 from pyrofl.nets import build
 from pyrofl.tensors import pick, role
 
-PROMISES = {"fedavgm": Promises(message=(toys.ALL, toys.ALL))}
+PROMISES = {"fedavgm": Promises(together="*", message=(toys.ALL, toys.ALL))}
 
 
 def test_without_momentum_it_is_fedavg(tiny):

@@ -38,7 +38,10 @@ def two_of_each(
 
 PROMISES = {
     "fedem": Promises(
-        message=(K * toys.ALL, K * toys.ALL), any_number="component/*", prior=two_of_each
+        sites={"pi": ("pi_dim_0",)},
+        message=(K * toys.ALL, K * toys.ALL),
+        any_number="component/*",
+        prior=two_of_each,
     )
 }
 

@@ -18,7 +18,7 @@ from pyrofl.models import fedep, guides, likelihoods, pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import build
 
-PROMISES = {"fedep": Promises(message=(2 * toys.ALL, 2 * toys.ALL))}
+PROMISES = {"fedep": Promises(together="*", random=True, message=(2 * toys.ALL, 2 * toys.ALL))}
 
 NET, NORMAL = build("linear", (3,), 1), likelihoods.normal()
 

@@ -18,7 +18,7 @@ from pyrofl.models import fedhb, guides, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import role
 
-PROMISES = {"fedhb": Promises(message=(2 * toys.ALL, 2 * toys.ALL + 1))}
+PROMISES = {"fedhb": Promises(random=True, message=(2 * toys.ALL, 2 * toys.ALL + 1))}
 
 
 def test_the_posterior_of_the_population_by_hand():

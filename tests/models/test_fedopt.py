@@ -17,7 +17,7 @@ from pyrofl.models import fedavg, fedavgm, fedopt, fedper
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, pick, role
 
-PROMISES = {"fedopt": Promises(message=(toys.ALL, toys.ALL))}
+PROMISES = {"fedopt": Promises(together="*", message=(toys.ALL, toys.ALL))}
 
 NET = build("mlp:5", (4,), 3)
 USUAL = {"batch": 2, "lr": 0.1}

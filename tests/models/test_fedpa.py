@@ -17,7 +17,7 @@ from pyrofl.models import fedavg, fedopt, fedpa, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
 
-PROMISES = {"fedpa": Promises(message=(toys.ALL, toys.ALL))}
+PROMISES = {"fedpa": Promises(together="*", message=(toys.ALL, toys.ALL))}
 
 PRODUCT = (0.3895, 1.3263)  # mean of the exact global posterior of the quadratic pair
 

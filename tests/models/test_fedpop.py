@@ -19,7 +19,13 @@ from pyrofl.models import fedpop, guides, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, role
 
-PROMISES = {"fedpop": Promises(message=(toys.BASE + 2 * toys.HEAD, toys.BASE + 2 * toys.HEAD))}
+PROMISES = {
+    "fedpop": Promises(
+        random=True,
+        sites=toys.HEAD_AXES,
+        message=(toys.BASE + 2 * toys.HEAD, toys.BASE + 2 * toys.HEAD),
+    )
+}
 
 # Scalar clients: estimates and their variance, and what maximises the evidence of Normal(m, s2).
 B, V = torch.tensor([-2, -0.5, 0.4, 3], dtype=torch.float64), 0.3

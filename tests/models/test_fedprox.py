@@ -22,7 +22,7 @@ from pyrofl.models import fedavg, fedprox, likelihoods, priors
 from pyrofl.nets import build
 from pyrofl.tensors import generator, role
 
-PROMISES = {"fedprox": Promises(message=(toys.ALL, toys.ALL))}
+PROMISES = {"fedprox": Promises(together="*", message=(toys.ALL, toys.ALL))}
 
 
 def solved(mu: float, steps: int = 100) -> Method:

@@ -19,7 +19,14 @@ from pyrofl.models.shared.laplace import diagonal, slopes, whole
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
 
-PROMISES = {"fisher": Promises(message=(2 * toys.ALL, 2 * toys.ALL), any_number="shift precision")}
+PROMISES = {
+    "fisher": Promises(
+        together="*",
+        random=True,
+        message=(2 * toys.ALL, 2 * toys.ALL),
+        any_number="shift precision",
+    )
+}
 
 
 def exactly(guide: guides.Family = guides.full_covariance, **options: object) -> Method:

@@ -16,7 +16,12 @@ from pyrofl.models import fola, guides, likelihoods, priors
 from pyrofl.nets import build
 
 PROMISES = {
-    "fola": Promises(message=(2 * toys.ALL, 2 * toys.ALL + 1), any_number="shift precision")
+    "fola": Promises(
+        together="*",
+        random=True,
+        message=(2 * toys.ALL, 2 * toys.ALL + 1),
+        any_number="shift precision",
+    )
 }
 
 

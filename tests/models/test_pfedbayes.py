@@ -27,7 +27,9 @@ from pyrofl.nets import build
 from pyrofl.tensors import Tensors
 
 PROMISES = {
-    "pfedbayes": Promises(message=(2 * toys.ALL, 2 * toys.ALL), rises=frozenset({"w/* spread/*"}))
+    "pfedbayes": Promises(
+        random=True, message=(2 * toys.ALL, 2 * toys.ALL), rises=frozenset({"w/* spread/*"})
+    )
 }
 
 M, RHO = torch.tensor([[0.3, -0.2], [0.9, 0.4]]).double(), torch.tensor([[-1.0, 0.2], [0.5, -2.0]])

@@ -30,7 +30,15 @@ from pyrofl.models import guides, likelihoods, pfedvem
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, total
 
-PROMISES = {"pfedvem": Promises(message=(toys.ALL + 1, toys.ALL), sent=frozenset({"tau"}))}
+PROMISES = {
+    "pfedvem": Promises(
+        random=True,
+        sites=toys.HEAD_AXES,
+        statistics={"tau": (), "deviation": ()},
+        message=(toys.ALL + 1, toys.ALL),
+        sent=frozenset({"tau"}),
+    )
+}
 
 # Two clients in the plane, worked by hand: tau per client and the server's head, each round.
 TRACE = [

@@ -20,6 +20,7 @@ S = 5
 X = toys.blobs().x[-30:]
 PROMISES = {
     "predbayes": Promises(
+        together="*",
         message=(S * toys.ALL, toys.ALL),
         settings={"unlabelled": X},
         rises=frozenset({"w/*"}),

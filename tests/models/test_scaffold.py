@@ -23,7 +23,7 @@ from pyrofl.models import fedavg, likelihoods, scaffold
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, pick, role
 
-PROMISES = {"scaffold": Promises(message=(2 * toys.ALL, 2 * toys.ALL))}
+PROMISES = {"scaffold": Promises(together="*", message=(2 * toys.ALL, 2 * toys.ALL))}
 
 POINT = (0.3895, 1.3263)  # minimum of the pooled loss
 ROUNDS = 25

@@ -13,7 +13,9 @@ from pyrofl.models import guides, likelihoods, virtual
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import Network, build
 
-PROMISES = {"virtual": Promises(message=(2 * toys.BASE, 2 * toys.BASE))}
+PROMISES = {
+    "virtual": Promises(together="fc1.*", random=True, message=(2 * toys.BASE, 2 * toys.BASE))
+}
 
 
 class Two(torch.nn.Module):

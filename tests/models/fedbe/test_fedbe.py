@@ -30,6 +30,8 @@ from pyrofl.tensors import Tensors, generator, role
 
 PROMISES = {
     "fedbe": Promises(
+        together="*",
+        random=True,
         message=(toys.ALL, toys.ALL),
         settings={"unlabelled": toys.blobs().x[-30:]},
         unordered={"teachers": "SA"},

@@ -30,6 +30,14 @@ from pyrofl.tensors import Tensors, generator, role, under
 
 PROMISES = {
     "metavd": Promises(
+        random=True,
+        sites={"fc1.weight": toys.AXES["fc1.weight"]},
+        statistics={
+            **dict.fromkeys(("dropout_rate", "exact_beta", "rates_above_0.9", "sparsity"), ()),
+            "dropout_rate.fc1.weight": toys.AXES["fc1.weight"],
+            "log_alpha.fc1.weight": toys.AXES["fc1.weight"],
+            "embedding": ("embedding_dim_0",),
+        },
         message=(toys.ALL + 6 * toys.FEATURES, toys.ALL + 6 * toys.FEATURES),
         rises=frozenset({"loc/* spread/*"}),
     )

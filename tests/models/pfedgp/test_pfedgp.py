@@ -23,7 +23,14 @@ from pyrofl.nets import Network, build
 from pyrofl.tensors import generator, role
 
 SENT = toys.BASE + 2
-PROMISES = {"pfedgp": Promises(message=(SENT, SENT), any_number="log_length/* log_scale/*")}
+PROMISES = {
+    "pfedgp": Promises(
+        together="*",
+        sites=toys.BASE_AXES | {"log_length": (), "log_scale": ()},
+        message=(SENT, SENT),
+        any_number="log_length/* log_scale/*",
+    )
+}
 NOISE = 0.5
 
 

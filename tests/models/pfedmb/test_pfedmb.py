@@ -35,7 +35,14 @@ def corners(name: str, shape: Size, received: Tensors, local: Tensors, data: Bat
     return dist.Dirichlet(data.size.new_full(shape, 1.5)).to_event(1)
 
 
-PROMISES = {"pfedmb": Promises(message=(5 * toys.ALL + 2 * 5, 5 * toys.ALL), prior=corners)}
+PROMISES = {
+    "pfedmb": Promises(
+        sites={"alpha": ("alpha_dim_0", "alpha_dim_1")},
+        statistics={"alpha_entropy": (), "branches_kept": ()},
+        message=(5 * toys.ALL + 2 * 5, 5 * toys.ALL),
+        prior=corners,
+    )
+}
 
 EVERYONE = torch.arange(12)
 

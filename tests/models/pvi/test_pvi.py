@@ -42,7 +42,7 @@ from pyrofl.models.pvi.unconstrained import layouts
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
 
-PROMISES = {"pvi": Promises(message=(2 * toys.ALL, 2 * toys.ALL))}
+PROMISES = {"pvi": Promises(together="*", random=True, message=(2 * toys.ALL, 2 * toys.ALL))}
 
 REAL = dist.constraints.real
 

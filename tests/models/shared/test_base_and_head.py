@@ -22,8 +22,9 @@ from pyrofl.nets import build
 from pyrofl.tensors import pick, role
 
 PROMISES = {
-    **{n: Promises(message=(toys.BASE, toys.BASE)) for n in ("fedper", "fedrep", "fedbabu")},
-    "lgfedavg": Promises(message=(toys.HEAD, toys.HEAD)),
+    **{n: Promises(message=(toys.BASE, toys.BASE), together="fc1.*") for n in ("fedper", "fedrep")},
+    "fedbabu": Promises(message=(toys.BASE, toys.BASE)),
+    "lgfedavg": Promises(message=(toys.HEAD, toys.HEAD), together="head.*"),
 }
 
 NET = build("mlp:5", (4,), 3)
