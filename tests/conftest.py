@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 import toys
+from dying import Nursery
 
 from pyrofl.data import Federation
 
 os.environ["SOURCE_DATE_EPOCH"] = "1000000000"  # so that files made twice are equal in every byte
 # Tests run side by side, one for each core.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Nursery]:
+    """Fork children that have imported everything; for scripts, and for processes that die."""
+    made = Nursery()
+    yield made
+    made.close()
 
 
 @pytest.fixture

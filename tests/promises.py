@@ -5,7 +5,7 @@ PROMISES = {"fedavg": Promises(message=(toys.ALL, toys.ALL))}
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -21,9 +21,14 @@ from pyrofl.inference.programs import Prior
 ARCHETYPES = ("fedavg", "scaffold", "pfedvem", "pvi", "metavd", "fedbe", "ifca", "fedpop")
 
 
-def others_slow(names: Iterable[str]) -> list[Any]:
-    """Return the names as parameters of a test; those that are no archetype are marked slow."""
-    return [n if n in ARCHETYPES else pytest.param(n, marks=pytest.mark.slow) for n in names]
+def others_slow(values: Iterable[Any], kept: Collection[Any] = ARCHETYPES) -> list[Any]:
+    """Return parameters of a test; those that are not to be kept are marked slow."""
+    slow = pytest.mark.slow
+    return [v if v in kept else pytest.param(*_several(v), marks=slow) for v in values]
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -65,15 +65,8 @@ NEEDED = {"privacy": "dp_accounting"}
 """script -> what it needs besides what the tests need."""
 
 
-@pytest.fixture(scope="module")
-def run() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
-
-
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_example_draws_its_figure(script: Path, tmp_path: Path, run: Nursery):
+def test_example_draws_its_figure(script: Path, tmp_path: Path, forked: Nursery):
     if script.stem in NEEDED:
         pytest.importorskip(NEEDED[script.stem])
     command = [str(script), "--quick", "--out", str(tmp_path)]
@@ -81,7 +74,7 @@ def test_example_draws_its_figure(script: Path, tmp_path: Path, run: Nursery):
         path = tmp_path / "table.csv"
         path.write_text(TABLES[script.stem](np.random.default_rng(0)))
         command += ["--data", str(path)]
-    ended = run(command)
+    ended = forked(command)
     assert ended.codes == [0], "\n".join(ended.told)
     assert list(tmp_path.glob("*.png")), ended.told
     warned = [bool(re.match("In full this takes about .*(minutes|hour)", x)) for x in ended.told]
@@ -93,9 +86,9 @@ def test_example_draws_its_figure(script: Path, tmp_path: Path, run: Nursery):
     [p for p in sorted(PAPERS.glob("*/*.py")) if p.parent.name != "parity"],
     ids=lambda path: f"{path.parent.name}_{path.stem}",
 )
-def test_papers_script_leaves_the_lines_of_its_runs(script: Path, tmp_path: Path, run: Nursery):
+def test_papers_script_leaves_the_lines_of_its_runs(script: Path, tmp_path: Path, forked: Nursery):
     path = tmp_path / "lines.csv"
-    ended = run([str(script), "--quick", "--out", str(path)])
+    ended = forked([str(script), "--quick", "--out", str(path)])
     assert ended.codes == [0], "\n".join(ended.told)
     for line in csv.DictReader(path.read_text().splitlines()):
         assert all(line[name] for name in ("seed", "settings", "seconds", "command")), line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,13 +20,6 @@ MORE += ["--checkpoint-every", "1"]
 RESULTS = ("metrics.csv", "clients.csv", "rows.csv", "posterior.nc")
 FACTS = ("bytes_up", "bytes_down", "trained", "reported", "rejected", "rounds")
 KILLED = [-9]
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
 
 
 def command(method: str, out: Path, rounds: int = 2, draws: int = 2) -> list[str]:
@@ -52,19 +45,19 @@ def assert_same_folder(out: Path, whole: Path) -> None:
     assert not list(out.rglob(".*"))  # nor a lock
 
 
-def go_on(run: Nursery, words: Sequence[str], whole: Path) -> None:
-    ended = run([*words, "--resume"])
+def go_on(forked: Nursery, words: Sequence[str], whole: Path) -> None:
+    ended = forked([*words, "--resume"])
     assert ended.codes == [0], ended
     assert_same_folder(Path(words[words.index("--out") + 1]), whole)
 
 
-def test_a_kill_before_or_after_any_file_takes_its_place_loses_nothing(tmp_path, run):
+def test_a_kill_before_or_after_any_file_takes_its_place_loses_nothing(tmp_path, forked):
     whole, out = tmp_path / "whole", tmp_path / "run"
-    assert run(command("fedavg", whole)).codes == [0]
+    assert forked(command("fedavg", whole)).codes == [0]
     step, left = 0, []
-    while (ended := run(command("fedavg", out), step=(step := step + 1))).codes == KILLED:
+    while (ended := forked(command("fedavg", out), step=(step := step + 1))).codes == KILLED:
         left.append(({p.name for p in out.iterdir() if p.name[0] != "."}, len(temporary(out))))
-        go_on(run, command("fedavg", out), whole)
+        go_on(forked, command("fedavg", out), whole)
         shutil.rmtree(out)
     assert ended.codes == [0]
     assert step == 1 + 2 * 7  # of seven files: two checkpoints, four results, run.json
@@ -74,67 +67,67 @@ def test_a_kill_before_or_after_any_file_takes_its_place_loses_nothing(tmp_path,
     assert left[-1][0] == {"checkpoint.pt", "figures", "run.json", *RESULTS}
 
 
-def test_a_kill_inside_a_write_leaves_the_old_file(tmp_path, run):
+def test_a_kill_inside_a_write_leaves_the_old_file(tmp_path, forked):
     whole, out = tmp_path / "whole", tmp_path / "run"
     words = command("fedavg", out, draws=400)
-    assert run(command("fedavg", whole, draws=400)).codes == [0]
-    assert run(words, step=3).codes == KILLED
+    assert forked(command("fedavg", whole, draws=400)).codes == [0]
+    assert forked(words, step=3).codes == KILLED
     first = (out / "checkpoint.pt").read_bytes()
     full = (whole / "checkpoint.pt").stat().st_size
     most = (whole / "posterior.nc").stat().st_size - 1000
     assert max(full, (whole / "rows.csv").stat().st_size) < most
     for size, at in ((full // 2, "checkpoint.pt"), (most, "posterior.nc")):
-        assert run([*words, "--resume"], write=size).codes == [-25]
+        assert forked([*words, "--resume"], write=size).codes == [-25]
         (half,) = temporary(out)
         assert half.endswith(at[-3:])
         assert not (out / "posterior.nc").exists()
         if at == "checkpoint.pt":
             assert (out / at).read_bytes() == first
-    go_on(run, words, whole)
+    go_on(forked, words, whole)
 
 
-def killed_in_training(tmp_path: Path, run: Nursery, method: str) -> None:
+def killed_in_training(tmp_path: Path, forked: Nursery, method: str) -> None:
     """Kill in a round that is drawn; the first leaves no checkpoint."""
     whole, out = tmp_path / "whole", tmp_path / "run"
     number = random.Random(method).randint(1, 4)
-    assert run(command(method, whole, 4)).codes == [0]
-    assert run(command(method, out, 4), training=number).codes == KILLED
+    assert forked(command(method, whole, 4)).codes == [0]
+    assert forked(command(method, out, 4), training=number).codes == KILLED
     assert (out / "checkpoint.pt").exists() == (number > 1)
     assert not temporary(out)
-    go_on(run, command(method, out, 4), whole)
+    go_on(forked, command(method, out, 4), whole)
 
 
 @pytest.mark.parametrize("method", ["metavd", "pvi"])
-def test_a_kill_in_training_loses_nothing(tmp_path, run, method):
-    killed_in_training(tmp_path, run, method)
+def test_a_kill_in_training_loses_nothing(tmp_path, forked, method):
+    killed_in_training(tmp_path, forked, method)
 
 
 @pytest.mark.slow
 @contract.everywhere
-def test_a_kill_in_training_loses_nothing_with_any_method(tmp_path, run, name):
-    killed_in_training(tmp_path, run, name)
+def test_a_kill_in_training_loses_nothing_with_any_method(tmp_path, forked, name):
+    killed_in_training(tmp_path, forked, name)
 
 
-def test_a_run_may_go_on_to_more_rounds_if_it_was_tested_when_it_would_have_been(tmp_path, run):
+def test_a_run_may_go_on_to_more_rounds_if_it_was_tested_when_it_would_have_been(tmp_path, forked):
     whole, out = tmp_path / "whole", tmp_path / "run"
 
     def words(at: Path, rounds: int, every: int) -> list[str]:
         return [*command("local", at, rounds), "--every", str(every)]
 
-    assert run(words(whole, 8, 4)).codes == [0]
-    assert run(words(out, 5, 2)).codes == [0]  # the file has the tests of rounds 2 and 4
+    assert forked(words(whole, 8, 4)).codes == [0]
+    assert forked(words(out, 5, 2)).codes == [0]  # the file has the tests of rounds 2 and 4
     for rounds, every, lacking in ((8, 3, 3), (8, 1, 1), (5, 4, None)):
-        ended = run([*words(out, rounds, every), "--resume"])
+        ended = forked([*words(out, rounds, every), "--resume"])
         assert ended.codes == [2 if lacking else 0]
         assert not lacking or ended.told == [
             f"pyrofl: error: {out}/checkpoint.pt was tested after rounds [2, 4]; expected "
             "--rounds and --every that ask for no others up to round 5; "
             f"{rounds} and {every} ask for round {lacking}"
         ]
-    go_on(run, words(out, 8, 4), whole)
+    go_on(forked, words(out, 8, 4), whole)
 
 
-def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, run):
+def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, forked):
     whole, out = tmp_path / "whole", tmp_path / "both"
 
     def words(at: Path) -> list[str]:
@@ -142,7 +135,7 @@ def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, run):
         both = ["compare", "local", "fedavg", "--rounds", "2", "--seeds", "2", *plain[:-1]]
         return [*both, "--out", str(at)]
 
-    assert run(words(whole)).codes == [0]
+    assert forked(words(whole)).codes == [0]
     inner = ["local-5", "local-6", "fedavg-5", "fedavg-6"]
     assert not list(whole.glob("*/checkpoint.pt"))  # nobody asked for them
     # In the first round of the second run; in the second of the third; then in the last files.
@@ -150,11 +143,11 @@ def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, run):
     files = 5 * len(inner) + 2  # results, and checkpoints that are not there yet
     dooms = {"training": 3}, {"training": 4}, {"step": 2 * files + 1}
     for resume, doom in zip(([], ["--resume"], ["--resume"]), dooms, strict=True):
-        assert run([*words(out), *resume], **doom).codes == KILLED
+        assert forked([*words(out), *resume], **doom).codes == KILLED
         done.append([name for name in inner if (out / name / "run.json").exists()])
         assert not (out / "compare.csv").exists()
     assert done == [inner[:1], inner[:2], inner]
-    assert run([*words(out), "--resume"]).codes == [0]
+    assert forked([*words(out), "--resume"]).codes == [0]
     for name in inner:
         assert_same_folder(out / name, whole / name)
     assert (out / "compare.csv").read_bytes() == (whole / "compare.csv").read_bytes()
@@ -162,26 +155,26 @@ def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, run):
     assert not temporary(out)
     # What is done may be made again, to the last byte, but no other run in its place.
     (out / "compare.csv").unlink()
-    refused = run([*words(out), "--resume", "--set", "fedavg.epochs=3"])
+    refused = forked([*words(out), "--resume", "--set", "fedavg.epochs=3"])
     assert refused.codes == [2]
     (told,) = refused.told
     assert "fedavg-5/run.json is of another run; now set is ['epochs=3'] and was []" in told
     shutil.rmtree(out / "local-6")
-    assert run([*words(out), "--resume"]).codes == [0]
+    assert forked([*words(out), "--resume"]).codes == [0]
     for name in inner:
         assert_same_folder(out / name, whole / name)
     assert (out / "compare.csv").read_bytes() == (whole / "compare.csv").read_bytes()
 
 
-def test_a_disk_that_is_full_from_any_step_on_ends_the_run_in_one_line(tmp_path, run):
+def test_a_disk_that_is_full_from_any_step_on_ends_the_run_in_one_line(tmp_path, forked):
     whole, begun, out = tmp_path / "whole", tmp_path / "begun", tmp_path / "run"
-    assert run(command("fedavg", whole)).codes == [0]
-    assert run(command("fedavg", begun), training=2).codes == KILLED
+    assert forked(command("fedavg", whole)).codes == [0]
+    assert forked(command("fedavg", begun), training=2).codes == KILLED
     first = (begun / "checkpoint.pt").read_bytes()
     step, seen = 0, []
     while True:
         shutil.copytree(begun, out)
-        ended = run([*command("fedavg", out), "--resume"], full=(step := step + 1))
+        ended = forked([*command("fedavg", out), "--resume"], full=(step := step + 1))
         if ended.codes == [0]:
             break
         assert ended.codes == [3]
@@ -194,27 +187,27 @@ def test_a_disk_that_is_full_from_any_step_on_ends_the_run_in_one_line(tmp_path,
         assert ("holds round 1" if old else "holds round 2") in last
         seen.append((old, *sorted(p.name for p in out.iterdir())))
         if seen.count(seen[-1]) == 1:  # a folder with other files than before
-            go_on(run, command("fedavg", out), whole)
+            go_on(forked, command("fedavg", out), whole)
         shutil.rmtree(out)
     assert len(set(seen)) == 6
     assert step > 15
 
 
 @pytest.mark.parametrize(("share", "kept"), [(0.5, 0), (1.5, 1), (3.0, 2)])
-def test_a_run_on_a_disk_that_is_full_goes_on_once_there_is_room(tmp_path, run, share, kept):
+def test_a_run_on_a_disk_that_is_full_goes_on_once_there_is_room(tmp_path, forked, share, kept):
     whole, disk, copy = tmp_path / "whole", tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()
-    assert run(command("fedavg", whole, draws=999)).codes == [0]
+    assert forked(command("fedavg", whole, draws=999)).codes == [0]
     size = int(share * (whole / "checkpoint.pt").stat().st_size)
     words = command("fedavg", disk / "run", draws=999)
-    ended = run(words, [*words, "--resume"], disk=(str(disk), size, str(copy)))
+    ended = forked(words, [*words, "--resume"], disk=(str(disk), size, str(copy)))
     assert ended.codes == [3, 0], ended
 
     assert_same_folder(copy / "run", whole)
 
 
-def test_a_disk_that_cannot_be_written_is_refused_before_any_work(tmp_path, run):
-    ended = run(command("fedavg", tmp_path / "run"), read_only=str(tmp_path), training=1)
+def test_a_disk_that_cannot_be_written_is_refused_before_any_work(tmp_path, forked):
+    ended = forked(command("fedavg", tmp_path / "run"), read_only=str(tmp_path), training=1)
     assert ended.codes == [2]
     assert not list(tmp_path.iterdir())
     (told,) = ended.told

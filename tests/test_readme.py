@@ -107,6 +107,7 @@ def test_there_are_two_commands():
     assert commands[1].endswith("pytest")
 
 
+@pytest.mark.slow
 def test_the_fault_table_is_what_the_tests_inject():
     # `python tests/fault_table.py` writes it. With a new method there are more than it says.
     table, found = (

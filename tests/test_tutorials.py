@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,13 +29,6 @@ NEEDED = {"11": "dp_accounting"}
 def skip_without(path: Path) -> None:
     if (needed := NEEDED.get(path.name[:2])) is not None:
         pytest.importorskip(needed)
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

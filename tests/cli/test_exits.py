@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from promises import others_slow
 
 from pyrofl import figures
 from pyrofl.cli import commands, ends, parser
@@ -123,7 +124,7 @@ def started(words: list[str], **how: object) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, text=True, stderr=subprocess.PIPE, **how)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("words", [["list"], ["run", "--help"], BARE])
+@pytest.mark.parametrize("words", others_slow([["list"], ["run", "--help"], BARE], [BARE]))
 def test_a_full_output_is_no_refusal(words, tmp_path):
     with open("/dev/full", "w") as full:
         done = started(words, stdout=full, cwd=tmp_path)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dying import Nursery
+from promises import others_slow
 
 from pyrofl.cli import grids
 from pyrofl.cli.methods import arguments, builds, methods
@@ -22,13 +21,6 @@ from pyrofl.partitions import federations
 
 DATA = ["--per-class", "12", "--clients", "4", "--net", "softmax", "--rounds", "3", "--quiet"]
 LR = ["--over", "lr=0.0001,0.1", "momentum=0.0,0.9"]
-
-
-@pytest.fixture
-def run() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
 
 
 def test_tune_writes_what_it_chose_and_the_command_that_runs_it(tmp_path, capsys):
@@ -65,21 +57,22 @@ def test_tune_writes_what_it_chose_and_the_command_that_runs_it(tmp_path, capsys
     assert again == ["epochs=2", *best.split()]
 
 
-def test_tune_goes_on_after_a_kill_to_the_same_bytes(tmp_path, run):
+@pytest.mark.slow
+def test_tune_goes_on_after_a_kill_to_the_same_bytes(tmp_path, forked):
     def words(at: Path) -> list[str]:
         return ["tune", "fedavg", *LR, *DATA, "--out", str(at)]
 
     whole, out = tmp_path / "whole", tmp_path / "out"
-    assert run(words(whole)).codes == [0]
+    assert forked(words(whole)).codes == [0]
     for resume, doom in (([], 2), (["--resume"], 4)):
-        assert run([*words(out), *resume], training=doom).codes == [-9]
+        assert forked([*words(out), *resume], training=doom).codes == [-9]
         assert not (out / "tune.csv").exists()
     assert list(out.glob("*.pt"))
-    ended = run([*words(out), "--resume", "--set", "epochs=3"])
+    ended = forked([*words(out), "--resume", "--set", "epochs=3"])
     assert ended.codes != [0]
     assert "is of another run; now set is ['epochs=3'] and was []" in ended.told[-1]
     for _ in range(2):  # the second time there is nothing left to do
-        assert run([*words(out), "--resume"]).codes == [0]
+        assert forked([*words(out), "--resume"]).codes == [0]
         assert (out / "tune.csv").read_bytes() == (whole / "tune.csv").read_bytes()
     facts = [json.loads((at / "tune.json").read_text()) for at in (out, whole)]
     for each in facts:
@@ -87,10 +80,10 @@ def test_tune_goes_on_after_a_kill_to_the_same_bytes(tmp_path, run):
         for one in each["tries"]:
             del one["seconds"]
     assert facts[0] == facts[1]
-    ended = run([*words(out), "--resume", "--hold-back", "0.5"])
+    ended = forked([*words(out), "--resume", "--hold-back", "0.5"])
     assert ended.codes == [2]
     assert "tune.json is of another run; now held back is 0.5 and was 0.2" in ended.told[-1]
-    ended = run([*words(out), "--resume", "--tune-seeds", "2"])
+    ended = forked([*words(out), "--resume", "--tune-seeds", "2"])
     assert ended.codes == [2]
     assert "tune.json is of another run; now tune seeds is 2 and was 3" in ended.told[-1]
 
@@ -195,7 +188,7 @@ def test_a_comparison_that_cannot_be_tuned_is_refused(tmp_path, capsys, words, t
     assert told in line
 
 
-@pytest.mark.parametrize("method", sorted(builds()))
+@pytest.mark.parametrize("method", others_slow(sorted(builds())))
 def test_every_method_has_nine_settings_of_its_own_and_its_defaults_among_them(method):
     data = datasets.per_class(datasets.load("digits"), 4)
     federation = federations.split(data, "iid", 2, server=8)

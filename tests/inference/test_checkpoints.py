@@ -388,7 +388,7 @@ def test_functions_are_told_by_what_they_do_and_hold():
     assert with_model(again(1.0, 2)) != one  # - instead of +
 
 
-@contract.everywhere
+@contract.on_archetypes
 def test_every_method_is_told_alike_whenever_it_is_built(name):
     method = contract.built(name)
     before = described(method)

@@ -11,6 +11,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 import toys
+from promises import others_slow
 from pyro import poutine
 from torch import Generator, Tensor, nn
 from torch.nn.functional import softplus
@@ -394,7 +395,7 @@ def test_a_site_outside_the_plate_of_clients_is_refused_unless_one_runs_alone():
         check(method(outside, guess), numbers())
 
 
-@pytest.mark.parametrize("name", sorted(builds()))
+@pytest.mark.parametrize("name", others_slow(sorted(builds())))
 def test_every_method_passes(name):
     extra = {"unlabelled": toys.blobs().x[-30:]} if name in ("fedbe", "predbayes") else {}
     check(builds()[name](toys.net(), **extra), toys.blobs(held_out=1))

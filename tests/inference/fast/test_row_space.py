@@ -13,6 +13,7 @@ import torch
 import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from promises import others_slow
 from torch import Size, nn
 
 from pyrofl.inference import fast
@@ -91,7 +92,7 @@ WAYS = [(name, 5, 0) for name in TAKEN]
 WAYS += [(name, *way) for name in ("fedavg", "pfedme") for way in ((None, 2000), (1, 0))]
 
 
-@pytest.mark.parametrize(("name", "chunk", "worth"), WAYS)
+@pytest.mark.parametrize(("name", "chunk", "worth"), others_slow(WAYS, WAYS[::4]))
 def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
     monkeypatch.setattr(plans, "WORTH", worth)  # 0: a group for every size
     monkeypatch.setattr(training, "WORTH_SHORT", worth)

@@ -9,6 +9,7 @@ import test_contract as contract
 import torch
 import toys
 from checks import MEAN
+from promises import others_slow
 from torch import Generator
 
 import pyrofl
@@ -64,7 +65,7 @@ def test_means_fold_and_others_do_not():
 
 # That all methods fold in groups of five is in their contract.
 @pytest.mark.parametrize("name", ["fedavg", "ifca", "pfedvem", "pfedmb", "scaffold"])
-@pytest.mark.parametrize("chunk", [1, 3, None])
+@pytest.mark.parametrize("chunk", others_slow([1, 3, None], [3]))
 def test_a_round_is_the_same_up_to_rounding(name, chunk):
     kept, folded = both(contract.built(name), chunk=chunk)
     assert len(kept.who.ids) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import pyro
 import pyro.distributions as dist
@@ -11,6 +12,7 @@ import torch
 import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from promises import others_slow
 from pyro import poutine
 from pyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal
 from torch import Generator, Tensor
@@ -41,8 +43,10 @@ def numbers(clients: range | list[int], seed: int = 3) -> list[Generator]:
 # float64 and 1e-6 in float32; the tolerances leave room for other machines' kernels.
 
 
-@pytest.mark.parametrize("optim", OPTIMS)
-@pytest.mark.parametrize("family", toys.FAMILIES)
+PAIRS = list(product(toys.FAMILIES, OPTIMS))
+
+
+@pytest.mark.parametrize(("family", "optim"), others_slow(PAIRS, PAIRS[::4]))
 def test_side_by_side_is_one_after_the_other(family, optim):
     data = toys.blobs((3, 40, 7, 12))
     method = toys.trained(toys.FAMILIES[family], data, optim=OPTIMS[optim], batch=11)

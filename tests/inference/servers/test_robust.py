@@ -11,6 +11,7 @@ import toys
 from checks import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from promises import others_slow
 from torch import Tensor
 
 from pyrofl.data import Batch, Who
@@ -184,7 +185,7 @@ def test_others_are_refused(how):
         fedavg.build(toys.net(), merge=how)
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", others_slow(BUILDS))
 def test_methods_take_them(name, blobs):
     plain = toys.last(BUILDS[name](toys.net()), blobs, 2)
     for how in EVERY:
