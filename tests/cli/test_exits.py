@@ -143,12 +143,14 @@ def test_no_output_and_no_errors_are_no_matter(tmp_path):
     assert (tmp_path / "runs/local-0/run.json").exists()
 
 
+@pytest.mark.slow
 def test_a_terminal_without_signs_is_no_matter(tmp_path):
     words = ["compare", *BARE[1:], "--seeds", "2", "--out", "o"]
     done = started(words, env=os.environ | {"PYTHONIOENCODING": "ascii"}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_home_that_cannot_be_written_is_no_matter(tmp_path):
     env = {n: v for n, v in os.environ.items() if n != "MPLCONFIGDIR" and n[:3] != "XDG"}
     done = started([*RUN, "--out", "o"], env=env | {"HOME": "/proc"}, cwd=tmp_path)

@@ -10,6 +10,7 @@ import pyro
 import pytest
 import torch
 import toys
+from promises import others_slow
 from torch import Tensor, nn
 
 from pyrofl.inference.fast import executed, replay
@@ -71,7 +72,7 @@ def as_written(monkeypatch) -> None:
     RECORDINGS.found.clear()
 
 
-@pytest.mark.parametrize("chunk", [None, 1])
+@pytest.mark.parametrize("chunk", others_slow([None, 1], [None]))
 @pytest.mark.parametrize("name", METHODS)
 def test_the_bits_are_those_of_steps_as_written(name, chunk, monkeypatch):
     method, data = METHODS[name](), toys.blobs()
