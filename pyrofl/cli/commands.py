@@ -96,13 +96,6 @@ def told(name: str, kind: Any) -> str:
     return f"{name}={'|'.join(words)}" if words else name
 
 
-def bench(args: Namespace) -> None:
-    """Measure the speed; see `pyrofl.bench.command`."""
-    from pyrofl.bench.command import bench
-
-    bench(args)
-
-
 def run(args: Namespace) -> None:
     """Fit one method and write its folder."""
     resolve(args)

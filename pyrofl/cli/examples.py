@@ -14,7 +14,6 @@ EXAMPLES = {
     "predict": "pyrofl predict runs/fedavg-0 --data new.csv --client hospital_3 --out p.csv",
     "answer": "pyrofl answer results",
     "report": "pyrofl report results",
-    "bench": "pyrofl bench --quick",
 }
 FIRST = """three commands to try:
   pyrofl list

@@ -116,7 +116,6 @@ COUNT, WHOLE, SHARE, POSITIVE = map(number, (Count, Whole, Share, PositiveShare)
 PORT, POSITIVE_NUMBER = number(Count, 65535), number(Positive, 1e9)
 BELOW_ONE, PROPER = number(ShareBelowOne), number(ProperShare)
 SEED, FEW, THREADS = number(Whole, inf), number(Count, 1000), number(Count, CORES)
-CASES = {"action": "append"}
 SETTINGS = {"nargs": "+", "action": "extend", "dest": "settings"}
 WORDS = (OnBadMessage, Missing, Until, Prepare, By, Logger, Engine, TuneBy)
 KINDS = ({"choices": get_args(words)} for words in WORDS)
@@ -213,17 +212,6 @@ TUNING: tuple[Row, ...] = (  # how settings are chosen
 )
 OVER: Row = ("--over NAME=VALUE,...", SETTINGS | {"dest": "over"}, [], "all combinations to try")
 TUNE: Row = ("--tune", FLAG, False, "choose every method's settings first, see pyrofl tune")
-BENCH: tuple[Row, ...] = (
-    ("--quick", FLAG, False, "about two minutes: two turns of few cases"),
-    ("--case NAME", CASES, None, "only this one"),
-    ("--data D", PATH, None, "images, npz:FILE; default made-up ones"),
-    ("--data-dir DIR", PATH, None, "where downloads are kept"),
-    ("--turns TURNS", COUNT, 5, "of both sides"),
-    ("--threads THREADS", THREADS, 2, "of the CPU"),
-    ("--out DIR", PATH, "runs/bench", "where results go"),
-    ("--resume", FLAG, False, "measure what the table there lacks, also on other --threads"),
-    ("--overwrite", FLAG, False, "replace files that are there"),
-)
 RUNS: Row = ("folder DIR", PATH, None, "of pyrofl run or pyrofl compare")
 SCORE: Row = (
     "--by",
@@ -274,7 +262,6 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
     "predict": ("predict new rows by a run's folder", predicting.predict, PREDICT),
     "answer": ("say what federation buys each site", answer, (RUNS, SCORE)),
     "report": ("write one page of HTML about a run or a comparison", report, (RUNS,)),
-    "bench": ("measure the speed beside other loops", commands.bench, BENCH),
 }
 
 WAITING: tuple[Row, ...] = (  # for sites

@@ -131,10 +131,6 @@ def of_numbers_elsewhere() -> Iterator[Case]:
             yield _case(draw, flag, value, told=(flag, *shown(value)))
     for value in ("0", MOST):
         yield _case(draw, "--clients", value, told=("lients",))
-    bench = ("bench", "--case", "svi", "--out", OUT)
-    for flag in ("--turns", "--threads"):
-        for value in ("nan", "-1", "0", "2.5", "ten", "", "1e3"):
-            yield _case(bench, flag, value, told=(flag, *shown(value)))
 
 
 def places(folder: Path) -> None:
@@ -189,7 +185,6 @@ TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "--set": ((*RUN, *SCHOOLS), ODD),
     "--over": (TUNE, (*ODD, *NO_GRID)),
     "--metric": (TUNE, ODD),
-    "--case": (("bench",), ODD),
     "--by": (("answer", "."), ODD),
 }
 
@@ -232,7 +227,6 @@ def of_places() -> Iterator[Case]:
     for command, base in (
         ("run", (*RUN, *SCHOOLS, *LITTLE)),
         ("compare", ("compare", "local", *SCHOOLS, "--seeds", "1", *LITTLE)),
-        ("bench", ("bench", "--case", "svi")),
     ):
         for value in taken:
             about = f"{command} into {named(value)}"

@@ -45,11 +45,6 @@ WHOLE_LINES: dict[str, tuple[str, ...]] = {  # command lines, and words that mus
     "partition --out": ("--out",),
     "partition --rounds 3 --out x.png": ("--rounds",),
     "partition --data eight_schools --out x.png": ("classes",),
-    "bench fedavg": ("fedavg",),
-    "bench --case nothing": ("nothing",),
-    "bench --case": ("--case",),
-    "bench --data nothing --case svi": ("nothing",),
-    "bench --rounds 3": ("--rounds",),
     "list all": ("all",),
     "list --data digits": ("digits",),
     "--version": (),
@@ -107,7 +102,7 @@ WHOLE_LINES: dict[str, tuple[str, ...]] = {  # command lines, and words that mus
     "compare local fedavg --set mu=1": ("mu",),
     "compare local fedavg --set ditto.lr=1": ("ditto",),
 }
-HELPFUL = ("-h", "--help", "run --help", "compare -h", "partition -h", "bench --help")
+HELPFUL = ("-h", "--help", "run --help", "compare -h", "partition -h")
 HELPFUL += ("list", "list methods", "explain fedavg", "explain -h")
 
 

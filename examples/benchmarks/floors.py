@@ -1,8 +1,8 @@
-"""The floor: batched torch without Pyro, written by hand for one network and one method.
+"""The floor: batched torch without Pyro, written for one network and one method.
 
 All clients of a chunk are stacked, those with fewer steps drop out at the end, and nothing is
-checked, drawn per client or kept for later: what a loop of general programs can at best reach.
-Kernels are those that the library uses, the fastest known; products are those of every step.
+checked, drawn per client or kept for later: the best that a loop of general programs can reach.
+Kernels are those of the library; products are those of every step.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
-from torch.nn.functional import softplus
-
-from pyrofl.bench.one_by_one import BASE_EPOCHS, BATCH, DRAWS, HEAD_EPOCHS, MOMENTUM, WIDTH
-from pyrofl.bench.side_by_side import (
+from research_loop import BASE_EPOCHS, BATCH, DRAWS, HEAD_EPOCHS, MOMENTUM, WIDTH
+from stacked_clients import (
     Weights,
     chunks,
     descend,
@@ -25,6 +22,9 @@ from pyrofl.bench.side_by_side import (
     steps,
     wide,
 )
+from torch import Tensor
+from torch.nn.functional import softplus
+
 from pyrofl.data import Federation
 from pyrofl.nets.stacked import products
 from pyrofl.tensors import generator, like

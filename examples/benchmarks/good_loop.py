@@ -1,22 +1,22 @@
-"""A good loop: one client at a time in plain torch, as somebody writes it who wants it fast.
+"""A good loop: one client at a time in plain torch, written for speed.
 
-The arithmetic is that of `pyrofl.bench.one_by_one`, without its modules and its DataLoader: an
-epoch's rows are picked at once, its minibatches are views of them, the base that stands still runs
-once, all draws of a head are one product, and the optimiser is torch's fused one. It takes its
-clients from the same draw as our side, so that both train the same ones in every round.
+The arithmetic is that of `research_loop`, without its modules and its DataLoader: the rows of an
+epoch are selected at once, its minibatches are views of them, a frozen base runs once, all draws of
+a head are one product, and the optimiser is torch's fused one. Participation is that of the
+library, so that both sides train the same clients in each round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 import torch
-from torch import Tensor
+from research_loop import BASE_EPOCHS, BATCH, DRAWS, HEAD_EPOCHS, MOMENTUM, WIDTH
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, softplus
 from torch.optim import SGD
 
-from pyrofl.bench.one_by_one import BASE_EPOCHS, BATCH, DRAWS, HEAD_EPOCHS, MOMENTUM, WIDTH
 from pyrofl.data import Federation
 from pyrofl.inference.loop.participation import Draw
 from pyrofl.inference.seeds import Stream, stream
@@ -88,7 +88,7 @@ def pfedvem(
 
 
 def _head(weight: Tensor, bias: Tensor) -> Tensor:
-    """Put a layer's bias beside its weight: [out, in + 1]."""
+    """Append the bias of a layer to its weight: [out, in + 1]."""
     return torch.cat([weight, bias[:, None]], 1)
 
 
@@ -104,13 +104,40 @@ def _clients(data: Federation, draw: Draw, number: int) -> list[Tensor]:
     return [data.train[i] for i in ids.tolist()]
 
 
-def _minibatches(data: Federation, rows: Tensor, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _minibatches(
+    data: Federation, rows: Tensor, epochs: int, batch: int = BATCH
+) -> Iterator[tuple[Tensor, Tensor]]:
     for _ in range(epochs):
         order = rows[torch.randperm(len(rows))]
-        yield from zip(data.x[order].split(BATCH), data.y[order].split(BATCH), strict=True)
+        yield from zip(data.x[order].split(batch), data.y[order].split(batch), strict=True)
 
 
-def _descend(loss: Tensor, params: Weights, optimiser: torch.optim.Optimizer) -> None:
+def _descend(loss: Tensor, params: Sequence[Tensor], optimiser: torch.optim.Optimizer) -> None:
     for p, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
         p.grad = grad
     optimiser.step()
+
+
+def images(
+    data: Federation, module: nn.Module, batch: int = BATCH, lr: float = 0.01
+) -> Iterator[Weights]:
+    """Run FedAvg of a module with one epoch, yielding the weights after each round."""
+    own = list(module.parameters())
+    while True:
+        start, total, rows = [w.detach().clone() for w in own], [0 * w.detach() for w in own], 0
+        for mine in data.train:
+            _copy(own, start)
+            optimiser = SGD(own, lr, MOMENTUM, fused=True)
+            for x, y in _minibatches(data, mine, 1, batch):
+                _descend(cross_entropy(module(x), y), own, optimiser)
+            for part, w in zip(total, own, strict=True):
+                part.add_(w.detach(), alpha=len(mine))
+            rows += len(mine)
+        _copy(own, [part / rows for part in total])
+        yield [w.detach().clone() for w in own]
+
+
+@torch.no_grad()
+def _copy(weights: Sequence[Tensor], values: Weights) -> None:
+    for w, value in zip(weights, values, strict=True):
+        w.copy_(value)

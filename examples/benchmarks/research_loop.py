@@ -1,9 +1,9 @@
 """One client at a time, as research code does it: in plain torch with a DataLoader, and by SVI.
 
 The arithmetic is that of `pyrofl.models.fedavg` and `pyrofl.models.pfedvem`, step for step. All
-clients train, with momentum that starts afresh each round; of pFedVEM's a share reports, at least
+clients train, with new momentum in each round; of pFedVEM's a share reports, at least
 two, and an epoch on a head is a full-batch step. SVI is Pyro's, with a parameter store for each
-client and full-batch steps of SGD, whose lr is that of the mean loss.
+client and full-batch steps of SGD with the learning rate of the mean loss.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def fedavg(
 
 
 class Personal(nn.Module):
-    """A client's base, and its linear head whose weights are independent normals."""
+    """A client's base, and its linear head with independent normal weights."""
 
     def __init__(self, base: nn.Module, centre: list[Tensor]) -> None:
         """Start the head around weight and bias, with standard deviation 1."""
@@ -150,7 +150,7 @@ def svi(data: Federation, steps: int, lr: float, scale: float) -> Iterator[Tenso
         total = {n: torch.zeros_like(v) for n, v in server.items()}
         for rows in data.train[: data.clients]:
             with pyro.get_param_store().scope():
-                optimiser = pyro.optim.SGD({"lr": lr / len(rows)})  # type: ignore[attr-defined]
+                optimiser = pyro.optim.SGD({"lr": lr / len(rows)})
                 fit = SVI(model, guide, optimiser, TraceMeanField_ELBO())
                 for _ in range(steps):
                     fit.step(data.x[rows], data.y[rows])

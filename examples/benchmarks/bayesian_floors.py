@@ -1,4 +1,4 @@
-"""The floor, see `floor`, of methods whose every weight, or whole head, is random.
+"""The floors, see `floors`, of methods with random weights in the whole network or its head.
 
 The arithmetic is that of `pyrofl.models.pvi`, `pfedbayes` and `fedpop` on an MLP with one hidden
 layer, at their defaults; PVI's server keeps its damping.
@@ -11,10 +11,7 @@ from functools import partial
 from math import inf
 
 import torch
-from torch import Tensor
-from torch.nn.functional import softplus
-
-from pyrofl.bench.side_by_side import (
+from stacked_clients import (
     Rows,
     Weights,
     chunks,
@@ -27,6 +24,9 @@ from pyrofl.bench.side_by_side import (
     steps,
     wide,
 )
+from torch import Tensor
+from torch.nn.functional import softplus
+
 from pyrofl.data import Federation
 from pyrofl.models.pvi.natural_gradient import MOST, ROUNDING, SHORTER
 from pyrofl.models.pvi.partitioned import REACH

@@ -1,4 +1,7 @@
-"""Loops and floors make the numbers of ours: in float64, given the same noise and order of rows."""
+"""The code that the library is timed against computes the same numbers.
+
+In float64, with the same noise and order of rows.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+import bayesian_floors
+import floors
+import good_loop
+import proximal_loop
 import pytest
+import research_loop
 import torch
+from cases import start
 from torch import Tensor
 
 from pyrofl import nets
-from pyrofl.bench import bayesian_floors, floor, good_loop, one_by_one, proximal
-from pyrofl.bench.cases import start
 from pyrofl.data import Federation, datasets
 from pyrofl.inference.loop import noise
 from pyrofl.inference.loop.participation import everyone
@@ -34,9 +41,9 @@ def digits() -> Federation:
     return replace(data, x=data.x.double())
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def alike(digits, monkeypatch) -> Iterator[None]:
-    """Let both sides draw the same, and go through rows as they lie."""
+    """Give both sides the same noise, and rows in their order."""
 
     def full(*shape: int | torch.Size, generator: object = None) -> Tensor:
         return torch.full(shape if isinstance(shape[0], int) else shape[0], NOISE)
@@ -73,19 +80,19 @@ def last(rounds: Iterator[object]) -> object:
     return found
 
 
-def test_fedavg(digits):
+def test_fedavg(digits, alike):
     found = ours(fedavg.build(net(), lr=0.1), digits)
     weights = start(digits)
-    module = one_by_one.fedavg(digits, net().fresh(generator(0)), epochs=5, lr=0.1)
+    module = research_loop.fedavg(digits, net().fresh(generator(0)), epochs=5, lr=0.1)
     for others in (
         last(good_loop.fedavg(digits, weights, everyone, lr=0.1)),
-        last(floor.fedavg(digits, weights, CHUNK, epochs=5, lr=0.1)),
+        last(floors.fedavg(digits, weights, CHUNK, epochs=5, lr=0.1)),
         list(last(module).parameters()),
     ):
         assert_same(list(role("w", found).values()), others)
 
 
-def test_pfedvem(digits):
+def test_pfedvem(digits, alike):
     weights = w1, b1, w2, b2 = start(digits)
     names = "base/fc1.weight", "base/fc1.bias", "loc/head.weight", "loc/head.bias"
     begin = dict(zip(names, weights, strict=True))
@@ -95,11 +102,11 @@ def test_pfedvem(digits):
 
     (*base, centre), taus = last(good_loop.pfedvem(digits, weights, everyone, lr=0.01))
     assert_same([*mine[:2], head, found["private/tau"]], [*base, centre, taus])
-    assert_same(mine, last(floor.pfedvem(digits, weights, CHUNK, share=2.0, lr=0.01)))
+    assert_same(mine, last(floors.pfedvem(digits, weights, CHUNK, share=2.0, lr=0.01)))
 
     module = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU())
     module.load_state_dict({"0.weight": w1, "0.bias": b1})
-    rounds = one_by_one.pfedvem(digits, module, [w2, b2], share=2.0, lr=0.01)
+    rounds = research_loop.pfedvem(digits, module, [w2, b2], share=2.0, lr=0.01)
     models = last(rounds)
     assert_same(mine[:2], list(module.parameters()))
     assert_same(list(found["private/mu/head.weight"]), [model.mean[0] for model in models])
@@ -107,19 +114,19 @@ def test_pfedvem(digits):
 
 PLAIN = {"epochs": 1, "batch": 10, "lr": 0.1, "momentum": 0.0}
 LOOPS = {
-    "fedprox": (lambda n: fedprox.build(n, mu=0.5, **PLAIN), proximal.fedprox, (0.5,)),
-    "ditto": (lambda n: ditto.build(n, strength=0.5, **PLAIN), proximal.ditto, (0.5,)),
+    "fedprox": (lambda n: fedprox.build(n, mu=0.5, **PLAIN), proximal_loop.fedprox, (0.5,)),
+    "ditto": (lambda n: ditto.build(n, strength=0.5, **PLAIN), proximal_loop.ditto, (0.5,)),
     "pfedme": (
         lambda n: pfedme.build(n, strength=5.0, lr_centre=0.05, **PLAIN),
-        proximal.pfedme,
+        proximal_loop.pfedme,
         (0.05, 5.0, 5),
     ),
-    "apfl": (lambda n: apfl.build(n, lr_alpha=0.3, **PLAIN), proximal.apfl, (0.5, 0.3)),
+    "apfl": (lambda n: apfl.build(n, lr_alpha=0.3, **PLAIN), proximal_loop.apfl, (0.5, 0.3)),
 }
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_proximal(digits, name):
+def test_proximal(digits, alike, name):
     build, loop, settings = LOOPS[name]
     found = ours(build(net()), digits)
     known = last(loop(digits, start(digits), 10, 0.1, *settings))
@@ -127,21 +134,46 @@ def test_proximal(digits, name):
 
 
 @pytest.mark.parametrize("chunk", [1, CHUNK])
-def test_pvi(digits, chunk):
+def test_pvi(digits, alike, chunk):
     found = ours(pvi.build(net(), epochs=3, damping=0.25), digits)
     known = last(bayesian_floors.pvi(digits, start(digits), chunk, epochs=3, damping=0.25))
     assert_same([found["shift"] / found["precision"]], [known])
 
 
 @pytest.mark.parametrize("chunk", [1, CHUNK])
-def test_pfedbayes(digits, chunk):
+def test_pfedbayes(digits, alike, chunk):
     found = ours(pfedbayes.build(net(), epochs=1, batch=10), digits)
     known = last(bayesian_floors.pfedbayes(digits, start(digits), chunk, epochs=1, batch=10))
     assert_same([v for n, v in found.items() if "private" not in n], known)
 
 
 @pytest.mark.parametrize("chunk", [1, CHUNK])
-def test_fedpop(digits, chunk):
+def test_fedpop(digits, alike, chunk):
     found = ours(fedpop.build(net(), burn_in=1, epochs=2), digits)
     known = last(bayesian_floors.fedpop(digits, start(digits), chunk, burn_in=1, epochs=2))
     assert_same([*role("base", found).values(), *role("loc", found).values()], known)
+
+
+@pytest.mark.parametrize("spec", ["cnn-pfedvem", "resnet20"])
+def test_images(spec):
+    g, rows = generator(0), torch.arange(12)
+    x, y = torch.rand(12, 3, 16, 16, generator=g), rows % 3
+    parts = tuple(rows.split([3, 4, 5]))
+    data = Federation(x, y, parts, parts, classes=("a", "b", "c"))
+    net = nets.build(spec, (3, 16, 16), 3)
+    method = fedavg.build(net, epochs=1, batch=None, lr=0.1)  # so that no order of rows differs
+    server = {f"w/{n}": v for n, v in net.init(generator(0)).items()}
+    found = ours(method, data, server)
+    known = last(good_loop.images(data, net.fresh(generator(0)), batch=12, lr=0.1))
+    for mine, other in zip(role("w", found).values(), known, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)
+
+
+def test_pyro_svi_learns_on_every_client():
+    data = federations.split(datasets.load("digits"), "slices:5", 8, test="labels_global")
+    data = replace(data, x=data.x.flatten(1))
+    *_, weight = islice(research_loop.svi(data, steps=20, lr=0.5, scale=0.05), 5)
+    rows = data.pooled_test
+    assert rows is not None
+    right = ((data.x[rows] @ weight.T).argmax(1) == data.y[rows]).float().mean()
+    assert right > 0.7

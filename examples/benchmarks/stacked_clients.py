@@ -1,13 +1,13 @@
-"""What floors are made of, see `floor`: the clients of a chunk, stacked, and their steps."""
+"""Stacked clients of a chunk and their steps, of which `floors` consist."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
+from research_loop import MOMENTUM
 from torch import Tensor
 
-from pyrofl.bench.one_by_one import MOMENTUM
 from pyrofl.data import Federation
 from pyrofl.inference.loop.plans import Plan, plan
 from pyrofl.models.likelihoods import normalised

@@ -1,1 +1,0 @@
-"""Measure the speed of the federated loop beside loops that people write by hand."""
