@@ -38,10 +38,10 @@ def run(folder: Path, method: str, seed: int, right: dict[str, Any], **more: Any
 def facts(method: str, seed: int, view: str, clients: list[str]) -> dict[str, Any]:
     """Return what run.json holds of such a run."""
     verdict = {"text": "moving: w by 1 % per round", "kind": "moving", "merged": 2}
-    given = {"method": method, "data": "csv:sites.csv", "partition": "groups", "seed": seed}
+    given = {"methods": [method], "data": "csv:sites.csv", "partition": "groups", "seed": seed}
     given |= {"target": "sick", "rounds": 2, "settings": ["lr=0.1"], "out": f"runs/{method}"}
     return {
-        "arguments": given,
+        "experiment": given,
         "versions": {"python": "3", "pyrofl": "0.1.0"},
         "seed": seed,
         "seeds": {"split": seed, "init": seed, "participation": seed, "noise": seed},

@@ -16,6 +16,7 @@ from pyrofl import figures
 from pyrofl.cli import answer, report, tuning
 from pyrofl.cli.cards import card
 from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, say, show
+from pyrofl.cli.experiment import MAX_UNREQUESTED, Experiment
 from pyrofl.cli.inputs import refuse_replaced_input
 from pyrofl.cli.methods import (
     Epochs,
@@ -26,7 +27,7 @@ from pyrofl.cli.methods import (
     jobs,
     readable,
 )
-from pyrofl.cli.rehearsal import UNASKED, rehearse
+from pyrofl.cli.rehearsal import rehearse
 from pyrofl.cli.resuming import keeping, opened, rescued, tested, unlearned
 from pyrofl.cli.setup import resolve, split, threads
 from pyrofl.data.csv_files import LIKELIHOODS
@@ -96,61 +97,60 @@ def told(name: str, kind: Any) -> str:
     return f"{name}={'|'.join(words)}" if words else name
 
 
-def run(args: Namespace) -> None:
+def run(experiment: Experiment) -> None:
     """Fit one method and write its folder."""
-    resolve(args)
-    (job,) = rehearse(jobs(args, [args.method], [args.seed]))
+    experiment = resolve(experiment)
+    (job,) = rehearse(jobs(experiment, [experiment.seed]))
     with run_folder.only_if_done(job.path, job.path / "figures"), opened([job]):
-        say(args, report.about(job.task.data, job.task.likelihood, args))
-        done, scores, lacking = fit_and_save(job, keeping(job, args.rounds))
+        say(experiment, report.about(job.task.data, job.task.likelihood, experiment))
+        done, scores, lacking = fit_and_save(job, keeping(job, experiment.rounds))
     show(report.score_table(scores, done.privacy), f"{job.path} holds all results")
     if problem := unlearned(done):
         raise Stopped(f"{job.path} holds what there is of a run: {problem}", UNLEARNED)
     report.figures_lack(job.path, lacking)
-    say(args, f"{job.path} holds tables, posterior and figures")
+    say(experiment, f"{job.path} holds tables, posterior and figures")
 
 
-def compare(args: Namespace) -> None:
+def compare(experiment: Experiment) -> None:
     """Fit several methods with several seeds on the same clients, and write all their folders.
 
     With --tune the settings of each are chosen first. A run that fails is named in the end, and
     the others are compared; so is one that diverged or merged nothing, which is compared too. An
     interrupt ends all.
     """
-    args.out = args.out or "runs/compare"
-    resolve(args)
-    seeds = range(args.seed, args.seed + args.seeds)
-    asked = rehearse(jobs(args, args.methods, seeds))
-    searches = tuning.searches(args, asked)
+    experiment = resolve(replace(experiment, out=experiment.out or "runs/compare"))
+    folder = Path(str(experiment.out))
+    seeds = range(experiment.seed, experiment.seed + experiment.seeds)
+    asked = rehearse(jobs(experiment, seeds, folder))
+    searches = tuning.searches(experiment, asked)
     left = (
         rf"compare\.csv|answer\.csv|report\.html|figures|({'|'.join(builds())})-(\d+|tune)"
-        if args.resume
+        if experiment.resume
         else ""
     )
-    folder = Path(args.out)
     drawn, paths = folder / "figures", [job.path for job in asked]
     with run_folder.only_if_done(folder, drawn, *paths), ExitStack() as held:
-        run_folder.prepare(folder, args.overwrite, left)
+        run_folder.prepare(folder, experiment.overwrite, left)
         run_folder.prepare(drawn, overwrite=True)
         held.enter_context(opened(asked, folder))
         if searches:
             words, chosen = tuning.all_done(searches)
-            args.settings = [*args.settings, *words]
-            asked = rehearse(jobs(args, args.methods, seeds))
+            experiment = replace(experiment, settings=(*experiment.settings, *words))
+            asked = rehearse(jobs(experiment, seeds, folder))
             asked = [replace(job, tuned=chosen[job.name]) for job in asked]
-        fit_all(args, asked, folder)
+        fit_all(experiment, asked, folder)
 
 
-def fit_all(args: Namespace, asked: Sequence[Job], folder: Path) -> None:
+def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
     """Fit all that is compared, and write and print what came out."""
     # Each leaves a checkpoint, so that those which are done need not be done again.
-    keepers = [keeping(job, args.rounds) for job in asked]
+    keepers = [keeping(job, experiment.rounds) for job in asked]
     run_folder.sweep(folder)
     for name in (*COMPARISON, *ABOUT):
         (folder / name).unlink(missing_ok=True)
     finals: list[report.CompareRow] = []
     history: list[dict[str, object]] = []
-    say(args, report.about(asked[0].task.data, asked[0].task.likelihood, args))
+    say(experiment, report.about(asked[0].task.data, asked[0].task.likelihood, experiment))
     failed, lost, lacking = list[str](), list[str](), list[str]()
     open_runs = set[tuple[str, int]]()  # that have not converged
     for job, keeper in zip(asked, keepers, strict=True):
@@ -179,12 +179,12 @@ def fit_all(args: Namespace, asked: Sequence[Job], folder: Path) -> None:
         raise Stopped(
             f"{len(failed)} of {len(asked)} runs failed: {'; '.join(failed)}{told}", FAILED
         )
-    for keeper in () if args.checkpoint_every else keepers:
+    for keeper in () if experiment.checkpoint_every else keepers:
         keeper.path.unlink(missing_ok=True)
     if lost:
         raise Stopped(told, UNLEARNED)
     report.figures_lack(folder, lacking)
-    say(args, f"{folder} holds compare.csv, figures and a folder for each method and seed")
+    say(experiment, f"{folder} holds compare.csv, figures and a folder for each method and seed")
 
 
 def write_comparison(
@@ -200,16 +200,16 @@ def write_comparison(
     return report.drawn(folder, shown.items())
 
 
-def partition(args: Namespace) -> None:
+def partition(experiment: Experiment) -> None:
     """Draw who holds how many rows of which class."""
-    resolve(args)
-    path = Path(args.out)
+    experiment = resolve(experiment)
+    path = Path(str(experiment.out))
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
-    if path.exists() and not args.overwrite:
+    if path.exists() and not experiment.overwrite:
         raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
-    refuse_replaced_input(args, path)
-    dataset, data = split(args, args.seed)
+    refuse_replaced_input(experiment, path)
+    dataset, data = split(experiment, experiment.seed)
     counts = class_counts(data)
     figures.try_out()
     run_folder.prepare(path.parent, overwrite=True)
@@ -217,39 +217,39 @@ def partition(args: Namespace) -> None:
         figures.save(figures.partition(counts, data.names, data.classes), path)
     sizes = data.sizes
     show(
-        f"{report.about(data, dataset.likelihood, args)}\n"
-        f"{args.partition} of {args.data}: {len(sizes)} clients of {sizes.min()} to {sizes.max()} "
-        f"training rows, {float(sizes.double().mean()):.1f} on average",
+        f"{report.about(data, dataset.likelihood, experiment)}\n"
+        f"{experiment.partition} of {experiment.data}: {len(sizes)} clients of {sizes.min()} to "
+        f"{sizes.max()} training rows, {float(sizes.double().mean()):.1f} on average",
         f"{path} is drawn",
     )
 
 
 def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]]:
     """Fit a method, test it and write its folder; say which figures could not be drawn."""
-    args, task, data = job.args, job.task, job.task.data
-    of = f"{args.partition} of {args.data}"
-    say(args, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}{drawn_of(job)}")
+    experiment, task, data = job.experiment, job.task, job.task.data
+    of = f"{experiment.partition} of {experiment.data}"
+    say(experiment, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}{drawn_of(job)}")
     if keeper.written:
-        say(args, f"{keeper.path} holds round {keeper.written}; going on from there")
-    with threads(args.threads), ending(partial(rescued, keeper)):
+        say(experiment, f"{keeper.path} holds round {keeper.written}; going on from there")
+    with threads(experiment.threads), ending(partial(rescued, keeper)):
         done = fit(
             job.method,
             data,
-            args.rounds,
+            experiment.rounds,
             seed=task.seeds,
             participation=job.reporting,
-            chunk=args.chunk,
-            state_memory=args.state_memory * 2**30,
+            chunk=experiment.chunk,
+            state_memory=experiment.state_memory * 2**30,
             start=keeper.last,
-            every=tested(args),
-            until=args.until,
-            draws=args.draws,
-            progress=not args.quiet,
-            stragglers=Stragglers(args.fail, args.partial),
-            on_bad_message=args.on_bad_message,
-            keep_messages=not args.fold_messages,
-            engine=args.engine,
-            workers=args.workers,
+            every=tested(experiment),
+            until=experiment.until,
+            draws=experiment.draws,
+            progress=not experiment.quiet,
+            stragglers=Stragglers(experiment.fail, experiment.partial),
+            on_bad_message=experiment.on_bad_message,
+            keep_messages=not experiment.fold_messages,
+            engine=experiment.engine,
+            workers=experiment.workers,
             after=keeper,
             log=logger(job),
         )
@@ -257,31 +257,34 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
             keeper.rescue()
         scores = done.scores()
         if scores[0].part == "train":
-            say(args, "no client has test rows: all scores are of training rows")
+            say(experiment, "no client has test rows: all scores are of training rows")
         lacking = report.save(job, done, scores)
     reasons = [reason for record in done.records for reason in record.rejected]
     bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in kinds([r]))
     for (client, kind), times in bad.items():
-        say(args, f"{client}: rejected in {times} of {done.state.number} rounds; expected {kind}")
+        say(
+            experiment,
+            f"{client}: rejected in {times} of {done.state.number} rounds; expected {kind}",
+        )
     return done, scores, lacking
 
 
 def logger(job: Job) -> loggers.Log | None:
     """Return what every round is told to beside the tables, if that is asked for."""
-    if job.args.log == "tensorboard":
+    if job.experiment.log == "tensorboard":
         return loggers.tensorboard(job.path / "tensorboard")
-    return loggers.mlflow(str(job.path)) if job.args.log else None
+    return loggers.mlflow(str(job.path)) if job.experiment.log else None
 
 
 def drawn_of(job: Job) -> str:
     """Say which groups posterior.nc gets where nobody asked for some."""
-    if job.args.groups or not job.args.posterior_draws:
+    if job.experiment.groups or not job.experiment.posterior_draws:
         return ""
     if job.groups == "all":
         return "; posterior.nc gets all groups"
     return (
-        f"; posterior.nc gets {' and '.join(job.groups)}, as the others have more than {UNASKED:,} "
-        "numbers (--groups all)"
+        f"; posterior.nc gets {' and '.join(job.groups)}, as the others have more than "
+        f"{MAX_UNREQUESTED:,} numbers (--groups all)"
     )
 
 

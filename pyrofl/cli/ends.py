@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from typing import Protocol
 
 from pyrofl.inference.loop.messages import BadMessage
 
@@ -135,9 +136,17 @@ def tell(text: str) -> None:
         sys.stderr.flush()
 
 
-def say(args: Namespace, text: str) -> None:
-    """Print a line for people, unless they want quiet."""
-    if not args.quiet:
+class CanBeQuiet(Protocol):
+    """Options of a command, of which one is --quiet."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether to print the result table only."""
+
+
+def say(options: CanBeQuiet, text: str) -> None:
+    """Print a line to stderr, unless --quiet is given."""
+    if not options.quiet:
         tell(f"{text}\n")
 
 

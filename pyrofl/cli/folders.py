@@ -56,6 +56,6 @@ def _read(path: Path) -> Made:
         facts = json.loads(path.read_text(encoding="utf-8"))
         for name in ("verdict", "seeds", "tested", "data"):
             facts[name].keys()  # a dict, as all that follows takes for granted
-        return Made(path.parent, str(facts["arguments"]["method"]), int(facts["seed"]), facts)
+        return Made(path.parent, str(facts["experiment"]["methods"][0]), int(facts["seed"]), facts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error

@@ -9,11 +9,10 @@ from random import Random
 from typing import Any
 
 from pyrofl.arguments import known
+from pyrofl.cli.experiment import TRIES
 from pyrofl.cli.methods import Scheduled, arguments, builds, parse, reaching
 from pyrofl.inference.description import described
 from pyrofl.inference.loop.rounds import by_round
-
-TRIES = 9  # settings of every method, unless asked for otherwise
 
 Words = dict[str, str]
 """A setting as it is written behind --set: name -> value."""

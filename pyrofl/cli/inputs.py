@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from pyrofl.cli.experiment import Experiment
 from pyrofl.data.datasets import parts_of
 from pyrofl.data.tables import files_of
 from pyrofl.files.run_folder import HALF
@@ -21,17 +21,17 @@ WRITTEN = re.compile(  # names of the files that run, compare, tune, answer and 
 )
 
 
-def refuse_replaced_inputs(args: Namespace, folder: str | Path) -> None:
+def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
     """Refuse a folder in which an output file could replace an input file of the command.
 
     Args:
-        args: of the command.
+        given: options of the command.
         folder: that the command writes to, and to folders in it.
 
     Raises:
         ValueError: naming the input file.
     """
-    for flag, file in input_files(args):
+    for flag, file in input_files(given):
         for path in {os.path.abspath(file), os.path.realpath(file)}:
             below = any(Path(path).is_relative_to(one) for one in _both(folder))
             top, name = os.path.split(path)
@@ -42,11 +42,11 @@ def refuse_replaced_inputs(args: Namespace, folder: str | Path) -> None:
                 )
 
 
-def refuse_replaced_input(args: Namespace, path: str | Path, run: str | Path | None = None) -> None:
+def refuse_replaced_input(given: object, path: str | Path, run: str | Path | None = None) -> None:
     """Refuse an output file that is an input of the command or of a run, or one of its results.
 
     Args:
-        args: of the command.
+        given: options of the command.
         path: of the output file.
         run: the folder of a run that the command reads.
 
@@ -56,9 +56,9 @@ def refuse_replaced_input(args: Namespace, path: str | Path, run: str | Path | N
     path = Path(path)
     if WRITTEN.fullmatch(path.name) and os.path.lexists(path.with_name("run.json")):
         raise ValueError(f"--out {path} belongs to the results of a run; expected another file")
-    inputs = [(f"--{flag} reads", file) for flag, file in input_files(args)]
+    inputs = [(f"--{flag} reads", file) for flag, file in input_files(given)]
     if run is not None:
-        inputs += [("the run was fitted to", file) for _, file in input_files(_arguments(run))]
+        inputs += [("the run was fitted to", file) for _, file in input_files(_options(run))]
     for told, file in inputs:
         if set(_both(file)) & set(_both(path)) or _same(file, path):
             raise ValueError(
@@ -66,19 +66,19 @@ def refuse_replaced_input(args: Namespace, path: str | Path, run: str | Path | N
             )
 
 
-def _arguments(run: str | Path) -> Namespace:
-    """Return the arguments of a run; none where its folder does not record them."""
+def _options(run: str | Path) -> object:
+    """Return the options of a run; none where its folder does not record them."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(Path(run, "run.json").read_text(encoding="utf-8"))
-        return Namespace(**told["arguments"])
-    return Namespace()
+        return Experiment.of(told["experiment"])
+    return None
 
 
-def input_files(args: Namespace) -> Iterator[tuple[str, str]]:
+def input_files(given: object) -> Iterator[tuple[str, str]]:
     """Yield the flag and the path of every file that a command reads."""
     for name in FLAGS:
-        spec = getattr(args, name, None)
-        is_path = "own_rows" in args and name in ("data", "own_rows")  # those of `predict`
+        spec = getattr(given, name, None)
+        is_path = hasattr(given, "own_rows") and name in ("data", "own_rows")  # those of `predict`
         for path in _files(spec, is_path) if isinstance(spec, str) else ():
             yield name.replace("_", "-"), path
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import pkgutil
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch import Tensor
 
 import pyrofl.models
 from pyrofl.arguments import known
+from pyrofl.cli.experiment import Experiment
 from pyrofl.cli.setup import Task, participation, task
 from pyrofl.data.source import LEARNED
 from pyrofl.inference.budget import Privacy
@@ -45,20 +45,15 @@ KNOWN = (DONE, "unlabelled")  # no settings: the command line knows them
 class Job:
     """One method that a command fits to one task."""
 
-    args: Namespace
+    experiment: Experiment
     name: str
     method: Scheduled
     task: Task
     reporting: Draw
+    path: Path  # the folder of what comes out
     groups: str | Sequence[str] = "all"  # of posterior.nc
     coords: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of its axes
     tuned: str = ""  # what --tune has chosen, in words
-
-    @property
-    def path(self) -> Path:
-        """The folder of what comes out; of several jobs, below that of the command."""
-        own, out = f"{self.name}-{self.task.seed}", self.args.out
-        return Path(out, own) if "methods" in self.args else Path(out or f"runs/{own}")
 
 
 def builds() -> dict[str, Build]:
@@ -110,25 +105,38 @@ def _built(
     return lambda number: build(task.net, **arguments, done=number / rounds)
 
 
-def jobs(args: Namespace, names: Sequence[str], seeds: Sequence[int]) -> list[Job]:
-    """Make the tasks and methods of a command, and refuse what needs no work to be refused."""
-    tasks = [task(args, seed) for seed in seeds]
+def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = None) -> list[Job]:
+    """Return a job for each method and seed, with folders of their own in `folder`, if given.
+
+    Raises:
+        ValueError: for what can be refused before any work.
+    """
+    names = experiment.methods
+    tasks = [task(experiment, seed) for seed in seeds]
     if len({(found.split, found.seeds) for found in tasks}) < len(tasks):
         raise ValueError(
-            f"--seeds is {args.seeds}, and the seeds of split, init, participation and noise are "
-            "all given, so that runs would be equal; expected --seeds 1, or one of them left out"
+            f"--seeds is {experiment.seeds}, and the seeds of split, init, participation and noise "
+            "are all given, so runs would be equal; expected --seeds 1, or one of them left out"
         )
-    starting(args.engine, args.workers, tasks[0].data)
-    built = [methods(names, args.settings, found, args.rounds) for found in tasks]
-    who = [participation(args.participation, found.data.clients) for found in tasks]
-    asked = privacy(args.privacy)
+    starting(experiment.engine, experiment.workers, tasks[0].data)
+    built = [methods(names, experiment.settings, found, experiment.rounds) for found in tasks]
+    who = [participation(experiment.participation, found.data.clients) for found in tasks]
+    asked = privacy(experiment.privacy)
     of = [
         ({n: with_privacy(m, asked, at.data.clients, draw) for n, m in made.items()}, at, draw)
         for made, at, draw in zip(built, tasks, who, strict=True)
     ]
-    for name in names if args.fold_messages else ():
+    for name in names if experiment.fold_messages else ():
         foldable(name, of[0][0][name])
-    return [Job(args, name, made[name], at, draw) for name in names for made, at, draw in of]
+    return [
+        Job(experiment, name, made[name], at, draw, _path(experiment, f"{name}-{at.seed}", folder))
+        for name in names
+        for made, at, draw in of
+    ]
+
+
+def _path(experiment: Experiment, own: str, folder: Path | None) -> Path:
+    return folder / own if folder else Path(experiment.out or f"runs/{own}")
 
 
 def foldable(name: str, method: Scheduled) -> None:

@@ -55,7 +55,7 @@ def html(folder: Path, made: Sequence[Made]) -> str:
     pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = pages.from_string(files("pyrofl.cli").joinpath("page.html").read_text("utf-8"))
     methods = ", ".join(dict.fromkeys(one.method for one in made))
-    title = f"{methods} on {made[0].facts['arguments'].get('data', 'data')}"
+    title = f"{methods} on {made[0].facts['experiment'].get('data', 'data')}"
     return template.render(title=title, sections=sections(folder, made))
 
 

@@ -147,7 +147,7 @@ def of_model(table: DataFrame, model: Model) -> DataFrame:
 
 def same_sites(made: Sequence[Made]) -> bool:
     """Say whether clients are the same sites in all seeds: natural groups, or one split."""
-    natural = all(str(one.facts["arguments"]["partition"]).startswith("groups") for one in made)
+    natural = all(str(one.facts["experiment"]["partition"]).startswith("groups") for one in made)
     return natural or len({one.facts["seeds"]["split"] for one in made}) == 1
 
 

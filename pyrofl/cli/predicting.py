@@ -15,6 +15,7 @@ import numpy as np
 
 from pyrofl.arguments import known
 from pyrofl.cli.ends import ending, show, tell
+from pyrofl.cli.experiment import Experiment
 from pyrofl.cli.inputs import refuse_replaced_input
 from pyrofl.cli.methods import Scheduled, methods, privacy
 from pyrofl.cli.setup import Task, network_for, participation, resolve, split, threads
@@ -94,7 +95,7 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
     was = "none"
     with suppress(OSError, ValueError, KeyError, TypeError):  # the checkpoint says what is wrong
         told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        was = str(told["arguments"]["net"])
+        was = str(told["experiment"]["net"])
     own = was.rpartition(":")[0].endswith(".py")
     if not own and not spec:
         return None
@@ -103,16 +104,17 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
         needed = f"--net {was}, which is code and is run" if own else "no --net"
         raise ValueError(f"{found}, and the run was of --net {was}; expected {needed}")
     try:
-        args, about = Namespace(**told["arguments"]), told["data"]
+        experiment, about = Experiment.of(told["experiment"]), told["data"]
         data = hidden(hashed.opened(folder / run_folder.CHECKPOINT, "cpu")[1]["data"])
         net = network_for(spec, data, about["likelihood"])
         seeds = {name: told["seeds"][name] for name in vars(Seeds())}
         task = Task(
             told["seed"], told["seeds"]["split"], Seeds(**seeds), data, net, about["likelihood"]
         )
-        made = methods([args.method], args.settings, task, args.rounds)[args.method]
-        draw = participation(args.participation, data.clients)
-        return with_privacy(made, privacy(args.privacy), data.clients, draw)
+        (name,) = experiment.methods
+        made = methods([name], experiment.settings, task, experiment.rounds)[name]
+        draw = participation(experiment.participation, data.clients)
+        return with_privacy(made, privacy(experiment.privacy), data.clients, draw)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no file of a run: {error!r}; expected its folder") from error
 
@@ -130,11 +132,10 @@ def rows_of(folder: Path) -> Federation:
     cure = "expected its data where they were, or --unadapted"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-        args, seed = Namespace(**told["arguments"]), int(told["seed"])
-        if ".py:" in args.partition:
-            raise ValueError(f"its partition is code, {args.partition}")
-        resolve(args)  # reads the data anew
-        return split(args, seed)[1]
+        experiment, seed = Experiment.of(told["experiment"]), int(told["seed"])
+        if ".py:" in str(experiment.partition):
+            raise ValueError(f"its partition is code, {experiment.partition}")
+        return split(resolve(experiment), seed)[1]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{folder} holds a method that adapts to training rows, and {path} does not lead to "

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pyrofl import figures
+from pyrofl.cli.experiment import MAX_UNREQUESTED
 from pyrofl.cli.methods import Job
 from pyrofl.cli.report import posterior_view
 from pyrofl.cli.setup import Task
@@ -23,8 +24,6 @@ from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.run import Run
 from pyrofl.nets import NETWORKS
-
-UNASKED = 5_000_000  # numbers that groups beside the usual ones may add to posterior.nc unasked
 
 
 def rehearse(jobs: Sequence[Job]) -> list[Job]:
@@ -39,15 +38,15 @@ def rehearse(jobs: Sequence[Job]) -> list[Job]:
     """
     export.now()  # refuses a SOURCE_DATE_EPOCH that is none
     figures.try_out()
-    if jobs[0].args.posterior_draws:
+    if jobs[0].experiment.posterior_draws:
         export.import_arviz()
         import_module("h5netcdf")
-    if jobs[0].args.log:
-        loggers.library(jobs[0].args.log)
+    if jobs[0].experiment.log:
+        loggers.library(jobs[0].experiment.log)
     settled: dict[str, Any] = {}
     for job in {job.name: job for job in jobs}.values():
         _find_room(job)
-        settled[job.name] = _groups(job) if job.args.posterior_draws else ("all", set())
+        settled[job.name] = _groups(job) if job.experiment.posterior_draws else ("all", set())
         _check(job)
     return [_labelled(job, *settled[job.name]) for job in jobs]
 
@@ -57,27 +56,27 @@ def _check(job: Job) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which the fit gives again
         try:
-            check(by_round(job.method)(0), job.task.data, chunk=job.args.chunk)
+            check(by_round(job.method)(0), job.task.data, chunk=job.experiment.chunk)
         except ValueError as error:
             raise ValueError(f"{job.name}: {error}") from error
 
 
 def _labelled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:
     """Return a job with its groups, and labels of those axes: a table's columns go by the seed."""
-    labels = labels_of(job.args.net, job.task).items()
+    labels = labels_of(str(job.experiment.net), job.task).items()
     return replace(job, groups=groups, coords={n: words for n, words in labels if n in axes})
 
 
 def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
     """Return the groups that a job is to write, by those of one draw of one client, and axes."""
-    args, task = job.args, job.task
+    experiment, task = job.experiment, job.task
     method = by_round(job.method)(0)
     run = Run(method, task.data, first(method, task.data, task.seeds), task.seeds)
     dims = {name: task.net.dims(name) for name in task.net.shapes}
     few, view = torch.zeros(1, dtype=torch.long), posterior_view(run)[0]
     try:
         one = run.to_arviz(
-            1, dims, model=view, groups=args.groups or "all", ids=few, corrected=False
+            1, dims, model=view, groups=experiment.groups or "all", ids=few, corrected=False
         )
     except ValueError as error:
         raise ValueError(f"--groups with {job.name}: {error}") from error
@@ -90,8 +89,8 @@ def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
                 more += value.size * (
                     float(rows.sum() / rows[0]) if "row" in value.dims else clients
                 )
-    chosen = "all" if more * args.posterior_draws <= UNASKED else CHEAP
-    return args.groups or chosen, axes
+    chosen = "all" if more * experiment.posterior_draws <= MAX_UNREQUESTED else CHEAP
+    return experiment.groups or chosen, axes
 
 
 def labels_of(spec: str, task: Task) -> dict[str, tuple[str, ...]]:
@@ -110,9 +109,9 @@ def labels_of(spec: str, task: Task) -> dict[str, tuple[str, ...]]:
 
 def _find_room(job: Job) -> None:
     """Refuse more draws than there is memory for; a test has those of one client or more."""
-    args, task = job.args, job.task
-    asked = [("--draws", args.draws or 0, 1)]
-    asked += [("--posterior-draws", args.posterior_draws, task.data.clients)]
+    experiment, task = job.experiment, job.task
+    asked = [("--draws", experiment.draws or 0, 1)]
+    asked += [("--posterior-draws", experiment.posterior_draws, task.data.clients)]
     if max(draws for _, draws, _ in asked) < 1000:
         return  # as many as people ask for
     method = by_round(job.method)(0)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import torch
 from pyrofl import figures
 from pyrofl.cli import rows
 from pyrofl.cli.ends import FAILED, Stopped, tell, trace, what
+from pyrofl.cli.experiment import Experiment
 from pyrofl.cli.folders import OPEN
 from pyrofl.cli.methods import Job
 from pyrofl.data import Federation
@@ -68,13 +68,13 @@ SHOWN = {
 }
 
 
-def about(data: Federation, likelihood: str, args: Namespace) -> str:
+def about(data: Federation, likelihood: str, experiment: Experiment) -> str:
     """Tell in one line what is predicted from what, and what of a file was left out."""
     if data.classes:
         kind = f"{len(data.classes)} classes ({listed(data.classes)})"
     else:
         kind = f"numbers from {data.y.min():g} to {data.y.max():g}, likelihood {likelihood}"
-        if data.source and args.likelihood is None and torch.equal(data.y, data.y.round()):
+        if data.source and experiment.likelihood is None and torch.equal(data.y, data.y.round()):
             is_count = bool((data.y >= 0).all() and (data.y > 1).any())
             counts = "for counts, --likelihood poisson; " if is_count else ""
             kind += f" (all are whole: {counts}for classes, --likelihood categorical)"
@@ -82,7 +82,7 @@ def about(data: Federation, likelihood: str, args: Namespace) -> str:
     told = data.source.summary() if data.source else {"target": "y"} | x
     parts = [f"{len(data.y)} rows", f"target {told.pop('target')}: {kind}"]
     parts += [f"{name}: {text}" for name, text in told.items()]
-    return " ".join(f"{args.data}: {'; '.join(parts)}".split())
+    return " ".join(f"{experiment.data}: {'; '.join(parts)}".split())
 
 
 def columns(data: Federation, likelihood: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
     Scores are of its end. A run that diverged has no posterior. Returns which figures could not be
     drawn, and why.
     """
-    folder, draws = job.path, job.args.posterior_draws
+    folder, draws = job.path, job.experiment.posterior_draws
     (folder / "figures").mkdir(exist_ok=True)
     for name in RESULTS:
         (folder / name).unlink(missing_ok=True)
@@ -107,11 +107,15 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
     run_folder.write_csv(
         folder / "clients.csv", run_folder.CLIENTS, run.client_rows(scores, statistics)
     )
-    rows.save(job.args, folder, run.data, scores)
+    rows.save(job.experiment, folder, run.data, scores)
     if draws and run.verdict.kind != "diverged":
         view, adapted = posterior_view(run)
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
-        which: dict[str, Any] = {"model": view, "adapted": adapted, "progress": not job.args.quiet}
+        which: dict[str, Any] = {
+            "model": view,
+            "adapted": adapted,
+            "progress": not job.experiment.quiet,
+        }
         found = run.to_arviz(draws, dims, coords=job.coords, groups=job.groups, **which)
         export.save(found, folder / "posterior.nc")
     run_folder.write_json(folder / LAST, facts(job, run, scores))
@@ -139,10 +143,10 @@ def figures_lack(folder: Path, failed: Sequence[str]) -> None:
 
 def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
     """Return what run.json holds: how the run came about, what it cost and how it was tested."""
-    given = {n: v for n, v in vars(job.args).items() if n not in ("do", "methods", "seeds")}
+    one = replace(job.experiment, methods=(job.name,), seed=job.task.seed, seeds=1)
     records, task = run.records, job.task
     return {
-        "arguments": given | {"method": job.name, "seed": task.seed, "out": str(job.path)},
+        "experiment": replace(one, out=str(job.path)).to_json(),
         "versions": run_folder.versions(),
         "seed": task.seed,
         "seeds": {"split": task.split, **vars(task.seeds)},
@@ -166,7 +170,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
         "rejected_by_kind": kinds(reason for r in records for reason in r.rejected),
         "tested": {
             "rows": scores[0].part,
-            "policy": job.args.test,
+            "policy": job.experiment.test,
             "draws": run.draws,
             "weighting": "client",
             "main": usual(run.method),

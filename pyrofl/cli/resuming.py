@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from pyrofl.cli.ends import tell, what
+from pyrofl.cli.experiment import Experiment
 from pyrofl.cli.inputs import refuse_replaced_inputs
 from pyrofl.cli.methods import Job, reaching
 from pyrofl.cli.report import LAST, RESULTS
-from pyrofl.cli.setup import OF_TUNING, Task
+from pyrofl.cli.setup import Task
 from pyrofl.files import hashed, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import CHECKPOINT
@@ -26,13 +26,6 @@ from pyrofl.inference.run import Run
 from pyrofl.inference.verdict import Judge, trained_by
 
 POINTS = 20  # of a learning curve, unless asked for otherwise
-FREE = (  # arguments that may differ when a run goes on
-    *("do", "methods", "method", "settings", "seeds", "rounds", "until", "every"),
-    *("out", "overwrite", "seed", "split_seed", "init_seed", "participation_seed", "noise_seed"),
-    *("checkpoint_every", "posterior_draws", "groups", "rows", "on_bad_message", "data_dir"),
-    *("state_memory", "engine", "workers", "resume", "quiet", "log"),
-    *OF_TUNING,
-)
 
 
 @contextmanager
@@ -42,11 +35,11 @@ def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
     Nothing is removed if one is refused, as is a folder whose results would replace an input file.
     """
     for folder in above or [job.path for job in jobs]:
-        refuse_replaced_inputs(jobs[0].args, folder)
+        refuse_replaced_inputs(jobs[0].experiment, folder)
     for job in jobs:
-        path, args = job.path, job.args
+        path, experiment = job.path, job.experiment
         there = any(os.path.lexists(path / name) for name in (CHECKPOINT, LAST))
-        run_folder.prepare(path, args.overwrite or (args.resume and there))
+        run_folder.prepare(path, experiment.overwrite or (experiment.resume and there))
         if os.path.lexists(path / "figures"):
             run_folder.prepare(path / "figures", overwrite=True)
         for name in (CHECKPOINT, *RESULTS):
@@ -58,36 +51,36 @@ def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
                 tell(f"{dead}; taking it over\n")
         for job in jobs:
             run_folder.sweep(job.path)
-            anew = job.args.overwrite and not job.args.resume
+            anew = job.experiment.overwrite and not job.experiment.resume
             for name in (CHECKPOINT, *RESULTS) if anew else ():
                 (job.path / name).unlink(missing_ok=True)
         yield
 
 
-def tested(args: Namespace) -> int:
+def tested(experiment: Experiment) -> int:
     """Return after how many rounds there is a test."""
-    every: int = args.every or max(1, args.rounds // POINTS)
+    every: int = experiment.every or max(1, experiment.rounds // POINTS)
     return every
 
 
 def keeping(job: Job, every: int | None = None) -> Keeper:
     """Return what keeps a job, `every` rounds if it is not told, and the round to go on from."""
-    args, task = job.args, job.task
-    about: dict[str, Any] = {n: v for n, v in vars(args).items() if n not in FREE}
-    about |= {"method": job.name, "set": reaching(args.settings, job.name)}
+    experiment, task = job.experiment, job.task
+    about = experiment.key()
+    about |= {"method": job.name, "set": reaching(experiment.settings, job.name)}
     about["seed of split"] = task.split
     about["network"] = hashlib.sha256(repr(task.net.module).encode()).hexdigest()[:16]
     if not isinstance(job.method, Method):  # a schedule knows how many rounds there are
-        about["rounds"] = args.rounds
+        about["rounds"] = experiment.rounds
     file, last = job.path / CHECKPOINT, job.path / LAST
-    keeper = Keeper(file, args.checkpoint_every or every, args.rounds, about)
-    if args.resume and os.path.lexists(file):
+    keeper = Keeper(file, experiment.checkpoint_every or every, experiment.rounds, about)
+    if experiment.resume and os.path.lexists(file):
         run = load(file, job.method, task.data, about, seed=task.seeds)
-        not_past(run, args.until, file)
-        keeper.last = as_if_never_stopped(run, tested(args), args.rounds, file)
+        not_past(run, experiment.until, file)
+        keeper.last = as_if_never_stopped(run, tested(experiment), experiment.rounds, file)
         keeper.written = run.state.number
-    elif args.resume and last.exists():
-        made_again(last, about, task, args.rounds)
+    elif experiment.resume and last.exists():
+        made_again(last, about, task, experiment.rounds)
     return keeper
 
 
@@ -95,8 +88,8 @@ def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) ->
     """Refuse to make a run again where run.json is of another one, or of more rounds."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        number, had = int(facts["rounds"]), facts["arguments"] | {"seeds": facts["seeds"]}
-        had["set"] = reaching(had["settings"], about["method"])
+        number, had = int(facts["rounds"]), facts["experiment"] | {"seeds": facts["seeds"]}
+        had |= {"set": reaching(had["settings"], about["method"]), "method": had["methods"][0]}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error
     asked = {n: v for n, v in about.items() if n in had}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pyrofl.cli.experiment import Experiment
 from pyrofl.data import Federation
 from pyrofl.files import run_folder
 from pyrofl.inference.evaluation.evaluate import Scores
@@ -23,13 +23,13 @@ COLUMNS = ("population", "client", "row", "model", "adapted", "y", "log_score")
 MOST = 1_000_000  # numbers that are written unasked
 
 
-def save(args: Namespace, folder: Path, data: Federation, scores: list[Scores]) -> None:
+def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Scores]) -> None:
     """Write a line for each row, model and client: p(CLASS) of each class; or prediction and CRPS.
 
     A row is told by its number in the data, from 0. Many rows are written if asked for.
     """
     asked = [s for s in scores if s.population != "pooled" and s.predicted is not None]
-    if args.rows or sum(s.predicted.mean.numel() for s in asked if s.predicted) <= MOST:
+    if experiment.rows or sum(s.predicted.mean.numel() for s in asked if s.predicted) <= MOST:
         more = [f"p({name})" for name in classes(data, scores)] or ["prediction", "crps"]
         lines = (line for s in asked for line in _lines(data, s, classes(data, scores)))
         run_folder.write_csv(folder / NAME, (*COLUMNS, *more), lines)

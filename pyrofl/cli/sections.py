@@ -6,34 +6,35 @@ import json
 import shlex
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from pyrofl.cli import rows
+from pyrofl.cli.experiment import Experiment
 from pyrofl.cli.folders import Made
 from pyrofl.cli.pairs import LOSSES, By, has_crps, of_model
 from pyrofl.cli.pairs import scored as with_score
 from pyrofl.cli.report import compare_lines
-from pyrofl.cli.setup import OF_TUNING
 from pyrofl.files import run_folder
 from pyrofl.paired import Interval, interval
 
 MOST = 60  # lines of a table
 UNTOLD: tuple[str, ...] = (
-    "do",
+    "methods",
+    "seed",
+    "seeds",
     "out",
     "overwrite",
     "resume",
     "quiet",
-    "folder",
-    "method",
-    "methods",
-    "seed",
+    "tune",
+    "over",
+    "tries",
 )
-UNTOLD += ("seeds", *OF_TUNING)
+UNTOLD += ("metric", "hold_back", "tune_seeds")  # of the choice of settings
 BY_CLASS = (
     "Recall of all is the balanced accuracy; AUROC and average precision are those of a class's "
     "probability against all other rows, by scikit-learn, and of all their means over classes."
@@ -215,7 +216,7 @@ def asked(made: Sequence[Made]) -> Section:
     """Say what was asked for, as far as all runs were asked for the same."""
     facts = made[0].facts
     section = Section("What was asked")
-    same = {n: v for n, v in facts["arguments"].items() if n not in UNTOLD and v not in (None, [])}
+    same = {n: v for n, v in facts["experiment"].items() if n not in UNTOLD and v not in (None, [])}
     told = [(n.replace("_", " "), _words(v)) for n, v in same.items() if v is not False]
     return section.table((), told).note(f"Versions: {_words(facts.get('versions', {}))}.")
 
@@ -360,22 +361,10 @@ def repeating(made: Sequence[Made], several: bool) -> str:
     """Return the command line of a run, or of a comparison, with all that had a value."""
     methods, seeds = (sorted({getattr(one, n) for one in made}) for n in ("method", "seed"))
     command = ["compare" if several else "run", *methods]
-    text = spelled(command, made[0].facts["arguments"], seeds[0])
+    text = spelled(command, Experiment.of(made[0].facts["experiment"]), seeds[0])
     return f"{text} --seeds {len(seeds)}" if several else text
 
 
-def spelled(command: Sequence[str], arguments: Mapping[str, Any], seed: int) -> str:
-    """Write a command line with all arguments that have a value."""
-    words = ["pyrofl", *command]
-    for name, value in arguments.items():
-        if name in UNTOLD or value is None or value is False or value == []:  # 0 is a value
-            continue
-        flag = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
-        text = ",".join(value) if isinstance(value, list) else str(value)
-        if name == "settings":
-            words += [flag, *value]
-        elif value is True:
-            words.append(flag)
-        else:
-            words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
-    return shlex.join([*words, "--seed", str(seed)])
+def spelled(command: Sequence[str], experiment: Experiment, seed: int) -> str:
+    """Return a command line with all options that have a value."""
+    return shlex.join(["pyrofl", *command, *experiment.words(UNTOLD), "--seed", str(seed)])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import runpy
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from pyrofl import nets
+from pyrofl.cli.experiment import Experiment
 from pyrofl.data import Dataset, Federation, datasets, weights
 from pyrofl.data.source import LEARNED
 from pyrofl.inference.loop.participation import Draw, bernoulli, everyone, fixed, fraction
@@ -31,7 +31,6 @@ OF_TABLES = (
     *("target", "group", "likelihood", "missing", "prepare"),
     *("test_share", "test_column", "test_last", "row_weights"),
 )
-OF_TUNING = ("tune", "over", "tries", "metric", "hold_back", "tune_seeds")
 SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
 
 
@@ -47,65 +46,74 @@ class Task:
     likelihood: str
 
 
-def resolve(args: Namespace) -> None:
-    """Fill in what was left open: partition, clients and network, as suits the data."""
+def resolve(experiment: Experiment) -> Experiment:
+    """Return an experiment with the defaults that depend on the data: partition, clients, net."""
     _load.cache_clear()  # within one command data are read once
-    if args.data.startswith("csv:"):
-        args.prepare = args.prepare or "standardise"
-    dataset = load(args, args.seed)
+    if experiment.data.startswith("csv:"):
+        experiment = replace(experiment, prepare=experiment.prepare or "standardise")
+    dataset = load(experiment, experiment.seed)
     natural = DOMAINS if "domain" in dataset.groups else "groups"
     drawn = PARTITION if dataset.classes else "iid"
-    args.partition = args.partition or (natural if dataset.groups else drawn)
-    grouped = args.partition.partition(":")[0] == "groups"
-    args.clients = args.clients or (None if grouped else CLIENTS)
-    if "net" in args:
-        args.net = args.net or NETS.get(args.data.partition(":")[0], NET)
+    partition = experiment.partition or (natural if dataset.groups else drawn)
+    grouped = partition.partition(":")[0] == "groups"
+    return replace(
+        experiment,
+        partition=partition,
+        clients=experiment.clients or (None if grouped else CLIENTS),
+        net=experiment.net or NETS.get(experiment.data.partition(":")[0], NET),
+    )
 
 
-def load(args: Namespace, seed: int) -> Dataset:
+def load(experiment: Experiment, seed: int) -> Dataset:
     """Load the data set, less rows if so many per class were asked for."""
     dataset = _load(
-        args.data,
-        data_dir=args.data_dir,
-        features=tuple(args.features.split(",")) if args.features else None,
-        categories=tuple(args.categories.split(",")) if args.categories else None,
-        **{name: getattr(args, name) for name in OF_TABLES},
-        seed=seed if args.data.partition(":")[0] in SEEDED else 0,
+        experiment.data,
+        data_dir=experiment.data_dir,
+        features=tuple(experiment.features.split(",")) if experiment.features else None,
+        categories=tuple(experiment.categories.split(",")) if experiment.categories else None,
+        **{name: getattr(experiment, name) for name in OF_TABLES},
+        seed=seed if experiment.data.partition(":")[0] in SEEDED else 0,
     )
-    return dataset if args.per_class is None else datasets.per_class(dataset, args.per_class)
+    return (
+        dataset
+        if experiment.per_class is None
+        else datasets.per_class(dataset, experiment.per_class)
+    )
 
 
 _load = lru_cache(maxsize=1)(datasets.load)
 
 
-def split(args: Namespace, seed: int) -> tuple[Dataset, Federation]:
+def split(experiment: Experiment, seed: int) -> tuple[Dataset, Federation]:
     """Load the data and split them over clients."""
-    seed = given(args.split_seed, seed)
-    dataset = load(args, seed)
+    seed = given(experiment.split_seed, seed)
+    dataset = load(experiment, seed)
     federation = federations.split(
         dataset,
-        partition(args.partition),
-        args.clients,
+        partition(str(experiment.partition)),
+        experiment.clients,
         seed=seed,
-        test=args.test,
-        held_out=held_out(args),
-        server=server_data(args, tuple(dataset.x.shape[1:])),
+        test=experiment.test,
+        held_out=held_out(experiment),
+        server=server_data(experiment, tuple(dataset.x.shape[1:])),
     )
-    asked = args.class_weights
+    asked = experiment.class_weights
     try:
         return dataset, federation.weighted(weights.read(asked)) if asked else federation
     except ValueError as error:
         raise ValueError(f"--class-weights {asked!r}: {error}") from error
 
 
-def held_out(args: Namespace) -> int | list[str]:
+def held_out(experiment: Experiment) -> int | list[str]:
     """Return how many clients never train, or the names of groups: "A,B", or "5," for one alone."""
-    if isinstance(args.held_out, int):
-        return args.held_out
-    if args.partition.partition(":")[0] != "groups":
-        told = f"--held-out is {args.held_out!r}, and partition {args.partition} has no names"
-        raise ValueError(f"{told}; expected a whole number, or --partition groups")
-    found: list[str] = args.held_out.removesuffix(",").split(",")
+    if isinstance(experiment.held_out, int):
+        return experiment.held_out
+    if str(experiment.partition).partition(":")[0] != "groups":
+        raise ValueError(
+            f"--held-out is {experiment.held_out!r}, and partition {experiment.partition} has no "
+            "names; expected a whole number, or --partition groups"
+        )
+    found: list[str] = experiment.held_out.removesuffix(",").split(",")
     return found
 
 
@@ -114,26 +122,26 @@ def given(seed: int | None, default: int) -> int:
     return default if seed is None else seed
 
 
-def server_data(args: Namespace, shape: tuple[int, ...]) -> int | float | Dataset | None:
+def server_data(experiment: Experiment, shape: tuple[int, ...]) -> int | float | Dataset | None:
     """Read what the server holds: "1000", a share "0.1", or a data set, brought to a shape."""
-    text = args.server_data
+    text = experiment.server_data
     if text is None:
         return None
     for kind in (int, float):
         with suppress(ValueError):
             number: int | float = kind(text)
             return number
-    other = datasets.load(text, data_dir=args.data_dir)
+    other = datasets.load(text, data_dir=experiment.data_dir)
     return other if other.x.shape[1:] == shape else datasets.resized(other, shape)
 
 
-def task(args: Namespace, seed: int) -> Task:
+def task(experiment: Experiment, seed: int) -> Task:
     """Split the data over clients and build a network for it."""
-    dataset, federation = split(args, seed)
-    net = network_for(args.net, federation, dataset.likelihood)
-    own = (args.init_seed, args.participation_seed, args.noise_seed)
+    dataset, federation = split(experiment, seed)
+    net = network_for(str(experiment.net), federation, dataset.likelihood)
+    own = (experiment.init_seed, experiment.participation_seed, experiment.noise_seed)
     seeds = Seeds(*(given(one, seed) for one in own))
-    split_seed, data = given(args.split_seed, seed), federation.to(device(args.device))
+    split_seed, data = given(experiment.split_seed, seed), federation.to(device(experiment.device))
     return Task(seed, split_seed, seeds, data, net, dataset.likelihood)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import isfinite, nan
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any
 from pyrofl import figures
 from pyrofl.cli import grids
 from pyrofl.cli.ends import Stopped, ending, say, show, tell
+from pyrofl.cli.experiment import Experiment
 from pyrofl.cli.inputs import refuse_replaced_inputs
 from pyrofl.cli.methods import Job, Scheduled, jobs, methods, reaching
 from pyrofl.cli.report import drawn, figures_lack
-from pyrofl.cli.resuming import FREE
 from pyrofl.cli.sections import spelled
 from pyrofl.cli.setup import SEEDED, resolve, threads
 from pyrofl.files import hashed, run_folder
@@ -49,39 +48,43 @@ class Search:
         """Make the method with a setting."""
         job, words = self.job, [f"{name}={text}" for name, text in setting.items()]
         every = [*reaching(self.fixed, job.name), *words]
-        return methods([job.name], every, job.task, job.args.rounds)[job.name]
+        return methods([job.name], every, job.task, job.experiment.rounds)[job.name]
 
     @cached_property
     def settings(self) -> list[grids.Words]:
         """All settings to try."""
-        args, name = self.job.args, self.job.name
-        over = getattr(args, "over", [])
-        return grids.chosen(name, over, args.tries, self.build, self.fixed, self.job.task.seed)
+        experiment, name = self.job.experiment, self.job.name
+        over = experiment.over
+        return grids.chosen(
+            name, over, experiment.tries, self.build, self.fixed, self.job.task.seed
+        )
 
     @property
     def about(self) -> dict[str, Any]:
         """What the choice depends on, as JSON has it."""
-        args, task = self.job.args, self.job.task
-        found = {n: v for n, v in vars(args).items() if n not in FREE}
-        found |= {"method": self.job.name, "rounds": args.rounds, "settings": self.settings}
-        found |= {"set": reaching(self.fixed, self.job.name), "held back": args.hold_back}
-        found |= {"tune seeds": args.tune_seeds}
-        return found | {"metric": args.metric, "seeds": {"split": task.split, **vars(task.seeds)}}
+        experiment, task = self.job.experiment, self.job.task
+        found = experiment.key()
+        found |= {"method": self.job.name, "rounds": experiment.rounds, "settings": self.settings}
+        found |= {"set": reaching(self.fixed, self.job.name), "held back": experiment.hold_back}
+        found |= {"tune seeds": experiment.tune_seeds}
+        return found | {
+            "metric": experiment.metric,
+            "seeds": {"split": task.split, **vars(task.seeds)},
+        }
 
 
-def tune(args: Namespace) -> None:
+def tune(experiment: Experiment) -> None:
     """Choose the settings of one method, and write which."""
-    args.privacy = None
-    resolve(args)
+    experiment = resolve(experiment)
     figures.try_out()
-    (job,) = jobs(args, [args.method], [args.seed])
-    path = Path(args.out or f"runs/tune-{args.method}-{args.seed}")
-    search = Search(job, tuple(args.settings), path)
-    refuse_metric(args.metric, job.task.data)
-    refuse_replaced_inputs(args, path)
-    own = r"tune\.(csv|json)|figures|\d+-\d+\.pt" if args.resume else ""
-    say(args, f"{len(search.settings)} settings of {job.name}, {until(search)}")
-    run_folder.prepare(path, args.overwrite, own)
+    (job,) = jobs(experiment, [experiment.seed])
+    path = Path(experiment.out or f"runs/tune-{job.name}-{experiment.seed}")
+    search = Search(job, tuple(experiment.settings), path)
+    refuse_metric(experiment.metric, job.task.data)
+    refuse_replaced_inputs(experiment, path)
+    own = r"tune\.(csv|json)|figures|\d+-\d+\.pt" if experiment.resume else ""
+    say(experiment, f"{len(search.settings)} settings of {job.name}, {until(search)}")
+    run_folder.prepare(path, experiment.overwrite, own)
     with locked(path) as dead:
         if dead:
             tell(f"{dead}; taking it over\n")
@@ -89,32 +92,32 @@ def tune(args: Namespace) -> None:
         lines = "\n".join(["", *sentences(search, found), f"{command(search, found)}"])
         show(f"{table(found)}\n{lines}", f"{path} holds {TABLE}")
         figures_lack(path, drawn_of(search, found))
-        say(args, f"{path} holds {TABLE}, {FACTS} and a figure")
+        say(experiment, f"{path} holds {TABLE}, {FACTS} and a figure")
 
 
-def searches(args: Namespace, asked: Sequence[Job]) -> list[Search]:
+def searches(experiment: Experiment, asked: Sequence[Job]) -> list[Search]:
     """Return what `compare --tune` has to do first: every method once, by its first seed."""
-    if not args.tune:
+    if not experiment.tune:
         for flag, dest in (("--settings", "tries"), ("--metric", "metric")):
-            if getattr(args, dest) is not None:
+            if getattr(experiment, dest) is not None:
                 raise ValueError(f"{flag} is given, and --tune is not; expected both")
         return []
-    if args.privacy:
+    if experiment.privacy:
         raise ValueError(
             "--tune is given, and --privacy: what is tried spends privacy too, which epsilon does "
             "not count; expected one of them, and settings chosen on other data"
         )
-    seeded = args.data.partition(":")[0] in SEEDED and args.split_seed is None
-    if seeded and args.seeds > 1:
+    seeded = experiment.data.partition(":")[0] in SEEDED and experiment.split_seed is None
+    if seeded and experiment.seeds > 1:
         raise ValueError(
             "--tune with several seeds, and each draws other test rows, among which those are "
             "that another holds back; expected --split-seed S, or --seeds 1"
         )
     first = list({job.name: job for job in reversed(asked)}.values())[::-1]
-    fixed = tuple(args.settings)
-    found = [Search(job, fixed, Path(args.out, f"{job.name}-{FOLDER}")) for job in first]
+    fixed = tuple(experiment.settings)
+    found = [Search(job, fixed, Path(str(experiment.out), f"{job.name}-{FOLDER}")) for job in first]
     for search in found:  # refused before any work
-        refuse_metric(args.metric, search.job.task.data)
+        refuse_metric(experiment.metric, search.job.task.data)
         _ = search.settings
     return found
 
@@ -123,17 +126,17 @@ def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
     """Choose the settings of several methods: words for --set, and by method what was chosen."""
     words, text = list[str](), dict[str, str]()
     for search in some:
-        args, name = search.job.args, search.job.name
+        experiment, name = search.job.experiment, search.job.name
         run_folder.prepare(search.path, overwrite=True)
         try:
             found = done(search)
         except Stopped as stop:
             if not isinstance(stop.__cause__, AllFailed):
                 raise
-            say(args, f"{name}: {stop}; its own settings are taken")
+            say(experiment, f"{name}: {stop}; its own settings are taken")
             text[name] = "none: all failed"
             continue
-        say(args, f"{name}: {' '.join(sentences(search, found))}")
+        say(experiment, f"{name}: {' '.join(sentences(search, found))}")
         words += [f"{name}.{n}={v}" for n, v in found.best.items()]
         text[name] = told(found.best)
         drawn_of(search, found)
@@ -142,42 +145,42 @@ def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
 
 def done(search: Search) -> Tuned:
     """Choose settings, or read which were chosen by a command that is gone on with."""
-    job, path, args = search.job, search.path, search.job.args
+    job, path, experiment = search.job, search.path, search.job.experiment
     file = path / FACTS
-    if args.resume and file.exists():
+    if experiment.resume and file.exists():
         return read(file, search.about)
-    if args.overwrite and not args.resume:
+    if experiment.overwrite and not experiment.resume:
         for old in (file, path / TABLE, *path.glob("*.pt")):
             old.unlink(missing_ok=True)
     run_folder.sweep(path)
     kept = f"; {path} holds what there is, go on with --resume"
-    with threads(args.threads), ending(lambda what: f"{job.name}: {what}{kept}"):
+    with threads(experiment.threads), ending(lambda what: f"{job.name}: {what}{kept}"):
         found = choose(
             search.build,
             job.task.data,
             search.settings,
-            args.rounds,
-            metric=args.metric,
-            share=args.hold_back,
+            experiment.rounds,
+            metric=experiment.metric,
+            share=experiment.hold_back,
             seed=job.task.seeds,
-            draws=args.draws,
+            draws=experiment.draws,
             folder=path,
-            every=args.checkpoint_every,
-            seeds=args.tune_seeds,
+            every=experiment.checkpoint_every,
+            seeds=experiment.tune_seeds,
             about=search.about,
-            progress=not args.quiet,
+            progress=not experiment.quiet,
             participation=job.reporting,
-            chunk=args.chunk,
-            state_memory=args.state_memory * 2**30,
-            stragglers=Stragglers(args.fail, args.partial),
-            on_bad_message=args.on_bad_message,
-            keep_messages=not args.fold_messages,
-            engine=args.engine,
-            workers=args.workers,
+            chunk=experiment.chunk,
+            state_memory=experiment.state_memory * 2**30,
+            stragglers=Stragglers(experiment.fail, experiment.partial),
+            on_bad_message=experiment.on_bad_message,
+            keep_messages=not experiment.fold_messages,
+            engine=experiment.engine,
+            workers=experiment.workers,
         )
         run_folder.write_csv(path / TABLE, COLUMNS, found.lines())
         run_folder.write_json(file, facts(search, found))
-    for kept_run in () if args.checkpoint_every else path.glob("*.pt"):
+    for kept_run in () if experiment.checkpoint_every else path.glob("*.pt"):
         kept_run.unlink()
     return found
 
@@ -222,10 +225,10 @@ def read(path: Path, about: dict[str, Any]) -> Tuned:
 
 def until(search: Search) -> str:
     """Say how settings are chosen."""
-    args = search.job.args
+    experiment = search.job.experiment
     return (
-        f"chosen on {args.hold_back:g} of the training rows of every client, which are held back; "
-        "no test row is looked at"
+        f"chosen on {experiment.hold_back:g} of the training rows of every client, which are held "
+        "back; no test row is looked at"
     )
 
 
@@ -258,9 +261,9 @@ def table(found: Tuned) -> str:
 
 def command(search: Search, found: Tuned) -> str:
     """Return the command that runs the method with what was chosen."""
-    args = vars(search.job.args) | {"settings": list(search.fixed)}
-    args["settings"] += [f"{n}={v}" for n, v in found.best.items()]
-    return spelled(["run", search.job.name], args, search.job.task.seed)
+    chosen = (f"{n}={v}" for n, v in found.best.items())
+    fitted = replace(search.job.experiment, settings=(*search.fixed, *chosen))
+    return spelled(["run", search.job.name], fitted, search.job.task.seed)
 
 
 def drawn_of(search: Search, found: Tuned) -> list[str]:

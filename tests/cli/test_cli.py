@@ -139,9 +139,9 @@ def test_run_json_says_how_it_came_about(finished):
     facts = json.loads((finished / "run.json").read_text())
     assert facts["seed"] == 3
     assert facts["seeds"] == dict.fromkeys(("split", "init", "participation", "noise"), 3)
-    assert facts["arguments"]["method"] == "pfedvem"
-    assert facts["arguments"]["partition"] == "slices:5"  # a default, filled in
-    assert facts["arguments"]["settings"] == ["head_epochs=2", "base_epochs=1", "batch=none"]
+    assert facts["experiment"]["methods"] == ["pfedvem"]
+    assert facts["experiment"]["partition"] == "slices:5"  # a default, filled in
+    assert facts["experiment"]["settings"] == ["head_epochs=2", "base_epochs=1", "batch=none"]
     assert {"python", "torch", "pyro", "pyrofl"} <= facts["versions"].keys()
     scalars = 64 * 6 + 6 + 6 * 10 + 10  # all parameters; tau comes on top
     assert facts["message_scalars"] == scalars + 1
@@ -209,11 +209,11 @@ def test_posterior_has_all_groups_if_they_are_small_or_those_that_are_asked_for(
     assert main([*words, "--groups", "log_likelihood,posterior"]) == 0
     assert groups_in(tmp_path / "o") == {"posterior", "log_likelihood", "sample_stats"}
     # 9 draws of 8 clients: prior and log_prior of w, and 3 groups of as many rows.
-    monkeypatch.setattr(rehearsal, "UNASKED", 9 * 8 * 5)
+    monkeypatch.setattr(rehearsal, "MAX_UNREQUESTED", 9 * 8 * 5)
     assert main(words) == 0
     assert groups_in(tmp_path / "o") == set(GROUPS)
     capsys.readouterr()
-    monkeypatch.setattr(rehearsal, "UNASKED", 9 * 8 * 5 - 1)
+    monkeypatch.setattr(rehearsal, "MAX_UNREQUESTED", 9 * 8 * 5 - 1)
     assert main(words) == 0
     told = "posterior.nc gets posterior and sample_stats, as the others have more than"
     assert told in capsys.readouterr().err
@@ -255,7 +255,7 @@ def test_a_table_labels_inputs_and_outputs_of_its_network(tmp_path):
 
 
 def test_same_seed_same_files(finished, tmp_path):
-    facts = json.loads((finished / "run.json").read_text())["arguments"]
+    facts = json.loads((finished / "run.json").read_text())["experiment"]
     words = ["run", "pfedvem", *SMALL, "--held-out", "2", "--seed", "3", "--participation", "0.5"]
     words += ["--every", "1", "--draws", "2", "--posterior-draws", "0", "--set", *facts["settings"]]
     assert main([*words, "--out", str(tmp_path / "again")]) == 0
@@ -315,7 +315,7 @@ def test_compare(tmp_path, capsys):
             for m in ("local", "fedavg")
         ]
         assert sizes[0] == sizes[1]
-    assert json.loads((out / "local-1" / "run.json").read_text())["arguments"]["seed"] == 1
+    assert json.loads((out / "local-1" / "run.json").read_text())["experiment"]["seed"] == 1
 
 
 def test_compare_is_run_for_each_seed(tmp_path):
@@ -368,7 +368,7 @@ def test_compare_names_runs_that_have_not_converged_in_the_line_of_the_differenc
 def test_numbers_instead_of_classes(data, net, draws, tmp_path):
     words = ["run", "pfedvem", "--data", data, "--rounds", "2", "--quiet", "--draws", draws]
     assert main([*words, "--out", str(tmp_path)]) == 0
-    facts = json.loads((tmp_path / "run.json").read_text())["arguments"]
+    facts = json.loads((tmp_path / "run.json").read_text())["experiment"]
     assert (facts["partition"], facts["net"]) == ("groups", net)
     assert {r["metric"] for r in read_csv(tmp_path / "metrics.csv")} == {"rmse", "nll", "crps"}
     names = {p.stem for p in (tmp_path / "figures").iterdir()}
@@ -404,7 +404,7 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
         "are in its own unit"
     )
     facts = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert facts["arguments"]["missing"] == "drop"
+    assert facts["experiment"]["missing"] == "drop"
     assert facts["data"] == {
         "rows": 30,
         "likelihood": "normal:learned",
@@ -458,7 +458,7 @@ def test_files_of_sites_are_prepared_and_how_is_kept(tmp_path, capsys):
     told = capsys.readouterr().err.splitlines()[0]
     assert "features: 5 (day, dose, dose is missing, kind=u, kind=v); prepared: standard" in told
     facts = json.loads((tmp_path / "out/run.json").read_text())
-    assert facts["arguments"]["prepare"] == "standardise"
+    assert facts["experiment"]["prepare"] == "standardise"
     made = Preparation.from_json(json.dumps(facts["data"]["preparation"]))
     assert made.columns[0].centre == 3  # days 0 to 6 of a and of b
     assert made.columns[1].centre == pytest.approx((7 * 300 + 3 * 300 + 3) / 10)
@@ -554,7 +554,7 @@ BAD = {
     "compare local local": "expected no two alike",
     "compare local fedavg --set lr_base=1": "unknown setting of local, fedavg",
     "compare local --seeds 0": "--seeds: found '0'",
-    "compare": "required: METHOD",
+    "compare": "compare: METHOD is missing",
     "partition --data eight_schools --out f.png": "no classes",
     "partition --out f.txt": "expected a file that ends in .png",
     "partition": "required: --out",
@@ -732,7 +732,7 @@ def test_who_holds_what_has_a_seed_of_its_own(tmp_path):
         words = ["--seed", str(seed), "--split-seed", str(split), "--posterior-draws", "0"]
         assert main(["run", "fedavg", *SMALL, *words, "--out", str(out)]) == 0
         sizes = [row["size"] for row in read_csv(out / "clients.csv") if row["metric"] == "nll"]
-        assert json.loads((out / "run.json").read_text())["arguments"]["split_seed"] == split
+        assert json.loads((out / "run.json").read_text())["experiment"]["split_seed"] == split
         return sizes, [row["value"] for row in read_csv(out / "metrics.csv")]
 
     one, two, other = sizes_and_scores(0, 5), sizes_and_scores(1, 5), sizes_and_scores(0, 6)
@@ -744,7 +744,7 @@ def test_messages_are_folded_where_that_can_be_done(tmp_path, capsys):
     asked = [*SMALL, "--fold-messages", "--posterior-draws", "0", "--set", "epochs=1"]
     assert main(["run", "fedprox", *asked, "--out", str(tmp_path / "a")]) == 0
     facts = json.loads((tmp_path / "a" / "run.json").read_text())
-    assert facts["arguments"]["fold_messages"] is True
+    assert facts["experiment"]["fold_messages"] is True
     assert facts["message_scalars"] == 64 * 6 + 6 + 6 * 10 + 10
     assert facts["reported"] == [4, 4]
     assert facts["bytes_up"] == [4 * 4 * facts["message_scalars"]] * 2

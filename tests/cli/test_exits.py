@@ -13,7 +13,8 @@ from promises import others_slow
 
 from pyrofl import figures
 from pyrofl.cli import commands, ends, parser
-from pyrofl.cli.parser import at_home, main
+from pyrofl.cli.options import expand_home
+from pyrofl.cli.parser import main
 from pyrofl.files.run_folder import read_csv
 from pyrofl.inference.posteriors import export
 
@@ -184,7 +185,7 @@ def test_home_is_written_out_where_a_path_begins(monkeypatch):
         "runs/~x": "runs/~x",
         "digits": "digits",
     }.items():
-        assert at_home(text) == expected
+        assert expand_home(text) == expected
 
 
 def test_home_is_found_everywhere(tmp_path, monkeypatch):
@@ -194,7 +195,7 @@ def test_home_is_found_everywhere(tmp_path, monkeypatch):
     net = ["--net", "~/nets.py:good"]
     assert main([*RUN, *net, "--out", "~/deep/run", "--data-dir", "~/data"]) == 0
     assert (tmp_path / "deep/run/posterior.nc").exists()
-    facts = json.loads((tmp_path / "deep/run/run.json").read_text())["arguments"]
+    facts = json.loads((tmp_path / "deep/run/run.json").read_text())["experiment"]
     assert facts["net"] == f"{tmp_path}/nets.py:good"
     assert not (tmp_path / "~").exists()
 

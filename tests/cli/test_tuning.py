@@ -53,7 +53,7 @@ def test_tune_writes_what_it_chose_and_the_command_that_runs_it(tmp_path, capsys
     assert repeat == shlex.split(facts["command"])
     assert repeat[repeat.index("--split-seed") + 1] == "0"  # a value, if a small one
     assert main([*repeat[1:], "--out", str(tmp_path / "run"), "--quiet"]) == 0
-    again = json.loads((tmp_path / "run/run.json").read_text())["arguments"]["settings"]
+    again = json.loads((tmp_path / "run/run.json").read_text())["experiment"]["settings"]
     assert again == ["epochs=2", *best.split()]
 
 
@@ -112,7 +112,7 @@ def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tm
         (tuned,) = {row["tuned"] for row in rows if row["method"] == name}
         assert tuned.split() == [f"{n}={v}" for n, v in facts["chosen"].items()]
         assert table.count(tuned) >= 1
-        told = json.loads((out / f"{name}-0/run.json").read_text())["arguments"]["settings"]
+        told = json.loads((out / f"{name}-0/run.json").read_text())["experiment"]["settings"]
         assert set(told) >= {f"{name}.{word}" for word in tuned.split()}
         assert facts["margins"][0]["seeds"] == 2  # of --tune-seeds
     assert "momentum" not in json.loads((out / "fedavg-tune/tune.json").read_text())["chosen"]

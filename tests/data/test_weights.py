@@ -242,7 +242,7 @@ def test_by_command_a_site_is_held_out_by_name(sheet, tmp_path, capsys):
     sheet.write_text(sheet.read_text().replace("\na,", "\n1,").replace("\nb,", "\n2,"))
     assert main([*words, "--overwrite", "--held-out", "1,"]) == 0
     facts = json.loads((tmp_path / "o/run.json").read_text())
-    assert facts["arguments"]["held_out"] == "1,"
+    assert facts["experiment"]["held_out"] == "1,"
 
 
 def test_by_command_balanced_classes_are_found_more_often(sheet, tmp_path, capsys):

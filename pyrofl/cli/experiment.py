@@ -1,0 +1,323 @@
+"""An experiment: all settings of `pyrofl run`, `compare` and `tune`, as one frozen dataclass.
+
+Its fields are the options of the command line, the keys of a file for --config, what run.json
+holds under "experiment", and what must be equal when a run is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache, partial
+from typing import Any, get_type_hints
+
+from pyrofl.arguments import Count, PositiveShare, ProperShare, Share, ShareBelowOne, Whole
+from pyrofl.cli.options import (
+    FLAG,
+    ArvizGroups,
+    Clients,
+    Few,
+    Kind,
+    Path,
+    Seed,
+    Settings,
+    Threads,
+    kind_of,
+)
+from pyrofl.data.columns import Missing
+from pyrofl.data.preparation import Prepare
+from pyrofl.files.run_folder import CHECKPOINT
+from pyrofl.inference.chains import Until
+from pyrofl.inference.engines.start import Engine
+from pyrofl.inference.loggers import Logger
+from pyrofl.inference.loop.messages import OnBadMessage
+from pyrofl.inference.tuned import By as Metric
+
+SECTIONS = {
+    "data": "Data",
+    "target": "Tables (csv:; --target and --group also npz:)",
+    "class_weights": "Partition",
+    "net": "Training",
+    "every": "Output",
+    "chunk": "Execution",
+    "seeds": "Tuning",
+}
+"""First field -> heading in the help of it and those that follow."""
+TRIES = 9  # settings of every method, unless asked for otherwise
+MAX_UNREQUESTED = 5_000_000  # numbers in groups of posterior.nc that nobody asked for
+PRIVACY = (
+    "Differential privacy: clip client updates and add noise. Also delta=, most=, where=server or "
+    "client; seed= makes the noise repeatable and therefore not private."
+)
+GROUPS = (
+    "Groups of posterior.nc, or all (default: all, but posterior,sample_stats alone where the "
+    f"others have more than {MAX_UNREQUESTED:,} numbers)."
+)
+
+
+def option(
+    default: Any, metavar: str | None, text: str, flag: str = "", *, resumable: bool = False
+) -> Any:
+    """Return a field of `Experiment`, with what `ArgumentParser.add_argument` needs.
+
+    Args:
+        default: without the option.
+        metavar: of the value in the help.
+        text: help, a noun phrase with a full stop.
+        flag: the option, if it is not the field's name.
+        resumable: whether it may differ when a run is resumed.
+    """
+    more = {"metavar": metavar, "text": text, "flag": flag, "resumable": resumable}
+    return field(default=default, metadata=more)
+
+
+free_option = partial(option, resumable=True)  # may differ when a run is resumed
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Settings of one or several fits: methods, data, partition, training, output, execution."""
+
+    methods: tuple[str, ...] = field(default=(), metadata={"resumable": True})
+    # Data
+    data: Path = option("digits", "NAME", "Data set, csv:PATH or npz:PATH; see pyrofl list.")
+    data_dir: Path | None = free_option(
+        None, "DIR", "Download directory (default: ~/.cache/pyrofl)."
+    )
+    # Tables
+    target: str | None = option(None, "COLUMN", "Column to predict.")
+    group: str | None = option(None, "COLUMN", "Column that identifies the client.")
+    features: str | None = option(None, "COLUMN,...", "Feature columns (default: all others).")
+    categories: str | None = option(None, "COLUMN,...", "Categorical feature columns.")
+    likelihood: str | None = option(None, "NAME", "Likelihood (default: inferred from the target).")
+    missing: Missing | None = option(
+        None, None, "Missing values: refuse (default), drop the rows, or fill in means and mark."
+    )
+    prepare: Prepare | None = option(None, None, "Scaling of numbers (default: standardise).")
+    test_share: ShareBelowOne | None = option(
+        None, "SHARE", "Test fraction of each client (default: 0.2)."
+    )
+    test_column: str | None = option(None, "COLUMN", "Column that marks test rows.")
+    test_last: str | None = option(None, "COLUMN", "Time column; the latest rows are test rows.")
+    row_weights: str | None = option(None, "COLUMN", "Column of the training rows' weights.")
+    # Partition
+    class_weights: str | None = option(
+        None, "W", "Weights of classes: balanced or CLASS=WEIGHT,..."
+    )
+    per_class: Count | None = option(None, "N", "Training rows of each class (default: all).")
+    partition: Path | None = option(
+        None, "SPEC", "Partition, or FILE.py:NAME (default: groups, or slices:5)."
+    )
+    clients: Count | None = option(
+        None, "N", "Training clients (default: 20, or one for each group)."
+    )
+    held_out: Clients = option(
+        0, "N|A,B", "Clients that never train: their number, or names of groups."
+    )
+    server_data: Path | None = option(
+        None, "DATA", "The server's unlabelled rows: number, fraction or data set."
+    )
+    test: str = option("same_shares", "POLICY", "Test rows of each client.")
+    seed: Seed = free_option(0, "S", "Random seed.")
+    split_seed: Seed | None = free_option(None, "S", "Seed of the partition (default: --seed).")
+    # Training
+    net: Path | None = option(None, "SPEC", "Network, or FILE.py:NAME (default: by the data).")
+    rounds: Count = free_option(20, "N", "Communication rounds.")
+    until: Until | None = free_option(None, None, "Stop early on this verdict, or on divergence.")
+    init_seed: Seed | None = free_option(None, "S", "Seed of initial states (default: --seed).")
+    participation_seed: Seed | None = free_option(
+        None, "S", "Seed of client sampling and dropout (default: --seed)."
+    )
+    noise_seed: Seed | None = free_option(
+        None, "S", "Seed of minibatches and Monte Carlo noise (default: --seed)."
+    )
+    participation: str = option(
+        "everyone", "SPEC", "Clients per round: everyone, 10, 0.1 or bernoulli:0.1."
+    )
+    settings: Settings = free_option(
+        (), "NAME=VALUE", "Settings of methods; METHOD.NAME=VALUE for one of several.", flag="--set"
+    )
+    fail: Share = option(0.0, "P", "Probability that a client drops out after training.")
+    partial: PositiveShare = option(
+        1.0, "SHARE", "Smallest fraction of its epochs that a client does."
+    )
+    privacy: str | None = option(None, "clip=C,noise=Z", PRIVACY)
+    on_bad_message: OnBadMessage = free_option(
+        "reject", None, "Invalid client messages: reject the client's, or raise."
+    )
+    fold_messages: bool = option(
+        False, None, "Aggregate messages on arrival, which saves memory; means only."
+    )
+    # Output
+    every: Count | None = free_option(
+        None, "N", "Rounds between evaluations (default: rounds / 20)."
+    )
+    draws: Count | None = option(
+        None, "S", "Posterior draws for predictions (default: the guide's mean)."
+    )
+    posterior_draws: Whole = free_option(
+        100, "S", "Draws of every client in posterior.nc; 0 writes none."
+    )
+    groups: ArvizGroups | None = free_option(None, "GROUP,...", GROUPS)
+    rows: bool = free_option(
+        False, None, "Write rows.csv, a line for each test row, even if large."
+    )
+    out: Path | None = free_option(
+        None, "DIR", "Output directory (default: runs/METHOD-SEED or runs/compare)."
+    )
+    checkpoint_every: Count | None = free_option(
+        None, "N", f"Rounds between writings of {CHECKPOINT}."
+    )
+    log: Logger | None = free_option(
+        None, None, "Logger of every round: tensorboard, in the output directory, or mlflow."
+    )
+    resume: bool = free_option(False, None, "Resume from the last checkpoint.")
+    overwrite: bool = free_option(False, None, "Overwrite existing files.")
+    quiet: bool = free_option(False, None, "Print the result table only.")
+    # Execution
+    chunk: Count | None = option(None, "C", "Clients per vectorized batch (default: by memory).")
+    state_memory: Whole = free_option(
+        4, "GIB", "Memory for client states; the rest is mapped to a temporary file."
+    )
+    engine: Engine = free_option(
+        "local", None, "Execution engine: this process, or several by Ray."
+    )
+    workers: Few | None = free_option(None, "N", "Ray workers (default: one per core or GPU).")
+    threads: Threads = option(1, "N", "CPU threads.")
+    device: str = option("cpu", "NAME", "PyTorch device.")
+    # Tuning
+    seeds: Few = free_option(3, "N", "Runs of each method, with consecutive seeds.")
+    tune: bool = free_option(False, None, "Choose settings first, see pyrofl tune.")
+    tries: Few | None = free_option(
+        None,
+        "N",
+        f"Settings to try of every method (default: all of --over, or {TRIES} of its own).",
+        flag="--settings",
+    )
+    metric: Metric | None = free_option(
+        None, None, "Metric to choose by (default: accuracy, or nll where y is a number)."
+    )
+    hold_back: ProperShare = free_option(
+        0.2, "SHARE", "Validation fraction of every client's training rows."
+    )
+    tune_seeds: Count = free_option(3, "N", "Seeds with which the finalists are compared.")
+    over: Settings = free_option((), "NAME=VALUE,...", "All combinations to try.")
+
+    @classmethod
+    def of(cls, given: Namespace | Mapping[str, Any]) -> Experiment:
+        """Return an experiment, given parsed options or what `to_json` returned.
+
+        Raises:
+            TypeError: if a field is unknown.
+        """
+        found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else vars(given)
+        names = {one.name for one in fields(cls)}
+        if isinstance(given, Namespace):  # which holds the command's function as well
+            found = {n: v for n, v in found.items() if n in names}
+        lists = {n: tuple(v) for n, v in found.items() if isinstance(v, list)}
+        return cls(**found | lists)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields, as JSON has them."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
+
+    def key(self) -> dict[str, Any]:
+        """Return the fields that must be equal when a run is resumed."""
+        found = self.to_json()
+        return {one.name: found[one.name] for one in fields(self) if not one.metadata["resumable"]}
+
+    def words(self, without: Sequence[str] = ()) -> list[str]:
+        """Return the options of the command line that give this experiment, but its methods."""
+        names = [one for one in options() if one.name not in without]
+        values = {one.name: getattr(self, one.name) for one in names}
+        return words_of({one.name: values[one.name] for one in names})
+
+
+def options() -> list[Field[Any]]:
+    """Return the fields that are options of the command line."""
+    return [one for one in fields(Experiment) if one.name != "methods"]
+
+
+@cache
+def kinds() -> dict[str, Kind]:
+    """Return the keyword arguments of `add_argument` that read each option, by their types."""
+    hints = get_type_hints(Experiment, include_extras=True)
+    return {one.name: kind_of(hints[one.name]) for one in options()}
+
+
+@cache
+def sections() -> dict[str, str]:
+    """Return the heading in the help of every option."""
+    found, heading = dict[str, str](), ""
+    for one in options():
+        found[one.name] = heading = SECTIONS.get(one.name, heading)
+    return found
+
+
+def flag_of(one: Field[Any]) -> str:
+    """Return the option of a field.
+
+    >>> [flag_of(one) for one in options() if one.name in ("per_class", "settings")]
+    ['--per-class', '--set']
+    """
+    return one.metadata["flag"] or f"--{one.name.replace('_', '-')}"
+
+
+def words_of(values: Mapping[str, Any]) -> list[str]:
+    """Return options of the command line, given values of fields; None and false have none.
+
+    >>> words_of({"per_class": 12, "rows": True, "settings": {"lr": 0.1, "batch": None}})
+    ['--per-class', '12', '--rows', '--set', 'lr=0.1', 'batch=none']
+    """
+    words = list[str]()
+    for one in options():
+        value, kind = values.get(one.name), kinds()[one.name]
+        if value is None or value is False or value == () or value == []:  # 0 is a value
+            continue
+        if isinstance(value, Mapping):
+            value = [f"{n}={_text(v)}" for n, v in value.items()]
+        if value is True and kind == FLAG:
+            words.append(flag_of(one))
+        elif kind.get("action") == "extend":
+            words += [flag_of(one), *([value] if isinstance(value, str) else map(str, value))]
+        else:
+            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else _text(value)
+            words += [f"{flag_of(one)}={text}"] if text.startswith("-") else [flag_of(one), text]
+    return words
+
+
+def _text(value: Any) -> str:
+    """Write a value of YAML or JSON as on the command line."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Return the fields in a YAML file, or in the run.json of a run.
+
+    Raises:
+        ValueError: if it cannot be read, is no mapping, or names a field that does not exist.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))  # JSON is YAML
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"--config {path} cannot be read: {reason}") from error
+    if isinstance(found, dict) and isinstance(found.get("experiment"), dict):
+        found = found["experiment"]
+    if not isinstance(found, dict):
+        raise ValueError(f"--config {path} holds no mapping; expected lines such as rounds: 20")
+    known = {flag_of(one).removeprefix("--"): one.name for one in options()}
+    known |= {one.name: one.name for one in fields(Experiment)}  # settings is --set, as in run.json
+    for name in found:
+        if name not in known:
+            near = get_close_matches(str(name), known, 1)
+            like = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"--config {path} holds {name!r}, which is no option{like}")
+    return {known[name]: value for name, value in found.items()}

@@ -1,0 +1,114 @@
+"""Types of command-line values, each with what `ArgumentParser.add_argument` needs to read it."""
+
+from __future__ import annotations
+
+import os
+import re
+from argparse import ArgumentTypeError
+from contextlib import suppress
+from math import inf
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pyrofl.arguments import Count, Positive, Whole
+from pyrofl.data.wording import composed
+from pyrofl.inference.posteriors.axes import GROUPS
+
+Kind = dict[str, Any]
+"""Keyword arguments of `ArgumentParser.add_argument`."""
+
+MAX_COUNT = 2**31 - 1
+MAX_THREADS = max(64, os.cpu_count() or 1)  # too many threads kill a process
+
+
+def number(kind: Any, most: float = MAX_COUNT) -> Kind:
+    """Return the type of a number, given a type of `pyrofl.arguments` and a maximum."""
+    base, allowed = get_args(kind)
+
+    def read(text: str) -> Any:
+        high = allowed
+        with suppress(ValueError):
+            if (value := base(text)) in allowed and value <= most:
+                return value
+            high = allowed if value <= most else f"of at most {most}"
+        whole = "whole " if base is int else ""
+        raise ArgumentTypeError(f"found {text!r}; expected a {whole}number {high}")
+
+    return {"type": read}
+
+
+def choice(literal: Any) -> Kind:
+    """Return the type of one of the words of a `Literal`."""
+    return {"choices": get_args(literal)}
+
+
+def not_empty(text: str) -> str:
+    """Refuse an empty text, as of an unset shell variable, and NUL, which no path contains."""
+    if not text or "\0" in text:
+        raise ArgumentTypeError(f"found {text!r}; expected a text that is not empty, without NUL")
+    return text
+
+
+def expand_home(text: str) -> str:
+    """Expand ~ at the beginning of a path: of the text, after csv: and npz:, after their commas."""
+    comma = "|," if text.startswith("csv:") else ""
+    pattern = rf"(^|\bcsv:|\bnpz:{comma})(~[^/+:,]*)"
+    return re.sub(pattern, lambda m: m[1] + os.path.expanduser(m[2]), not_empty(text))
+
+
+def _groups(text: str) -> str | tuple[str, ...]:
+    """Read names of ArviZ groups, or "all"."""
+    names = tuple(text.split(","))
+    if text != "all" and not set(names) <= set(GROUPS):
+        raise ArgumentTypeError(
+            f"found {text!r}; expected all, or some of {','.join(GROUPS)} with commas between"
+        )
+    return text if text == "all" else names
+
+
+def _clients(text: str) -> int | str:
+    """Read a number of clients, or their names with commas between; "5," is the name 5."""
+    try:
+        found: int = WHOLE["type"](text)
+    except ArgumentTypeError:
+        with suppress(ValueError):
+            float(text)  # nan, 2.5 and -1 are no names
+            raise
+        if not all(text.removesuffix(",").split(",")):
+            raise
+        return composed(not_empty(text))
+    return found
+
+
+TEXT: Kind = {"type": lambda text: composed(not_empty(text))}
+PATH: Kind = {"type": expand_home}
+REQUIRED = PATH | {"required": True}
+FLAG: Kind = {"action": "store_true"}
+COUNT, WHOLE = map(number, (Count, Whole))
+PORT, POSITIVE = number(Count, 65535), number(Positive, 1e9)
+THREADS = number(Count, MAX_THREADS)
+
+# Annotations of fields: the value's type, and how it is read.
+Path = Annotated[str, PATH]
+Seed = Annotated[int, number(Whole, inf)]
+Few = Annotated[int, number(Count, 1000)]
+Threads = Annotated[int, THREADS]
+Clients = Annotated[int | str, {"type": _clients}]
+ArvizGroups = Annotated[str | tuple[str, ...], {"type": _groups}]
+Settings = Annotated[tuple[str, ...], {"nargs": "+", "action": "extend"}]
+
+
+def kind_of(annotation: Any) -> Kind:
+    """Return how a value of an annotated type is read, which may be None as well.
+
+    >>> kind_of(Literal["reject", "raise"] | None)
+    {'choices': ('reject', 'raise')}
+    """
+    if get_origin(annotation) is not Annotated and NoneType in get_args(annotation):
+        (annotation,) = (one for one in get_args(annotation) if one is not NoneType)
+    if get_origin(annotation) is Literal:
+        return choice(annotation)
+    if get_origin(annotation) is not Annotated:
+        return FLAG if annotation is bool else TEXT
+    how = get_args(annotation)[1]
+    return how if isinstance(how, dict) else number(annotation)
