@@ -6,6 +6,7 @@ import os
 import re
 from argparse import ArgumentTypeError
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -88,14 +89,21 @@ COUNT, WHOLE = map(number, (Count, Whole))
 PORT, POSITIVE = number(Count, 65535), number(Positive, 1e9)
 THREADS = number(Count, MAX_THREADS)
 
-# Annotations of fields: the value's type, and how it is read.
-Path = Annotated[str, PATH]
-Seed = Annotated[int, number(Whole, inf)]
-Few = Annotated[int, number(Count, 1000)]
-Threads = Annotated[int, THREADS]
-Clients = Annotated[int | str, {"type": _clients}]
-ArvizGroups = Annotated[str | tuple[str, ...], {"type": _groups}]
-Settings = Annotated[tuple[str, ...], {"nargs": "+", "action": "extend"}]
+
+@dataclass(frozen=True, eq=False)  # types must have a hash
+class ReadBy:
+    """Annotation of a type: how the command line reads it."""
+
+    kind: Kind
+
+
+Path = Annotated[str, ReadBy(PATH)]
+Seed = Annotated[int, ReadBy(number(Whole, inf))]
+Few = Annotated[int, ReadBy(number(Count, 1000))]
+Threads = Annotated[int, ReadBy(THREADS)]
+Clients = Annotated[int | str, ReadBy({"type": _clients})]
+ArvizGroups = Annotated[str | tuple[str, ...], ReadBy({"type": _groups})]
+Settings = Annotated[tuple[str, ...], ReadBy({"nargs": "+", "action": "extend"})]
 
 
 def kind_of(annotation: Any) -> Kind:
@@ -111,4 +119,4 @@ def kind_of(annotation: Any) -> Kind:
     if get_origin(annotation) is not Annotated:
         return FLAG if annotation is bool else TEXT
     how = get_args(annotation)[1]
-    return how if isinstance(how, dict) else number(annotation)
+    return how.kind if isinstance(how, ReadBy) else number(annotation)
