@@ -272,7 +272,7 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
     """Return options of the command line, given values of fields; None and false have none.
 
     >>> words_of({"per_class": 12, "rows": True, "settings": {"lr": 0.1, "batch": None}})
-    ['--per-class', '12', '--rows', '--set', 'lr=0.1', 'batch=none']
+    ['--per-class', '12', '--set', 'lr=0.1', 'batch=none', '--rows']
     """
     words = list[str]()
     for one in options():
