@@ -58,6 +58,7 @@ OTHERS = (
     "--tune-seeds",
     "--hold-back",
     "--tune",
+    "--config",
 )
 TOGGLES = ("--overwrite", "--resume", "--fold-messages", "--rows", "--quiet")
 
