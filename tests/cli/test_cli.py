@@ -388,7 +388,7 @@ def test_csv_with_groups(tmp_path, capsys):
 
 
 def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
-    rows = [f"{'abc'[i % 3]},{i % 2},{i},{i * i % 7}.5,{'uv'[i % 5 == 0]}" for i in range(30)]
+    rows = [f"{'abc'[i % 3]},{i % 2},{i},{i * i % 7}.5,{'vu'[i % 5 == 0]}" for i in range(30)]
     table = tmp_path / "t.csv"
     table.write_text("\n".join(["who,won,x,z,kind", *rows, "a,1,NA,3.5,u", "b,,2,2.5,v"]))
     words = ["run", "local", "--data", f"csv:{table}", "--target", "won", "--group", "who"]
