@@ -438,7 +438,7 @@ def test_files_of_sites_are_prepared_and_how_is_kept(tmp_path, capsys):
     """The last site never trains and tells nothing; the last rows of each are tested."""
     (tmp_path / "in").mkdir()
     for j, site in enumerate("abc"):
-        cells = [(i, "" if j and i % 3 else 100 * i + j, "uv"[i % 2]) for i in range(10)]
+        cells = [(i, "" if j and i % 3 else 100 * i + j, "uv"[i % 5 > 2]) for i in range(10)]
         lines = [f"{day},{dose},{kind},{'ny'[day % 2]}" for day, dose, kind in cells]
         text = "\n".join(["day,dose,kind,won", *lines])
         (tmp_path / f"in/{site}.csv").write_text(text)
