@@ -11,6 +11,7 @@ import test_contract as contract
 import torch
 import toys
 from checks import close
+from promises import others_slow
 from torch import Tensor
 
 from pyrofl.cli.setup import threads
@@ -57,7 +58,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-@pytest.mark.parametrize("chunk", [1, 3, None])
+@pytest.mark.parametrize("chunk", others_slow([1, 3, None], [None]))
 def test_work_that_is_large_enough_for_threads_only_rounds(chunk, name):
     make, net, sizes = LARGE[name]
     method = make(build(net, (toys.FEATURES,), toys.CLASSES))

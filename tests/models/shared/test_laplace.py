@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
 import toys
 from checks import close
+from promises import others_slow
 from regressions import PRIOR, SD
 
 from pyrofl.data.conjugate import linear_regression
@@ -50,10 +52,10 @@ CASES: dict[str, Case] = {
     "fedep": (fedep.build, FULL | {"damping": 1.0}, of_factors),
     "fald": (fald.build, USUAL | {"surrogates": "full", "lr": 1e-4}, of_surrogates),
 }
+WAYS = list(product([None, 30, 10, 5], [False, True]))
 
 
-@pytest.mark.parametrize("batch", [None, 30, 10, 5])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("batch", "weighted"), others_slow(WAYS, [(None, False), (10, True)]))
 @pytest.mark.parametrize("name", CASES)
 def test_standard_deviations_do_not_depend_on_the_batch_size(name, batch, weighted):
     # In a linear model with normal noise the curvature does not depend on where SGD stops, so one
