@@ -57,7 +57,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", others_slow(LARGE, ["fedavg"]))
 @pytest.mark.parametrize("chunk", others_slow([1, 3, None], [None]))
 def test_work_that_is_large_enough_for_threads_only_rounds(chunk, name):
     make, net, sizes = LARGE[name]
@@ -77,7 +77,9 @@ def permuted(data: Federation, order: Tensor) -> Federation:
     return replace(data, **parts)
 
 
-@pytest.mark.parametrize("family", toys.FAMILIES)
+@pytest.mark.parametrize(
+    "family", others_slow(toys.FAMILIES, ["mean_field", "flow", "gamma and beta"])
+)
 def test_chunks_order_threads_and_pauses_only_round(family):
     # Every kind of guide, with momentum, minibatches, failures and partial work.
     data = toys.blobs((3, 9, 7, 12, 5))
