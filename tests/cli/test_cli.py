@@ -53,20 +53,6 @@ def overlapping(types, clients, rng): return [[0]] * clients
 """
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A run of pFedVEM with everything asked for."""
-    out = tmp_path_factory.mktemp("cli") / "run"
-    extra = ["--held-out", "2", "--set", "head_epochs=2", "base_epochs=1", "batch=none"]
-    extra += ["--posterior-draws", "7", "--every", "1", "--seed", "3", "--participation", "0.5"]
-    extra += ["--draws", "2"]
-    before = torch.get_num_threads(), torch.get_rng_state()
-    assert main(["run", "pfedvem", *SMALL, *extra, "--out", str(out)]) == 0
-    assert torch.get_num_threads() == before[0]
-    assert torch.equal(torch.get_rng_state(), before[1])
-    return out
-
-
 def test_list_names_everything_on_one_screen(capsys):
     assert main(["list"]) == 0
     text = capsys.readouterr().out
