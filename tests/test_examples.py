@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dying import Nursery
+from promises import others_slow
 
 FOLDER = Path(__file__).parent.parent / "examples"
 PAPERS = FOLDER / "papers"
@@ -64,8 +65,17 @@ LONG |= {"pfedmb_pairs", "pfedvem_table", "radon", "tuned"}
 NEEDED = {"privacy": "dp_accounting"}
 """script -> what it needs besides what the tests need."""
 
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+OF_PAPERS = [p for p in sorted(PAPERS.glob("*/*.py")) if p.parent.name != "parity"]
+QUICKEST = {"quickstart", "lines", "new_client", "own_sites", "pfedvem_table", "pull", "regimes"}
 
-@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+
+def quick(scripts: list[Path]) -> list[Path]:
+    """Return the scripts that take a second or two."""
+    return [path for path in scripts if path.stem in QUICKEST]
+
+
+@pytest.mark.parametrize("script", others_slow(SCRIPTS, quick(SCRIPTS)), ids=lambda p: p.stem)
 def test_example_draws_its_figure(script: Path, tmp_path: Path, forked: Nursery):
     if script.stem in NEEDED:
         pytest.importorskip(NEEDED[script.stem])
@@ -83,7 +93,7 @@ def test_example_draws_its_figure(script: Path, tmp_path: Path, forked: Nursery)
 
 @pytest.mark.parametrize(
     "script",
-    [p for p in sorted(PAPERS.glob("*/*.py")) if p.parent.name != "parity"],
+    others_slow(OF_PAPERS, quick(OF_PAPERS)),
     ids=lambda path: f"{path.parent.name}_{path.stem}",
 )
 def test_papers_script_leaves_the_lines_of_its_runs(script: Path, tmp_path: Path, forked: Nursery):

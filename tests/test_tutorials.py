@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from dying import Nursery
+from promises import others_slow
 
 FOLDER = Path(__file__).parent.parent / "examples" / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("[0-9]*.py"))
@@ -31,7 +32,7 @@ def skip_without(path: Path) -> None:
         pytest.importorskip(needed)
 
 
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", others_slow(TUTORIALS, TUTORIALS[1:2]), ids=lambda path: path.stem)
 def test_tutorial_runs_to_its_end(path: Path, tmp_path: Path, forked: Nursery):
     skip_without(path)
     script = tmp_path / path.name
@@ -66,6 +67,7 @@ def run(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=known, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_tutorial_runs_in_a_kernel_and_its_picture_moves(tmp_path: Path):
     jupytext = pytest.importorskip("jupytext")
     client = pytest.importorskip("nbclient")
