@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from promises import others_slow
 from scipy import sparse
 
 import pyrofl
@@ -43,7 +44,10 @@ def command(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("words", [["pyrofl", "list"], ["-m", "pyrofl", "list"]])
+COMMANDS = [["pyrofl", "list"], ["-m", "pyrofl", "list"]]
+
+
+@pytest.mark.parametrize("words", others_slow(COMMANDS, COMMANDS[:1]))
 def test_an_interrupt_while_libraries_are_loaded_is_one_line(command, words):
     assert command(*words) == (130, "", "pyrofl: interrupted\n")
 
@@ -54,7 +58,7 @@ def test_a_script_that_imports_pyrofl_keeps_its_interrupts(command):
     assert "KeyboardInterrupt" in told
 
 
-@pytest.mark.parametrize("words", [["pyrofl", "list"], ["-m", "pyrofl", "list"]])
+@pytest.mark.parametrize("words", others_slow(COMMANDS, COMMANDS[:1]))
 def test_a_working_directory_that_is_gone_is_one_line(command, tmp_path, words):
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -73,16 +73,6 @@ def resume(out: Path, whole: Path, *words: str) -> None:
     assert not [p for p in out.iterdir() if p.name.startswith(".")]
 
 
-def test_a_killed_run_goes_on_to_the_last_bit(tmp_path, whole):
-    out = tmp_path / "run"
-    with begin(out, "--checkpoint-every", "1") as process:
-        wait_for(out, process, 3)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() in (-signal.SIGKILL, 0)
-    (out / f".{'0' * 32}.pt").write_text("half") if out.exists() else None
-    resume(out, whole)
-
-
 def test_results_that_are_there_may_be_written_again_or_continued(tmp_path, whole, capsys):
     out, short = tmp_path / "run", [*WORDS, "3", *MORE, "--out", str(tmp_path / "run")]
     assert main([*short, "--checkpoint-every", "2"]) == 0
