@@ -59,6 +59,31 @@ class Sgd:
         """Make the optimiser of some tensors."""
         return LightSgd(params, **self.options, lr=self.lr, momentum=self.momentum)
 
+    def initial(self, param: Tensor) -> dict[str, Tensor] | None:
+        """Return the state of a tensor before a first step like all others; None if it differs."""
+        if self.options.get("dampening"):
+            return None
+        return {"momentum_buffer": torch.zeros_like(param)} if self.momentum else {}
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Makes Adam; see `adam`."""
+
+    lr: float
+    options: Mapping[str, Any]
+
+    def __call__(self, params: list[Tensor]) -> Optimizer:
+        """Make the optimiser of some tensors."""
+        return LightAdam(params, **self.options, lr=self.lr)
+
+    def initial(self, param: Tensor) -> dict[str, Tensor] | None:
+        """Return the state of a tensor before a first step; None if that is not known."""
+        if self.options.get("amsgrad") or not self.options["fused"]:
+            return None
+        step = torch.zeros((), dtype=torch.float32, device=param.device)
+        return {"step": step, **{n: torch.zeros_like(param) for n in ("exp_avg", "exp_avg_sq")}}
+
 
 @checked
 def sgd(
@@ -79,28 +104,54 @@ def sgd(
 
 @checked
 def adam(lr: NotNegative, **options: Any) -> Optim:
-    """Make Adam; `options` are further arguments of `torch.optim.Adam`."""
-    return lambda params: LightAdam(params, lr=lr, **options)
+    """Make Adam; `options` are further arguments of `torch.optim.Adam`, if they permit fused."""
+    other = ("foreach", "differentiable", "capturable")
+    return Adam(lr, {"fused": not any(options.get(n) for n in other)} | options)
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Makes an optimiser that scales gradients down; see `clipped`."""
+
+    make: Optim
+    norm: float
+
+    def __call__(self, params: list[Tensor]) -> Optimizer:
+        """Make the optimiser of some tensors."""
+        optimiser = self.make(params)
+        optimiser.register_step_pre_hook(self.clip)
+        return optimiser
+
+    def clip(self, optimiser: Optimizer, *_: Any) -> None:
+        """Scale the gradients of every client."""
+        moving = [p for g in optimiser.param_groups for p in g["params"] if p.grad is not None]
+        squares = torch.stack([p.grad.reshape(len(p), -1).square().sum(1) for p in moving]).sum(0)
+        factor = (self.norm / (squares.sqrt() + 1e-6)).clamp(max=1)
+        for p in moving:
+            # Not in place: autograd may hand out one tensor as the gradient of several.
+            p.grad = p.grad * like(factor, p)
+
+    def initial(self, param: Tensor) -> dict[str, Tensor] | None:
+        """Return the state of a tensor before a first step; None if that is not known."""
+        return initial(self.make, param)
 
 
 @checked
 def clipped(make: Optim, norm: Positive) -> Optim:
     """Scale down the gradient of every client whose norm over all its parameters is too long."""
+    return Clipped(make, norm)
 
-    def clip(optimiser: Optimizer, *_: Any) -> None:
-        moving = [p for g in optimiser.param_groups for p in g["params"] if p.grad is not None]
-        squares = torch.stack([p.grad.reshape(len(p), -1).square().sum(1) for p in moving]).sum(0)
-        factor = (norm / (squares.sqrt() + 1e-6)).clamp(max=1)
-        for p in moving:
-            # Not in place: autograd may hand out one tensor as the gradient of several.
-            p.grad = p.grad * like(factor, p)
 
-    def make_clipped(params: list[Tensor]) -> Optimizer:
-        optimiser = make(params)
-        optimiser.register_step_pre_hook(clip)
-        return optimiser
+def initial(make: Optim, param: Tensor) -> dict[str, Tensor] | None:
+    """Return the state of a tensor with which a first step is like all others; None if unknown."""
+    return make.initial(param) if isinstance(make, (Sgd, Adam, Clipped)) else None
 
-    return make_clipped
+
+def numbers(optimiser: Optimizer) -> list[Any]:
+    """Return what an optimiser keeps besides tensors."""
+    known = [v for state in optimiser.state.values() for v in state.values()]
+    known += [v for g in optimiser.param_groups for n, v in g.items() if n != "params"]
+    return [v for v in known if not torch.is_tensor(v)]
 
 
 def narrow(optimiser: Optimizer, clients: int) -> None:

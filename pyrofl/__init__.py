@@ -31,6 +31,7 @@ from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.recordings import recordings
 from pyrofl.inference.relations import relations
 from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seeds
@@ -66,6 +67,7 @@ __all__ = [
     "fit",
     "load",
     "posterior",
+    "recordings",
     "relations",
     "sgd",
     "to_arviz",

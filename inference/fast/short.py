@@ -9,10 +9,9 @@ from typing import cast
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import Elbo
-from pyrofl.inference.losses import On, Seen, WithoutRows, layers, reads_of
+from pyrofl.inference.losses import On, WithoutRows
 from pyrofl.inference.method import Phase
-from pyrofl.inference.programs import Guide, Loss, Program, Supervised
+from pyrofl.inference.programs import Loss, Program, Supervised
 from pyrofl.tensors import Tensors
 
 Way = Callable[[Supervised, Tensors, Tensors, Batch], tuple[Supervised, Tensors, Tensors]]
@@ -50,14 +49,3 @@ def shortened(loss: Loss, way: Way) -> Loss:
     if isinstance(loss, (On, WithoutRows)):
         return replace(loss, loss=shortened(loss.loss, way))
     return ShortElbo(loss, way)
-
-
-def is_value(loss: Loss) -> bool:
-    """Say whether a loss is an ELBO, however it is wrapped, that depends on its tensors alone."""
-    *around, core = layers(loss)
-    if isinstance(core, ShortElbo):
-        return is_value(core.loss)
-    views = [view for one in around if isinstance(one, Seen) for view in one.views]
-    others = [(one.model, one.guide) for one in around if isinstance(one, On)]
-    known = all(isinstance(p, Supervised) and isinstance(q, Guide) for p, q in others)
-    return isinstance(core, Elbo) and known and all(map(reads_of, views))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from inspect import signature
 from typing import Any, cast
@@ -23,8 +23,8 @@ from pyrofl.tensors import lent
 BLOCK = 64  # rows drawn at once
 AHEAD = 2048  # normal numbers that a client draws at once for the steps to come
 
-Asked = tuple[str, torch.Size, torch.dtype, torch.device]
-"""Normal noise: for which site, [C, *p], of which type, and where."""
+Asked = tuple[Any, ...]
+"""The method of `ClientNoise` that draws some noise, and its arguments."""
 
 Message = Any  # a Pyro message: a mutable mapping that Pyro types only in part
 
@@ -41,7 +41,7 @@ class ClientNoise(Messenger):
         super().__init__()
         self.generators, self.ahead = generators, ahead
         self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
-        self.noted: list[tuple[Asked, Tensor]] | None = None  # what `normal` gave, if that counts
+        self.noted: list[tuple[Asked, Tensor]] | None = None  # noise that was drawn, if recorded
 
     def narrow(self, clients: int) -> None:
         """Go on with the first clients only."""
@@ -58,13 +58,27 @@ class ClientNoise(Messenger):
         waiting = self.waiting.setdefault((name, shape), [])
         if not waiting:
             count = max(1, self.ahead // max(shape[1:].numel(), 1))
-            # Who records steps is given noise, however it is drawn.
-            with nullcontext() if self.noted is None else _disable_current_modes():
+            with self._unrecorded():
                 block = _normals(self.generators, (count, *shape[1:]), dtype)
                 waiting += sent(block, device).unbind(1)[::-1]
-        noise = waiting.pop()
+        return self._note(("normal", name, shape, dtype, device), waiting.pop())
+
+    def of_rows(
+        self, shape: torch.Size, axis: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return standard normal noise [C, *p] whose axis `axis` of p are rows."""
+        with self._unrecorded():
+            each = torch.stack([_of_rows(shape[1:], axis, g, dtype) for g in self.generators])
+            noise = sent(each, device)
+        return self._note(("of_rows", shape, axis, dtype, device), noise)
+
+    def _unrecorded(self) -> AbstractContextManager[object]:
+        """Hide operations from a recorder, which is given the noise, however it is drawn."""
+        return nullcontext() if self.noted is None else _disable_current_modes()
+
+    def _note(self, asked: Asked, noise: Tensor) -> Tensor:
         if self.noted is not None:
-            self.noted.append(((name, shape, dtype, device), noise))
+            self.noted.append((asked, noise))
         return noise
 
     def _pyro_sample(self, msg: Message) -> None:
@@ -77,7 +91,8 @@ class ClientNoise(Messenger):
                     "move it inside, or run with chunk=1"
                 )
             try:
-                msg["value"] = draw(fn, axis, self.generators, rows, partial(self.normal, name))
+                own = partial(self.normal, name)
+                msg["value"] = draw(fn, axis, self.generators, rows, own, self.of_rows)
             except TypeError as error:
                 raise ValueError(
                     f"site {name!r}: {type(fn).__name__} cannot be drawn for {clients} clients "
@@ -128,19 +143,21 @@ def draw(
     generators: Sequence[Generator],
     rows: bool = False,
     normals: Callable[[torch.Size, torch.dtype, torch.device], Tensor] | None = None,
+    of_rows: Callable[[torch.Size, int, torch.dtype, torch.device], Tensor] | None = None,
 ) -> Tensor:
     """Draw once from a distribution of stacked clients; client c uses generators[c] alone.
 
     The clients are at `axis` of its batch shape; None is one client without a plate. `normals`
-    gives standard normal noise [C, *p] unless the axis behind are rows, whose noise does not depend
-    on how far they are padded. TypeError: clients cannot be told apart in the distribution.
+    gives standard normal noise [C, *p] unless the axis behind are rows; then `of_rows` does, whose
+    noise does not depend on how far rows are padded. TypeError: clients cannot be told apart in the
+    distribution.
     """
     if isinstance(fn, dist.Delta):
         return cast("Tensor", fn.v)
     if isinstance(fn, (torchdist.Independent, dist.MaskedDistribution)):
-        return draw(fn.base_dist, axis, generators, rows, normals)
+        return draw(fn.base_dist, axis, generators, rows, normals, of_rows)
     if isinstance(fn, torchdist.TransformedDistribution):
-        value = draw(fn.base_dist, axis, generators, rows, normals)
+        value = draw(fn.base_dist, axis, generators, rows, normals, of_rows)
         for transform in fn.transforms:
             value = transform(value)
         return value
@@ -148,8 +165,8 @@ def draw(
         shape = list(fn.batch_shape)
         own, dtype, device = torch.Size([shape.pop(axis), *shape]), fn.loc.dtype, fn.loc.device
         if rows:
-            each = torch.stack([_of_rows(own[1:], axis, g, dtype) for g in generators])
-            noise = sent(each, device)
+            drawn = of_rows or ClientNoise(generators).of_rows
+            noise = drawn(own, axis, dtype, device)
         elif normals is None:
             noise = sent(_normals(generators, own[1:], dtype), device)
         else:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
-from pyrofl.inference.fast.replay import Replay
 from pyrofl.inference.loop.feed import Feed
 from pyrofl.inference.loop.noise import AHEAD, ClientNoise
-from pyrofl.inference.method import Method, Phase, Step
-from pyrofl.inference.optim import narrow
+from pyrofl.inference.method import Method, Move, Phase, Step
+from pyrofl.inference.optim import initial, narrow, numbers
+from pyrofl.inference.recording.recorder import Recorder
 from pyrofl.nets.stacked import LARGE
 from pyrofl.tensors import Tensors, cut, pick, under
+
+Touch = tuple[Tensors, Tensors, Tensors]
+"""What an update writes into, what else other updates write into, and what none does."""
 
 
 class PhaseRun:
@@ -39,42 +42,38 @@ class PhaseRun:
         self.method, self.phase, self.received, self.who = method, phase, received, who
         self.noise = ClientNoise(noise, AHEAD)
         steps = [move for move in phase.moves if isinstance(move, Step)]
-        moving = [pick(local, step.names) for step in steps]
-        for step, mine in zip(steps, moving, strict=True):
-            if not mine:
+        moving = {i: pick(local, step.names) for i, step in enumerate(steps)}
+        for i, step in enumerate(steps):
+            if not moving[i]:
                 raise ValueError(
                     f"no local tensor matches {step.names!r}; there are {sorted(local)}"
                 )
-        self.owned = {n for mine in moving for n in mine}
+        self.owned = {n for mine in moving.values() for n in mine}
         self.local = {
             n: v.clone(memory_format=torch.contiguous_format) if n in self.owned else v
             for n, v in local.items()
         }
         self.now = self.local
-        self.params = [{n: self.local[n].detach() for n in mine} for mine in moving]
-        self.optimisers = [
-            step.optim([p.requires_grad_() for p in mine.values()])
-            for step, mine in zip(steps, self.params, strict=True)
-        ]
         self.once = False  # whether no tensor is written into, as moves run once, for all clients
         self.ones = torch.ones_like(who.size)
-        self.total = {step.names: torch.zeros_like(who.size) for step in steps}
-        self.first = {n: torch.full_like(v, torch.nan) for n, v in self.total.items()}
-        self.waiting = {*self.first}  # for their first step
-        self.again = [Replay(method, phase, step, self.noise) for step in steps]
-        parts = zip(self.again, self.params, self.optimisers, strict=True)
-        self.ready = [again.begins(mine, optimiser) for again, mine, optimiser in parts]
+        self.steps = [StepRun(self, step, [*moving[i]]) for i, step in enumerate(steps)]
+        stepping = iter(self.steps)
+        self.updates = [
+            next(stepping) if isinstance(move, Step) else MoveRun(self, move)
+            for move in phase.moves
+        ]
 
     def go(self, steps: Tensor, feed: Feed) -> None:
         """Make the steps of every client, [C] with the most first."""
-        self.once = not self.params and bool((steps == 1).all())
+        self.once = not self.steps and bool((steps == 1).all())
         times = torch.arange(int(steps.max()))
         t, left = 0, (steps > times[:, None]).sum(1).tolist()
         for active, alike in Counter(left).items():
             if active < len(steps):
                 self._narrow(active)
             for done, batch in enumerate(feed(t, active, alike)):
-                self._moves(batch, t + done > 0, alike - done)
+                for update in self.updates:
+                    update.make(batch, t + done > 0, alike - done)
             t += alike
 
     def _narrow(self, active: int) -> None:
@@ -82,105 +81,32 @@ class PhaseRun:
         self.now = cut(self.local, slice(active))
         self.received = cut(self.received, slice(active))
         self.noise.narrow(active)
-        for optimiser, again in zip(self.optimisers, self.again, strict=True):
-            narrow(optimiser, active)
-            again.forget()
+        for step in self.steps:
+            narrow(step.optimiser, active)
+        self.forget()
 
-    def _moves(self, batch: Batch, begun: bool, ahead: int) -> None:
-        """Make the moves of a time, the first of so many with these clients."""
-        gradient = iter(zip(self.params, self.optimisers, self.again, self.ready, strict=True))
-        for move in self.phase.moves:
-            if isinstance(move, Step):
-                params, optimiser, again, ready = next(gradient)
-                written = partial(self._step, move, params, optimiser, batch)
-                for i in range(move.repeat):
-                    usual = begun or (ready and (i > 0 or move.repeat == 1))
-                    if usual and len(self.again) == len(self.phase.moves):
-                        touched = partial(self._touched, move, params, optimiser)
-                        again.make(written, touched, batch, ahead * move.repeat - i)
-                        if move.names in self.waiting:
-                            self._note(move, self.total[move.names][: len(batch)])
-                    else:
-                        written()
-                        again.begun(params)
-                continue
-            with self.noise:
-                changed = move(self.received, self.now, batch)
-            if not self.once:  # a move may return tensors that others of its writes overwrite
-                changed = {n: v.clone() for n, v in changed.items()}
-            for name, value in changed.items():
-                self._write(name, value.detach())
+    def forget(self) -> None:
+        """Let recorders look at the tensors again."""
+        for update in self.updates:
+            update.recorder.forget()
 
-    def _touched(
-        self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer
-    ) -> tuple[Tensors, Tensors, Tensors]:
-        """Return what a step writes into, and reads besides the batch; see `Touched`."""
-        active = slice(len(next(iter(params.values()))))
-        states = {
-            f"{m} of {n}": v for n, p in params.items() for m, v in optimiser.state[p].items()
-        }
-        moving = {n: p.detach() for n, p in params.items()}
-        moving |= {n: v for n, v in states.items() if v is not None}
-        moving |= {"total": self.total[step.names][active]}
-        others = {n: v for n, v in self.now.items() if n not in params}
+    def touched(self, moving: Tensors, names: Collection[str], active: int) -> Touch:
+        """Return what an update writes into, of which the local tensors have these names."""
+        others = {n: v for n, v in self.now.items() if n not in names}
         placed = {n: v for n, v in others.items() if n in self.owned}
         still = {n: v for n, v in others.items() if n not in self.owned}
-        still |= under("received", self.received) | {"ones": self.ones[active]}
+        still |= under("received", self.received) | {"ones": self.ones[:active]}
         return moving, placed, still
 
-    def _step(
-        self, step: Step, params: Tensors, optimiser: torch.optim.Optimizer, batch: Batch
-    ) -> None:
-        programs = self.method.model, self.method.guide
-        # New leaves: autograd remembers the shape of one as long as any graph of it lives, and
-        # `vmap` leaves graphs to the garbage collector, while `_narrow` shortens the parameters.
-        leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-        with self.noise:
-            loss = step.loss(*programs, self.received, self.now | leaves, batch)
-        if loss.shape != batch.size.shape:
-            raise ValueError(
-                f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "
-                f"number for each of {len(batch)} clients"
-            )
-        moving, ones = list(leaves.values()), self.ones[: len(loss)]
-        grads = torch.autograd.grad(loss, moving, ones, allow_unused=True, materialize_grads=True)
-        for (name, p), grad in zip(params.items(), grads, strict=True):
-            if p.dim() and not optimiser.state.get(p):
-                self._lay_out(name, p, grad)
-            # Fused optimisers of torch take it for granted that both lie alike.
-            p.grad = grad if lies_as(grad, p) else torch.empty_like(p).copy_(grad)
-        optimiser.step()
-        for p in params.values():
-            p.grad = None  # so that the next gradients take this memory, still in the cache
-        self._note(step, loss.detach())
-        self.total[step.names][: len(loss)].add_(loss.detach(), alpha=1 / step.repeat)
-
-    def _note(self, step: Step, loss: Tensor) -> None:
-        """Note the loss of a first step."""
-        if step.names in self.waiting:
-            self.waiting.remove(step.names)
-            self.first[step.names][: len(loss)] = loss
-
-    def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:
-        """Let a parameter lie in memory as its gradients do; optimisers are three times faster."""
-        others = zip(self.optimisers, self.params, strict=True)
-        if any(name in mine and other.state.get(mine[name]) for other, mine in others):
-            return  # what another optimiser remembers lies as the parameter does now
-        strides = (p[0].numel(), *torch.empty_like(grad[0]).stride())
-        if strides != p.stride() and p[0].numel() >= LARGE:  # or a copy of the gradient is cheap
-            whole = self.local[name]
-            self.local[name] = torch.empty_strided(
-                whole.shape, strides, dtype=whole.dtype, device=whole.device
-            ).copy_(whole)
-            self.now[name] = self.local[name][: len(p)]
-            for params in self.params:  # of every step that moves it
-                if name in params:
-                    params[name].data = self.now[name]
-
-    def _write(self, name: str, value: Tensor) -> None:
+    def write(self, name: str, value: Tensor) -> None:
         """Set a local tensor of the active clients; who overwrites later ones copies first."""
-        old = self.local.get(name)
-        stepped = any(name in params for params in self.params)
+        old, now = self.local.get(name), self.now.get(name)
+        fits = now is not None and now.shape == value.shape and now.dtype == value.dtype
+        if name in self.owned and fits and not self.once:
+            self.now[name].copy_(value)
+            return
+        self.forget()  # as another tensor takes the place of this one
+        stepped = any(name in step.params for step in self.steps)
         if len(value) == len(self.who.ids) and not stepped:
             self.local[name] = self.now[name] = value
             self.owned.add(name)
@@ -193,9 +119,154 @@ class PhaseRun:
         self.local[name][: len(value)].copy_(value)
         self.now[name] = self.local[name][: len(value)]
 
+    @property
+    def first(self) -> Tensors:
+        """The loss of the first step of every gradient move, by its names: [C]."""
+        return {step.names: step.first for step in self.steps}
+
     def losses(self, steps: Tensor) -> Tensors:
         """Return the mean loss per step of every gradient move, by its names: [C]."""
-        return {n: v / steps.clamp(min=1).to(v) for n, v in self.total.items()}
+        return {one.names: one.total / steps.clamp(min=1).to(one.total) for one in self.steps}
+
+
+class MoveRun:
+    """A closed form of a phase."""
+
+    def __init__(self, run: PhaseRun, move: Move) -> None:
+        """Begin."""
+        self.run, self.move, self.names = run, move, set[str]()
+        values = (run.method.model, run.method.guide, move)
+        name = getattr(move, "__name__", type(move).__name__)
+        self.recorder = Recorder(name, values, run.phase.batch is None, run.noise)
+
+    def make(self, batch: Batch, begun: bool, ahead: int) -> None:
+        """Make the move, the first of so many alike."""
+        written = partial(self.written, batch)
+        if begun and self.names <= self.run.owned:
+            self.recorder.make(written, self.touched, batch, ahead)
+        else:
+            written()
+
+    def touched(self) -> Touch:
+        """Return what the move writes into, and reads besides the batch."""
+        moving = {n: self.run.now[n].detach() for n in sorted(self.names)}
+        return self.run.touched(moving, self.names, len(self.run.ones))
+
+    def written(self, batch: Batch) -> None:
+        """Make the move as it is written."""
+        run = self.run
+        with run.noise:
+            changed = self.move(run.received, run.now, batch)
+        if not run.once:  # a move may return tensors that others of its writes overwrite
+            changed = {n: v.clone() for n, v in changed.items()}
+        self.names = {*changed}
+        for name, value in changed.items():
+            run.write(name, value.detach())
+
+
+class StepRun:
+    """The gradient steps of a phase on the same tensors.
+
+    Attributes:
+        names: patterns of the tensors.
+        params: the tensors, of the active clients.
+        total: sum of the losses of all clients, [C].
+        first: loss of the first step, [C].
+    """
+
+    def __init__(self, run: PhaseRun, step: Step, moving: Sequence[str]) -> None:
+        """Begin with a new optimiser."""
+        self.run, self.step, self.names = run, step, step.names
+        self.params = {n: run.local[n].detach().requires_grad_() for n in moving}
+        self.optimiser = step.optim([*self.params.values()])
+        self.total = torch.zeros_like(run.who.size)
+        self.first = torch.full_like(self.total, torch.nan)
+        self.waiting = True  # for the first step
+        programs = run.method.model, run.method.guide
+        values, whole = (*programs, step.loss, step.optim, step.repeat), run.phase.batch is None
+        self.recorder = Recorder(self.names, values, whole, run.noise)
+        self.recorder.numbers = partial(numbers, self.optimiser)
+        self.plain = self._begins()
+
+    def _begins(self) -> bool:
+        """Give the optimiser the state in which the first step is like all others, if known."""
+        if not self.recorder.is_plain(self.params):
+            return False
+        states = {n: initial(self.step.optim, p) for n, p in self.params.items()}
+        for name, state in states.items():
+            if state:
+                self.optimiser.state[self.params[name]] = state
+        return None not in states.values()
+
+    def make(self, batch: Batch, begun: bool, ahead: int) -> None:
+        """Make the steps on a minibatch, the first of so many alike."""
+        written, repeat = partial(self.written, batch), self.step.repeat
+        for i in range(repeat):
+            if begun or (self.plain and (i > 0 or repeat == 1)):
+                self.recorder.make(written, self.touched, batch, ahead * repeat - i)
+                self._note(self.total[: len(batch)])
+            else:
+                written()
+                self.recorder.note_layout(self.params)
+
+    def touched(self) -> Touch:
+        """Return what a step writes into, and reads besides the batch."""
+        active = len(next(iter(self.params.values())))
+        state = self.optimiser.state
+        states = {f"{m} of {n}": v for n, p in self.params.items() for m, v in state[p].items()}
+        moving = {n: p.detach() for n, p in self.params.items()}
+        moving |= {n: v for n, v in states.items() if torch.is_tensor(v)}
+        moving |= {"total": self.total[:active]}
+        return self.run.touched(moving, self.params, active)
+
+    def written(self, batch: Batch) -> None:
+        """Make a step as it is written."""
+        run, step, params = self.run, self.step, self.params
+        # New leaves: autograd remembers the shape of one as long as any graph of it lives, and
+        # `vmap` leaves graphs to the garbage collector, while `_narrow` shortens the parameters.
+        leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+        with run.noise:
+            local = run.now | leaves
+            loss = step.loss(run.method.model, run.method.guide, run.received, local, batch)
+        if loss.shape != batch.size.shape:
+            raise ValueError(
+                f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "
+                f"number for each of {len(batch)} clients"
+            )
+        moving, ones = list(leaves.values()), run.ones[: len(loss)]
+        grads = torch.autograd.grad(loss, moving, ones, allow_unused=True, materialize_grads=True)
+        for (name, p), grad in zip(params.items(), grads, strict=True):
+            if p.dim() and not self.optimiser.state.get(p):
+                self._lay_out(name, p, grad)
+            # Fused optimisers of torch take it for granted that both lie alike.
+            p.grad = grad if lies_as(grad, p) else torch.empty_like(p).copy_(grad)
+        self.optimiser.step()
+        for p in params.values():
+            p.grad = None  # so that the next gradients take this memory, still in the cache
+        self._note(loss.detach())
+        self.total[: len(loss)].add_(loss.detach(), alpha=1 / step.repeat)
+
+    def _note(self, loss: Tensor) -> None:
+        """Note the loss of a first step."""
+        if self.waiting:
+            self.waiting = False
+            self.first[: len(loss)] = loss
+
+    def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:
+        """Let a parameter lie in memory as its gradients do; optimisers are three times faster."""
+        run = self.run
+        others = [step for step in run.steps if name in step.params]
+        if any(step.optimiser.state.get(step.params[name]) for step in others):
+            return  # what another optimiser remembers lies as the parameter does now
+        strides = (p[0].numel(), *torch.empty_like(grad[0]).stride())
+        if strides != p.stride() and p[0].numel() >= LARGE:  # or a copy of the gradient is cheap
+            whole = run.local[name]
+            run.local[name] = torch.empty_strided(
+                whole.shape, strides, dtype=whole.dtype, device=whole.device
+            ).copy_(whole)
+            run.now[name] = run.local[name][: len(p)]
+            for step in others:
+                step.params[name].data = run.now[name]
 
 
 def lies_as(one: Tensor, other: Tensor) -> bool:

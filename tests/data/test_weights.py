@@ -23,11 +23,11 @@ from pyrofl.data.blank import facts, hidden
 from pyrofl.data.shard import shard
 from pyrofl.files import hashed
 from pyrofl.inference import fast
-from pyrofl.inference.fast import replay
 from pyrofl.inference.halves.client import Client
 from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
+from pyrofl.inference.recording import recorder
 from pyrofl.models import fedavg
 
 SIZES = (6, 9, 4)
@@ -106,7 +106,7 @@ def test_recorded_steps_and_few_rows_know_the_weights(monkeypatch):
     data, _ = pair()
     method = fedavg.build(toys.net(), epochs=12, batch=None)
     quick = next(federate(method, data, 1))
-    monkeypatch.setattr(replay, "HOT", 10**9)
+    monkeypatch.setattr(recorder, "HOT", 10**9)
     toys.assert_same(quick.server, next(federate(method, data, 1)).server)
     monkeypatch.setattr(fast, "REWRITES", ())
     toys.assert_same(quick.server, next(federate(method, data, 1)).server, 1e-10, 1e-12)

@@ -1,4 +1,4 @@
-"""Steps made again without Pyro: the same bits, and what is never made so."""
+"""Recorded updates: the same bits as the updates as written, and what is not recorded."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ import toys
 from promises import others_slow
 from torch import Tensor, nn
 
-from pyrofl.inference.fast import executed, replay
-from pyrofl.inference.fast.code import Given, compiled
-from pyrofl.inference.fast.replay import RECORDINGS, Recording, forget
-from pyrofl.inference.fast.tape import Tape
+from pyrofl.data import Batch
 from pyrofl.inference.loop.rounds import federate
-from pyrofl.inference.loop.steps import PhaseRun
+from pyrofl.inference.loop.state import Round
+from pyrofl.inference.loop.steps import StepRun
 from pyrofl.inference.method import Method, Step
+from pyrofl.inference.optim import Optim, adam, sgd
 from pyrofl.inference.programs import Supervised
+from pyrofl.inference.recording import code, recorder
+from pyrofl.inference.recording.recorder import RECORDINGS, Recording, forget
+from pyrofl.inference.recording.tape import Tape
+from pyrofl.inference.recordings import recordings
 from pyrofl.models import ditto, fedavg, fedper, fedprox, fedrep, guides, local, pfedme, pfedvem
 from pyrofl.models.priors import fixed
 from pyrofl.nets import Network
+from pyrofl.tensors import Tensors
 
 METHODS: dict[str, Callable[[], Method]] = {
     "fedavg": lambda: fedavg.build(toys.net(), batch=4),
@@ -43,7 +47,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 @pytest.fixture(autouse=True)
 def recordings(monkeypatch) -> Iterator[None]:
     """Record at once, and begin with none."""
-    monkeypatch.setattr(replay, "HOT", 2)
+    monkeypatch.setattr(recorder, "HOT", 2)
     forget()
     yield
     forget()
@@ -51,24 +55,24 @@ def recordings(monkeypatch) -> Iterator[None]:
 
 def made() -> list[Recording]:
     """Return the recordings that steps were made by."""
-    return [r for r in RECORDINGS.found.values() if r.bind and not r.refused and r.seen > 4]
+    return [r for r in RECORDINGS.found.values() if r.bind and not r.reason and r.seen > 4]
 
 
 def counted(monkeypatch) -> list[int]:
     """Return a list that grows by every step that is made as it is written."""
     written: list[int] = []
-    real = PhaseRun._step
+    real = StepRun.written
 
     def step(self, *args):
         written.append(1)
         real(self, *args)
 
-    monkeypatch.setattr(PhaseRun, "_step", step)
+    monkeypatch.setattr(StepRun, "written", step)
     return written
 
 
 def as_written(monkeypatch) -> None:
-    monkeypatch.setattr(replay, "HOT", 10**9)
+    monkeypatch.setattr(recorder, "HOT", 10**9)
     RECORDINGS.found.clear()
 
 
@@ -78,7 +82,7 @@ def test_the_bits_are_those_of_steps_as_written(name, chunk, monkeypatch):
     method, data = METHODS[name](), toys.blobs()
     quick = list(federate(method, data, 2, chunk=chunk))
     assert made()
-    assert not any(r.refused for r in RECORDINGS.found.values())
+    assert not any(r.reason for r in RECORDINGS.found.values())
     as_written(monkeypatch)
     for one, other in zip(quick, federate(method, data, 2, chunk=chunk), strict=True):
         toys.assert_same_round(one, other, rtol=0, atol=0)
@@ -156,20 +160,20 @@ def test_what_newcomers_record_serves_them_later(name):
 
 
 def test_many_steps_ahead_are_recorded_at_once(monkeypatch):
-    monkeypatch.setattr(replay, "HOT", 8)
+    monkeypatch.setattr(recorder, "HOT", 8)
     method, data = fedavg.build(toys.net(), epochs=10, batch=20), toys.blobs((20, 20))
     written = counted(monkeypatch)
     next(federate(method, data, 1, check=False))
     assert len(written) == 3  # the first, and two beside the code
     written.clear()
-    known = executed.compiled.cache_info().misses
+    known = code._generated.cache_info().misses
     next(federate(method, data, 1, check=False, chunk=1))  # another shape of the same code
     assert len(written) == 1  # the first is as all others now, and one check is enough
-    assert executed.compiled.cache_info().misses == known
+    assert code._generated.cache_info().misses == known
 
 
 def test_noise_is_given_to_who_records_it(monkeypatch):
-    monkeypatch.setattr(replay, "HOT", 3)
+    monkeypatch.setattr(recorder, "HOT", 3)
     method, data = METHODS["mean field"](), toys.blobs((20, 20))
     written = counted(monkeypatch)
     quick = next(federate(method, data, 1, check=False))
@@ -182,38 +186,6 @@ def test_recording_does_not_load_the_compiler_of_torch():
     assert not hasattr(Tape.__torch_dispatch__, "__wrapped__")
 
 
-def test_code_makes_nothing_twice():
-    x, scale, total = torch.rand(3), torch.rand(3), torch.zeros(3)
-    tape = Tape()
-    with tape:
-        total.add_((x * scale).exp() * 1.0 + (x * scale).exp())
-    bind, _ = compiled(tape, Given([total], passing=[x, scale]))
-    run = bind(total)
-    with Tape() as again:
-        run(x, scale)
-    names = [str(call.op._schema.name) for call in again.calls]
-    assert names == ["aten::mul", "aten::exp", "aten::add", "aten::add_"]
-    torch.testing.assert_close(total, 4 * (x * scale).exp())
-
-
-def test_what_no_step_changes_is_made_once():
-    x, scale, other, total = torch.rand(3), torch.rand(3), torch.rand(3), torch.zeros(3)
-    tape = Tape()
-    with tape:
-        total.add_(x * scale.exp().square() + other.exp())
-    bind, _ = compiled(tape, Given([total], [other], [scale], [x]))
-    with Tape() as once:
-        run = bind(total, other, scale)
-    other.mul_(2)  # as another step does
-    with Tape() as always:
-        run(x)
-    names = [[call.op._schema.name[6:] for call in some.calls] for some in (once, always)]
-    assert {"exp", "pow"} < {*names[0]}
-    assert names[1] == ["mul", "exp", "add", "add_"]  # in memory that is there
-    expected = x * scale.exp().square() * 2 + (other / 2).exp() + other.exp()
-    torch.testing.assert_close(total, expected)
-
-
 def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):
     method, data = METHODS["pfedvem"](), toys.blobs()
     *_, whole = federate(method, data, 3)
@@ -221,6 +193,14 @@ def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):
     RECORDINGS.found.clear()
     *_, again = federate(method, data, 3, start=half)
     toys.assert_same_round(again, whole, rtol=0, atol=0)
+
+
+def with_optimiser(method: Method, optim: Optim) -> Method:
+    """Replace the optimiser of a method of one step."""
+    (phase,) = method.phases
+    (step,) = phase.moves
+    assert isinstance(step, Step)
+    return replace(method, phases=(replace(phase, moves=(replace(step, optim=optim),)),))
 
 
 def with_model(program: Callable[..., object]) -> Method:
@@ -256,7 +236,7 @@ def test_what_depends_on_more_than_tensors_is_made_as_written(likelihood, monkey
     method, data = with_model(likelihood), toys.blobs()
     (quick,) = federate(method, data, 1, check=False)
     assert not made()
-    assert any(r.refused for r in RECORDINGS.found.values())
+    assert any(r.reason for r in RECORDINGS.found.values())
     as_written(monkeypatch)
     toys.assert_same_round(quick, next(federate(method, data, 1, check=False)), rtol=0, atol=0)
 
@@ -272,19 +252,63 @@ def test_a_program_that_remembers_is_found_out(monkeypatch):
     assert not made()
 
 
-def test_programs_that_are_no_values_are_left_alone():
-    method = METHODS["fedavg"]()
-    next(federate(replace(method, model=lambda *args: method.model(*args)), toys.blobs(), 1))
-    assert not RECORDINGS.found
+def test_programs_of_users_are_recorded_and_compared_again_in_every_phase(monkeypatch):
+    method, factor = METHODS["fedavg"](), [1.0]
+
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with pyro.poutine.scale(scale=factor[0]):
+            method.model(received, local, batch)
+
+    own, data = replace(method, model=model), toys.blobs()
+
+    def rounds() -> list[Round]:
+        factor[0] = 1.0
+        states = federate(own, data, 3, check=False)
+        first = next(states)
+        factor[0] = 0.5  # as a schedule of a user's would do between rounds
+        return [first, *states]
+
+    quick = rounds()
+    assert any(r.bind and r.reason == recorder.OTHER_BITS for r in RECORDINGS.found.values())
+    as_written(monkeypatch)
+    for one, other in zip(quick, rounds(), strict=True):
+        toys.assert_same_round(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("optim", [adam(0.01), sgd(0.01, 0.9, clip=0.1)], ids=["adam", "clip"])
+def test_other_optimisers_are_recorded_from_their_first_step_on(optim, monkeypatch):
+    method, data = with_optimiser(METHODS["fedavg"](), optim), toys.blobs()
+    quick = list(federate(method, data, 3))
+    written = counted(monkeypatch)
+    quick += federate(method, data, 4, start=quick[-1])
+    assert not written
+    as_written(monkeypatch)
+    for one, other in zip(quick, federate(method, data, 4), strict=True):
+        toys.assert_same_round(one, other, rtol=0, atol=0)
+
+
+class Counting(torch.optim.SGD):
+    """SGD whose rate falls by a number of Python."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.param_groups[0]["lr"] *= 0.99
+        super().step()
+
+
+def test_an_optimiser_that_counts_in_python_is_refused(monkeypatch):
+    def counting(params: list[Tensor]) -> torch.optim.Optimizer:
+        return Counting(params, lr=0.1, fused=True)
+
+    method, data = with_optimiser(METHODS["fedavg"](), counting), toys.blobs()
+    (quick,) = federate(method, data, 1, check=False)
+    assert {r.reason for r in RECORDINGS.found.values()} == {"its optimiser counts in Python"}
+    as_written(monkeypatch)
+    toys.assert_same_round(quick, next(federate(method, data, 1, check=False)), rtol=0, atol=0)
 
 
 def test_a_client_that_diverges_is_refused_all_the_same(monkeypatch):
     method, data = METHODS["fedavg"](), toys.blobs()
-    (phase,) = method.phases
-    (step,) = phase.moves
-    assert isinstance(step, Step)
-    wild = replace(step.optim, lr=1e200)
-    method = replace(method, phases=(replace(phase, moves=(replace(step, optim=wild),)),))
+    method = with_optimiser(method, sgd(1e200))
     (quick,) = federate(method, data, 1)
     as_written(monkeypatch)
     (slow,) = federate(method, data, 1)
@@ -293,9 +317,21 @@ def test_a_client_that_diverges_is_refused_all_the_same(monkeypatch):
 
 
 def test_large_steps_and_too_many_recordings_are_not_kept(monkeypatch):
-    monkeypatch.setattr(replay, "SMALL", 0)
+    monkeypatch.setattr(recorder, "SMALL", 0)
     next(federate(METHODS["fedavg"](), toys.blobs(), 1))
     assert not made()
-    monkeypatch.setattr(replay, "KEPT", 2)
+    monkeypatch.setattr(recorder, "KEPT", 2)
     next(federate(METHODS["fedavg"](), toys.blobs(), 1))
     assert len(RECORDINGS.found) <= 2 + 1
+
+
+def test_a_user_is_told_what_is_recorded_and_why_not():
+    def reason(method: Method) -> str:
+        (found,) = recordings(method, toys.blobs(), 2, check=False)
+        assert (found.recorded > 30) == (not found.reason)
+        assert found.name == "w/*"
+        return found.reason
+
+    assert not reason(METHODS["fedavg"]())
+    assert reason(with_model(reading)).startswith("Python reads numbers of a tensor")
+    assert RECORDINGS.log is None

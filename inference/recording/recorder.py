@@ -1,0 +1,284 @@
+"""Updates of a phase that run by recorded operations once enough alike ones are to come.
+
+An update of few clients takes more time in Python than in kernels. It runs as written until more
+than `HOT` of one shape have run or are known to come. Then it is recorded, and the next ones run
+both ways, until the recording is known to give the same bits. What gives other bits, lets Python
+read numbers or draws noise that is not given to it runs as written; `explain` names the reason.
+
+Functions of the library keep no state of their own. An update that runs a user's functions is
+compared again in every phase, as these may read what changes from round to round.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Batch
+from pyrofl.inference.recording.code import Bind, Given, compiled
+from pyrofl.inference.recording.tape import NotRecorded, Reads, Tape
+from pyrofl.tensors import Tensors
+
+HOT = 3  # updates as written take as long as a recording: measured
+CHECKS = 2  # comparisons of new code with the update as written; in further shapes, one
+SMALL = 2**23  # bytes that it changes, beyond which kernels take longer than Python: measured
+KEPT = 256  # recordings
+
+Asked = tuple[Any, ...]
+"""A method that draws noise, by name, and its arguments."""
+
+
+class Noise(Protocol):
+    """Draws noise by its methods, and notes what it drew where there is a list."""
+
+    noted: list[tuple[Asked, Tensor]] | None
+
+
+Touched = Callable[[], tuple[Tensors, Tensors, Tensors]]
+"""Returns what an update writes into, and what else it reads: what other updates change, the rest.
+
+These stay the same tensors from update to update, and the rest the same numbers."""
+
+CLIENTS = "size", "ids"  # of a batch
+ROWS = "x", "y", "mask", "at", "weights", "_share"
+
+OTHER_BITS = "its result depends on more than the tensors that it is given"
+
+
+class Recording:
+    """What is known of one kind of update in one shape."""
+
+    def __init__(self, values: object) -> None:
+        """Begin; it is found by the ids of parts of these values, which are kept for that."""
+        self.values, self.seen, self.checked = values, 0, 0
+        self.reason = ""  # why it runs as written
+        self.asked: list[Asked] = []  # the noise that it needs
+        self.bind: Bind | None = None
+        self.code: object = None  # with the kind, the same in other shapes
+
+
+class Kept(threading.local):
+    """The recordings of a thread."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.found: OrderedDict[object, Recording] = OrderedDict()
+        self.plain: dict[object, Any] = {}  # kinds of steps that keep the layout -> values
+        self.sure: dict[object, Any] = {}  # kind, code that is right in some shape -> values
+        self.known: dict[
+            object, Any
+        ] = {}  # kinds -> whether they run no function of a user, values
+        self.log: list[Recorder] | None = None  # of those that run, for `explain`
+
+
+RECORDINGS = Kept()
+
+
+def forget() -> None:
+    """Forget the recordings of this thread."""
+    for kept in (RECORDINGS.found, RECORDINGS.plain, RECORDINGS.sure, RECORDINGS.known):
+        kept.clear()
+
+
+class Recorder:
+    """The updates of one kind that some clients make in a phase."""
+
+    def __init__(self, name: str, values: tuple[Any, ...], whole: bool, noise: Noise) -> None:
+        """Begin.
+
+        Args:
+            name: of the update, for `explain`.
+            values: what it is made of: programs, loss, optimiser.
+            whole: whether every update sees the same batch.
+            noise: what the programs draw.
+        """
+        self.name, self.values, self.whole, self.noise = name, values, whole, noise
+        self.kind = identity(values)
+        known, _ = RECORDINGS.known.setdefault(self.kind, (None, values))
+        self.known = is_known(values) if known is None else known
+        RECORDINGS.known[self.kind] = self.known, values
+        shorten(RECORDINGS.known)
+        self.recording: Recording | None = None
+        self.run: Callable[..., None] | None = None  # it, bound to these tensors
+        self.touched: tuple[list[Tensor], ...] = ()
+        self.passing: list[str] = []  # tensors of a batch that differ from step to step
+        self.compared = self.known  # with the update as written, in this phase
+        self.numbers: Callable[[], object] = list  # what an optimiser keeps besides tensors
+        self.reason = ""  # why updates run as written
+        self.made = [0, 0]  # updates as written, and by a recording
+        if RECORDINGS.log is not None:
+            RECORDINGS.log.append(self)
+
+    def is_plain(self, params: Tensors) -> bool:
+        """Return whether first steps of this kind are known to keep the layout of parameters."""
+        return self._first(params) in RECORDINGS.plain
+
+    def note_layout(self, params: Tensors) -> None:
+        """Remember the layout of parameters after a first step."""
+        self.made[0] += 1
+        if all(p.is_contiguous() for p in params.values()):
+            RECORDINGS.plain[self._first(params)] = self.values
+            shorten(RECORDINGS.plain)
+
+    def _first(self, params: Tensors) -> object:
+        return self.kind, *((n, p.shape[1:], p.dtype, p.device) for n, p in params.items())
+
+    def forget(self) -> None:
+        """Look at the tensors again, as others took their place."""
+        self.recording = self.run = None
+
+    def make(
+        self, written: Callable[[], None], touched: Touched, batch: Batch, ahead: int = 1
+    ) -> None:
+        """Make an update, which `written` makes as it is written, the first of `ahead` alike.
+
+        `touched` is called for what updates touch besides the batch, the same until `forget`.
+        """
+        found = self.recording or self._find(touched(), batch)
+        found.seen += 1
+        if self.run and self.compared:
+            noise = [getattr(self.noise, kind)(*rest) for kind, *rest in found.asked]
+            self.run(*[getattr(batch, name) for name in self.passing], *noise)
+            self.made[1] += 1
+            return
+        self.made[0] += 1
+        self.reason = found.reason
+        if found.reason or (not found.bind and found.seen + ahead <= HOT):
+            written()
+        else:
+            self._compare(found, written, batch)
+
+    def _find(self, touched: tuple[Tensors, ...], batch: Batch) -> Recording:
+        """Find the recording for tensors such as these, or begin one."""
+        self.touched = tuple(list(some.values()) for some in touched)
+        given = self._given(batch, [])
+        names = [tuple(some) for some in touched]
+        key = self.kind, *names, laid_out([*given.bound, *given.passing])
+        kept = RECORDINGS.found
+        found = self.recording = kept.setdefault(key, Recording(self.values))
+        kept.move_to_end(key)
+        shorten(kept)
+        if (size := sum(v.numel() * v.element_size() for v in given.moving)) > SMALL:
+            found.reason = f"its {size / 2**20:.0f} MiB take longer than Python"
+        self._start(found, given)
+        return found
+
+    def _given(self, batch: Batch, noise: list[Tensor]) -> Given:
+        moving, placed, still = self.touched
+        rows = {n: v for n in ROWS if (v := getattr(batch, n)) is not None}
+        self.passing = [] if self.whole else [*rows]
+        alike = [getattr(batch, n) for n in CLIENTS] + [*rows.values()] * self.whole
+        others = [rows[n] for n in self.passing]
+        return Given(moving, placed, [*still, *alike], [*others, *noise])
+
+    def _start(self, found: Recording, given: Given) -> None:
+        """Make the updates to come by the recording, if it is known to be right."""
+        if found.bind and not found.reason and found.checked >= CHECKS:
+            self.run = found.bind(*given.bound)
+
+    def _compare(self, found: Recording, written: Callable[[], None], batch: Batch) -> None:
+        """Make an update as written, and compare the recording, made now or before, with it."""
+        moving, tape, noted = self.touched[0], Tape(), list[tuple[Asked, Tensor]]()
+        copies = [
+            torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in moving
+        ]
+        for copy, value in zip(copies, moving, strict=True):
+            copy.copy_(value)
+        self.noise.noted, before = noted, self.numbers()
+        try:
+            with ExitStack() as recording:
+                for mode in () if found.bind else (Reads(tape), tape):
+                    recording.enter_context(mode)
+                written()
+        finally:
+            self.noise.noted = None
+        asked, given = [one for one, _ in noted], self._given(batch, [value for _, value in noted])
+        if found.bind and asked != found.asked:
+            found.reason = "it draws other noise from update to update"
+        if self.numbers() != before:
+            found.reason = "its optimiser counts in Python"
+        found.asked = asked
+        try:
+            if not found.bind:
+                found.bind, code = compiled(tape, given)
+                found.code = self.kind, code
+            found.bind(*given._replace(moving=copies).bound)(*given.passing)
+            if not all(map(equal, copies, given.moving)):
+                found.reason = OTHER_BITS
+        except NotRecorded as error:
+            found.reason = str(error)
+        except (RuntimeError, TypeError, ValueError) as error:
+            found.reason = f"an operation cannot be repeated: {error}"
+        self.compared, self.reason = not found.reason, found.reason
+        found.checked += 1 if found.code not in RECORDINGS.sure else CHECKS
+        if found.checked >= CHECKS and not found.reason:
+            RECORDINGS.sure[found.code] = found.values
+            shorten(RECORDINGS.sure)
+        self._start(found, given)
+
+
+def shorten(kept: dict[object, Any]) -> None:
+    """Forget what came first, beyond what is kept."""
+    while len(kept) > KEPT:
+        kept.pop(next(iter(kept)))
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether all bits are the same; all NaN are alike."""
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def laid_out(tensors: list[Tensor]) -> tuple[object, ...]:
+    """Return types, shapes and places in memory, as far as code for tensors depends on them."""
+    first: dict[int, int] = {}
+    return tuple(
+        (
+            v.dtype,
+            v.device,
+            v.shape,
+            tuple(s if n > 1 else 0 for n, s in zip(v.shape, v.stride(), strict=True)),
+            first.setdefault(v.untyped_storage()._cdata, i),
+        )
+        for i, v in enumerate(tensors)
+    )
+
+
+def identity(value: object) -> object:
+    """Return what tells values apart: what they are made of, or else which object they are.
+
+    >>> identity(("a", 0.1)) == identity(("a", 0.1))
+    True
+    """
+    if value is None or isinstance(value, (str, int, float)):
+        return type(value), value
+    if isinstance(value, tuple):
+        return type(value), *map(identity, value)
+    if isinstance(value, Mapping):
+        return tuple((n, identity(v)) for n, v in value.items())
+    if is_dataclass(value):
+        return type(value), *(identity(getattr(value, f.name)) for f in fields(value))
+    return id(value)
+
+
+def is_known(value: object) -> bool:
+    """Return whether a value is made of numbers and of functions of the library.
+
+    >>> is_known(("a", 0.1)), is_known(lambda: None)
+    (True, False)
+    """
+    if value is None or isinstance(value, (str, int, float)):
+        return True
+    if isinstance(value, (tuple, Mapping)):
+        return all(map(is_known, value.values() if isinstance(value, Mapping) else value))
+    if str(getattr(value, "__module__", "")).partition(".")[0] not in ("pyrofl", "pyro", "torch"):
+        return False
+    if is_dataclass(value) and not isinstance(value, type):
+        return all(is_known(getattr(value, f.name)) for f in fields(value))
+    return True

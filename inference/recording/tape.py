@@ -1,0 +1,120 @@
+"""The operations of a function on tensors, recorded while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from inspect import unwrap
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+READS = {getattr(Tensor, name) for name in ("tolist", "numpy", "data_ptr", "__array__")}
+UNKNOWN = {
+    torch.Tag.nondeterministic_seeded: "it draws random numbers that are not normal",
+    torch.Tag.data_dependent_output: "Python reads numbers of a tensor",
+    torch.Tag.dynamic_output_shape: "a shape depends on numbers of a tensor",
+}
+
+
+class NotRecorded(Exception):
+    """The reason why recorded operations cannot replace a function."""
+
+
+class Call(NamedTuple):
+    """An operation, its tensors, and the storages that it makes, reads and writes into.
+
+    The tensors live as long as the call, so that no storage is used twice.
+    """
+
+    op: Any
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    out: Any
+    made: set[int]
+    read: set[int]
+    written: set[int]
+
+
+class Tape(TorchDispatchMode):
+    """Records the operations of a function, also those of autograd and of optimisers.
+
+    Attributes:
+        calls: the operations.
+        reason: why they cannot replace the function, or "".
+    """
+
+    def __init__(self) -> None:
+        """Record nothing yet."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+        self.reason = ""
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation and record it."""
+        options = kwargs or {}
+        out = op(*args, **options)
+        given = tensors((*args, *options.values()))
+        known = [args[i] if i < len(args) else options.get(name) for i, name in _written(op)]
+        groups = (tensors((out,)), given, tensors(known))
+        self.calls.append(Call(op, args, options, out, *({storage(v) for v in g} for g in groups)))
+        if not self.reason:
+            self.reason = _obstacle(op, any(v.dtype == torch.bool for v in given[1:]))
+        return out
+
+
+# PyTorch wraps this method in a function that imports its compiler, which takes a second.
+Tape.__torch_dispatch__ = unwrap(Tape.__torch_dispatch__)  # type: ignore[method-assign]
+
+
+class Reads(TorchFunctionMode):
+    """Notices Python functions that read a tensor's numbers without an operation."""
+
+    def __init__(self, tape: Tape) -> None:
+        """Report to a tape."""
+        super().__init__()
+        self.tape = tape
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function."""
+        if func in READS and not self.tape.reason:
+            self.tape.reason = f"Python reads numbers of a tensor (Tensor.{func.__name__})"
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def _obstacle(op: Any, masked: bool) -> str:
+    """Return why an operation cannot be repeated, or ""; `masked` is whether it has a mask."""
+    if "index" in op.__name__ and not masked:  # its shape depends on the numbers of masks alone
+        return ""
+    return next((f"{why} ({op})" for tag, why in UNKNOWN.items() if tag in op.tags), "")
+
+
+@cache
+def _written(op: Any) -> list[tuple[int, str]]:
+    """Return positions and names of the arguments that an operation writes into."""
+    known = [(i, a.name, a.alias_info) for i, a in enumerate(op._schema.arguments)]
+    return [(i, name) for i, name, alias in known if alias is not None and alias.is_write]
+
+
+def tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors among values and in lists of them."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors(value)
+    return found
+
+
+def storage(value: Tensor) -> int:
+    """Return the identity of a tensor's memory."""
+    return int(value.untyped_storage()._cdata)

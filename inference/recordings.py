@@ -1,0 +1,68 @@
+"""Report which updates of a method run by recorded operations, and why others do not."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, NamedTuple
+
+from pyrofl.arguments import Count, checked
+from pyrofl.data import Federation
+from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.method import Method
+from pyrofl.inference.recording.recorder import RECORDINGS, Recorder
+
+
+class RecordedUpdate(NamedTuple):
+    """An update of a method, and how it ran.
+
+    Attributes:
+        name: patterns of the tensors of a gradient step, or the name of a closed form.
+        recorded: how many times it ran by a recording.
+        as_written: how many times it ran as written.
+        reason: why it is not recorded, or "".
+    """
+
+    name: str
+    recorded: int
+    as_written: int
+    reason: str
+
+
+@checked
+def recordings(
+    method: Method, data: Federation, rounds: Count = 3, **options: Any
+) -> tuple[RecordedUpdate, ...]:
+    """Train for a few rounds, and report which updates run by recorded operations.
+
+    Pyro programs and autograd take longer in Python than in the kernels of small networks. An
+    update of which many alike ones are to come is therefore recorded, and later ones run by the
+    code of its tensor operations, which gives the same bits. An update is not recorded if Python
+    reads numbers of its tensors (`.item()`, `if x > 0`), if it draws noise other than by
+    `pyro.sample` from normals, writes into tensors that it should only read, or depends on what is
+    no tensor. It then runs as written, up to ten times slower.
+
+    Args:
+        method: the method.
+        data: the federation, or a small one of the same kind.
+        rounds: rounds of training.
+        options: further arguments of `federate`.
+
+    Returns:
+        One entry for each gradient step and closed form that runs on minibatches. An update that
+        runs too few times is not recorded, without a reason.
+    """
+    log: list[Recorder] = []
+    RECORDINGS.log = log
+    try:
+        for _ in islice(federate(method, data, rounds, **options), rounds):
+            pass
+    finally:
+        RECORDINGS.log = None
+    found = []
+    for name in dict.fromkeys(one.name for one in log):
+        some = [one for one in log if one.name == name]
+        written, recorded = (sum(one.made[i] for one in some) for i in range(2))
+        reason = next((one.reason for one in some if one.reason), "")
+        if written or recorded:
+            found.append(RecordedUpdate(name, recorded, written, reason))
+    return tuple(found)
