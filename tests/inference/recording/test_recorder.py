@@ -45,7 +45,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 
 @pytest.fixture(autouse=True)
-def recordings(monkeypatch) -> Iterator[None]:
+def at_once(monkeypatch) -> Iterator[None]:
     """Record at once, and begin with none."""
     monkeypatch.setattr(recorder, "HOT", 2)
     forget()
