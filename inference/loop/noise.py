@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from typing import Any, cast
@@ -72,9 +72,14 @@ class ClientNoise(Messenger):
             noise = sent(each, device)
         return self._note(("of_rows", shape, axis, dtype, device), noise)
 
-    def _unrecorded(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def _unrecorded(self) -> Iterator[None]:
         """Hide operations from a recorder, which is given the noise, however it is drawn."""
-        return nullcontext() if self.noted is None else _disable_current_modes()
+        if self.noted is None:
+            yield
+        else:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                yield
 
     def _note(self, asked: Asked, noise: Tensor) -> Tensor:
         if self.noted is not None:

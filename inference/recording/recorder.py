@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -277,6 +278,8 @@ def is_known(value: object) -> bool:
         return True
     if isinstance(value, (tuple, Mapping)):
         return all(map(is_known, value.values() if isinstance(value, Mapping) else value))
+    if isinstance(value, partial):
+        return is_known((value.func, value.args, value.keywords))
     if str(getattr(value, "__module__", "")).partition(".")[0] not in ("pyrofl", "pyro", "torch"):
         return False
     if is_dataclass(value) and not isinstance(value, type):

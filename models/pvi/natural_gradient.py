@@ -56,7 +56,7 @@ def natural(
         scales: [m, d], 1 for the powers that may differ from zero.
     """
     options = {"lr": lr, "steady": steady, "reach": reach, "within": within}
-    options |= {"only_mean": only_mean, "scales": scales, "steps": 0}
+    options |= {"only_mean": only_mean, "scales": scales}
     return lambda params: Natural(params, options)
 
 
@@ -68,15 +68,17 @@ class Natural(Light):
         """Make one step."""
         group = self.param_groups[0]
         mean, root, *power = group["params"]
-        group["steps"] += 1
-        full, lr = root.dim() > mean.dim(), group["lr"] / max(1, group["steps"] - group["steady"])
+        # Numbers of a tensor, so that steps are alike and can be recorded.
+        done = self.state[mean].setdefault("step", torch.zeros((), dtype=torch.float64))
+        done += 1
+        full, lr = root.dim() > mean.dim(), group["lr"] / (done - group["steady"]).clamp(min=1)
         if group["scales"] is not None:
             d = power[0].shape[-1]
             second = mean[:, d:].square() + root[:, d:].square().sum(-1)
             spread = root[:, :d].square().sum(-1)
             rate = lr * group["scales"].to(mean) / 2
             _bend(power[0], power[0].grad, root[:, d:, d:], second, spread, rate)
-        most = MOST if group["steps"] > 1 else math.inf
+        most = torch.where(done > 1, MOST, math.inf)
         if not group["only_mean"] and full:
             root.copy_(_turned(root, root.grad, lr, group["within"], most))
         elif not group["only_mean"]:
@@ -158,7 +160,7 @@ def _turned(
     grad: Tensor,
     lr: float | Tensor,
     within: Tensor | None,
-    most: float = math.inf,
+    most: float | Tensor = math.inf,
 ) -> Tensor:
     """Return new lower triangular roots."""
     vectors, factors, good = _stretch(root.mT @ grad, lr, within, most)
@@ -174,7 +176,7 @@ def _stretch(
     inner: Tensor,
     lr: float | Tensor,
     within: Tensor | None,
-    most: float = math.inf,
+    most: float | Tensor = math.inf,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return axes of the noise, by what each is stretched, and which gradients are finite."""
     inner = (inner + inner.mT) / 2
@@ -185,7 +187,7 @@ def _stretch(
     return vectors, _growth(values, lr, most).rsqrt(), good
 
 
-def _growth(values: Tensor, lr: float | Tensor, most: float = math.inf) -> Tensor:
+def _growth(values: Tensor, lr: float | Tensor, most: float | Tensor = math.inf) -> Tensor:
     """Return by what factor precisions grow on the way to 1 + values, or its opposite."""
     # Where the loss is not convex its curvature says how far to trust the slope, whatever its sign.
     return (1 + lr * ((1 + values).abs().clamp(max=most) - 1)).clamp(min=1 / MOST)
