@@ -19,8 +19,8 @@ import pyrofl
 from pyrofl import figures, likelihoods, nets
 from pyrofl.data.conjugate import ConjugateTask, conjugate
 from pyrofl.files.run_folder import table
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.loop.rounds import first
 from pyrofl.models import fedabml, fedavg
 from pyrofl.tensors import generator
 

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from pyrofl.inference.evaluation.evaluate import Metric
-from pyrofl.inference.loop.rounds import LoopOptions
+from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import Fitted, to_arviz
 from pyrofl.inference.records import RoundRecord

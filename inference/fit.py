@@ -11,10 +11,11 @@ from typing import Any, Unpack, overload
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.inference.chains import Chains, FitOptions, Fitting, Until, beginnings
+from pyrofl.inference.engine.participation import everyone
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import by_round, first
 from pyrofl.inference.evaluation.evaluate import Metric
-from pyrofl.inference.loop.participation import everyone
-from pyrofl.inference.loop.rounds import LoopOptions, by_round, federate, first
-from pyrofl.inference.loop.state import Round
+from pyrofl.inference.federate import LoopOptions, federate
 from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.progress import Progress
 from pyrofl.inference.records import RoundRecord

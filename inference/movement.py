@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.facts import Facts, Moments, of_kind
-from pyrofl.inference.loop.state import Round
 from pyrofl.tensors import Tensors, matches, size_in_bytes
 
 if TYPE_CHECKING:

@@ -31,11 +31,11 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces, weighed
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.facts import Optimal, of_kind
 from pyrofl.inference.loop.noise import open_latent
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.pointwise import Client

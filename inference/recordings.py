@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Federation
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.recording.recorder import RECORDINGS, Recorder
 

@@ -18,13 +18,13 @@ from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
 from pyrofl.inference import saving
 from pyrofl.inference.budget import Spent
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.evaluation.prepare import statistics
 from pyrofl.inference.facts import Watched, of_kind
-from pyrofl.inference.loop.server_half import first
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.movement import table
 from pyrofl.inference.optimum import optimum

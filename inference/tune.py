@@ -29,10 +29,10 @@ from pyrofl.arguments import Count, ProperShare, checked
 from pyrofl.data import Federation
 from pyrofl.inference.chains import Fitting
 from pyrofl.inference.checkpoints import Keeper, load
+from pyrofl.inference.engine.messages import BadMessage
 from pyrofl.inference.evaluation.asked import usual
+from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.fit import fit
-from pyrofl.inference.loop.messages import BadMessage
-from pyrofl.inference.loop.rounds import LoopOptions
 from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seed, later, separate
 from pyrofl.inference.tuned import By, Setting, Try, Tuned, ranked, told

@@ -20,12 +20,11 @@ from pyrofl.data import Batch, Federation, Preparation
 from pyrofl.inference.budget import Privacy
 from pyrofl.inference.chains import Chains
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
-from pyrofl.inference.halves import Client, Server
 from pyrofl.inference.loading import load
-from pyrofl.inference.loop.rounds import federate
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import adam, sgd
@@ -36,6 +35,7 @@ from pyrofl.inference.relations import relations
 from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.servers.pooled import Pooled
+from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.tune import tune
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
@@ -87,7 +87,7 @@ MODULES = {
     "metrics": "pyrofl.metrics",
     "models": "pyrofl.models",
     "nets": "pyrofl.nets",
-    "participation": "pyrofl.inference.loop.participation",
+    "participation": "pyrofl.inference.engine.participation",
     "priors": "pyrofl.models.priors",
     "privacy": "pyrofl.inference.privacy",
     "reference": "pyrofl.inference.reference",

@@ -6,7 +6,7 @@ from typing import Any
 
 import cloudpickle
 
-from pyrofl.inference.engines.worker import Worker
+from pyrofl.inference.transport.worker import Worker
 
 
 class Fake:

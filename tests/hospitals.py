@@ -16,10 +16,9 @@ from pyrofl.flower.new import new
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import answered
-from pyrofl.inference.loop.participation import everyone
-from pyrofl.inference.loop.rounds import advance, by_round
-from pyrofl.inference.loop.server_half import called, first
-from pyrofl.inference.loop.state import Round
+from pyrofl.inference.engine.participation import everyone
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import advance, by_round, first, sample_clients
 
 NAMES = ("hospital_1", "hospital_2", "hospital_3")
 
@@ -78,7 +77,7 @@ def looped(made: Project, label: str, absent: Sequence[set[str]] = ()) -> Round:
     for number in range(made.rounds):
         out = absent[number] if number < len(absent) else set()
         lost = torch.tensor([data.names.index(name) for name in out], dtype=torch.long)
-        asked, ids = called(at(number), data.clients, made.seed, number, everyone, None)
+        asked, ids = sample_clients(at(number), data.clients, made.seed, number, everyone, None)
         heard = asked[~torch.isin(asked, lost)]
         state = advance(at(number), data, state, ids, heard, lost, seed=made.seed, chunk=1)
     return state

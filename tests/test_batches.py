@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from pyrofl.data import Batch, Federation
 from pyrofl.data.conjugate import ConjugateTask, conjugate
-from pyrofl.inference.loop.participation import bernoulli, fixed
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.engine.participation import bernoulli, fixed
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.models import fedep, fisher, fola, guides, likelihoods, pvi
 from pyrofl.models.pvi.gaussians import Normals

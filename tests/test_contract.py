@@ -28,15 +28,16 @@ from pyrofl.cli.methods import accepted
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference import fast
 from pyrofl.inference.elbo import Elbo
+from pyrofl.inference.engine.participation import Stragglers, bernoulli, fixed
+from pyrofl.inference.engine.round import Round, meet
+from pyrofl.inference.engine.rounds import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.facts import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
 from pyrofl.inference.fast import row_space
+from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import local as training
 from pyrofl.inference.loop import plans
-from pyrofl.inference.loop.participation import Stragglers, bernoulli, fixed
 from pyrofl.inference.loop.plans import buckets
-from pyrofl.inference.loop.rounds import advance, federate, first
-from pyrofl.inference.loop.state import Round, meet
 from pyrofl.inference.losses import On, Seen, layers
 from pyrofl.inference.method import Method, Step
 from pyrofl.inference.optim import Sgd

@@ -17,10 +17,10 @@ from torch import Tensor
 from pyrofl.cli.setup import threads
 from pyrofl.data import Federation, Who
 from pyrofl.data.conjugate import linear_regression
+from pyrofl.inference.engine.participation import Stragglers, bernoulli
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.participation import Stragglers, bernoulli
-from pyrofl.inference.loop.rounds import federate
-from pyrofl.inference.loop.state import Round
+from pyrofl.inference.federate import federate
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals

@@ -17,12 +17,13 @@ import toys
 from torch import Tensor
 
 from pyrofl.data import Federation
+from pyrofl.inference.engine.messages import BadMessage, kinds
+from pyrofl.inference.engine.participation import Stragglers
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
-from pyrofl.inference.loop.messages import BadMessage, kinds
-from pyrofl.inference.loop.participation import Stragglers
-from pyrofl.inference.loop.rounds import advance, federate, first
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import fedavg, guides, pfedvem

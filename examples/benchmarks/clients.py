@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from pyrofl.data import Dataset, Federation
-from pyrofl.inference.loop.participation import Draw, everyone, fixed
+from pyrofl.inference.engine.participation import Draw, everyone, fixed
 from pyrofl.partitions.federations import split
 from pyrofl.tensors import generator
 

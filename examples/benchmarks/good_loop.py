@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, linear, softplus
 from torch.optim import SGD
 
 from pyrofl.data import Federation
-from pyrofl.inference.loop.participation import Draw
+from pyrofl.inference.engine.participation import Draw
 from pyrofl.inference.seeds import Stream, stream
 
 Weights = list[Tensor]

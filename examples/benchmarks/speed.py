@@ -99,7 +99,7 @@ def peak(clients: int) -> tuple[float, float]:
     import torch
     from cases import network, ours, sized
 
-    from pyrofl.inference.loop.participation import fraction
+    from pyrofl.inference.engine.participation import fraction
     from pyrofl.models import pfedvem
 
     torch.set_num_threads(1)

@@ -22,9 +22,10 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, Range, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.inference.checks import replicas
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import by_round, first
 from pyrofl.inference.evaluation.asked import Asked
-from pyrofl.inference.loop.rounds import by_round, federate, first
-from pyrofl.inference.loop.state import Round
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable

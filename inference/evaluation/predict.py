@@ -15,10 +15,10 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, stack
 from pyrofl.inference.elbo import observed, traces
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.prepare import ready, with_rows
 from pyrofl.inference.loop.noise import ClientNoise, GuideMean, draw
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.metrics import crps_of_draws, crps_of_normals
 from pyrofl.tensors import Tensors

@@ -15,6 +15,7 @@ from pyrofl.arguments import known
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.sites import inputs, responses_of
 from pyrofl.data.wording import listed
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked, usual
 from pyrofl.inference.evaluation.predict import (
     CLASSES,
@@ -24,7 +25,6 @@ from pyrofl.inference.evaluation.predict import (
     responses,
 )
 from pyrofl.inference.evaluation.prepare import ready
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.verdict import trained_by

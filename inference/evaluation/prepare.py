@@ -11,10 +11,10 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.inference.description import refuse_other_constants
+from pyrofl.inference.engine.round import Round, chunks, meet
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.facts import REPORTED, marked
 from pyrofl.inference.loop.local import train
-from pyrofl.inference.loop.state import Round, chunks, meet
 from pyrofl.inference.method import Method, no_statistics
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, join_up, pick

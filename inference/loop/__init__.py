@@ -1,1 +1,1 @@
-"""The federated loop: rounds, local training side by side, participation, messages."""
+"""Local training of several clients side by side: phases, minibatches and noise."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Federation
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.attributes import facts, together
 from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels

@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import Values

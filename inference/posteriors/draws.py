@@ -19,10 +19,10 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import is_made, latent, traces
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.loop.noise import ClientNoise
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.server import Given, of_server
 from pyrofl.inference.seeds import Stream, stream

@@ -26,8 +26,8 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Who
 from pyrofl.inference.budget import Privacy, Promise, too_large
+from pyrofl.inference.engine.participation import Draw, everyone, sampling_of
 from pyrofl.inference.facts import CHANGES, marked
-from pyrofl.inference.loop.participation import Draw, everyone, sampling_of
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.sums import (
     AT,

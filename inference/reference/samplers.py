@@ -33,12 +33,12 @@ from torch import Tensor
 from pyrofl.arguments import Count, Positive, Whole, checked
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import is_made, latent, with_rows
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.facts import SHARED
 from pyrofl.inference.loop.noise import Message, open_latent
-from pyrofl.inference.loop.rounds import first
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import chained, of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from pyrofl.arguments import checked, known
 from pyrofl.data import Federation
+from pyrofl.inference.engine.origin import rows_of
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.fit import fit
-from pyrofl.inference.loop.origin import rows_of
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.run import Run
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals
 from pyrofl.tensors import Tensors, pick

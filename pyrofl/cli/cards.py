@@ -17,7 +17,7 @@ from pyrofl import docstrings, nets
 from pyrofl.arguments import known
 from pyrofl.cli.methods import builds
 from pyrofl.data import Federation
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.nets import Network
 

@@ -35,10 +35,10 @@ from pyrofl.data.datasets import DATASETS
 from pyrofl.files import run_folder
 from pyrofl.inference import loggers
 from pyrofl.inference.checkpoints import Keeper
+from pyrofl.inference.engine.messages import kinds
+from pyrofl.inference.engine.participation import Stragglers
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import fit
-from pyrofl.inference.loop.messages import kinds
-from pyrofl.inference.loop.participation import Stragglers
 from pyrofl.inference.run import Run
 from pyrofl.nets import NETWORKS
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts

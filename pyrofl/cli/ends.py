@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import Protocol
 
-from pyrofl.inference.loop.messages import BadMessage
+from pyrofl.inference.engine.messages import BadMessage
 
 REFUSED, FAILED, UNLEARNED, INTERRUPTED = 2, 3, 4, 130
 LONGEST = 900  # characters of a line that anybody reads

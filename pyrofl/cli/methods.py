@@ -22,12 +22,12 @@ from pyrofl.cli.experiment import Experiment
 from pyrofl.cli.setup import Task, participation, task
 from pyrofl.data.source import LEARNED
 from pyrofl.inference.budget import Privacy
-from pyrofl.inference.engines.start import starting
-from pyrofl.inference.loop.messages import inbox
-from pyrofl.inference.loop.participation import Draw
-from pyrofl.inference.loop.rounds import by_round, first
+from pyrofl.inference.engine.messages import inbox
+from pyrofl.inference.engine.participation import Draw
+from pyrofl.inference.engine.rounds import by_round, first
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.transport.start import create_engine
 from pyrofl.models.likelihoods import learned_normal, named
 from pyrofl.models.shared.schedules import uneven
 
@@ -118,7 +118,7 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
             f"--seeds is {experiment.seeds}, and the seeds of split, init, participation and noise "
             "are all given, so runs would be equal; expected --seeds 1, or one of them left out"
         )
-    starting(experiment.engine, experiment.workers, tasks[0].data)
+    create_engine(experiment.engine, experiment.workers, tasks[0].data)
     built = [methods(names, experiment.settings, found, experiment.rounds) for found in tasks]
     who = [participation(experiment.participation, found.data.clients) for found in tasks]
     asked = privacy(experiment.privacy)

@@ -38,7 +38,7 @@ from pyrofl.cli.options import (
 )
 from pyrofl.cli.page import report
 from pyrofl.cli.pairs import By
-from pyrofl.inference.halves.client import MIN_SCORED_ROWS
+from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.starting import end_loading
 
 

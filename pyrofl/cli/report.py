@@ -20,9 +20,9 @@ from pyrofl.data import Federation
 from pyrofl.data.wording import listed
 from pyrofl.files import run_folder
 from pyrofl.inference.budget import SEEDED, Spent
+from pyrofl.inference.engine.messages import kinds
 from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
-from pyrofl.inference.loop.messages import kinds
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.run import Run
 from pyrofl.metrics import Bins

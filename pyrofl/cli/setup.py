@@ -16,7 +16,7 @@ from pyrofl import nets
 from pyrofl.cli.experiment import Experiment
 from pyrofl.data import Dataset, Federation, datasets, weights
 from pyrofl.data.source import LEARNED
-from pyrofl.inference.loop.participation import Draw, bernoulli, everyone, fixed, fraction
+from pyrofl.inference.engine.participation import Draw, bernoulli, everyone, fixed, fraction
 from pyrofl.inference.seeds import Seeds
 from pyrofl.nets import Network
 from pyrofl.partitions import federations

@@ -21,7 +21,7 @@ from pyrofl.cli.sections import spelled
 from pyrofl.cli.setup import SEEDED, resolve, threads
 from pyrofl.files import hashed, run_folder
 from pyrofl.files.lock import locked
-from pyrofl.inference.loop.participation import Stragglers
+from pyrofl.inference.engine.participation import Stragglers
 from pyrofl.inference.tune import AllFailed, refuse_metric
 from pyrofl.inference.tune import tune as choose
 from pyrofl.inference.tuned import COLUMNS, Margin, Try, Tuned, told

@@ -20,7 +20,7 @@ from pyrofl.flower.letters import Sheets, packed, unpacked
 from pyrofl.flower.project import Project
 from pyrofl.flower.register import WHOSE
 from pyrofl.flower.site import answered
-from pyrofl.inference.halves.client import MIN_SCORED_ROWS
+from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 
 PULL = 0.25  # seconds between two looks for replies
 TOLD_WITHIN = 60.0  # seconds after which what nobody waits for is void

@@ -18,9 +18,9 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.register import Post, Register
 from pyrofl.flower.results import Book
 from pyrofl.flower.site import ASK, LOST, ORDER, OVER, REFUSED, REPLY, TOLD, label
-from pyrofl.inference.halves import Server
-from pyrofl.inference.halves.wire import Flat
-from pyrofl.inference.loop.rounds import by_round
+from pyrofl.inference.engine.rounds import by_round
+from pyrofl.inference.transport import Server
+from pyrofl.inference.transport.wire import Flat
 
 Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """Name of a site -> names of its clients, and how many training rows each has."""

@@ -11,12 +11,12 @@ from pyrofl.data import Federation
 from pyrofl.files import run_folder
 from pyrofl.flower.project import Project
 from pyrofl.flower.site import shapes
+from pyrofl.inference.engine.rounds import by_round
 from pyrofl.inference.evaluation.asked import Part
-from pyrofl.inference.halves import Client, Server
-from pyrofl.inference.halves.client import MIN_SCORED_ROWS
-from pyrofl.inference.halves.wire import Flat
-from pyrofl.inference.loop.rounds import by_round
 from pyrofl.inference.mistakes import check as refuse_wrong
+from pyrofl.inference.transport import Client, Server
+from pyrofl.inference.transport.client import MIN_SCORED_ROWS
+from pyrofl.inference.transport.wire import Flat
 
 FEW = (2, 3)  # rows of each client; what leaves must not depend on how many there are
 

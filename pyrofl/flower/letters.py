@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyrofl.inference.halves.wire import Flat
+from pyrofl.inference.transport.wire import Flat
 
 Sheets = dict[str, Flat]
 """Label -> an order, a question, a reply or what else is told: a flat dict."""

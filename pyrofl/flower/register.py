@@ -11,7 +11,7 @@ import torch
 from pyrofl.flower.letters import Sheets
 from pyrofl.flower.project import Project
 from pyrofl.flower.site import HELLO, REFUSED, greeting
-from pyrofl.inference.halves.wire import Flat, column, named
+from pyrofl.inference.transport.wire import Flat, column, named
 
 WHOSE = "nodes.json"  # node -> the site whose key it has
 GREETING = 60.0  # seconds that a node has to say who it is; it is asked again later

@@ -13,15 +13,15 @@ from pyrofl.cli.resuming import POINTS, unlearned
 from pyrofl.data.blank import outline
 from pyrofl.files import hashed, run_folder
 from pyrofl.flower.project import Project
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.evaluation.asked import AskedFields
 from pyrofl.inference.evaluation.evaluate import Scores
-from pyrofl.inference.halves import Server
-from pyrofl.inference.halves.wire import Flat
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.run import Run
 from pyrofl.inference.saving import RECORDS
+from pyrofl.inference.transport import Server
+from pyrofl.inference.transport.wire import Flat
 
 KEPT = "records.pt"
 TRIES = 3  # of a test that nobody answers

@@ -15,9 +15,15 @@ from pyrofl.cli.methods import Scheduled
 from pyrofl.flower.letters import Sheets
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
-from pyrofl.inference.halves import Client
-from pyrofl.inference.halves.client import MIN_SCORED_ROWS
-from pyrofl.inference.halves.wire import Flat, Lost, Unfit, number, release
+from pyrofl.inference.transport import Client
+from pyrofl.inference.transport.client import MIN_SCORED_ROWS
+from pyrofl.inference.transport.wire import (
+    Flat,
+    InvalidRequestError,
+    StateLostError,
+    number,
+    release,
+)
 
 HELLO, ORDER, ASK, REPLY, TOLD = "hello", "order", "ask", "reply", "told"
 REFUSED, LOST = "refused", "lost"  # what else a site may answer
@@ -85,7 +91,7 @@ class Site:
         mine = greeting(self.project)[HELLO]
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)
-            raise Unfit(f"{each}; expected the same project and versions at both")
+            raise InvalidRequestError(f"{each}; expected the same project and versions at both")
         names = self.data.names
         return {"site": self.name, "names": names, "sizes": self.data.sizes.clone()}
 
@@ -96,20 +102,20 @@ class Site:
             if kind == ASK:
                 return {label(TOLD, method, which): client.evaluate(flat)}
             return {label(REPLY, method): client.train(flat)}
-        except Lost as lost:
+        except StateLostError as lost:
             if not self.rejoin:
                 told = "; --rejoin makes newcomers of them"
-                raise Lost(f"{method}: {lost}{told}", lost.names) from lost
+                raise StateLostError(f"{method}: {lost}{told}", lost.names) from lost
             client.forget(lost.names)
             return {label(LOST, method): {"names": lost.names}}
-        except Unfit as error:
-            raise Unfit(f"{method}: {error}") from error
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{method}: {error}") from error
 
     def client(self, method: str, flat: Flat) -> Client:
         """Return the clients of this site, under a method."""
         if method not in self.project.labels:
             known = ", ".join(self.project.labels)
-            raise Unfit(f"an order is of method {method!r}; expected one of {known}")
+            raise InvalidRequestError(f"an order is of method {method!r}; expected one of {known}")
         clients = number(flat, "clients")
         if clients not in self._built:
             self._built[clients] = self.project.build(clients)
@@ -147,7 +153,7 @@ def answered(site: Mapping[str, Any], sheets: Mapping[str, Flat]) -> Sheets:
         for what, flat in found.items():
             log.info("leaves: %s: %s", what, ", ".join(map(str, shapes(flat))) or "no tensor")
         return found
-    except Unfit as error:
+    except InvalidRequestError as error:
         log.info("refused: %s", error)
         return {REFUSED: {"site": str(site["name"]), "why": str(error)}}
     except Exception as error:

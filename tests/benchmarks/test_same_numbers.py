@@ -21,9 +21,9 @@ from torch import Tensor
 
 from pyrofl import nets
 from pyrofl.data import Federation, datasets
+from pyrofl.inference.engine.participation import everyone
+from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import noise
-from pyrofl.inference.loop.participation import everyone
-from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.method import Method
 from pyrofl.models import apfl, ditto, fedavg, fedpop, fedprox, pfedbayes, pfedme, pfedvem, pvi
 from pyrofl.partitions import federations

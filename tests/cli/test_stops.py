@@ -21,7 +21,7 @@ from pyrofl.cli import commands, methods
 from pyrofl.cli.parser import main
 from pyrofl.files import run_folder
 from pyrofl.inference import mistakes
-from pyrofl.inference.loop.messages import BadMessage
+from pyrofl.inference.engine.messages import BadMessage
 from pyrofl.inference.run import Run
 from pyrofl.tensors import Tensors
 
@@ -262,7 +262,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
 def poisoned(monkeypatch: pytest.MonkeyPatch, first: int, counted: int = 1) -> None:
     """Let two clients send NaN from round `first` on, if the next one is round `counted`."""
     real, rounds, looks = methods.methods, itertools.count(counted), list[int]()
-    for user in ("inference.loop.rounds.refuse_wrong", "cli.rehearsal.check"):  # they upload, too
+    for user in ("inference.federate.refuse_wrong", "cli.rehearsal.check"):  # they upload, too
 
         def look(*given: Any, **how: Any) -> None:
             looks.append(1)

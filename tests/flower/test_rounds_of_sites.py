@@ -14,7 +14,7 @@ from pyrofl.cli.ends import Stopped
 from pyrofl.files.lock import locked
 from pyrofl.flower.coordinator import Settings, coordinate
 from pyrofl.flower.site import HELLO
-from pyrofl.inference.halves.wire import code_hash
+from pyrofl.inference.transport.wire import code_hash
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 SOON = Settings(3, 2, 0.0)

@@ -18,9 +18,9 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import noise
-from pyrofl.inference.loop.rounds import federate
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.models import fedabml, fedbe, metavd, pfedmb, pfedvem
 from pyrofl.nets import build

@@ -84,7 +84,7 @@ def names() -> dict[str, Any]:
         priors,
         reference,
     )
-    from pyrofl.inference.loop.participation import Stragglers
+    from pyrofl.inference.engine.participation import Stragglers
     from pyrofl.inference.servers import by_size
 
     grid = torch.arange(48, dtype=torch.float64).reshape(12, 4)

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from pyrofl.cli.methods import accepted
 from pyrofl.data import Federation
-from pyrofl.inference.loop.rounds import federate
-from pyrofl.inference.loop.state import Round
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.run import Run
 from pyrofl.models.likelihoods import normal

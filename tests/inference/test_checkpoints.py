@@ -20,8 +20,8 @@ from pyrofl.files import hashed as container
 from pyrofl.files.run_folder import versions
 from pyrofl.inference.checkpoints import Keeper, load, save
 from pyrofl.inference.description import described
+from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.fit import fit
-from pyrofl.inference.loop.participation import Stragglers, bernoulli
 from pyrofl.inference.method import Method
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.run import Run

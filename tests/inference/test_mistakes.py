@@ -20,7 +20,7 @@ from pyrofl.cli.methods import builds
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, POSITIVE, SHARED
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import sgd

@@ -17,11 +17,11 @@ from pyrofl import Seeds, reference
 from pyrofl.data import Federation
 from pyrofl.data.conjugate import linear_regression
 from pyrofl.inference import seeds
+from pyrofl.inference.engine.participation import Stragglers, bernoulli
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import local
 from pyrofl.inference.loop.local import Streams
-from pyrofl.inference.loop.participation import Stragglers, bernoulli
-from pyrofl.inference.loop.rounds import federate
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi

@@ -17,9 +17,9 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.checkpoints import load, save
+from pyrofl.inference.engine.participation import Stragglers, fraction
+from pyrofl.inference.engine.round import Round
 from pyrofl.inference.facts import INCOMPARABLE, normals
-from pyrofl.inference.loop.participation import Stragglers, fraction
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.movement import Moved, movement
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.verdict import Losses, Verdict, comparable, verdict

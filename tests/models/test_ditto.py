@@ -9,10 +9,10 @@ from checks import close
 from promises import Promises
 from toys import last
 
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.engine.round import meet
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.participation import fixed
-from pyrofl.inference.loop.rounds import first
-from pyrofl.inference.loop.state import meet
 from pyrofl.inference.method import Method
 from pyrofl.models import ditto, fedavg, fedprox, likelihoods, local
 from pyrofl.nets import build

@@ -14,8 +14,9 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data.conjugate import gaussian_means
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.rounds import federate, first
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.models import fald, guides, likelihoods
 from pyrofl.nets import build

@@ -20,12 +20,13 @@ from toys import last
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.conjugate import ConjugateTask, gaussian_means
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.engine.participation import bernoulli
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
 from pyrofl.inference.loop.noise import open_latent
-from pyrofl.inference.loop.participation import bernoulli
-from pyrofl.inference.loop.rounds import federate, first
 from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedabml, fedavg, guides, likelihoods, priors
 from pyrofl.nets import build

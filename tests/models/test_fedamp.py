@@ -11,9 +11,9 @@ from checks import close
 from promises import Promises
 from toys import crossed, last
 
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.engine.rounds import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.participation import fixed
-from pyrofl.inference.loop.rounds import advance, first
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy import sums
 from pyrofl.models import fedamp, fedavg, fedprox, likelihoods, local

@@ -14,9 +14,9 @@ from toys import last
 from pyrofl.data import Federation
 from pyrofl.data.conjugate import ConjugateTask
 from pyrofl.inference import reference
-from pyrofl.inference.loop.participation import fixed
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.engine.round import meet
 from pyrofl.inference.loop.plans import plan
-from pyrofl.inference.loop.state import meet
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, guides, likelihoods, priors

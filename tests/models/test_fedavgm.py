@@ -9,7 +9,7 @@ from checks import close
 from promises import Promises
 from toys import last
 
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.federate import federate
 from pyrofl.models import fedavg, fedavgm
 from pyrofl.nets import build
 from pyrofl.tensors import pick, role

@@ -17,10 +17,10 @@ from toys import crossed, last
 
 from pyrofl.data import Batch, Federation
 from pyrofl.data.conjugate import conjugate
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.loop.rounds import advance, first
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedem, guides, likelihoods, priors
 from pyrofl.nets import Network, build

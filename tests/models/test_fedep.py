@@ -10,9 +10,10 @@ from promises import Promises
 from regressions import EVEN, PRIOR, SD, TASK, posterior
 from torch import Tensor
 
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.rounds import federate, first
-from pyrofl.inference.loop.state import Round
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.models import fedep, guides, likelihoods, pvi
 from pyrofl.models.pvi.gaussians import Normals

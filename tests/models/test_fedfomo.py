@@ -12,10 +12,10 @@ from promises import Promises
 from toys import crossed, last
 
 from pyrofl.data.conjugate import conjugate
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.participation import fixed
-from pyrofl.inference.loop.rounds import advance, first
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy import sums
 from pyrofl.models import fedavg, fedfomo, likelihoods, local

@@ -12,8 +12,9 @@ from promises import Promises
 from torch import Tensor
 
 from pyrofl.data.conjugate import gaussian_means
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.rounds import federate, first
+from pyrofl.inference.federate import federate
 from pyrofl.models import fedhb, guides, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import role

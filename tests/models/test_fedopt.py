@@ -10,8 +10,8 @@ from promises import Promises
 from torch import Tensor
 from toys import last
 
-from pyrofl.inference.loop.participation import fixed
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.federate import federate
 from pyrofl.inference.servers.pooled import descend
 from pyrofl.models import fedavg, fedavgm, fedopt, fedper
 from pyrofl.nets import build

@@ -13,7 +13,7 @@ from toys import last
 from pyrofl.data import Federation
 from pyrofl.data.conjugate import gaussian_means
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.models import fedpop, guides, likelihoods
 from pyrofl.nets import build

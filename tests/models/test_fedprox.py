@@ -16,7 +16,7 @@ from toys import last
 
 from pyrofl.data.conjugate import ConjugateTask
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedprox, likelihoods, priors
 from pyrofl.nets import build

@@ -10,7 +10,7 @@ from checks import close
 from promises import Promises
 from regressions import EVEN, MEAN, PRIOR, TASK, posterior, q_of
 
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.models import fola, guides, likelihoods, priors
 from pyrofl.nets import build

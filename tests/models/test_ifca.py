@@ -12,9 +12,9 @@ from promises import Promises
 from torch.nn.functional import cross_entropy, one_hot
 from toys import crossed, last
 
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.engine.rounds import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.participation import fixed
-from pyrofl.inference.loop.rounds import advance, first
 from pyrofl.models import fedavg, ifca, pfedmb
 from pyrofl.nets import build
 from pyrofl.tensors import generator, role, under

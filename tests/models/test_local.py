@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from toys import last
 
 from pyrofl.data import Federation
-from pyrofl.inference.loop.participation import fixed
-from pyrofl.inference.loop.state import meet
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.engine.round import meet
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, local
 from pyrofl.nets import build

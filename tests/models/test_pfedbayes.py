@@ -16,10 +16,10 @@ from pyro.poutine.messenger import Messenger
 from torch.nn.functional import softplus
 from toys import last
 
+from pyrofl.inference.engine.round import meet
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.loop.noise import open_latent
-from pyrofl.inference.loop.rounds import first
-from pyrofl.inference.loop.state import meet
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam
 from pyrofl.models import guides, likelihoods, pfedbayes, pfedme

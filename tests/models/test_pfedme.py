@@ -9,8 +9,8 @@ from checks import close
 from promises import Promises
 from toys import last
 
-from pyrofl.inference.loop.participation import fixed
-from pyrofl.inference.loop.rounds import first
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.method import Method
 from pyrofl.models import ditto, fedabml, guides, likelihoods, pfedme
 from pyrofl.nets import build

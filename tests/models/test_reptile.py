@@ -8,8 +8,8 @@ from checks import close
 from promises import Promises
 from toys import last
 
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.rounds import first
 from pyrofl.models import fedavg, fedavgm, metavd, reptile
 from pyrofl.nets import build
 from pyrofl.tensors import role

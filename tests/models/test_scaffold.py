@@ -14,9 +14,9 @@ from toys import last
 
 from pyrofl.data import Federation
 from pyrofl.data.conjugate import ConjugateTask
-from pyrofl.inference.loop.participation import Stragglers, fixed
-from pyrofl.inference.loop.rounds import federate
-from pyrofl.inference.loop.state import Round
+from pyrofl.inference.engine.participation import Stragglers, fixed
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import fedavg, likelihoods, scaffold

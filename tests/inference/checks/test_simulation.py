@@ -28,8 +28,9 @@ from pyrofl.inference.checks.replicas import (
 )
 from pyrofl.inference.checks.simulation import Ranks, rank, simulated
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.facts import SHARED
-from pyrofl.inference.loop.rounds import federate, first
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.programs import Program

@@ -13,12 +13,13 @@ import toys
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation import predict as predicting
 from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate, uncertainty
 from pyrofl.inference.evaluation.predict import Prediction, predict, predict_batch
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.loop.rounds import federate, first
-from pyrofl.inference.loop.state import Round
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, View
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.metrics import mean

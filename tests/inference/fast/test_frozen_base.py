@@ -13,10 +13,11 @@ from checks import close
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference import fast
+from pyrofl.inference.engine.round import meet
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.fast.frozen_base import FEATURES, on_frozen_base
-from pyrofl.inference.loop.rounds import federate, first
-from pyrofl.inference.loop.state import meet
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.models import fedavg, fedbabu, fedper, fedrep, guides, pfedvem
 from pyrofl.nets import Network, build

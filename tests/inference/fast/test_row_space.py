@@ -18,14 +18,15 @@ from torch import Size, nn
 
 from pyrofl.inference import fast
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.engine.participation import bernoulli
+from pyrofl.inference.engine.round import meet
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fast import row_space
 from pyrofl.inference.fast.row_space import RowProducts, first_layer, pays, with_few_rows
+from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import local as training
 from pyrofl.inference.loop import plans
-from pyrofl.inference.loop.participation import bernoulli
-from pyrofl.inference.loop.rounds import federate, first
-from pyrofl.inference.loop.state import meet
 from pyrofl.inference.losses import Seen
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, sgd

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import plans
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.plans import plan
-from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, clipped, sgd
 from pyrofl.inference.programs import Program

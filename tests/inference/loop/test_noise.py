@@ -20,8 +20,8 @@ from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.federate import federate
 from pyrofl.inference.loop.noise import ClientNoise, GuideMean, draw
-from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.programs import Program
 from pyrofl.models import guides

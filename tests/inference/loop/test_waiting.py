@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyrofl import nets
 from pyrofl.cli.methods import builds
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import noise
-from pyrofl.inference.loop.rounds import federate
 from pyrofl.inference.loop.steps import Feed, PhaseRun
 from pyrofl.models import fedavg, guides, pfedgp, pvi, virtual
 from pyrofl.models.priors import fixed

@@ -12,11 +12,11 @@ import toys
 from scipy.stats import chi2
 from sites import SIZES, some
 
-from pyrofl.inference.halves import Client, Server
-from pyrofl.inference.loop.participation import fixed
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.federate import federate
 from pyrofl.inference.privacy.masks import STEP, Masks, unmask
 from pyrofl.inference.privacy.sums import summed
+from pyrofl.inference.transport import Client, Server
 from pyrofl.models import fedavg, pfedvem
 from pyrofl.tensors import Tensors, role, under
 

@@ -21,10 +21,10 @@ from sites import SIZES, some
 import pyrofl
 from pyrofl import Privacy
 from pyrofl.data import Federation
-from pyrofl.inference.halves import Client, Server
-from pyrofl.inference.loop.participation import bernoulli, everyone, fixed, fraction
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
+from pyrofl.inference.federate import federate
 from pyrofl.inference.privacy.noising import Bounds, private, secret_normals
+from pyrofl.inference.transport import Client, Server
 from pyrofl.models import fedavg, pfedvem, pvi
 from pyrofl.tensors import Tensors, generator, total
 

@@ -9,8 +9,8 @@ import toys
 from promises import others_slow
 from sites import CLOSE, SIZES
 
-from pyrofl.inference.loop.participation import bernoulli
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.engine.participation import bernoulli
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.sums import summed
 from pyrofl.inference.servers.pooled import Pooled

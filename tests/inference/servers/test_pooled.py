@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from pyrofl.data import Who
-from pyrofl.inference.loop.messages import CannotMerge
+from pyrofl.inference.engine.messages import CannotMerge
 from pyrofl.inference.servers.averages import weighted_mean
 from pyrofl.inference.servers.pooled import Pooled, Total, Weighed, by, by_size, evenly, followed
 from pyrofl.tensors import Tensors, cut, generator

@@ -16,10 +16,11 @@ from promises import Promises, others_slow
 from toys import last
 
 import pyrofl
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.engine.rounds import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.loop.participation import fixed
-from pyrofl.inference.loop.rounds import advance, federate, first
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, fedavgm, fedbe, fedprox, guides, likelihoods, priors, scaffold

@@ -16,10 +16,11 @@ from toys import last
 
 import pyrofl
 from pyrofl.data import Who
+from pyrofl.inference.engine.participation import bernoulli
+from pyrofl.inference.engine.round import Round, meet
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.participation import bernoulli
-from pyrofl.inference.loop.rounds import federate, first
-from pyrofl.inference.loop.state import Round, meet
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg, guides, metavd

@@ -14,9 +14,9 @@ from toys import crossed, last
 
 from pyrofl.data.conjugate import ConjugateTask, conjugate
 from pyrofl.inference.elbo import latent, traces
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.loop.rounds import first
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, guides, likelihoods, pfedgp, priors
 from pyrofl.nets import Network, build

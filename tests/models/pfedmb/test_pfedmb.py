@@ -16,11 +16,12 @@ from torch import Size, Tensor, nn
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import elbo, with_rows
+from pyrofl.inference.engine.round import Round, meet
+from pyrofl.inference.engine.rounds import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.federate import federate
 from pyrofl.inference.loop.local import train
-from pyrofl.inference.loop.rounds import federate, first
-from pyrofl.inference.loop.state import Round, meet
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.servers.averages import average

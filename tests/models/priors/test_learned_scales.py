@@ -12,7 +12,7 @@ from checks import close
 
 from pyrofl.data import Batch
 from pyrofl.data.conjugate import gaussian_means
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg, guides, likelihoods, local, priors
 from pyrofl.models.guides import inverse_softplus, mean_field

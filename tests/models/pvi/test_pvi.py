@@ -26,11 +26,12 @@ import pyrofl
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.conjugate import gaussian_means, linear_regression
 from pyrofl.inference.elbo import latent, log_densities, per_draw, traces
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import advance, first
 from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.federate import federate
 from pyrofl.inference.loop.noise import ClientNoise
-from pyrofl.inference.loop.participation import fixed
-from pyrofl.inference.loop.rounds import advance, federate, first
-from pyrofl.inference.loop.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.programs import Program

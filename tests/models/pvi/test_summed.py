@@ -19,11 +19,12 @@ import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.data.conjugate import gaussian_means
 from pyrofl.inference.checks.leave_one_out import loo
+from pyrofl.inference.engine.participation import fixed as some
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import advance, first
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.loop.participation import fixed as some
-from pyrofl.inference.loop.rounds import advance, federate, first
-from pyrofl.inference.loop.state import Round
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.pointwise import pointwise
 from pyrofl.inference.run import Run

@@ -10,9 +10,9 @@ from promises import Promises
 from torch.nn.functional import cross_entropy
 from toys import assert_same, last
 
+from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.loop.participation import fixed
-from pyrofl.inference.loop.rounds import federate
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.seeds import Stream, stream

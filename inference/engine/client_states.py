@@ -1,0 +1,240 @@
+"""What clients keep between rounds: an immutable mapping of tables."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrofl.tensors import Tensors
+
+Layout = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+"""Names, shapes [*p] and types of a client's tensors, in the order of their names."""
+
+
+class Block:
+    """Tables [R, ...], name -> tensor, and the indices of the rows that no state holds."""
+
+    def __init__(self, tables: Mapping[str, Tensor], free: Iterable[int] = ()) -> None:
+        """Take the tables and the indices of the free rows."""
+        self.tables, self.free = tables, list(free)
+        self.layout = layout_of(tables)
+
+
+class Row:
+    """One client's row of a block; it becomes free when the last state that holds it is gone."""
+
+    __slots__ = ("block", "index")
+
+    def __init__(self, block: Block, index: int) -> None:
+        """Take the block and the index of the row."""
+        self.block, self.index = block, index
+
+    @property
+    def tensors(self) -> Tensors:
+        """What the client keeps, [*p]."""
+        return {n: table[self.index] for n, table in self.block.tables.items()}
+
+    def __del__(self) -> None:
+        """Free the row."""
+        self.block.free.append(self.index)
+
+
+class RowStore:
+    """Writes clients' tensors into free rows, which successive states share.
+
+    Attributes:
+        room: number of clients, which is the number of rows of the first block.
+        memory: bytes of all clients' tensors that may be in memory; what is larger is mapped from
+            temporary files. None sets no bound.
+    """
+
+    def __init__(self, room: int, memory: int | None = None) -> None:
+        """Begin without any block."""
+        self.room, self.memory = room, memory
+        self.blocks: list[Block] = []
+
+    def write(self, values: Tensors) -> list[Row]:
+        """Write tensors [C, ...] into free rows, one for each client."""
+        layout, rows = layout_of(values), list[Row]()
+        count = len(next(iter(values.values())))
+        while (left := count - len(rows)) > 0:
+            block = next((b for b in self.blocks if b.free and b.layout == layout), None)
+            if block is None:
+                block = self._grow(values, left)
+            # One by one, as another thread may free rows in the meantime.
+            free = [block.free.pop() for _ in range(min(left, len(block.free)))]
+            part, index = slice(len(rows), len(rows) + len(free)), torch.tensor(free)
+            for name, table in block.tables.items():
+                table[index.to(table.device)] = values[name][part].to(table.device)
+            rows += [Row(block, i) for i in free]
+        return rows
+
+    def _grow(self, values: Tensors, needed: int) -> Block:
+        """Add a block: for all clients at first, later for what a round holds besides."""
+        rows = max(needed, self.room // 4 if self.blocks else self.room)
+        tables = {n: self.table(rows, v, row_bytes(values)) for n, v in values.items()}
+        self.blocks.append(Block(tables, range(rows - 1, -1, -1)))
+        return self.blocks[-1]
+
+    def table(self, rows: int, like: Tensor, size: int) -> Tensor:
+        """Return memory [rows, ...] for tensors of clients that have `size` bytes each."""
+        shape = rows, *like.shape[1:]
+        if self.memory is not None and self.room * size > self.memory:
+            return mapped(shape, like.dtype)
+        return like.new_empty(shape)  # rows that are never written take no memory
+
+
+class Tables(Mapping[str, Tensor]):
+    """Tables that are put together when they are read."""
+
+    def __or__(self, other: Mapping[str, Tensor]) -> Tensors:
+        """Return a dict of these tables and of others, which win."""
+        return {**self, **other}
+
+    def __ror__(self, other: Mapping[str, Tensor]) -> Tensors:
+        """Return a dict of other tables and of these, which win."""
+        return {**other, **self}
+
+    def __reduce__(self) -> Any:
+        """Be written as what torch loads without running code."""
+        return OrderedDict, (), None, None, iter([*self.items()])
+
+
+class ClientStates(Tables):
+    """The private state of all clients, name -> table [J, ...]; rows of unseen clients are zero.
+
+    It never changes. A round writes what clients keep into free rows and makes new states, which
+    share the rows of all other clients. A table is put together when it is read.
+    """
+
+    def __init__(
+        self, clients: int, store: RowStore, rows: Mapping[int, Row], like: Tensors
+    ) -> None:
+        """Take J, where rows are written, id of a client -> its row, and tensors like the tables.
+
+        Args:
+            clients: J.
+            store: writes rows.
+            rows: id of a client -> its row; clients without one are unseen.
+            like: name -> tensor [0, ...] of the shape and type of the table.
+        """
+        self.clients, self.store, self._rows, self._like = clients, store, rows, like
+
+    @classmethod
+    def of(cls, tables: Mapping[str, Tensor], seen: Tensor, memory: int | None) -> ClientStates:
+        """Return tables [J, ...] as states, of which the clients `seen` [J] have rows.
+
+        Args:
+            tables: states, or tensors of the caller, which are never written into.
+            seen: clients that keep something.
+            memory: bytes that may be in memory, see `RowStore`.
+        """
+        if isinstance(tables, cls):
+            tables.store.memory = memory
+            return tables
+        block = Block(tables)
+        ids = seen.nonzero().flatten().tolist() if tables else []
+        rows = {i: Row(block, i) for i in ids}
+        return cls(len(seen), RowStore(len(seen), memory), rows, _like(rows.values()))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a table [J, ...]."""
+        table = self.store.table(self.clients, self._like[name], row_bytes(self._like)).zero_()
+        for ids, block, index in _by_block(self._rows.items()):
+            if name in block.tables:
+                table[ids.to(table.device)] = block.tables[name][index.to(table.device)]
+        return table
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._like)
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return len(self._like)
+
+    def select(self, ids: Tensor) -> Tensors:
+        """Return the state of some clients, [C, ...]; zeros for unseen ones."""
+        rows = [(c, self._rows[i]) for c, i in enumerate(ids.tolist()) if i in self._rows]
+        found: Tensors = {}
+        for places, block, index in _by_block(rows):
+            for name, table in block.tables.items():
+                part = table.index_select(0, index.to(table.device))
+                if len(index) == len(ids):
+                    found[name] = part
+                    continue
+                if name not in found:
+                    found[name] = part.new_zeros(len(ids), *part.shape[1:])
+                found[name][places.to(part.device)] = part
+        return found
+
+    def write(self, ids: Tensor, values: Tensors) -> dict[int, Row]:
+        """Write the next state of some clients, [C, ...], and return their rows.
+
+        The rows belong to no state before `updated` takes them, and become free without it.
+        """
+        if not values or not len(ids):
+            return {}
+        if self._like.keys() - values.keys():
+            values = self.select(ids) | values
+        return dict(zip(ids.tolist(), self.store.write(values), strict=True))
+
+    def updated(self, rows: Mapping[int, Row]) -> ClientStates:
+        """Return states in which some clients have other rows."""
+        like = self._like | _like(rows.values())
+        return ClientStates(self.clients, self.store, {**self._rows, **rows}, like)
+
+
+def none(clients: int, room: int) -> ClientStates:
+    """Return the states of J clients of which none was seen; `room` clients will have rows."""
+    return ClientStates(clients, RowStore(room), {}, {})
+
+
+def layout_of(tables: Mapping[str, Tensor]) -> Layout:
+    """Return the layout of tables [R, ...]."""
+    return tuple((n, tuple(v.shape[1:]), v.dtype) for n, v in sorted(tables.items()))
+
+
+def row_bytes(tables: Mapping[str, Tensor]) -> int:
+    """Return the bytes of a row of tables [R, ...]."""
+    return sum(v.shape[1:].numel() * v.element_size() for v in tables.values())
+
+
+def _like(rows: Iterable[Row]) -> Tensors:
+    """Return tensors [0, ...] like the tables of some rows."""
+    blocks = {id(row.block): row.block for row in rows}
+    tables = {n: v for block in blocks.values() for n, v in block.tables.items()}
+    return {n: v.new_empty(0, *v.shape[1:]) for n, v in tables.items()}
+
+
+def _by_block(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[Tensor, Block, Tensor]]:
+    """Group pairs of places and rows by block; yield the places, the block and its rows."""
+    found: dict[int, tuple[Block, list[int], list[int]]] = {}
+    for place, row in rows:
+        _, places, index = found.setdefault(id(row.block), (row.block, [], []))
+        places.append(place)
+        index.append(row.index)
+    for block, places, index in found.values():
+        yield torch.tensor(places), block, torch.tensor(index)
+
+
+def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros in a temporary file (see TMPDIR) that is gone once nobody uses them."""
+    handle, path = tempfile.mkstemp(prefix="pyrofl-")
+    try:
+        count = torch.Size(shape).numel()
+        size = count * dtype.itemsize
+        if hasattr(os, "posix_fallocate") and size:  # or writing would kill the process
+            os.posix_fallocate(handle, 0, size)
+        return torch.from_file(path, shared=True, size=count, dtype=dtype).view(shape)
+    finally:
+        os.close(handle)
+        with suppress(PermissionError):  # some systems keep a file until it is closed
+            os.unlink(path)

@@ -1,0 +1,156 @@
+"""The clients' part of a round: requests, local training, messages and replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Federation, Who
+from pyrofl.inference.engine.client_states import ClientStates, Row
+from pyrofl.inference.engine.messages import Form, form_of, inspect
+from pyrofl.inference.engine.round import Round, at_hand, chunks, sent_down, sent_up
+from pyrofl.inference.loop.local import Streams, train
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.tensors import Tensors, as_tensors, cut, under
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """What the server requests from clients in a round.
+
+    Attributes:
+        method: of the round.
+        state: the round before; the private state in it is where the clients train.
+        ids: of clients that train.
+        reporters: sorted ids of clients that send a message.
+        seed: of the run.
+        chunk: clients trained side by side; None goes by the size of their state.
+        memory: bytes of all clients' state that may be in memory; None sets no bound.
+    """
+
+    method: Method
+    state: Round
+    ids: Tensor
+    reporters: Tensor
+    seed: Seed
+    chunk: int | None = None
+    memory: int | None = None
+
+
+@dataclass
+class Reply:
+    """What clients that trained side by side return.
+
+    Attributes:
+        sender: clients of the messages: reporters with nothing wrong.
+        message: their messages, [M, ...].
+        form: of the messages of all that trained.
+        reasons: what is wrong with each that trained, or "".
+        report: of all that trained, [C]: ids, steps, bytes down and up, losses.
+    """
+
+    sender: Who
+    message: Tensors
+    form: Form
+    reasons: list[str]
+    report: Tensors
+
+
+class RunningRound(AbstractContextManager["RunningRound", None], Protocol):
+    """A round on its way; if it is left by an error, clients keep what they had before."""
+
+    def replies(self) -> Iterator[Reply]:
+        """Train the clients, and yield their replies, always in the same order."""
+        ...
+
+    def close(self, back: Tensor) -> Mapping[str, Tensor]:
+        """Return what all clients keep, [J, ...]; clients `back` keep what they had before."""
+        ...
+
+
+Backend = Callable[[RoundRequest], RunningRound]
+"""Takes a request to the clients: `LocalRound` with their data in one process, or a transport."""
+
+
+class LocalRound(RunningRound):
+    """A round of clients that have their rows and private state here."""
+
+    def __init__(self, data: Federation, request: RoundRequest) -> None:
+        """Begin."""
+        self.data, self.request = data, request
+        last = request.state
+        self.states = ClientStates.of(last.private, last.seen, request.memory)
+        self.written: dict[int, Row] = {}  # what clients keep once the round is closed
+
+    def __exit__(self, *_: object) -> None:
+        """End; if the round failed on its way, the rows that it has written become free."""
+        self.written = {}
+
+    def chunks(self) -> list[Tensor]:
+        """Return ids of the clients that train side by side."""
+        one = self.request
+        return list(chunks(one.method, self.data, one.state, one.ids, one.chunk, one.seed))
+
+    def replies(self) -> Iterator[Reply]:
+        """Train the clients, and yield their replies."""
+        return map(self.train, self.chunks())
+
+    def close(self, back: Tensor) -> ClientStates:
+        """Return what all clients keep; clients `back` keep what they had before."""
+        gone = set(back.tolist())
+        return self.states.updated({i: r for i, r in self.written.items() if i not in gone})
+
+    def train(self, ids: Tensor, received: Tensors | None = None) -> Reply:
+        """Train clients side by side, write what they keep, and return their reply.
+
+        Args:
+            ids: of the clients, [C].
+            received: what came from the server, [C, ...]; default: what `download` gives.
+        """
+        data, (method, state, seed) = self.data, self._about
+        who = data.who(ids)
+        if received is None:
+            received = sent_down(method, state.server, who)
+        private = at_hand(method, data, state, received, who, seed)
+        local, loss, steps, first = train(
+            method, received, private | received, data, who, seed=seed, number=state.number
+        )
+        mine = {n: local[n] for n in private}
+        with torch.no_grad():
+            message = sent_up(method, received, local)
+        watched = mine | {f"its loss of {n}": v for n, v in loss.items()}
+        reasons = inspect(message, watched, who, data.names, method.rules)
+        ids, good = who.ids.cpu(), torch.tensor([not r for r in reasons])
+        sends = good & torch.isin(ids, self.request.reporters)
+        sent = self._privatized(received, message, ids, sends) if bool(good.any()) else {}
+        up = torch.zeros(len(ids), dtype=torch.long)
+        up[sends] = method.weigh(sent) if sent else 0
+        down = method.weigh(received) if received else torch.zeros_like(up)
+        report = {"ids": ids, "steps": steps, "down": down, "up": up}
+        report |= under("loss", loss) | under("begun", first)
+        kept = cut(mine, good.nonzero().flatten().to(data.device))
+        self.written |= self.states.write(ids[good], kept)
+        return Reply(data.who(ids[sends]), sent, form_of(message), reasons, report)
+
+    @property
+    def _about(self) -> tuple[Method, Round, Seed]:
+        return self.request.method, self.request.state, self.request.seed
+
+    def _privatized(
+        self, received: Tensors, message: Tensors, ids: Tensor, sends: Tensor
+    ) -> Tensors:
+        """Return the messages [M, ...] of clients that send one, as they leave these."""
+        method, state, seed = self._about
+        at = sends.nonzero().flatten()
+        own = partial(stream, seed, Stream.PRIVACY, state.number)
+        sources = Streams(own, [self.data.names[i] for i in ids[at].tolist()])
+        at = at.to(self.data.device)
+        protected = method.protect(cut(received, at), cut(message, at), sources)
+        return as_tensors("what protect returns", protected)

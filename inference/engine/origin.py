@@ -1,0 +1,86 @@
+"""Whose state a round is: the clients that it goes on with must be those that it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Federation
+
+if TYPE_CHECKING:
+    from pyrofl.inference.engine.round import Round
+
+BLOCK = 2**20  # numbers that are hashed at once
+STEP, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+
+_known: WeakKeyDictionary[Federation, Tensor] = WeakKeyDictionary()
+
+
+def rows_of(data: Federation) -> Tensor:
+    """Return how many training rows each client has, and a hash of them in order: [J, 2] int64.
+
+    Numbers are taken in single precision, so that the data's type does not matter; who wants to
+    deceive the hash can. Made once, so rows must not change.
+    """
+    if data not in _known:
+        each = _mixed(_mixed(_hash(data.x)) + _hash(data.y)).cpu()
+        if data.weights is not None:
+            each = _mixed(each + _hash(data.weights))
+        mine, many = data.train[: data.clients], data.sizes[: data.clients]
+        place = torch.cat([torch.arange(len(rows)) for rows in mine])
+        parts = each[torch.cat(mine).cpu()] * _mixed((place + 1) * STEP)
+        owner = torch.arange(len(mine)).repeat_interleave(many)
+        _known[data] = torch.stack([many, torch.zeros_like(many).index_add(0, owner, parts)], 1)
+    return _known[data]
+
+
+def _hash(table: Tensor) -> Tensor:
+    """Hash the rows of a table: [N, ...] -> [N], the same on any device."""
+    real = torch.view_as_real(table) if table.is_complex() else table
+    flat = real.detach().reshape(len(table), -1)
+    odd = _mixed(torch.arange(1, flat.shape[1] + 1, device=table.device) * STEP)
+    found = [flat.new_zeros(0, dtype=torch.long)]
+    for block in flat.split(max(1, BLOCK // max(1, flat.shape[1]))):
+        bits = block.float().view(torch.int32) if block.is_floating_point() else block
+        found.append((bits.long() * odd).sum(1))
+    return torch.cat(found)
+
+
+def _mixed(value: Tensor) -> Tensor:
+    """Let every bit of an integer reach all others, as SplitMix64 does."""
+    value = (value ^ (value >> 30)) * FIRST
+    value = (value ^ (value >> 27)) * SECOND
+    return value ^ (value >> 31)
+
+
+def validate_resume(start: Round, data: Federation) -> Round:
+    """Return a round to go on from, that knows whose it is.
+
+    Clients that are held out may be others. A round that does not know its clients, as one that was
+    made by hand, is compared by their number alone; so is one in which nobody has trained.
+
+    Raises:
+        ValueError: if the clients that train, or their rows, are others; it names the first.
+    """
+    cure = (
+        "; expected the clients of start, in its order; server=start.server begins anew on others"
+    )
+    names, rows = data.names[: data.clients], rows_of(data)
+    if (had := len(start.seen)) != data.clients:
+        raise ValueError(
+            f"start is a round of {had} clients, and the data have {data.clients}{cure}"
+        )
+    if start.number:
+        for j, (was, now) in enumerate(zip(start.names, names, strict=False)):
+            if was != now:
+                raise ValueError(f"client {j} is {now!r}, and {was!r} in start{cure}")
+        known = rows if start.rows is None else start.rows.cpu()
+        for j in (known != rows).any(1).nonzero().flatten().tolist()[:1]:
+            had, has = int(known[j, 0]), int(rows[j, 0])
+            told = f"{has} training rows, and {had}" if had != has else "other training rows than"
+            raise ValueError(f"{names[j]} has {told} in start{cure}")
+    return replace(start, names=names, rows=rows)

@@ -1,0 +1,169 @@
+"""Who takes part in a round, and how well; draws are of places in the federation, not of names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.arguments import WORDS, Count, PositiveShare, Share, Whole, check_fields, checked
+from pyrofl.inference.budget import Sampling
+from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.seeds import Seed, Stream, stream
+
+Draw = Callable[[Generator, int], Tensor]
+"""(generator, clients) -> ids of those drawn, int64."""
+
+WORDS[Draw] = "a function: participation.fraction(0.4), participation.fixed(10) or one of your own"
+
+
+def everyone(_: Generator, clients: int) -> Tensor:
+    """Draw all clients."""
+    return torch.arange(clients)
+
+
+@dataclass(frozen=True)
+class KnownDraw:
+    """A draw whose chances are known, as an accountant of privacy needs them.
+
+    Attributes:
+        draw: makes it.
+        sampling: clients -> the chances.
+    """
+
+    draw: Draw
+    sampling: Callable[[int], Sampling]
+
+    def __call__(self, generator: Generator, clients: int) -> Tensor:
+        """Draw."""
+        return self.draw(generator, clients)
+
+
+def sampling_of(draw: Draw, clients: int) -> Sampling:
+    """Return the chances of a draw; ValueError if it is one's own, of which nobody knows them."""
+    if draw is everyone:
+        return Sampling("all", clients)
+    if isinstance(draw, KnownDraw):
+        return draw.sampling(clients)
+    raise ValueError(
+        f"participation is {getattr(draw, '__name__', type(draw).__name__)}, whose chances are not "
+        "known; expected everyone, fixed, fraction or bernoulli, where there is privacy"
+    )
+
+
+@checked
+def fixed(count: Count) -> Draw:
+    """Draw this many clients, uniformly without replacement; ValueError if there are fewer."""
+
+    def draw(generator: Generator, clients: int) -> Tensor:
+        if count > clients:
+            raise ValueError(f"count of participants is {count}; expected at most {clients}")
+        return torch.randperm(clients, generator=generator)[:count]
+
+    return KnownDraw(draw, lambda clients: Sampling("without replacement", count))
+
+
+@checked
+def fraction(share: PositiveShare) -> Draw:
+    """Draw this share of the clients, rounded, at least one, uniformly without replacement."""
+
+    def many(clients: int) -> int:
+        return max(1, round(share * clients))
+
+    return KnownDraw(
+        lambda generator, clients: fixed(many(clients))(generator, clients),
+        lambda clients: Sampling("without replacement", many(clients)),
+    )
+
+
+@checked
+def bernoulli(probability: PositiveShare, least: Whole = 2) -> Draw:
+    """Draw each client independently; anew until there are at least `least` (pFedVEM).
+
+    Raises:
+        ValueError: when drawing, if there are fewer than `least` clients, or a thousand draws
+            found too few.
+    """
+
+    def draw(generator: Generator, clients: int) -> Tensor:
+        for _ in range(1000):
+            ids = (torch.rand(clients, generator=generator) < probability).nonzero().flatten()
+            if len(ids) >= least:
+                return ids
+        raise ValueError(
+            f"probability of reporting is {probability}; a thousand draws from {clients} clients "
+            f"gave fewer than {least} each; expected a larger one"
+        )
+
+    def sampling(clients: int) -> Sampling:
+        from scipy.stats import binom
+
+        found = binom(clients, probability).sf(least - 1)
+        only = probability * binom(clients - 1, probability).pmf(least - 1) if least else 0.0
+        return Sampling("each by itself", probability * clients, float(only / found))
+
+    return KnownDraw(draw, sampling)
+
+
+def validate_ids(ids: Tensor, clients: int) -> Tensor:
+    """Sort ids; refuse an empty draw, repeated ids and clients that do not exist."""
+    if not torch.is_tensor(ids) or ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
+        kind = f"{ids.dtype} {list(ids.shape)}" if torch.is_tensor(ids) else type(ids).__name__
+        raise ValueError(f"what a draw of clients returns is {kind}; expected ids, int64 [C]")
+    ids = ids.long().sort().values
+    again = bool((ids[1:] == ids[:-1]).any())
+    if not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= clients or again:
+        raise ValueError(f"drawn clients are {ids.tolist()}; expected distinct ids below {clients}")
+    return ids
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """What goes wrong at clients, drawn anew in every round, whoever else takes part.
+
+    Attributes:
+        fail: probability that a client that would report is not heard. It has trained for nothing,
+            and goes back to the private state that it had; the server merges what the others sent.
+        least: smallest share of its epochs that a client does; each draws a share uniformly from
+            it to 1, and does at least one epoch of every phase that has any.
+    """
+
+    fail: Share = 0.0
+    least: PositiveShare = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        check_fields(self)
+
+    def heard(self, ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
+        """Return those of the clients `ids` whose messages arrive in a round; names are by id."""
+        return ids[_uniform(ids, names, seed, number)[:, 0] >= self.fail] if self.fail else ids
+
+    def working(self, method: Method, names: Sequence[str], seed: Seed, number: int) -> Method:
+        """Return the method with fewer epochs, rounded up, for some clients; names are by id."""
+        if self.least == 1:
+            return method
+
+        def shortened(phase: Phase) -> Phase:
+            whole = phase.epochs
+            if not callable(whole) and whole <= 1:
+                return phase
+
+            def epochs(ids: Tensor) -> Tensor:
+                most = whole(ids) if callable(whole) else torch.full((len(ids),), whole)
+                share = _uniform(ids.cpu(), names, seed, number)[:, 1]
+                return torch.ceil((self.least + (1 - self.least) * share) * most.cpu()).long()
+
+            return replace(phase, epochs=epochs)
+
+        return replace(method, phases=tuple(map(shortened, method.phases)))
+
+
+def _uniform(ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
+    """Draw two numbers from 0 to 1 for every client of a round: [C, 2]."""
+    drawn = torch.zeros(len(ids), 2, dtype=torch.float64)
+    for own, i in zip(drawn, ids.tolist(), strict=True):
+        own.uniform_(generator=stream(seed, Stream.WORK, number, names[i]))
+    return drawn

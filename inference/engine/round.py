@@ -1,0 +1,191 @@
+"""The state between rounds, and what clients hold of it when they meet the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Federation, Roster, Who
+from pyrofl.inference.engine.client_states import ClientStates
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.summaries import Summarised
+from pyrofl.tensors import Tensors, as_tensors, size_in_bytes, unwritten
+
+ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
+CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the processor, on Linux
+
+nobody = partial(torch.zeros, 0, dtype=torch.long)
+
+
+@dataclass(frozen=True, repr=False)
+class Round(Summarised):
+    """The state after a round; passed back to `federate`, the run goes on from it bitwise.
+
+    Attributes:
+        number: rounds done.
+        server: what the server knows.
+        private: what clients keep, name -> [J, ...]; rows of clients never seen are zero.
+        seen: [J] bool, the clients that keep something: that have trained at least once, and not in
+            vain, see `advance`.
+        who: those that reported, sorted; their messages are `message`, [M, ...], or [0, ...] if
+            they were not kept.
+        trained: ids of those that trained, sorted.
+        rejected: "client: what was wrong" of those whose message or state was bad; also of the
+            server, if the merge was not finite and it keeps its state.
+        loss: mean loss of every gradient step by its names, [trained]; finite unless rejected.
+        begun: loss of the first step of each client in this round, as `loss`.
+        steps: gradient steps that each client made, in all phases, [trained].
+        silent: ids of those that were to report and failed to, sorted; see `Stragglers`.
+        down: bytes sent to each client that trained, [trained].
+        up: bytes sent by each client that reported, [M].
+        names: of the clients that train; () if unknown.
+        rows: [J, 2], how many training rows each has and a hash of them; None if unknown.
+        constants: hash of the frozen weights and buffers of the method's networks; "" if there are
+            none, or if unknown.
+    """
+
+    number: int
+    server: Tensors
+    private: Mapping[str, Tensor]
+    seen: Tensor
+    who: Who = field(default_factory=lambda: Who(nobody(), torch.zeros(0)))
+    message: Tensors = field(default_factory=dict)
+    trained: Tensor = field(default_factory=nobody)
+    rejected: tuple[str, ...] = ()
+    loss: Tensors = field(default_factory=dict)
+    steps: Tensor = field(default_factory=nobody)
+    silent: Tensor = field(default_factory=nobody)
+    down: Tensor = field(default_factory=nobody)
+    up: Tensor = field(default_factory=nobody)
+    begun: Tensors = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    rows: Tensor | None = None
+    constants: str = ""
+
+    @property
+    def title(self) -> str:
+        """The number of rounds done."""
+        return f"State after round {self.number}"
+
+    def kept(self, ids: Tensor) -> Tensors:
+        """Return the private state of clients that were seen, [C, ...]."""
+        if isinstance(self.private, ClientStates):
+            return self.private.select(ids)
+        return {n: v.index_select(0, ids) for n, v in self.private.items()}
+
+    def of_all(self, values: Tensors) -> Tensors:
+        """Return values [trained] as those of all clients, [J]: NaN of those that did not train."""
+        none = {n: v.new_full(self.seen.shape, torch.nan, device="cpu") for n, v in values.items()}
+        return {n: none[n].scatter(0, self.trained, v.cpu()) for n, v in values.items()}
+
+    def summary(self) -> dict[str, str]:
+        """Tell what it is."""
+        trained, reported, silent = (len(v) for v in (self.trained, self.who.ids, self.silent))
+        return {
+            "server": _listed(self.server),
+            "private": f"{_listed(self.private)}; {int(self.seen.sum())} clients were seen",
+            "clients": f"{trained} trained, {reported} reported, {silent} were silent",
+            "rejected": "; ".join(self.rejected) or "nobody",
+        }
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Name some tensors."""
+    first = list(names)[:4]
+    more = len(list(names)) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "") or "nothing"
+
+
+def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
+    """Move tensors to the device and, if they are real numbers, the type of the data."""
+    return {
+        n: v.detach().to(data.device, data.dtype if v.is_floating_point() else None)
+        for n, v in tensors.items()
+    }
+
+
+def sent_down(method: Method, server: Tensors, who: Who) -> Tensors:
+    """Return what some clients receive."""
+    with unwritten("download", server):
+        return as_tensors("what download returns", method.download(server, who))
+
+
+def at_hand(
+    method: Method, data: Federation, state: Round, received: Tensors, who: Who, seed: Seed
+) -> Tensors:
+    """Return the private state of some clients, that of newcomers new."""
+    private = as_tensors(
+        "what join returns", method.join(received, who, stream(seed, Stream.START))
+    )
+    private = to_data(private, data)
+    ids = who.ids.cpu()
+    known = torch.isin(ids, state.seen.nonzero().flatten())
+    kept = state.kept(ids[known]) if bool(known.any()) else {}
+    all_known = bool(known.all())
+    for name, new in private.items():
+        if name in kept and all_known:
+            private[name] = kept[name].to(new)
+            continue
+        # As that of others lies, so that steps which are recorded for these are those of newcomers.
+        private[name] = new.clone(memory_format=torch.contiguous_format)
+        if name in kept:
+            private[name][known] = kept[name].to(new)
+    return private
+
+
+def meet(
+    method: Method, data: Federation, state: Round, who: Who, seed: Seed
+) -> tuple[Tensors, Tensors]:
+    """Return what some clients receive now and their private state, that of newcomers new."""
+    received = sent_down(method, state.server, who)
+    return received, at_hand(method, data, state, received, who, seed)
+
+
+def sent_up(method: Method, received: Tensors, local: Tensors) -> Tensors:
+    """Return the messages of clients that have trained."""
+    try:
+        with unwritten("upload", received, local):
+            return as_tensors("what upload returns", method.upload(received, local))
+    except KeyError as error:
+        raise ValueError(
+            f"phases leave clients without {error}, which upload reads; expected phases that make "
+            "it, or another upload"
+        ) from error
+
+
+@cache
+def chunk_bytes() -> int:
+    """Return the bytes of stacked state that are trained side by side: twice the cache's size.
+
+    Smaller chunks pay for more steps in Python, larger ones for memory: measured, flat around it.
+    """
+    try:
+        size = int(CACHE.read_text().strip().removesuffix("K")) * 1024
+    except (OSError, ValueError):
+        size = 2**25
+    return min(max(2 * size, 2**25), 3 * 2**25)
+
+
+def chunks(
+    method: Method, data: Federation, state: Round, ids: Tensor, chunk: int | None, seed: Seed
+) -> Iterator[Tensor]:
+    """Split clients into groups that are trained side by side, the largest clients first."""
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is {chunk}; expected None or at least 1")
+    ids = ids[data.sizes[ids].argsort(descending=True, stable=True)]
+    if chunk is not None:
+        yield from ids.split(int(chunk))
+        return
+    received, private = meet(method, data, state, data.who(ids[:1]), seed)
+    most = max(1, chunk_bytes() // max(size_in_bytes(private | received), 1))
+    row = data.x[0].numel() * data.x.element_size()
+    while len(ids):  # all clients of a chunk are padded to its first, the longest
+        fit = min(most, max(1, ROWS_BYTES // max(row * int(data.sizes[ids[0]]), 1)))
+        some, ids = ids[:fit], ids[fit:]
+        yield some

@@ -1,0 +1,226 @@
+"""Rounds: who takes part, the messages that come, and the next state of the server.
+
+Of the data, the server's part needs only who the clients are and how many rows each has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pyro
+import torch
+from pyro.poutine.runtime import _PYRO_STACK
+from torch import Tensor
+
+from pyrofl.data import Federation, Roster
+from pyrofl.inference.description import constants_hash
+from pyrofl.inference.engine.local_round import Backend, LocalRound, Reply, RoundRequest
+from pyrofl.inference.engine.messages import agreed, form_of, inbox, merged, unlike
+from pyrofl.inference.engine.origin import rows_of
+from pyrofl.inference.engine.participation import Draw, validate_ids
+from pyrofl.inference.engine.round import Round, to_data
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.servers.averages import CannotMerge
+from pyrofl.tensors import Tensors, as_tensors, cut, join_up, pick, role, unwritten
+from pyrofl.turns import in_turn
+
+AROUND = {  # what people write for a handler of Pyro
+    "ScaleMessenger": "poutine.scale",
+    "MaskMessenger": "poutine.mask",
+    "plate": "a plate",
+}
+
+
+@in_turn  # as layers draw by torch's own generator, which is the process's
+def first(
+    method: Method, data: Federation | Roster, seed: Seed, server: Tensors | None = None
+) -> Round:
+    """Return the state before round one; rows that `init` has of clients are dealt by name."""
+    if server is None:
+        server = as_tensors(
+            "what init returns", method.init(stream(seed, Stream.START), data.clients)
+        )
+        place = torch.tensor(sorted(range(data.clients), key=data.names.__getitem__)).argsort()
+        server = server | {n: v[place] for n, v in pick(server, method.per_client).items()}
+    server = to_data(as_tensors("server", server), data)
+    seen, names = torch.zeros(data.clients, dtype=torch.bool), data.names[: data.clients]
+    rows = rows_of(data) if isinstance(data, Federation) else None
+    constants = constants_hash(method)
+    return Round(0, server, {}, seen, names=names, rows=rows, constants=constants)
+
+
+def sample_clients(
+    method: Method, clients: int, seed: Seed, number: int, participation: Draw, trains: Draw | None
+) -> tuple[Tensor, Tensor]:
+    """Return who is to report in a round, and who is to train, both sorted."""
+    source = stream(seed, Stream.WHO, number)
+    asked = validate_ids(participation(source, clients), clients)
+    if trains is not None:
+        return asked, validate_ids(trains(source, clients), clients)
+    return asked, torch.arange(clients) if method.all_train else asked
+
+
+@in_turn
+def advance(
+    method: Method,
+    data: Federation | Roster,
+    state: Round,
+    ids: Tensor,
+    reporters: Tensor,
+    silent: Tensor | None = None,
+    *,
+    seed: Seed = 0,
+    chunk: int | None = None,
+    memory: int | None = None,
+    keep_messages: bool = True,
+    backend: Backend | None = None,
+) -> Round:
+    """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
+
+    A client whose message is not merged goes back to the private state that it had: one that is
+    among the `silent`, whose message, private state or loss is bad, see `inspect` and `agreed`, or
+    whose server cannot merge. Others that do not report keep what they made, as no message of
+    theirs is missed. If nobody reports, or the merge is not finite, the server keeps its state. The
+    merge may write into the server's state: what it is given is a copy. The `backend` takes the
+    request to the clients; by default they are in this process, and data has their rows.
+
+    Raises:
+        ValueError: if a function of the method writes into tensors that are not its own, or gives
+            something else than a dict of tensors of the expected shape.
+    """
+    refuse_surroundings()
+    reporters = reporters[torch.isin(reporters, ids)].sort().values
+    collector = MessageCollector(method, data, state, reporters, keep_messages)
+    request = RoundRequest(method, state, ids, reporters, seed, chunk, memory)
+    if backend is None:
+        assert isinstance(data, Federation)
+        backend = partial(LocalRound, data)
+    with backend(request) as running:
+        for reply in running.replies():
+            collector.take(reply)
+        after, kept = collector.close(seed, reporters[:0] if silent is None else silent)
+        private = running.close(after.trained[~torch.isin(after.trained, kept)])
+    seen = state.seen.clone()
+    seen[kept] = True
+    return replace(after, private=private, seen=seen)
+
+
+class MessageCollector:
+    """Takes the replies of a round as they come, and makes the next state of them."""
+
+    def __init__(
+        self,
+        method: Method,
+        data: Federation | Roster,
+        state: Round,
+        reporters: Tensor,
+        keep_messages: bool = True,
+    ) -> None:
+        """Begin; `reporters` are sorted ids of those whose message may come."""
+        self.method, self.data, self.state, self.reporters = method, data, state, reporters
+        own = {n: v.clone() for n, v in state.server.items()}
+        self.inbox = inbox(method, own, reporters, keep_messages)
+        self.replies: list[Reply] = []
+
+    def take(self, reply: Reply) -> None:
+        """Take the reply of some clients, of which the message goes to the inbox."""
+        self.inbox.take(reply.form, reply.sender, reply.message)
+        reply.message = {}
+        self.replies.append(reply)
+
+    def close(self, seed: Seed, silent: Tensor) -> tuple[Round, Tensor]:
+        """Return the next state, but for what clients keep, and ids of those that may keep it.
+
+        These are all that trained but those whose message was missed, was bad or not merged.
+        """
+        form = self._rejecting()
+        reasons = [reason for reply in self.replies for reason in reply.reasons]
+        report = join_up(reply.report for reply in self.replies)
+        report |= {"good": torch.tensor([not reason for reason in reasons], dtype=torch.bool)}
+        report = cut(report, report["ids"].argsort())
+        sent = report["good"] & torch.isin(report["ids"], self.reporters)
+        who, server, bad = self.data.who(report["ids"][sent]), self.state.server, list[str]()
+        message = self.inbox.left(form, who)
+        try:
+            if len(who.ids):
+                source = stream(seed, Stream.MERGE, self.state.number)
+                with torch.no_grad(), pyro.validation_enabled(False), unwritten("merge", message):
+                    new = self.inbox.merged(form, message, who, source)
+                new = to_data(as_tensors("what merge returns", new), self.data)
+                server, bad = merged(server, new, len(who.ids))
+        except CannotMerge as error:
+            bad = [f"the server: {error}"]
+        lost = torch.cat([silent, who.ids.cpu()]) if bad else silent
+        kept = report["ids"][report["good"] & ~torch.isin(report["ids"], lost)]
+        after = Round(
+            number=self.state.number + 1,
+            server=server,
+            private={},
+            seen=self.state.seen,
+            who=who,
+            message=message,
+            trained=report["ids"],
+            rejected=(*filter(None, reasons), *bad),
+            loss=role("loss", report),
+            begun=role("begun", report),
+            steps=report["steps"],
+            silent=silent,
+            down=report["down"],
+            up=report["up"][sent],
+            names=self.state.names,
+            rows=self.state.rows,
+            constants=self.state.constants,
+        )
+        return after, kept
+
+    def _rejecting(self) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...]:
+        """Return the form that messages must have, once clients with another one are rejected."""
+        votes = [(reply.form, reply.reasons.count("")) for reply in self.replies]
+        form = agreed(votes, form_of(self.state.message), self.state.server)
+        for reply in self.replies:
+            if odd := unlike(reply.form, form):
+                reply.reasons = [
+                    reason or f"{self.data.names[i]}: {odd}"
+                    for reason, i in zip(reply.reasons, reply.report["ids"].tolist(), strict=True)
+                ]
+        return form
+
+
+def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method]:
+    """Return what gives the method of a round, by its number from 0."""
+    if isinstance(method, Method):
+        return lambda _: method
+
+    def at(number: int) -> Method:
+        """Return the method of a round, or refuse what is none."""
+        if not isinstance(made := method(number), Method):
+            raise ValueError(
+                f"method({number}) is a {type(made).__name__}; expected a Method for each round"
+            )
+        return made
+
+    return at
+
+
+@in_turn  # another thread may be inside a handler of its own
+def refuse_surroundings() -> None:
+    """Refuse to train inside of what changes the numbers of programs, or their gradients."""
+    if _PYRO_STACK:
+        kind = type(_PYRO_STACK[-1]).__name__
+        raise ValueError(
+            f"fit runs inside {AROUND.get(kind, kind)}, which would change what programs mean; "
+            "expected to fit outside of it, and handlers of Pyro inside the programs"
+        )
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise ValueError(
+            "fit runs inside autocast, which would round what programs compute; expected to fit "
+            "outside of it"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "torch.inference_mode() is on; expected to fit outside of it, as there are no "
+            "gradients inside"
+        )

@@ -1,0 +1,143 @@
+"""Federated runs: one round after another, in this process or in several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import TypedDict
+
+import torch
+
+from pyrofl.arguments import Count, Whole, checked
+from pyrofl.data import Federation
+from pyrofl.inference.budget import Privacy
+from pyrofl.inference.description import refuse_other_constants
+from pyrofl.inference.engine.messages import BadMessage, OnBadMessage, inbox
+from pyrofl.inference.engine.origin import validate_resume
+from pyrofl.inference.engine.participation import Draw, Stragglers, everyone
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.rounds import (
+    advance,
+    by_round,
+    first,
+    refuse_surroundings,
+    sample_clients,
+)
+from pyrofl.inference.method import Method
+from pyrofl.inference.mistakes import check as refuse_wrong
+from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.seeds import Seed, separate
+from pyrofl.inference.transport.start import Engine, create_engine
+from pyrofl.tensors import Tensors
+
+SHOWN = 3  # reasons in one line
+
+
+class LoopOptions(TypedDict, total=False):
+    """Arguments of `federate` that do not say what is fitted, and which round is the last."""
+
+    participation: Draw
+    trains: Draw | None
+    chunk: int | None
+    stragglers: Stragglers | None
+    on_bad_message: OnBadMessage
+    state_memory: int | None
+    keep_messages: bool
+    check: bool
+    engine: Engine
+    workers: int | None
+    privacy: Privacy | None
+
+
+@checked
+def federate(
+    method: Method | Callable[[int], Method],
+    data: Federation,
+    rounds: Whole,
+    *,
+    seed: Seed = 0,
+    participation: Draw = everyone,
+    trains: Draw | None = None,
+    chunk: Count | None = None,
+    server: Tensors | None = None,
+    start: Round | None = None,
+    stragglers: Stragglers | None = None,
+    on_bad_message: OnBadMessage = "reject",
+    state_memory: Whole | None = None,
+    keep_messages: bool = True,
+    check: bool = True,
+    privacy: Privacy | None = None,
+    engine: Engine = "local",
+    workers: Count | None = None,
+) -> Generator[Round, None, None]:
+    """Run federated rounds, yielding the state after each.
+
+    Args:
+        method: a method, or round number (from 0) -> method, for schedules that depend on it.
+        data: the federation, whose device and floating-point type are used throughout.
+        rounds: number of the last round; a run started at round r makes rounds - r of them.
+        seed: with the round and the client's name, fixes all random numbers; `Seeds` for several.
+        participation: draws who reports.
+        trains: draws who trains; those drawn to report who did not train stay silent. Default: the
+            reporters, or everyone if `method.all_train`.
+        chunk: clients trained side by side; default by the size of their state.
+        server: first state, instead of `method.init`.
+        start: a Round to go on from, of the same clients with the same training rows.
+        stragglers: clients that do part of their work, or are not heard.
+        on_bad_message: "reject" goes on without the client, "raise" stops the run.
+        state_memory: bytes of all clients' private state that may be in memory; what is larger is
+            mapped from a temporary file. None sets no bound.
+        keep_messages: False folds messages into one as they come, where the merge is `Pooled`: a
+            chunk's are all that are in memory, and those of a Round are [0, ...].
+        check: before round one, refuse a method that would give wrong numbers, see `check`.
+        privacy: clip what clients add to the server's sums and put noise on it; see
+            `privacy.private`.
+        engine: "local" trains in this process, "ray" in several; see `pyrofl.inference.transport`.
+            They end with the rounds, or once the iterator is closed.
+        workers: of Ray, each with some of the clients; default one for each core, or GPU.
+
+    Raises:
+        ValueError: if `check` refuses, privacy does not suit the method, a draw does not fit the
+            clients, start is of other clients, rows or frozen weights, messages are not to be kept
+            and the method cannot fold them, or the engine cannot start.
+        BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
+        ChildProcessError: in a round, if a worker dies.
+    """
+    refuse_surroundings()
+    seed, slow = separate(seed), stragglers or Stragglers()
+    at = by_round(with_privacy(method, privacy, data.clients, participation))
+    if start is not None and server is not None:
+        raise ValueError("start and server are both given; expected one of them to begin with")
+    if start is not None:
+        start = validate_resume(start, data)
+        refuse_other_constants(at(max(start.number - 1, 0)), start.constants)
+    if (begun := start.number if start else 0) < rounds:
+        inbox(at(begun), {}, torch.zeros(0), keep_messages)
+        if check and not begun:
+            refuse_wrong(at(0), data, chunk=chunk, server=start.server if start else server)
+
+    start_engine = create_engine(engine, workers, data)
+    step = partial(
+        advance, seed=seed, chunk=chunk, memory=state_memory, keep_messages=keep_messages
+    )
+
+    def go(state: Round) -> Generator[Round, None, None]:
+        with start_engine() as backend:
+            for number in range(state.number, rounds):
+                now = at(number)
+                asked, ids = sample_clients(now, data.clients, seed, number, participation, trains)
+                heard = slow.heard(asked, data.names, seed, number)
+                now, silent = slow.working(now, data.names, seed, number), ~torch.isin(asked, heard)
+                state = step(now, data, state, ids, heard, asked[silent], backend=backend)
+                if on_bad_message == "raise" and state.rejected:
+                    raise BadMessage(_listed(state.rejected))
+                yield state
+
+    return go(start or first(at(0), data, seed, server))
+
+
+def _listed(reasons: Sequence[str]) -> str:
+    """Return the first reasons in one line, and how many more there are."""
+    more = len(reasons) - SHOWN
+    shown = [*reasons[:SHOWN], f"and {more} more"] if more > 0 else reasons
+    return "; ".join(shown)

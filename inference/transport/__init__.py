@@ -1,0 +1,29 @@
+"""The two halves of a round as objects that may live on different machines.
+
+    server = Server(method, names, sizes, dtype, seed, state=folder)     at the server, without rows
+    client = Client(method, data, seed, state=folder)                    at every site
+
+    for _ in range(rounds):
+        orders = server.orders()
+        server.take({name: train(name, order) for name, order in orders.items()})
+    questions = server.questions(model="personal")
+    scores = server.scores({name: test(name, asked) for name, asked in questions.items()})
+
+where `train` and `test` call client.train(order) and client.evaluate(asked) at the site `name`.
+
+Both sides build the same method; what only a server needs, as FedBE's unlabelled rows, clients may
+do without (`distil="none"`). `pyrofl.check(method, data)` at a site refuses what would be wrong.
+
+Orders and replies are flat dicts: tensors with an axis for clients in front, numbers and names.
+They go through any wire that keeps tensors as they are; `federate` is the same without a wire.
+
+Commit and rollback: a client keeps what it made of a round as pending. The next order tells the
+last round whose message was merged; if that is the pending one it is committed, or else the client
+goes back to what it had. So replies may be lost, and servers and clients may stop at any time.
+Who has no order may be down: a client that is called and does not reply is `silent` in the round.
+"""
+
+from pyrofl.inference.transport.client import Client
+from pyrofl.inference.transport.server import Server
+
+__all__ = ["Client", "Server"]

@@ -1,0 +1,342 @@
+"""Some clients of a federation, with their rows and what they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyrofl.arguments import Count, checked, known
+from pyrofl.data import Federation, Who
+from pyrofl.data.shard import Shard
+from pyrofl.files import hashed
+from pyrofl.files.lock import locked
+from pyrofl.files.run_folder import prepare, versions
+from pyrofl.inference.description import described
+from pyrofl.inference.engine.client_states import none
+from pyrofl.inference.engine.local_round import LocalRound, RoundRequest
+from pyrofl.inference.engine.round import Round, at_hand
+from pyrofl.inference.engine.rounds import by_round, refuse_surroundings
+from pyrofl.inference.evaluation.evaluate import Metric, evaluate
+from pyrofl.inference.method import Method, View
+from pyrofl.inference.seeds import Seed, separate
+from pyrofl.inference.transport.wire import (
+    ASKED,
+    Flat,
+    InvalidRequestError,
+    StateLostError,
+    column,
+    named,
+    number,
+    refuse_others,
+    sealed,
+    tensors,
+)
+from pyrofl.tensors import Tensors, cut, under
+from pyrofl.turns import in_turn
+
+FILE = "private.pt"
+MIN_SCORED_ROWS = 5  # as small cell counts are suppressed in statistics of patients
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """What one client keeps."""
+
+    merged: int = 0  # the last round whose message was merged; 0 is none
+    mine: Tensors | None = None  # private state; None of a newcomer
+    round: int = 0  # that waits to be merged; 0 is none
+    pending: Tensors = field(default_factory=dict)  # private state after it
+
+    def settled(self, accepted: int) -> ClientRecord:
+        """Commit what waits if it was merged, or else go back."""
+        if self.round and self.round == accepted:
+            return ClientRecord(accepted, self.pending)
+        return ClientRecord(self.merged, self.mine)
+
+
+def _losses(report: Tensors) -> Tensors:
+    """Return the losses of a report; private methods send none, as losses depend on rows."""
+    return {n: v for n, v in report.items() if n.startswith(("loss/", "begun/"))}
+
+
+def _state(shard: Shard, rounds: int, server: Tensors, own: Mapping[str, ClientRecord]) -> Round:
+    """Return the round before as clients see it, given what the server sent and what they keep."""
+    states, seen = none(shard.clients, len(own)), torch.zeros(shard.clients, dtype=torch.bool)
+    for name, one in own.items():
+        if one.mine is not None:
+            at = torch.tensor([shard.names.index(name)])
+            seen[at] = True
+            states = states.updated(states.write(at, {n: v[None] for n, v in one.mine.items()}))
+    return Round(rounds, server, states, seen)
+
+
+class Client:
+    """The clients' half of every round: trains and tests where the rows are.
+
+    Args:
+        method: a method, or round number (from 0) -> method, built as at the server.
+        data: the rows of one client or of several, by the names that the server knows.
+        seed: of the run, as at the server.
+        state: folder for what the clients keep, written before a reply is given; None keeps it in
+            memory, for as long as this object lives.
+        metrics: name -> one of your own, beside those of `pyrofl.metrics`.
+        min_scored_rows: smallest number of rows of which a client's scores are sent: the accuracy
+            of one row reveals its label. None sends no scores.
+
+    Raises:
+        ValueError: if the folder cannot be used, or its file is damaged or of another run.
+    """
+
+    @checked
+    def __init__(
+        self,
+        method: Method | Callable[[int], Method],
+        data: Federation,
+        seed: Seed = 0,
+        state: str | Path | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        min_scored_rows: Count | None = MIN_SCORED_ROWS,
+    ) -> None:
+        """Take up what the folder holds."""
+        if data.weights is not None:
+            raise ValueError(
+                "data have weights of rows, and servers elsewhere count rows; expected none"
+            )
+        self.at, self.data, self.seed = by_round(method), data, separate(seed)
+        self.metrics, self.min_scored_rows = metrics, min_scored_rows
+        self.names = data.names[: data.clients]
+        self.file = None if state is None else prepare(state, holding=FILE) / FILE
+        self._own = {name: ClientRecord() for name in self.names}
+        self._sent: dict[str, Flat] = {}  # by client: its last noisy reply
+        self._read()
+
+    @in_turn
+    def train(self, order: Mapping[str, Any]) -> Flat:
+        """Train from what an order of `Server.orders` brings, and return the reply.
+
+        Raises:
+            ValueError: if the order is not for these clients, or one of them has lost its state.
+        """
+        refuse_surroundings()
+        who, shard, received = self._placed(order)
+        rounds, names = number(order, "round") - 1, named(order)
+        reports = column(order, "reports", len(names), torch.bool)
+        method = self.at(rounds)
+        refuse_others(order, method)
+        with self._held():
+            self._refuse_late(names, rounds + 1)
+            noisy = method.privacy is not None and method.privacy.privacy.where == "client"
+            if noisy and (before := self._replied(names, rounds + 1)) is not None:
+                return before
+            own = self._settled(order)
+            state = _state(shard, rounds, received, own)
+
+            def keeps() -> bool:
+                """Return whether the method's clients keep anything."""
+                return bool(at_hand(method, shard, state, received, who, self.seed))
+
+            own = self._belonging(order, own, keeps)
+            asked = who.ids.cpu()[reports]
+            local = LocalRound(shard, RoundRequest(method, state, who.ids, asked, self.seed))
+            reply = local.train(who.ids, received)
+            for i, reason in zip(who.ids.tolist(), reply.reasons, strict=True):
+                if reason:
+                    continue
+                name, row = shard.names[i], local.written.get(i)
+                now = sealed(row.tensors) if row else {}
+                waits = bool((asked == i).any())  # others commit: nobody misses a message
+                change = {"round": rounds + 1, "pending": now} if waits else {"mine": now}
+                own[name] = replace(own[name], **change)
+            self._own |= own
+            answer = {
+                "names": names,
+                "round": rounds + 1,
+                "sends": torch.isin(who.ids.cpu(), reply.sender.ids.cpu()),
+                "odd": tuple(reply.reasons),
+                "steps": reply.report["steps"],
+                **({} if method.privacy else sealed(_losses(reply.report))),
+                **under("up", sealed(reply.message)),
+            }
+            self._sent |= dict.fromkeys(names, answer) if noisy else {}
+            self._write()
+        return answer
+
+    @in_turn
+    def evaluate(self, question: Mapping[str, Any]) -> Flat:
+        """Test what a question of `Server.questions` asks; only scores and numbers of rows go up.
+
+        Clients with fewer than `min_scored_rows` rows are left out of the answer.
+
+        Raises:
+            ValueError: as `train` and `pyrofl.evaluate`.
+        """
+        who, shard, received = self._placed(question)
+        rounds, place = number(question, "round"), who.ids.cpu()
+        asked = {n: question[n] for n in ASKED if n in question}
+        wanted = asked.pop("metrics", None)
+        self._read()
+        own = self._settled(question)
+        state = _state(shard, rounds, received, own)
+        method = self.at(max(rounds - 1, 0))
+        refuse_others(question, method)
+
+        def download(server: Tensors, some: Who) -> Tensors:
+            """Return what came down to some of the clients."""
+            where = (some.ids.cpu()[:, None] == place).int().argmax(1)
+            return cut(server, where.to(some.ids.device))
+
+        views = {n: View(getattr(view, "read", view)) for n, view in method.views.items()}
+        here = replace(method, download=download, views=views)
+        part = shard.test if asked.get("part", "test") == "test" else shard.train
+        about = {"round": rounds, **{n: v for n, v in asked.items() if n != "metrics"}}
+        least = self.min_scored_rows
+        large = torch.tensor([least is not None and len(rows) >= least for rows in part])
+        if not bool(large[place].any()):
+            return {**about, "names": (), "rows": torch.zeros(0, dtype=torch.long)}
+        self._belonging(
+            question, own, lambda: bool(at_hand(here, shard, state, received, who, self.seed))
+        )
+        found = evaluate(here, shard, state, metrics=self.metrics, seed=self.seed, **asked)
+        shared = large[found.ids]
+        wanted = found.values if wanted is None else wanted
+        scores = {n: v[shared] for n, v in found.values.items() if n in wanted}
+        names = tuple(shard.names[i] for i in found.ids[shared].tolist())
+        rows = found.rows[shared]
+        return {**about, "names": names, "rows": rows, **under("score", sealed(scores))}
+
+    @in_turn
+    def forget(self, names: Sequence[str]) -> None:
+        """Make newcomers of some clients; `Server.rejoin` has to know of it before its next order.
+
+        Raises:
+            ValueError: if a name is none of these clients.
+        """
+        with self._held():
+            for name in names:
+                known(name, self.names, "client")
+                self._own[name] = ClientRecord()
+            self._write()
+
+    def _refuse_late(self, names: Sequence[str], rounds: int) -> None:
+        """Refuse an order that has been overtaken: the message of the later one may be merged."""
+        for name in names:
+            if (last := self._own[name].round) > rounds:
+                raise InvalidRequestError(
+                    f"{name}: an order of round {rounds} came after that of round {last}; "
+                    "expected none that is older"
+                )
+
+    def _replied(self, names: Sequence[str], number: int) -> Flat | None:
+        """Return the noisy reply that these clients gave in this round; None if they gave none.
+
+        The account of privacy counts one noisy reply per round. A second one with new noise would
+        let the server average the noise out.
+
+        Raises:
+            InvalidRequestError: if some replied in this round with others, or in a later round.
+        """
+        sent = {n: self._sent[n] for n in names if n in self._sent}
+        again = [name for name, reply in sent.items() if reply["round"] >= number]
+        if not again:
+            return None
+        first = sent[again[0]]
+        if (first["round"], first["names"]) == (number, tuple(names)):
+            return first
+        raise InvalidRequestError(
+            f"{', '.join(again)}: a noisy reply of round {first['round']} was sent already; "
+            "expected a request for a later round, as epsilon counts one reply per round"
+        )
+
+    def _placed(self, order: Mapping[str, Any]) -> tuple[Who, Shard, Tensors]:
+        """Return the clients of an order, their rows at their places, and what came down."""
+        names = named(order)
+        ids, sizes = (column(order, n, len(names), torch.long) for n in ("ids", "sizes"))
+        clients, data = number(order, "clients"), self.data
+        for what, mine in vars(self.seed).items():
+            if (found := number(order, f"seed/{what}")) != mine:
+                raise InvalidRequestError(
+                    f"seed of {what} is {mine}, and {found} at the server; expected the same"
+                )
+        none = data.train[0][:0]
+        train, test, labels = [none] * clients, [none] * clients, [""] * clients
+        for name, i, size in zip(names, ids.tolist(), sizes.tolist(), strict=True):
+            if name not in self.names:
+                here = f"clients that are here: {', '.join(self.names)}"
+                raise InvalidRequestError(f"an order is for {name!r}; expected {here}")
+            if not 0 <= i < clients:
+                raise InvalidRequestError(f"{name} has id {i}; expected 0 to {clients - 1}")
+            j = data.names.index(name)
+            if len(data.train[j]) != size:
+                raise InvalidRequestError(
+                    f"{name} has {len(data.train[j])} training rows, and {size} at the server; "
+                    "expected as many"
+                )
+            train[i], test[i], labels[i] = data.train[j], data.test[j], name
+        shard = Shard(data.x, data.y, tuple(train), tuple(test), tuple(labels), data.classes)
+        received = {n: v.to(data.device) for n, v in tensors("down", order).items()}
+        for n, v in received.items():
+            if v.is_floating_point() and v.dtype != data.dtype:
+                raise InvalidRequestError(
+                    f"{n} is {v.dtype} in the order, and the data are {data.dtype}; expected the "
+                    "same type at server and clients"
+                )
+        return shard.who(ids), shard, received
+
+    def _settled(self, order: Mapping[str, Any]) -> dict[str, ClientRecord]:
+        """Return what clients keep, committed or rolled back as the order tells."""
+        names = named(order)
+        accepted = column(order, "accepted", len(names), torch.long).tolist()
+        each = zip(names, accepted, strict=True)
+        return {name: self._own[name].settled(last) for name, last in each}
+
+    def _belonging(
+        self, order: Mapping[str, Any], own: Mapping[str, ClientRecord], keeps: Callable[[], bool]
+    ) -> dict[str, ClientRecord]:
+        """Refuse clients that do not have the state which belongs to their last merged message."""
+        found = {}
+        odd = {}
+        for name, last in zip(own, order["accepted"].tolist(), strict=True):
+            if own[name].merged != last:
+                odd[name] = (
+                    f"{name}: the server has merged its message of round {last}, and what it keeps "
+                    f"is of round {own[name].merged}"
+                )
+            found[name] = replace(own[name], merged=last)
+        if odd and keeps():
+            cure = "in the folder that was used then, or these clients as newcomers: forget"
+            told = f"{'; '.join(odd.values())}; expected the state that belongs to that message"
+            raise StateLostError(f"{told}, {cure}", list(odd))
+        return found
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the folder alone, and start from what it holds."""
+        with locked(self.file.parent) if self.file else nullcontext():
+            self._read()
+            yield
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        seeds = {f"seed of {n}": int(v) for n, v in vars(self.seed).items()}
+        known = {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
+        return {"hash of the data": hashed.fingerprint(self.data), **known, **seeds}
+
+    def _read(self) -> None:
+        """Take up what the file holds, if there is one."""
+        if self.file is None or not self.file.exists():
+            return
+        content = hashed.read(self.file, self._about)
+        hashed.same(f"what clients keep in {self.file}", content["method"], described(self.at(0)))
+        self._own = {name: ClientRecord(**found) for name, found in content["own"].items()}
+        self._sent = content["sent"]
+
+    def _write(self) -> None:
+        if self.file is not None:
+            own = {name: vars(own) for name, own in self._own.items()}
+            content = {"own": own, "sent": self._sent, "method": described(self.at(0))}
+            hashed.write(self.file, self._about, content)

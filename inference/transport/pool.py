@@ -1,0 +1,216 @@
+"""Clients dealt to workers, each of which makes their half of the rounds and holds what they keep.
+
+How a worker is called is left to a `Post`, so that workers may be anywhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Federation, Who
+from pyrofl.data.shard import shard
+from pyrofl.inference.engine.client_states import Tables
+from pyrofl.inference.engine.local_round import Reply, RoundRequest, RunningRound
+from pyrofl.inference.engine.round import Round
+from pyrofl.inference.method import Method
+from pyrofl.inference.transport.wire import sealed
+from pyrofl.inference.transport.worker import dealt
+from pyrofl.tensors import Tensors, cut
+
+AHEAD = 1  # chunks that a worker may train before the last one's reply is taken
+
+
+class Post(Protocol):
+    """Calls functions of workers, each worker's one after the other."""
+
+    workers: int
+
+    def hire(self, each: list[tuple[Federation, Tensor]]) -> None:
+        """Start a worker for the rows and ids of some clients, each."""
+        ...
+
+    def share(self, value: Any) -> Any:
+        """Return what stands for a value that is sent to several workers."""
+        ...
+
+    def send(self, worker: int, what: str, *given: Any) -> Any:
+        """Ask a worker to call one of its functions, and return a ticket."""
+        ...
+
+    def result(self, ticket: Any) -> Any:
+        """Return what came of a call, or raise what it raised; ChildProcessError: it has died."""
+        ...
+
+    def forget(self, tickets: list[Any]) -> None:
+        """Call off what has not begun."""
+        ...
+
+    def close(self) -> None:
+        """Let all workers end."""
+        ...
+
+
+class Away(Tables):
+    """What clients keep at workers after a round, [J, ...]; it is fetched when it is read."""
+
+    def __init__(self, pool: Pool, number: int) -> None:
+        """Take the pool, and by which number the workers know these states."""
+        self.pool, self.number = pool, number
+
+    @cached_property
+    def tables(self) -> Tensors:
+        """The tables, once they are fetched."""
+        return self.pool.kept(self.number)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a table [J, ...]."""
+        return self.tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return len(self.tables)
+
+
+class Pool:
+    """A carrier to clients that are dealt to workers.
+
+    What clients keep stays with the workers, for as long as somebody holds the Round that has it.
+    It is fetched when it is read; that of the last Round is fetched in the end.
+    """
+
+    def __init__(self, data: Federation, post: Post) -> None:
+        """Begin; workers start with the `with` block."""
+        self.data, self.post = data, post
+        self.mine = dealt(data.sizes[: data.clients], post.workers)
+        self.method: Method | None = None
+        self.last: Away | None = None
+        self.numbers = count()
+        self.held: WeakValueDictionary[int, Away] = WeakValueDictionary()
+
+    def __enter__(self) -> Pool:
+        """Start the workers."""
+        try:
+            self.post.hire([(shard(self.data, mine), mine) for mine in self.mine])
+        except BaseException:
+            self.post.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Bring here what the last Round's clients keep, and end the workers.
+
+        If a worker has died it is lost, and whoever asks for it is told.
+        """
+        try:
+            if self.last is not None:
+                with suppress(ChildProcessError):
+                    len(self.last)
+        finally:
+            self.post.close()
+
+    def __call__(self, request: RoundRequest) -> RunningRound:
+        """Begin a round."""
+        private = request.state.private
+        if not isinstance(private, Away) or private.pool is not self:
+            known = self.away()
+            for worker, mine in enumerate(self.mine):
+                seen, tables = request.state.seen[mine], cut(private, mine)
+                self.post.send(worker, "load", known.number, seen, sealed(tables))
+            request = replace(request, state=replace(request.state, private=known))
+        if request.method is not self.method:
+            for worker in range(len(self.mine)):
+                self.post.send(worker, "learn", request.method)
+            self.method = request.method
+        return PoolRound(self, request)
+
+    def away(self) -> Away:
+        """Return new states at the workers."""
+        made = Away(self, next(self.numbers))
+        self.held[made.number] = made
+        return made
+
+    def kept(self, number: int) -> Tensors:
+        """Fetch what all clients keep, [J, ...]; zeros of newcomers."""
+        tickets = [self.post.send(worker, "kept", number) for worker in range(len(self.mine))]
+        whole: Tensors = {}
+        for mine, ticket in zip(self.mine, tickets, strict=True):
+            for name, value in self.post.result(ticket).items():
+                if name not in whole:
+                    shape = (self.data.clients, *value.shape[1:])
+                    whole[name] = value.new_zeros(shape, device=self.data.device)
+                whole[name][mine] = value.to(self.data.device)
+        return whole
+
+
+@dataclass
+class PoolRound(RunningRound):
+    """A round on its way at the workers."""
+
+    pool: Pool
+    request: RoundRequest
+
+    def __post_init__(self) -> None:
+        """Find out who has work."""
+        ids = self.request.ids
+        self.busy = [
+            w for w, mine in enumerate(self.pool.mine) if bool(torch.isin(mine, ids).any())
+        ]
+        self.waiting: deque[tuple[int, Any]] = deque()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Let workers take everything back if the round fails on its way."""
+        if kind is None:
+            return
+        self.pool.post.forget([ticket for _, ticket in self.waiting])
+        with suppress(ChildProcessError):
+            for worker in self.busy:
+                self.pool.post.send(worker, "undo")
+
+    def replies(self) -> Iterator[Reply]:
+        """Let the clients train, and yield the workers' replies, in turn."""
+        post, request = self.pool.post, self.request
+        last = request.state
+        assert isinstance(last.private, Away)
+        state = Round(last.number, sealed(last.server), {}, last.seen)
+        fields = {n: v for n, v in vars(request).items() if n != "method"} | {"state": state}
+        sheet = last.private.number, {*self.pool.held}, post.share(fields)
+        self.waiting.extend((w, post.send(w, "begin", *sheet)) for w in self.busy)
+        while self.waiting:
+            worker, ticket = self.waiting[0]
+            reply, left = post.result(ticket)
+            self.waiting.popleft()
+            asked = [w for w, _ in self.waiting].count(worker)
+            for _ in range(asked, min(left, 1 + AHEAD)):
+                self.waiting.append((worker, post.send(worker, "more")))
+            yield arrived(reply, self.pool.data.device)
+
+    def close(self, back: Tensor) -> Mapping[str, Tensor]:
+        """Let some go back to what they kept before; all of it stays with the workers."""
+        before = self.request.state.private
+        assert isinstance(before, Away)
+        made = self.pool.last = self.pool.away()
+        for worker in range(len(self.pool.mine)):
+            self.pool.post.send(worker, "close", before.number, made.number, back)
+        return made
+
+
+def arrived(reply: Reply, device: torch.device) -> Reply:
+    """Return a reply on a device."""
+    sender = Who(*(v.to(device) for v in reply.sender))
+    return replace(
+        reply, sender=sender, message={n: v.to(device) for n, v in reply.message.items()}
+    )

@@ -1,0 +1,212 @@
+"""Ray's actors as workers: on this machine, or on those of a cluster that the caller has joined.
+
+Ray that is started here listens on 127.0.0.1 alone, shows no dashboard and tells nobody of its use.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Federation
+from pyrofl.inference.transport.worker import Worker
+
+ADDRESS = "RAY_ADDRESS"  # of a cluster to join, as Ray itself reads it
+HOST = "127.0.0.1"
+# The second lets Ray take the host's word for its address, which it replaces otherwise.
+SET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+def hired(workers: int | None, data: Federation) -> int:
+    """Return how many workers there are to be.
+
+    Raises:
+        ValueError: if Ray or cloudpickle is not there, or there cannot be so many workers.
+    """
+    if lacking := [name for name in ("ray", "cloudpickle") if find_spec(name) is None]:
+        raise ValueError(
+            f"engine is 'ray', and {' and '.join(lacking)} cannot be imported; expected "
+            "pip install 'pyrofl[ray]', or engine='local'"
+        )
+    most = _room(data.device)
+    if workers is None and most is None:
+        raise ValueError(f"workers is None, and {ADDRESS} names a cluster; expected their number")
+    if workers is None:
+        return max(1, min(most or 1, data.clients))
+    if workers > data.clients:
+        raise ValueError(
+            f"workers is {workers}, and {data.clients} clients train; expected at most as many"
+        )
+    if most is not None and workers > most and (data.device.type != "cpu" or _joined()):
+        kind = "CPUs" if data.device.type == "cpu" else "GPUs"
+        raise ValueError(
+            f"workers is {workers}, and Ray has {most} {kind}; expected at most {most}"
+        )
+    return workers
+
+
+def _joined() -> bool:
+    """Say whether the caller has started Ray or joined a cluster."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
+def _room(device: torch.device) -> int | None:
+    """Return how many workers there is room for; None if only a cluster knows."""
+    kind = "CPU" if device.type == "cpu" else "GPU"
+    if _joined():
+        return int(sys.modules["ray"].cluster_resources().get(kind, 0))
+    if os.environ.get(ADDRESS):
+        return None
+    if kind == "GPU":
+        return torch.cuda.device_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+class Ticket(NamedTuple):
+    """A call of a worker's function."""
+
+    worker: int
+    answer: Any
+
+
+class Actors:
+    """Calls functions of workers that are Ray's actors."""
+
+    def __init__(self, workers: int, device: torch.device) -> None:
+        """Begin; nothing is started yet."""
+        self.workers, self.device, self.own = workers, device, False
+        self.actors: list[Any] = []
+
+    def hire(self, each: list[tuple[Federation, Tensor]]) -> None:
+        """Start Ray, unless the caller has, and a worker for the rows and ids of some clients."""
+        import ray
+
+        if not ray.is_initialized():
+            self.own = True
+            _start(self.workers, self.device)
+        gpu = self.device.type != "cpu"
+        actor = ray.remote(Actor).options(num_cpus=0 if gpu else 1, num_gpus=1 if gpu else 0)
+        threads = max(1, torch.get_num_threads() // self.workers)
+        how = sys.path, threads, torch.get_default_dtype(), self.device.type
+        self.actors = [actor.remote(*how) for _ in each]
+        for ticket in [self._call(w, "hold", *given) for w, given in enumerate(each)]:
+            self.result(ticket)
+
+    def share(self, value: Any) -> Any:
+        """Write a value once, for all workers of a machine."""
+        import ray
+
+        return ray.put(value)
+
+    def send(self, worker: int, what: str, *given: Any) -> Ticket:
+        """Ask a worker to call one of its functions."""
+        return self._call(worker, "call", what, *given)
+
+    def _call(self, worker: int, what: str, *given: Any) -> Ticket:
+        if not self.actors:
+            raise ChildProcessError(f"what clients keep was with workers that have ended{CURE}")
+        return Ticket(worker, getattr(self.actors[worker], what).remote(*given))
+
+    def result(self, ticket: Ticket) -> Any:
+        """Return what came of a call, or raise what it raised; ChildProcessError: it has died."""
+        import ray
+
+        try:
+            return ray.get(ticket.answer)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except ray.exceptions.RayActorError:
+            raise ChildProcessError(
+                f"worker {ticket.worker + 1} of {self.workers} has died, which may be for want of "
+                f"memory, and with it what its clients keep{CURE}"
+            ) from None
+
+    def forget(self, tickets: list[Ticket]) -> None:
+        """Call off what has not begun."""
+        import ray
+
+        for ticket in tickets:
+            with suppress(Exception):  # it may have died
+                ray.cancel(ticket.answer)
+
+    def close(self) -> None:
+        """Let all workers end, and Ray too if it was started here."""
+        import ray
+
+        actors, self.actors = self.actors, []
+        for actor in actors:
+            ray.kill(actor)
+        if self.own:
+            ray.shutdown()
+
+
+CURE = "; expected to go on from a checkpoint, or from a Round before"
+
+
+def _start(workers: int, device: torch.device) -> None:
+    """Join the cluster that the environment names, or start Ray here, for this process alone."""
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address := os.environ.get(ADDRESS):
+        ray.init(address=address, **quiet)
+        if (room := _room(device)) is not None and workers > room:
+            raise ValueError(
+                f"workers is {workers}, and the cluster at {address} has room for {room}; expected "
+                f"at most {room}"
+            )
+        return
+    gpus = {} if device.type == "cpu" else {"num_gpus": workers}
+    with _settings():
+        ray.init(
+            address="local",
+            num_cpus=workers,
+            include_dashboard=False,
+            _node_ip_address=HOST,
+            **gpus,
+            **quiet,
+        )
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Set what Ray reads from the environment; it may be imported already."""
+    from ray._private import ray_constants
+
+    before = {name: os.environ.get(name) for name in SET}
+    cluster = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.update(SET)
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = cluster
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
+
+
+class Actor:
+    """A worker in a process of its own."""
+
+    def __init__(self, path: list[str], threads: int, dtype: torch.dtype, device: str) -> None:
+        """Find the caller's modules, and compute as it does."""
+        sys.path += [place for place in path if place not in sys.path]
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        self.device = device
+
+    def hold(self, data: Federation, mine: Tensor) -> None:
+        """Take the rows and ids of some clients."""
+        self.worker = Worker(data, mine, self.device)
+
+    def call(self, what: str, *given: Any) -> Any:
+        """Call a function of the worker."""
+        return getattr(self.worker, what)(*given)

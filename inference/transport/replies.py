@@ -1,0 +1,132 @@
+"""Replies as they come from the wire: read, and looked at before anything is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrofl.arguments import known
+from pyrofl.data import Roster, Who
+from pyrofl.inference.engine.local_round import Reply, RunningRound
+from pyrofl.inference.engine.messages import form_of, inspect
+from pyrofl.inference.engine.round import Round, nobody
+from pyrofl.inference.method import Method
+from pyrofl.inference.transport.wire import column, named, number, tensors, texts
+from pyrofl.tensors import Tensors, cut
+
+
+@dataclass(frozen=True)
+class ReplyParser:
+    """Reads the replies of one round, of which it knows who has an order."""
+
+    method: Method
+    roster: Roster
+    number: int  # of the round, from 1
+    trained: Tensor  # ids of those that have an order
+    asked: Tensor  # ids of those that are to send a message
+    down: Tensor  # [J], bytes that they were sent
+
+    def read(self, replies: Mapping[str, Mapping[str, Any]]) -> tuple[list[Reply], list[str]]:
+        """Return the replies that can be read, and "name: what is wrong" of the others."""
+        found, refused, known_ids = list[Reply](), list[str](), set[int]()
+        for holder in sorted(replies):
+            try:
+                reply = self._reply(holder, replies[holder])
+                mine = set(reply.report["ids"].tolist())
+                if mine & known_ids:
+                    raise ValueError("it replies for clients that have replied; expected others")
+            except (LookupError, RuntimeError, TypeError, ValueError) as error:
+                refused.append(f"{holder}: {error}")
+                continue
+            known_ids |= mine
+            found.append(reply)
+        return _alike(found), refused
+
+    def _reply(self, holder: str, flat: Mapping[str, Any]) -> Reply:
+        """Return one reply; ValueError says what is wrong with all of it."""
+        ids, names = self._ids(holder, flat), named(flat)
+        if (late := number(flat, "round")) != self.number:
+            raise ValueError(f"its reply is of round {late}; expected round {self.number}")
+        sends = column(flat, "sends", len(ids), torch.bool)
+        if not bool(torch.isin(ids[sends], self.asked).all()):
+            raise ValueError("it sends a message unasked; expected none")
+        reasons, steps = texts(flat, "odd"), column(flat, "steps", len(ids), torch.long)
+        if len(reasons) != len(ids):
+            raise ValueError(f"odd is {reasons!r}; expected a text for each of {len(ids)} clients")
+        message = tensors("up", flat)
+        who, everyone = self.roster.who(ids[sends]), self.roster.names
+        found = inspect(message, {}, who, everyone, self.method.rules) if len(who.ids) else []
+        own = dict(zip(_at(sends), found, strict=True))
+        silent = torch.isin(ids, self.asked) & ~sends
+        missing = {c: f"{names[c]}: it sends no message; expected one" for c in _at(silent)}
+        every = [reason or (own | missing).get(c, "") for c, reason in enumerate(reasons)]
+        good = [c for c in own if not every[c]]
+        row = torch.tensor([list(own).index(c) for c in good], dtype=torch.long)
+        letter = cut(message, row) if good else {}
+        up = torch.zeros(len(ids), dtype=torch.long)
+        up[good] = self.method.weigh(letter) if letter else 0
+        about = {"ids": ids, "steps": steps, "down": self.down[ids], "up": up}
+        losses = self._losses(flat, len(ids))
+        return Reply(self.roster.who(ids[good]), letter, form_of(message), every, about | losses)
+
+    def _ids(self, holder: str, flat: Mapping[str, Any]) -> Tensor:
+        """Return whom a reply is of; refuse clients that it cannot be of."""
+        if not isinstance(flat, Mapping):
+            raise ValueError(f"its reply is a {type(flat).__name__}; expected a dict")
+        names = named(flat)
+        if holder in self.roster.names and names != (holder,):
+            raise ValueError(f"its reply is of {', '.join(names) or 'nobody'}; expected its own")
+        for name in names:
+            known(name, self.roster.names, "client")
+        ids = torch.tensor([self.roster.names.index(name) for name in names], dtype=torch.long)
+        if not len(ids) or not bool(torch.isin(ids, self.trained).all()):
+            raise ValueError("it has no order in this round; expected replies of those who have")
+        return ids
+
+    def _losses(self, flat: Mapping[str, Any], count: int) -> Tensors:
+        """Return the losses that are told, [C] each."""
+        names = [f"{what}/{n}" for what in ("loss", "begun") for n in tensors(what, flat)]
+        return {n: column(flat, n, count, self.roster.dtype) for n in names}
+
+
+class Received(RunningRound):
+    """A round whose replies have come over a wire; what clients keep stays with them."""
+
+    def __init__(self, replies: list[Reply]) -> None:
+        """Take the replies."""
+        self.read, self.back = replies, nobody()
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+
+    def replies(self) -> Iterator[Reply]:
+        """Yield the replies."""
+        return iter(self.read)
+
+    def close(self, back: Tensor) -> Tensors:
+        """Note who goes back to what it had: the next request states it."""
+        self.back = back
+        return {}
+
+
+def nothing(state: Round) -> Reply:
+    """Return the reply of nobody, in the form of the last message."""
+    none = {n: nobody() for n in ("ids", "steps", "down", "up")}
+    return Reply(Who(nobody(), torch.zeros(0)), {}, form_of(state.message), [], none)
+
+
+def _at(which: Tensor) -> list[int]:
+    return which.nonzero().flatten().tolist()
+
+
+def _alike(replies: list[Reply]) -> list[Reply]:
+    """Let all tell the same losses, NaN where one does not know them."""
+    names = {n: v for reply in replies for n, v in reply.report.items() if v.is_floating_point()}
+    for reply in replies:
+        unknown = {n: v.new_full((len(reply.reasons),), torch.nan) for n, v in names.items()}
+        reply.report = unknown | reply.report
+    return replies

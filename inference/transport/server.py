@@ -1,0 +1,331 @@
+"""The server of clients that are elsewhere; it has no rows of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from pyrofl.arguments import checked, known
+from pyrofl.data import Roster
+from pyrofl.data.roster import names_of
+from pyrofl.files import hashed
+from pyrofl.files.lock import locked
+from pyrofl.files.run_folder import prepare, versions
+from pyrofl.inference.description import described
+from pyrofl.inference.engine.participation import Draw, everyone
+from pyrofl.inference.engine.round import Round, sent_down, to_data
+from pyrofl.inference.engine.rounds import advance, by_round, first, sample_clients
+from pyrofl.inference.evaluation.asked import Asked, AskedFields
+from pyrofl.inference.evaluation.evaluate import Scores
+from pyrofl.inference.method import Method
+from pyrofl.inference.seeds import Seed, separate
+from pyrofl.inference.transport.replies import Received, ReplyParser, nothing
+from pyrofl.inference.transport.wire import ASKED, Flat, agreed, column, named, sealed, tensors
+from pyrofl.tensors import Tensors, as_tensors, cut, role, under
+from pyrofl.turns import in_turn
+
+FILE = "server.pt"
+
+
+class Server:
+    """The server's half of every round: orders go out, replies come in.
+
+    Attributes:
+        state: the last `Round`; what clients keep is not in it.
+        accepted: [J] int64, of every client the last round whose message was merged; 0 is none.
+
+    Args:
+        method: a method, or round number (from 0) -> method, built as at the clients.
+        names: of the clients that train.
+        sizes: their numbers of training rows.
+        dtype: floating-point type of the clients' data.
+        seed: with the round and the client's name, fixes all random numbers.
+        participation: draws who is to report, as in `federate`.
+        trains: draws who trains, as in `federate`.
+        state: folder for the server's state, written after every round and taken up if there is
+            one; None keeps it in memory.
+
+    Raises:
+        ValueError: if names, sizes or type are unsuitable, or the folder's file is damaged or of
+            another run.
+    """
+
+    @checked
+    def __init__(
+        self,
+        method: Method | Callable[[int], Method],
+        names: Sequence[str],
+        sizes: Sequence[int] | Tensor,
+        dtype: torch.dtype,
+        seed: Seed = 0,
+        *,
+        participation: Draw = everyone,
+        trains: Draw | None = None,
+        state: str | Path | None = None,
+    ) -> None:
+        """Begin, or go on from what the folder holds."""
+        self.at, self.seed = by_round(method), separate(seed)
+        self.roster = Roster(names, sizes, dtype)
+        self.participation, self.trains = participation, trains
+        self.file = None if state is None else prepare(state, holding=FILE) / FILE
+        self.accepted = torch.zeros(self.roster.clients, dtype=torch.long)
+        self.state = first(self.at(0), self.roster, self.seed)
+        if self.file is not None and self.file.exists():
+            self._take_up(hashed.read(self.file, self._about))
+
+    @in_turn
+    def orders(self, holders: Mapping[str, Sequence[str]] | None = None) -> dict[str, Flat]:
+        """Return what is to be sent in the next round, name -> order, for `Client.train`.
+
+        Asked again before `take`, it gives the same.
+
+        Args:
+            holders: name of a machine -> names of clients whose rows it has, to which one order
+                goes; default: every client by itself.
+        """
+        method, number = self.at(self.state.number), self.state.number
+        asked, ids = self._called(method)
+        about = {"round": number + 1}
+        return self._sheets(method, ids, holders, about, {"reports": torch.isin(ids, asked)})
+
+    @in_turn
+    def take(self, replies: Mapping[str, Mapping[str, Any]]) -> Round:
+        """Merge replies to the last orders, name -> reply, and return the round.
+
+        Who was to report and sent nothing that can be read is `silent`; whose reply is bad, late or
+        of another is `rejected` by name. They go back to what they kept before, once the next
+        order reaches them.
+
+        Raises:
+            ValueError: as of `federate`, if merge gives what is no state; or another server uses
+                the folder.
+        """
+        with self._held():
+            self._merge(replies)
+        return self.state
+
+    def _merge(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
+        """Make the next state of replies."""
+        method, state = self.at(self.state.number), self.state
+        asked, ids = self._called(method)
+        down = self._bytes_down(method, ids)
+        desk = ReplyParser(method, self.roster, state.number + 1, ids, asked, down)
+        read, refused = desk.read(replies)
+        read = read or [nothing(state)]
+        senders = torch.cat([reply.sender.ids for reply in read]).sort().values
+        came = torch.cat([reply.report["ids"] for reply in read])
+        received, silent = Received(read), asked[~torch.isin(asked, came)]
+        after = advance(
+            method,
+            self.roster,
+            state,
+            ids,
+            senders,
+            silent,
+            seed=self.seed,
+            backend=lambda request: received,
+        )
+        merged = after.who.ids[~torch.isin(after.who.ids, received.back)]
+        self.accepted = self.accepted.index_fill(0, merged, after.number)
+        none = {n: v[:0] for n, v in state.message.items()}
+        self.state = replace(
+            after,
+            message=after.message or none,
+            rejected=(*refused, *after.rejected),
+            seen=self.accepted > 0,
+        )
+
+    @in_turn
+    def rejoin(self, names: Sequence[str]) -> None:
+        """Take some clients for newcomers, who have lost what they keep: see `Method.rejoin`.
+
+        The next orders are to bring what comes of it; replies to former ones are not to be merged.
+
+        Raises:
+            ValueError: if a name is unknown, or the method has no rule for it.
+        """
+        for name in names:
+            known(name, self.roster.names, "client")
+        ids = torch.tensor([self.roster.names.index(name) for name in names], dtype=torch.long)
+        ids = ids[self.accepted[ids] > 0].sort().values
+        method = self.at(max(self.state.number - 1, 0))
+        with self._held():
+            server = method.rejoin(dict(self.state.server), self.roster.who(ids))
+            server = to_data(as_tensors("what rejoin returns", server), self.roster)
+            self.accepted = self.accepted.index_fill(0, ids, 0)
+            self.state = replace(self.state, server=server, seen=self.accepted > 0)
+
+    @in_turn
+    def questions(
+        self,
+        holders: Mapping[str, Sequence[str]] | None = None,
+        metrics: Sequence[str] | None = None,
+        **asked: Unpack[AskedFields],
+    ) -> dict[str, Flat]:
+        """Return what is to be asked of all clients, name -> question, for `Client.evaluate`.
+
+        Args:
+            holders: as of `orders`.
+            metrics: names of those to be told; default: all.
+            asked: fields of `Asked`: model, adapted, part, draws.
+
+        Raises:
+            ValueError: as of `pyrofl.evaluate`, or if others than clients that train are asked.
+        """
+        if (others := asked.pop("population", "training")) != "training":
+            raise ValueError(
+                f"population is {others!r}; expected 'training', as no other rows are known here: "
+                "where they are, pyrofl.evaluate(method, data, server.state, "
+                f"population={others!r}) scores them"
+            )
+        method = self.at(max(self.state.number - 1, 0))
+        how = Asked.of(asked, without="population seed chunk")
+        view = how.view(method)
+        how.phases(method)  # refuses what this method does not have
+        about: Flat = {"round": self.state.number, "model": view}
+        about |= {"adapted": how.adapted, "part": how.part}
+        about |= {} if how.draws is None else {"draws": how.draws}
+        about |= {} if metrics is None else {"metrics": tuple(metrics)}
+        ids = torch.arange(self.roster.clients)
+        return self._sheets(method.deployed(view), ids, holders, about, {})
+
+    def scores(self, answers: Mapping[str, Mapping[str, Any]]) -> Scores:
+        """Return the scores of those who answered the same question.
+
+        Raises:
+            ValueError: if nobody did, or an answer is of another question or badly formed; it is
+                named.
+        """
+        about: Flat | None = None
+        found: dict[str, tuple[int, dict[str, float]]] = {}
+        for name in sorted(answers):
+            answer = answers[name]
+            now = {n: answer[n] for n in ("round", *ASKED) if n in answer}
+            about = now if about is None else about
+            if now != about:
+                raise ValueError(f"{name} answers {now}; expected answers to {about}")
+            try:
+                names = named(answer)
+                rows = column(answer, "rows", len(names), torch.long).tolist()
+                values = tensors("score", answer)
+                for n, v in values.items():
+                    column(values, n, len(names), v.dtype)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            for c, (client, count) in enumerate(zip(names, rows, strict=True)):
+                known(client, self.roster.names, "client")
+                found[client] = count, {n: float(v[c]) for n, v in values.items()}
+        if not found or about is None:
+            raise ValueError("no client has answered; expected one at least")
+        ids = torch.tensor(sorted(self.roster.names.index(name) for name in found))
+        each = [found[self.roster.names[i]] for i in ids.tolist()]
+        common = [n for n in each[0][1] if all(n in values for _, values in each)]
+        about.pop("round")
+        return Scores(
+            **about,
+            seed=self.seed,
+            ids=ids,
+            rows=torch.tensor([rows for rows, _ in each]),
+            values={
+                n: torch.tensor([v[n] for _, v in each], dtype=self.roster.dtype) for n in common
+            },
+        )
+
+    @property
+    def checkpoint(self) -> Flat:
+        """All that another server of the same method, names, sizes and seed goes on from."""
+        return {
+            "round": self.state.number,
+            "accepted": self.accepted,
+            **under("state", self.state.server),
+            **under("form", {n: v[:0] for n, v in self.state.message.items()}),
+        }
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the folder alone while the state changes, which is written then."""
+        if self.file is None:
+            yield
+            return
+        with locked(self.file.parent):
+            if self.file.exists():
+                found = hashed.read(self.file, self._about)
+                if found["round"] != (mine := self.state.number) or not torch.equal(
+                    found["accepted"], self.accepted
+                ):
+                    raise ValueError(
+                        f"{self.file} holds round {found['round']} of another server, and this one "
+                        f"has made round {mine}; expected one server for a folder"
+                    )
+            yield
+            content = self.checkpoint | {"method": described(self.at(0))}
+            hashed.write(self.file, self._about, content)
+
+    def _take_up(self, found: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        hashed.same(f"checkpoint {self.file}", found["method"], described(self.at(0)))
+        self.accepted = found["accepted"].clone()
+        self.state = replace(
+            self.state,
+            number=found["round"],
+            server={n: v.clone() for n, v in role("state", found).items()},
+            message={n: v.clone() for n, v in role("form", found).items()},
+            seen=self.accepted > 0,
+        )
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        seeds = {f"seed of {n}": int(v) for n, v in vars(self.seed).items()}
+        about = {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
+        clients = dict(zip(self.roster.names, self.roster.sizes.tolist(), strict=True))
+        return {"clients": clients, "dtype": str(self.roster.dtype), **about, **seeds}
+
+    @staticmethod
+    def _round(about: Flat) -> int:
+        """Return the number, from 0, of the round that an order or a question is about."""
+        return max(int(about["round"]) - 1, 0)
+
+    def _called(self, method: Method) -> tuple[Tensor, Tensor]:
+        """Return who is to report in the next round, and who is to train."""
+        draws = self.participation, self.trains
+        return sample_clients(method, self.roster.clients, self.seed, self.state.number, *draws)
+
+    def _sheets(
+        self,
+        method: Method,
+        ids: Tensor,
+        holders: Mapping[str, Sequence[str]] | None,
+        about: Flat,
+        columns: Tensors,
+    ) -> dict[str, Flat]:
+        """Write an order or a question for each holder of some of these clients."""
+        names = self.roster.names
+        received = sent_down(method, self.state.server, self.roster.who(ids))
+        table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}
+        table |= {"accepted": self.accepted[ids]} | under("down", received)
+        about = about | {"clients": len(names)}
+        about |= under("seed", vars(self.seed)) | agreed(self.at(self._round(about)))
+        place = {names[i]: at for at, i in enumerate(ids.tolist())}
+        sheets: dict[str, Flat] = {}
+        given = {name: (name,) for name in names} if holders is None else holders
+        names_of("clients of holders", [name for own in given.values() for name in own])
+        for holder, own in given.items():
+            for name in own:
+                known(name, names, "client")
+            if some := [name for name in own if name in place]:
+                at = torch.tensor([place[name] for name in some])
+                sheets[holder] = about | {"names": tuple(some)} | sealed(cut(table, at))
+        return sheets
+
+    def _bytes_down(self, method: Method, ids: Tensor) -> Tensor:
+        """Return the bytes sent to every client, [J]; 0 to those that do not train."""
+        received = sent_down(method, self.state.server, self.roster.who(ids))
+        total = torch.zeros(self.roster.clients, dtype=torch.long)
+        total[ids] = method.weigh(received) if received else 0
+        return total

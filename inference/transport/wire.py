@@ -1,0 +1,146 @@
+"""What goes over the wire: flat dicts of tensors, numbers and names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import pyrofl
+from pyrofl.files.run_folder import versions
+from pyrofl.inference.description import clients_part
+from pyrofl.inference.method import Method
+from pyrofl.tensors import Tensors, role
+
+Flat = dict[str, Any]
+"""Names -> tensors [C, ...], numbers, texts, or tuples of texts."""
+
+ASKED = ("model", "adapted", "part", "draws", "metrics")  # what a question asks, if it is there
+
+
+class InvalidRequestError(ValueError):
+    """An order that clients cannot follow; the line tells names and numbers, and no value of a row.
+
+    So it may be told to the server, as other errors at a site may not.
+    """
+
+
+class StateLostError(InvalidRequestError):
+    """Clients have not the state that belongs to their last merged message."""
+
+    def __init__(self, text: str, names: Sequence[str]) -> None:
+        """Take what happened in one line, and the names of these clients."""
+        super().__init__(text)
+        self.names = tuple(names)
+
+
+def release() -> dict[str, str]:
+    """Return the versions that server and clients must have in common, by package.
+
+    Equal version numbers do not prove equal code, so a hash of pyrofl's own files is included.
+    """
+    known = {n: v for n, v in versions().items() if n not in ("arviz", "numpy")}
+    known = {n: v.partition("+")[0] for n, v in known.items()}  # torch's, without its build
+    return known | {"python": known["python"].rpartition(".")[0], "pyrofl's code": code_hash()}
+
+
+@cache
+def code_hash(folder: str | Path = Path(pyrofl.__file__).parent) -> str:
+    """Return a hash of the names and contents of all Python files in a package.
+
+    Args:
+        folder: of the package; the default is pyrofl, with its models and inference.
+
+    Returns:
+        16 hexadecimal digits; the same for a checkout and for an installed wheel.
+    """
+    found = hashlib.sha256()
+    # In a checkout, models and inference are links.
+    walked = (
+        Path(at, name) for at, _, names in os.walk(folder, followlinks=True) for name in names
+    )
+    files = {path.relative_to(folder).as_posix(): path for path in walked if path.suffix == ".py"}
+    for name in sorted(files):
+        text = files[name].read_bytes().replace(b"\r\n", b"\n")
+        found.update(f"{name} {len(text)}\n".encode() + text)
+    return found.hexdigest()[:16]
+
+
+def agreed(method: Method) -> Flat:
+    """Return what has to be the same at server and clients: versions, and the clients' method."""
+    parts = clients_part(method)
+    both = {f"version/{n}": v for n, v in release().items()}
+    return {**both, **{f"method/{n}": v for n, v in parts.items()}}
+
+
+def refuse_others(order: Mapping[str, Any], method: Method) -> None:
+    """Refuse an order of a server whose versions or method are not those here, by name."""
+    told = {n: v for n, v in order.items() if n.startswith(("version/", "method/"))}
+    mine = agreed(method)
+    if odd := sorted(n for n in told | mine if told.get(n) != mine.get(n)):
+        each = (f"{n.replace('/', ' of ')} is {mine.get(n)}, and {told.get(n)}" for n in odd)
+        raise InvalidRequestError(f"{'; '.join(each)} at the server; expected the same at both")
+
+
+def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
+    """Return the tensors of a role; refuse what is none."""
+    found = role(what, flat)
+    for name, value in found.items():
+        if not torch.is_tensor(value):
+            kind = type(value).__name__
+            raise ValueError(f"{what}/{name} is a {kind}; expected a tensor")
+    return found
+
+
+def sealed(found: Tensors) -> Tensors:
+    """Return tensors on the CPU that have no memory in common with what is not to travel.
+
+    A view, such as a row of a table, would take the whole table along when it is written. What is
+    only expanded, as where all clients receive the same, stays so.
+    """
+    return {n: _sealed(v.detach().cpu()) for n, v in found.items()}
+
+
+def _sealed(value: Tensor) -> Tensor:
+    one = value[:1] if value.dim() and len(value) > 1 and not value.stride(0) else value
+    if one.untyped_storage().nbytes() != one.nbytes or not one.is_contiguous():
+        one = one.clone(memory_format=torch.contiguous_format)
+    return one.expand(value.shape)
+
+
+def number(flat: Mapping[str, Any], name: str) -> int:
+    """Return a whole number of an order or a reply; refuse anything else."""
+    if isinstance(value := flat.get(name), bool) or not isinstance(value, int):
+        raise ValueError(f"{name} is {value!r}; expected a whole number")
+    return value
+
+
+def texts(flat: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return texts of an order or a reply; refuse anything else."""
+    value = flat.get(name)
+    if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"{name} is {value!r}; expected a tuple of texts")
+    return tuple(value)
+
+
+def named(flat: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the clients that an order or a reply is about, each once."""
+    names = texts(flat, "names")
+    if len(set(names)) < len(names):
+        raise ValueError(f"names is {names}; expected no two alike")
+    return names
+
+
+def column(flat: Mapping[str, Any], name: str, count: int, dtype: torch.dtype) -> Tensor:
+    """Return a tensor with a number for each client; refuse one of another form."""
+    value = flat.get(name)
+    if not torch.is_tensor(value) or value.shape != (count,) or value.dtype != dtype:
+        shown = f"{value.dtype} {list(value.shape)}" if torch.is_tensor(value) else repr(value)
+        raise ValueError(f"{name} is {shown}; expected {dtype} [{count}]")
+    return value

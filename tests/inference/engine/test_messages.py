@@ -1,0 +1,140 @@
+"""What is accepted from clients, entry by entry; `test_faults` has every method."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pyrofl.data import Who
+from pyrofl.inference.engine.messages import agreed, form_of, inspect, kinds, merged, unlike
+from pyrofl.inference.facts import NOT_NEGATIVE, POSITIVE, Rule
+from pyrofl.tensors import Tensors
+
+NAMES = ("north", "south", "east", "west")
+WHO = Who(torch.tensor([3, 0, 2]), torch.tensor([5.0, 2.0, 9.0]))
+
+
+def message() -> Tensors:
+    return {"w.scale": torch.full((3, 2, 2), 0.5), "tau": torch.ones(3)}
+
+
+def found(**options: object) -> list[str]:
+    asked = {"message": message(), "private": {}, "who": WHO, "names": NAMES} | options
+    return inspect(**asked)  # type: ignore[arg-type]
+
+
+def test_good_messages_pass():
+    assert found() == found(rules={"*": POSITIVE}) == ["", "", ""]
+    assert found(message={}) == ["", "", ""]
+    assert found(message={"none": torch.zeros(3, 0)}, rules={"*": POSITIVE}) == ["", "", ""]
+    assert found(message={"count": torch.tensor([1, 2, 3])}) == ["", "", ""]
+
+
+def test_client_tensor_and_value_are_named():
+    bad = message()
+    bad["w.scale"][2, 1, 0] = -0.1
+    bad["tau"][1] = torch.inf
+    got = found(message=bad, rules={"w.* tau": POSITIVE})
+    assert got == [
+        "",
+        "north: tau is inf; expected a finite number",
+        "east: w.scale[1, 0] is -0.1; expected > 0",
+    ]
+    assert kinds(reason for reason in got if reason) == {"a finite number": 1, "> 0": 1}
+
+
+@pytest.mark.parametrize(
+    ("rule", "zero"), [(POSITIVE, "east: tau is 0; expected > 0"), (NOT_NEGATIVE, "")]
+)
+def test_zero_is_no_variance_but_a_weight(rule, zero):
+    bad = message() | {"tau": torch.tensor([1.0, 2.0, 0.0])}
+    assert found(message=bad, rules={"tau": rule}) == ["", "", zero]
+
+
+def test_a_rule_may_be_about_whole_rows():
+    rule = Rule("a symmetric matrix", lambda v: torch.isclose(v, v.mT).all((-1, -2)))
+    bad = message()
+    bad["w.scale"][0, 0, 1] = 2
+    assert (
+        found(message=bad, rules={"w.*": rule})[0]
+        == "west: w.scale is not; expected a symmetric matrix"
+    )
+
+
+def test_private_state_and_sizes_count_too():
+    private = {"own": torch.tensor([[1.0], [2.0], [torch.nan]])}
+    assert found(private=private)[2] == "east: own[0] is nan; expected a finite number"
+    who = Who(WHO.ids, torch.tensor([0.0, -1.0, torch.nan]))
+    assert found(who=who) == [
+        "west: its size is 0; expected > 0",
+        "north: its size is -1; expected > 0",
+        "east: its size is nan; expected a finite number",
+    ]
+
+
+@pytest.mark.parametrize("shape", [(2,), ()])
+def test_a_message_without_a_row_for_each_client_is_refused(shape):
+    told = f"tau has shape {list(shape)}; expected shape [3, ...]"
+    bad = message() | {"tau": torch.ones(shape)}
+    assert found(message=bad) == [f"{NAMES[i]}: {told}" for i in (3, 0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"tau": torch.ones(3, 1)}, "tau has shape [1]; expected shape []"),
+        ({"tau": torch.ones(3).double()}, "tau is torch.float64; expected torch.float32"),
+        ({"more": torch.ones(3)}, "more is there; expected ['tau', 'w.scale']"),
+    ],
+)
+def test_a_message_of_another_form_is_told_what_differs(change, told):
+    assert unlike(form_of(message() | change), form_of(message())) == told
+    assert unlike(form_of(message()), form_of(message())) == ""
+
+
+def test_a_tensor_that_is_missing_is_named():
+    short = form_of({"tau": torch.ones(3)})
+    assert unlike(short, form_of(message())) == "w.scale is missing; expected ['tau', 'w.scale']"
+
+
+def test_most_clients_say_what_a_message_looks_like_but_after_the_last_round():
+    usual, odd = form_of(message()), form_of({"tau": torch.ones(3, 2)})
+    other = form_of({"of another method": torch.ones(3)})
+    assert agreed([(odd, 2), (usual, 2), (odd, 1), (usual, 2)], (), {}) == usual
+    assert agreed([(odd, 2), (usual, 2)], (), {}) == odd  # the first of equals
+    assert agreed([(odd, 9), (usual, 2)], usual, {}) == usual
+    assert agreed([(odd, 2), (other, 1)], other, {}) == odd
+    assert agreed([], usual, {}) == usual
+    assert agreed([], (), {}) == ()
+
+
+def test_a_server_keeps_its_state_where_the_merge_is_not_finite():
+    old, new = {"w": torch.zeros(2)}, {"w": torch.tensor([1.0, torch.nan])}
+    assert merged(old, new, 3) == (
+        old,
+        ["the server: merged w[1] is nan; expected a finite number"],
+    )
+    assert merged(new, old, 3) == (old, [])
+
+
+def test_what_all_clients_agree_upon_is_accepted_whatever_they_sent_before():
+    old, new = (form_of({n: torch.ones(1, 2) for n in names}) for names in ("ab", "abc"))
+    assert agreed([(new, 3), (new, 2)], old, {}) == new
+    assert agreed([(new, 3), (old, 0)], old, {}) == new, "a client that was refused has no say"
+    assert agreed([(new, 3), (old, 1)], old, {}) == old
+    assert agreed([(new, 1)], old, {}) == old, "one client alone is not several that agree"
+    assert agreed([(new, 1)], old, {"c": torch.ones(2)}) == new, "as a merge has added it"
+    assert agreed([(new, 1)], old, {"c": torch.ones(3)}) == old
+
+
+def test_complex_numbers_are_looked_at_too():
+    value = torch.tensor([1 + 1j, complex(torch.nan, 2)])
+    who = Who(WHO.ids[:2], WHO.size[:2])
+    for told in (
+        found(message={"v": value}, who=who),
+        found(message={}, private={"v": value}, who=who),
+    ):
+        assert told == ["", "north: v is nan+2j; expected a finite number"]
+    state, bad = merged({"v": value[:1]}, {"v": value[1:]}, 5)
+    assert torch.equal(state["v"], value[:1])
+    assert bad == ["the server: merged v[0] is nan+2j; expected a finite number"]

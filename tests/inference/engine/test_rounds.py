@@ -1,0 +1,457 @@
+"""The federated loop: who takes part, what is kept, and runs that can be taken up again."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+import toys
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Generator, Tensor
+
+from pyrofl.data import Batch, Who
+from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
+from pyrofl.inference.engine.round import Round, meet
+from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.federate import federate
+from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.servers.averages import average, blend, weighted_mean
+from pyrofl.models import fedavg
+from pyrofl.tensors import Tensors, generator, spread_out
+
+# A method whose every number is known: clients add their id + 1 to what they keep and what they
+# send; a round's average is then plain arithmetic.
+
+
+def add_id(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+    step = (batch.ids + 1).to(batch.size)
+    return {"kept": local["kept"] + step, "sum": local["sum"] + step}
+
+
+def counting() -> Method:
+    def init(generator: Generator, clients: int) -> Tensors:
+        return {"sum": torch.zeros(()), "server/rounds": torch.tensor(0)}
+
+    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        assert torch.equal(who.ids, who.ids.sort().values)
+        return average(message, torch.ones_like(who.size)) | {
+            "server/rounds": server["server/rounds"] + 1,
+            "server/heard": who.ids,
+            "server/draw": torch.rand((), generator=generator),
+        }
+
+    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        return {"kept": 100.0 * (who.ids + 1)}
+
+    def nothing(*_: object) -> None:
+        return None
+
+    return Method(init, nothing, nothing, (Phase((add_id,)),), merge, join=join)
+
+
+def only(*ids: int):
+    return lambda generator, clients: torch.tensor(ids)
+
+
+def test_a_round_is_the_average_of_those_who_report(blobs):
+    states = list(federate(counting(), blobs, 2, participation=only(7, 1), chunk=1))
+    assert states[0].server["sum"] == (2 + 8) / 2
+    assert states[1].server["sum"] == 5 + (2 + 8) / 2
+    assert states[1].server["server/heard"].tolist() == [1, 7]
+    assert states[1].private["kept"][[1, 7, 0]].tolist() == [204, 816, 0]
+    assert states[1].seen.nonzero().flatten().tolist() == [1, 7]
+    assert states[1].message["sum"].tolist() == [5 + 2, 5 + 8]
+    assert states[1].who.size.tolist() == [40, 33]
+    assert [s.number for s in states] == [1, 2]
+
+
+def test_who_trains_and_who_reports_are_drawn_apart(blobs):
+    (state,) = federate(counting(), blobs, 1, participation=only(5, 2), trains=only(9, 5, 3))
+    assert state.trained.tolist() == [3, 5, 9]
+    assert state.who.ids.tolist() == [5]
+    assert state.seen.nonzero().flatten().tolist() == [3, 5, 9]
+    assert state.server["sum"] == 6
+    assert state.private["kept"][9] == 1000 + 10
+
+
+def test_all_may_train_while_some_report(blobs):
+    method = replace(counting(), all_train=True)
+    (state,) = federate(method, blobs, 1, participation=only(5, 2))
+    assert state.trained.tolist() == list(range(12))
+    assert state.who.ids.tolist() == [2, 5]
+    assert bool(state.seen.all())
+
+
+def test_nobody_is_heard(blobs):
+    (state,) = federate(counting(), blobs, 1, participation=only(2), trains=only(3))
+    begun = first(counting(), blobs, 0)
+    toys.assert_same(state.server, begun.server)
+    assert (len(state.who.ids), state.message["sum"].shape, len(state.up)) == (0, (0,), 0)
+    assert state.seen.nonzero().flatten().tolist() == [3]
+
+
+def test_names_under_server_do_not_travel(blobs):
+    (state,) = federate(counting(), blobs, 1)
+    assert state.message.keys() == {"sum"}
+    # One float64 number each way.
+    assert state.down.tolist() == state.up.tolist() == [8] * 12
+
+
+def test_bytes_are_counted_per_client():
+    data = toys.blobs(dtype=torch.float32)
+    (state,) = federate(fedavg.build(toys.net(), epochs=1), data, 1, participation=fixed(3))
+    scalars = sum(shape.numel() for shape in toys.net().shapes.values())
+    assert scalars == 8 * 6 + 6 + 6 * 5 + 5
+    assert state.down.tolist() == state.up.tolist() == [4 * scalars] * 3
+
+
+def test_private_state_is_made_once(blobs):
+    method = counting()
+    states = list(federate(method, blobs, 3, participation=only(0, 3)))
+    received, private = meet(method, blobs, states[-1], toys.who(blobs, 3, 4), 0)
+    assert private["kept"].tolist() == [400 + 3 * 4, 500]
+    assert torch.equal(received["sum"], states[-1].server["sum"].expand(2))
+
+
+def test_held_out_clients_never_train():
+    data = toys.blobs(held_out=4)
+    (state,) = federate(counting(), data, 1)
+    assert state.trained.tolist() == list(range(8))
+    _, private = meet(counting(), data, state, toys.who(data, 11, 2), 0)
+    assert private["kept"].tolist() == [1200, 303]
+
+
+def test_method_may_depend_on_the_round(blobs):
+    def faster(number: int) -> Method:
+        def add(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+            return {"sum": local["sum"] + 10**number}
+
+        return replace(counting(), phases=(Phase((add,)),))
+
+    sums = [float(s.server["sum"]) for s in federate(faster, blobs, 3)]
+    assert sums == pytest.approx([1, 11, 111])
+    later = Round(
+        2,
+        {"sum": torch.tensor(11.0), "server/rounds": torch.tensor(2)},
+        {},
+        torch.zeros(12, dtype=torch.bool),
+    )
+    (state,) = federate(faster, blobs, 3, start=later)
+    assert float(state.server["sum"]) == pytest.approx(111)
+
+
+# Participation.
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 2**32))
+def test_fixed_draws_that_many_distinct_clients(count, clients, seed):
+    if count > clients:
+        with pytest.raises(ValueError, match=f"count of participants is {count}; expected at most"):
+            fixed(count)(generator(seed), clients)
+    else:
+        ids = fixed(count)(generator(seed), clients)
+        assert len(ids.unique()) == len(ids) == count
+        assert 0 <= int(ids.min()) <= int(ids.max()) < clients
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.floats(0.001, 1), st.integers(1, 200))
+def test_fraction_draws_that_share(share, clients):
+    ids = fraction(share)(generator(1), clients)
+    assert len(ids.unique()) == len(ids) == max(1, round(share * clients))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.floats(0.05, 1), st.integers(2, 50), st.integers(0, 2**32))
+def test_bernoulli_draws_at_least_two(probability, clients, seed):
+    few = (1 - probability) ** (clients - 1) * (1 - probability + clients * probability)
+    assume(few**1000 < 1e-9)  # otherwise it may give up, and says so
+    ids = bernoulli(probability)(generator(seed), clients)
+    assert 2 <= len(ids) == len(ids.unique())
+    assert int(ids.max()) < clients
+
+
+# Of ten, given that a binomial (10, 0.3) is at least two: (3 - P(1)) / (1 - P(0) - P(1)) / 10.
+GIVEN_TWO = (3 - 3 * 0.7**9) / (1 - 0.7**10 - 3 * 0.7**9) / 10
+
+
+@pytest.mark.parametrize(
+    ("draw", "expected"), [(fixed(3), 0.3), (fraction(0.3), 0.3), (bernoulli(0.3), GIVEN_TWO)]
+)
+def test_every_client_is_as_likely(draw, expected):
+    g = generator(3)
+    counts = torch.zeros(10)
+    for _ in range(2000):
+        counts[draw(g, 10)] += 1
+    error = (expected * (1 - expected) / 2000) ** 0.5
+    assert ((counts / 2000 - expected).abs() < 4 * error).all()
+
+
+def test_bernoulli_gives_up_with_a_reason():
+    with pytest.raises(ValueError, match=r"1e-09; a thousand draws from 5 clients gave fewer"):
+        bernoulli(1e-9)(generator(1), 5)
+    with pytest.raises(ValueError, match="from 1 clients gave fewer than 2"):
+        bernoulli(1.0)(generator(1), 1)
+
+
+def test_everyone_is_everyone():
+    assert everyone(generator(1), 4).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "message"),
+    [
+        (fixed, 0, "count is 0; expected a whole number of at least 1"),
+        (fraction, 0.0, "share is 0.0; expected a number above 0 to 1"),
+        (fraction, 1.1, "share is 1.1; expected a number above 0 to 1"),
+        (bernoulli, 0.0, "probability is 0.0; expected a number above 0 to 1"),
+        (bernoulli, 1.5, "probability is 1.5; expected a number above 0 to 1"),
+    ],
+)
+def test_participation_out_of_range_is_refused(make, value, message):
+    with pytest.raises(ValueError, match=message):
+        make(value)
+
+
+@pytest.mark.parametrize("ids", [[], [3, 3], [-1], [12]])
+def test_draws_that_do_not_fit_are_refused(blobs, ids):
+    draw = only(*ids) if ids else (lambda generator, clients: torch.zeros(0, dtype=torch.long))
+    for options in ({"participation": draw}, {"trains": draw}):
+        with pytest.raises(ValueError, match="expected distinct ids below 12"):
+            next(federate(counting(), blobs, 1, **options))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "options", "told"),
+    [
+        (-1, {}, "rounds is -1; expected a whole number of at least 0"),
+        (1, {"chunk": 0}, "chunk is 0; expected a whole number of at least 1"),
+        (1, {"seed": -1}, "seed of init is -1; expected a whole number >= 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(blobs, rounds, options, told):
+    with pytest.raises(ValueError, match=told):
+        federate(counting(), blobs, rounds, **options)
+
+
+# Seeds and resuming.
+
+
+def noisy(data: object) -> Method:
+    return toys.trained(toys.FAMILIES["mean_field"], data)  # type: ignore[arg-type]
+
+
+def test_equal_seeds_give_equal_bits(blobs):
+    runs = [
+        list(federate(noisy(blobs), blobs, 2, seed=s, participation=fixed(5))) for s in (4, 4, 5)
+    ]
+    for a, b in zip(runs[0], runs[1], strict=True):
+        toys.assert_same_round(a, b)
+    assert all(
+        (runs[0][-1].server[n] != v).any() for n, v in runs[2][-1].server.items() if "mu" in n
+    )
+
+
+def test_rounds_draw_afresh(blobs):
+    drawn = [s.trained.tolist() for s in federate(counting(), blobs, 6, participation=fixed(4))]
+    assert len({tuple(ids) for ids in drawn}) > 3
+    servers = [float(s.server["server/draw"]) for s in federate(counting(), blobs, 6)]
+    assert len(set(servers)) == 6
+
+
+def test_a_run_is_taken_up_to_the_last_bit(blobs):
+    options = {"participation": bernoulli(0.4), "seed": 3, "chunk": 5}
+    whole = list(federate(noisy(blobs), blobs, 4, **options))
+    for done in (1, 3):
+        *_, again = federate(noisy(blobs), blobs, 4, start=whole[done - 1], **options)
+        toys.assert_same_round(again, whole[-1])
+    assert list(federate(noisy(blobs), blobs, 4, start=whole[-1], **options)) == []
+
+
+def test_a_run_is_taken_up_from_a_file(blobs):
+    whole = list(federate(noisy(blobs), blobs, 3, participation=fixed(5)))
+    small = replace(whole[0], message={}, loss={})
+    assert (small.message, small.loss) == ({}, {})
+    file = io.BytesIO()
+    torch.save([small.number, small.server, small.private, small.seen], file)
+    file.seek(0)
+    loaded = Round(*torch.load(file, weights_only=True))
+    *_, again = federate(noisy(blobs), blobs, 3, participation=fixed(5), start=loaded)
+    toys.assert_same_round(again, whole[-1])
+
+
+def test_yielded_rounds_are_not_changed_later(blobs):
+    copies = []
+    states = []
+    for state in federate(noisy(blobs), blobs, 3, participation=fixed(7)):
+        states.append(state)
+        copies.append(
+            {
+                p: {n: v.clone() for n, v in getattr(state, p).items()}
+                for p in ("server", "private", "message")
+            }
+        )
+    for state, copy in zip(states, copies, strict=True):
+        for part, tensors in copy.items():
+            toys.assert_same(getattr(state, part), tensors)
+
+
+def test_a_server_state_can_be_given(blobs):
+    server = {"sum": torch.tensor(50.0), "server/rounds": torch.tensor(7)}
+    (state,) = federate(counting(), blobs, 1, server=server, participation=only(0))
+    assert state.server["sum"] == 51
+    assert state.server["server/rounds"] == 8
+    assert server["sum"] == 50
+
+
+# Clients that turn NaN.
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 12])
+def test_a_bad_client_is_named_and_spoils_nothing(blobs, chunk):
+    good, bad = noisy(blobs), toys.poisoned(noisy(blobs), 3, 8)
+    (before,) = federate(good, blobs, 1, chunk=chunk)
+    ids = torch.arange(12)
+    others = torch.tensor([i for i in range(12) if i not in (3, 8)])
+    with_bad = advance(bad, blobs, before, ids, ids, chunk=chunk)
+    without = advance(good, blobs, before, ids, others, chunk=chunk)
+    toys.assert_same(with_bad.server, without.server)
+    toys.assert_same(with_bad.message, without.message)
+    assert torch.equal(with_bad.who.ids, others)
+    for n, v in with_bad.private.items():
+        assert torch.equal(v[others], without.private[n][others])
+        assert torch.equal(v[[3, 8]], before.private[n][[3, 8]])
+    assert len(with_bad.rejected) == 2
+    assert {r.split(":")[0] for r in with_bad.rejected} == {"client 3", "client 8"}
+    assert all(
+        "mu/" in r and r.endswith("is nan; expected a finite number") for r in with_bad.rejected
+    )
+    assert bool(with_bad.seen.all())
+
+
+def test_a_newcomer_that_turns_bad_stays_unseen(blobs):
+    (state,) = federate(toys.poisoned(noisy(blobs), 3), blobs, 1)
+    assert (~state.seen).nonzero().flatten().tolist() == [3]
+    assert all((v[3] == 0).all() for v in state.private.values())
+
+
+def test_all_clients_turn_bad(blobs):
+    bad = toys.poisoned(noisy(blobs), *range(12))
+    (state,) = federate(bad, blobs, 1, seed=2)
+    toys.assert_same(state.server, first(bad, blobs, 2).server)
+    assert len(state.rejected) == 12
+    assert not bool(state.seen.any())
+    assert len(state.who.ids) == 0
+    *_, later = federate(noisy(blobs), blobs, 2, start=state)
+    assert bool(later.seen.all())
+
+
+def test_overflow_in_training_is_caught_too(blobs):
+    x = blobs.x.clone()
+    x[blobs.train[3]] = 1e300
+    method = fedavg.build(toys.net(), epochs=2, lr=1e10)
+    (state,) = federate(method, replace(blobs, x=x), 1)
+    # Everybody explodes at this rate, client 3 beyond what floating point can hold.
+    assert "client 3" in {r.split(":")[0] for r in state.rejected}
+
+
+# Closed-form server updates.
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=8), st.integers(0, 2**32), st.floats(0.1, 10)
+)
+def test_weighted_mean_is_one(weights, seed, factor):
+    weight = torch.tensor(weights, dtype=torch.float64)
+    if not weight.sum() > 1e-100:  # below, floating point has no digits left
+        return
+    value = torch.randn(len(weights), 2, 3, generator=generator(seed), dtype=torch.float64)
+    mean = weighted_mean(value, weight)
+    exact = torch.stack([w * v for w, v in zip(weight, value, strict=True)]).sum(0) / weight.sum()
+    torch.testing.assert_close(mean, exact, rtol=1e-9, atol=1e-12)
+    # Only ratios count, the order does not, and no mean leaves the range of its values.
+    torch.testing.assert_close(weighted_mean(value, factor * weight), mean, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        weighted_mean(value.flip(0), weight.flip(0)), mean, rtol=1e-9, atol=1e-12
+    )
+    assert (mean <= value.amax(0) + 1e-12).all()
+    assert (mean >= value.amin(0) - 1e-12).all()
+    torch.testing.assert_close(
+        weighted_mean(torch.ones_like(value), weight), torch.ones(2, 3).double()
+    )
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ([1.0, -1.0], "none < 0"),
+        ([0.0, 0.0], "not all zero"),
+        ([1.0, torch.nan], "expected finite"),
+        ([1.0, torch.inf], "expected finite"),
+        ([1.0], r"weight has shape \(1,\)"),
+    ],
+)
+def test_weights_that_make_no_mean_are_refused(weight, message):
+    with pytest.raises(ValueError, match=message):
+        weighted_mean(torch.ones(2, 3), torch.tensor(weight))
+
+
+def test_blend_keeps_a_share():
+    old, new = {"a": torch.tensor(1.0), "b": torch.tensor(5.0)}, {"a": torch.tensor(3.0)}
+    assert blend(old, new, 0.25) == {"a": torch.tensor(2.5)}
+    assert blend(old, new, 0.0) is new
+
+
+def test_average_is_of_every_tensor():
+    message = spread_out({"a": torch.tensor(2.0)}, 3) | {"b": torch.tensor([0.0, 1.0, 2.0])}
+    weight: Tensor = torch.tensor([0.0, 1.0, 3.0])
+    assert average(message, weight) == {"a": torch.tensor(2.0), "b": torch.tensor(1.75)}
+
+
+def test_what_federate_is_given_is_checked_before_the_first_round(blobs):
+    method = fedavg.build(toys.net())
+    other = first(method, toys.blobs(held_out=2), 0)
+    for options, message in (
+        ({"rounds": -1}, "rounds is -1"),
+        ({"rounds": 1, "chunk": 0}, "chunk is 0"),
+        (
+            {"rounds": 1, "start": other},
+            "start is a round of 10 clients, and the data have 12; expected",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            federate(method, blobs, **options)
+
+
+def test_the_first_message_of_a_round_must_look_as_those_of_the_last(blobs):
+    method = fedavg.build(toys.net(), epochs=1)
+    (good,) = federate(method, blobs, 1)
+    halved = replace(
+        method, upload=lambda r, s: {n: v.half() for n, v in method.upload(r, s).items()}
+    )
+    (state,) = federate(halved, blobs, 2, start=good, participation=only(3))
+    assert len(state.rejected) == 1
+    assert "is torch.float16; expected torch.float64" in state.rejected[0]
+    toys.assert_same(state.server, good.server)
+
+
+def test_too_few_messages_for_krum_leave_the_server_as_it_is(blobs):
+    method = fedavg.build(toys.net(), epochs=1, merge="krum:2")
+    begun = first(method, blobs, 0)
+    (state,) = federate(method, blobs, 1, participation=only(1, 2, 3))
+    toys.assert_same(state.server, begun.server)
+    assert state.rejected == (
+        "the server: krum of 3 messages, 2 of them bad and 1 taken; expected at least 7 messages "
+        "in every round",
+    )
+
+
+@pytest.mark.parametrize("options", [{"on_bad_message": "Raise"}, {"state_memory": -1}])
+def test_words_and_sizes_that_mean_nothing_are_refused(blobs, options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}"):
+        federate(fedavg.build(toys.net()), blobs, 1, **options)

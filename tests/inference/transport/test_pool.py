@@ -1,0 +1,156 @@
+"""Clients dealt to workers: the numbers of one process, and state that stays where it is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import faults
+import pytest
+import test_contract as contract
+import torch
+import toys
+from engine_posts import Fake
+
+from pyrofl.inference import federate as rounds
+from pyrofl.inference.checkpoints import load, save
+from pyrofl.inference.engine.participation import Stragglers, bernoulli
+from pyrofl.inference.federate import federate
+from pyrofl.inference.fit import fit
+from pyrofl.inference.transport import start
+from pyrofl.inference.transport.pool import Pool
+from pyrofl.models import fedavg, pfedvem
+from pyrofl.tensors import Tensors
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+ODD = {"participation": bernoulli(0.6), "stragglers": Stragglers(0.3, 0.4), "seed": 5}
+
+
+@pytest.fixture
+def posts(monkeypatch):
+    """Let every engine be workers in this process, and collect them."""
+    made = []
+
+    def starting(engine, workers, data):
+        made.append(Fake(workers or 1))
+        return partial(Pool, data, made[-1])
+
+    monkeypatch.setattr(rounds, "starting", starting)
+    return made
+
+
+def small(**settings: object):
+    return pfedvem.build(toys.net(), draws=2, head_epochs=2, base_epochs=1, **settings)
+
+
+@contract.on_archetypes
+def test_two_workers_make_the_rounds_of_one_process(name, posts):
+    data, method = contract.data(), contract.built(name)
+    carried = federate(method, data, 3, workers=2, **ODD)
+    for found, expected in zip(carried, alone(method, data, 3, **ODD), strict=True):
+        toys.assert_same_round(found, expected, **CLOSE)
+        assert torch.equal(found.silent, expected.silent)
+
+
+def alone(method, data, last, **how):
+    """Return the rounds of one process, whatever engines are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "starting", start.starting)
+        return federate(method, data, last, **how)
+
+
+def test_what_clients_keep_stays_with_the_workers_until_it_is_asked_for(blobs, posts):
+    states = federate(small(), blobs, 3, workers=2)
+    one, two = next(states), next(states)
+    (post,) = posts
+    assert "kept" not in {what for _, what in post.calls}
+    assert [what for _, what in post.calls].count("learn") == 2
+    first = {n: v.clone() for n, v in next(alone(small(), blobs, 1)).private.items()}
+    toys.assert_same(dict(one.private), first, **CLOSE)  # the workers hold what a Round refers to
+    assert {*two.private} == {*two.private.keys()} == set(dict(two.private))
+    asked = [what for _, what in post.calls].count("kept")
+    three = next(states)
+    assert "tau" in two.private
+    states.close()
+    assert not post.open
+    assert (three.private["tau"] != two.private["tau"]).any()
+    assert asked == 4
+    assert [what for _, what in post.calls].count("kept") == 6
+
+
+def test_a_run_goes_on_with_other_workers_and_from_a_file(blobs, posts, tmp_path):
+    method = small()
+    *_, whole = alone(method, blobs, 4, **ODD)
+    run = fit(method, blobs, 2, workers=3, progress=False, **ODD)
+    save(run, tmp_path / "run.pt")
+    again = fit(
+        method,
+        blobs,
+        4,
+        start=load(tmp_path / "run.pt", method, blobs, seed=5),
+        workers=2,
+        progress=False,
+        **ODD,
+    )
+    toys.assert_same_round(again.state, whole, **CLOSE)
+    toys.assert_same_round(
+        list(alone(method, blobs, 4, start=run.state, **ODD))[-1], whole, **CLOSE
+    )
+
+
+@pytest.mark.parametrize("poison", ["NaN", "wrong type"])
+def test_clients_whose_messages_are_left_out_go_back(blobs, posts, poison):
+    odd = faults.corrupted(small(), faults.POISONS[poison][0], 3, 8)
+
+    *_, found = federate(odd, blobs, 2, workers=2, chunk=1)
+    *_, expected = alone(odd, blobs, 2, chunk=1)
+    assert len(found.rejected) == 2
+    toys.assert_same_round(found, expected, **CLOSE)
+
+
+def test_what_was_committed_is_there_when_a_later_round_fails(blobs, posts):
+    def fail(*_: object) -> Tensors:
+        raise KeyboardInterrupt
+
+    method = small()
+    broken = replace(method, merge=fail)
+    states = federate(lambda n: broken if n == 2 else method, blobs, 3, workers=2)
+    last = [next(states), next(states)][1]
+    with pytest.raises(KeyboardInterrupt):
+        next(states)
+    assert [what for _, what in posts[0].calls].count("undo") == 2
+    assert not posts[0].open
+    *_, expected = alone(method, blobs, 2)
+    toys.assert_same_round(last, expected, **CLOSE)
+
+
+def test_what_a_method_does_wrong_at_a_worker_is_told_as_here(blobs, posts):
+    method = fedavg.build(toys.net())
+    wrong = replace(method, upload=lambda received, local: 3)
+    with pytest.raises(ValueError, match="what upload returns is a int"):
+        next(federate(wrong, blobs, 1, workers=2, check=False))
+    assert not posts[0].open
+
+
+def test_a_worker_that_dies_ends_the_run_in_one_line(blobs, posts):
+    states = federate(small(), blobs, 3, workers=2)
+    state = next(states)
+    posts[0].hands[1] = None
+    with pytest.raises(ChildProcessError, match="worker 1 has died"):
+        next(states)
+    assert not posts[0].open
+    with pytest.raises(ChildProcessError):
+        dict(state.private)
+
+
+def test_folded_messages_are_the_same(blobs, posts):
+    method = fedavg.build(toys.net())
+    *_, found = federate(method, blobs, 2, workers=3, chunk=1, keep_messages=False)
+    *_, expected = alone(method, blobs, 2, keep_messages=False)
+    toys.assert_same_round(found, expected, **CLOSE)
+
+
+def test_state_in_files_goes_back_too(blobs, posts):
+    *_, found = federate(small(), blobs, 3, workers=2, state_memory=0, **ODD)
+    *_, expected = alone(small(), blobs, 3, **ODD)
+    toys.assert_same_round(found, expected, **CLOSE)
