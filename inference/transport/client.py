@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +136,8 @@ class Client:
                 return before
             own = self._settled(order)
             state = _state(shard, rounds, received, own)
-
-            def keeps() -> bool:
-                """Return whether the method's clients keep anything."""
-                return bool(at_hand(method, shard, state, received, who, self.seed))
-
-            own = self._belonging(order, own, keeps)
+            own_state = partial(at_hand, method, shard, state, received, who, self.seed)
+            own = self._belonging(order, own, own_state)
             asked = who.ids.cpu()[reports]
             local = LocalRound(shard, RoundRequest(method, state, who.ids, asked, self.seed))
             reply = local.train(who.ids, received)
@@ -198,9 +195,8 @@ class Client:
         large = torch.tensor([least is not None and len(rows) >= least for rows in part])
         if not bool(large[place].any()):
             return {**about, "names": (), "rows": torch.zeros(0, dtype=torch.long)}
-        self._belonging(
-            question, own, lambda: bool(at_hand(here, shard, state, received, who, self.seed))
-        )
+        own_state = partial(at_hand, here, shard, state, received, who, self.seed)
+        self._belonging(question, own, own_state)
         found = evaluate(here, shard, state, metrics=self.metrics, seed=self.seed, **asked)
         shared = large[found.ids]
         wanted = found.values if wanted is None else wanted
@@ -295,7 +291,10 @@ class Client:
         return {name: self._own[name].settled(last) for name, last in each}
 
     def _belonging(
-        self, order: Mapping[str, Any], own: Mapping[str, ClientRecord], keeps: Callable[[], bool]
+        self,
+        order: Mapping[str, Any],
+        own: Mapping[str, ClientRecord],
+        own_state: Callable[[], Tensors],
     ) -> dict[str, ClientRecord]:
         """Refuse clients that do not have the state which belongs to their last merged message."""
         found = {}
@@ -307,7 +306,7 @@ class Client:
                     f"is of round {own[name].merged}"
                 )
             found[name] = replace(own[name], merged=last)
-        if odd and keeps():
+        if odd and own_state():  # a method whose clients keep nothing cannot have lost any of it
             cure = "in the folder that was used then, or these clients as newcomers: forget"
             told = f"{'; '.join(odd.values())}; expected the state that belongs to that message"
             raise StateLostError(f"{told}, {cure}", list(odd))
