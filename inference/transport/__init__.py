@@ -1,4 +1,6 @@
-"""The two halves of a round as objects that may live on different machines.
+"""Rounds whose clients are elsewhere: on other machines, or in processes of their own.
+
+`Server` and `Client` exchange orders and replies over a wire, such as Flower:
 
     server = Server(method, names, sizes, dtype, seed, state=folder)     at the server, without rows
     client = Client(method, data, seed, state=folder)                    at every site
@@ -21,6 +23,11 @@ Commit and rollback: a client keeps what it made of a round as pending. The next
 last round whose message was merged; if that is the pending one it is committed, or else the client
 goes back to what it had. So replies may be lost, and servers and clients may stop at any time.
 Who has no order may be down: a client that is called and does not reply is `silent` in the round.
+
+With engine="ray" (`pool`, `worker`, `ray`) every worker process has the rows of some clients, and
+what these keep stays with it. What comes of it is the same up to rounding. Workers trust each other
+and the caller: they share programs, requests and replies by pickle, so that this is for the
+machines of one owner; sites that keep their rows from others use `Server` and `Client`.
 """
 
 from pyrofl.inference.transport.client import Client

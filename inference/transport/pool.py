@@ -1,4 +1,4 @@
-"""Clients dealt to workers, each of which makes their half of the rounds and holds what they keep.
+"""Clients assigned to workers, which train them and hold what they keep.
 
 How a worker is called is left to a `Post`, so that workers may be anywhere.
 """
@@ -24,7 +24,7 @@ from pyrofl.inference.engine.local_round import Reply, RoundRequest, RunningRoun
 from pyrofl.inference.engine.round import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.transport.wire import sealed
-from pyrofl.inference.transport.worker import dealt
+from pyrofl.inference.transport.worker import assign_clients
 from pyrofl.tensors import Tensors, cut
 
 AHEAD = 1  # chunks that a worker may train before the last one's reply is taken
@@ -60,7 +60,7 @@ class Post(Protocol):
         ...
 
 
-class Away(Tables):
+class RemoteStates(Tables):
     """What clients keep at workers after a round, [J, ...]; it is fetched when it is read."""
 
     def __init__(self, pool: Pool, number: int) -> None:
@@ -86,7 +86,7 @@ class Away(Tables):
 
 
 class Pool:
-    """A carrier to clients that are dealt to workers.
+    """The backend of clients that are assigned to workers.
 
     What clients keep stays with the workers, for as long as somebody holds the Round that has it.
     It is fetched when it is read; that of the last Round is fetched in the end.
@@ -95,11 +95,11 @@ class Pool:
     def __init__(self, data: Federation, post: Post) -> None:
         """Begin; workers start with the `with` block."""
         self.data, self.post = data, post
-        self.mine = dealt(data.sizes[: data.clients], post.workers)
+        self.mine = assign_clients(data.sizes[: data.clients], post.workers)
         self.method: Method | None = None
-        self.last: Away | None = None
+        self.last: RemoteStates | None = None
         self.numbers = count()
-        self.held: WeakValueDictionary[int, Away] = WeakValueDictionary()
+        self.held: WeakValueDictionary[int, RemoteStates] = WeakValueDictionary()
 
     def __enter__(self) -> Pool:
         """Start the workers."""
@@ -111,9 +111,9 @@ class Pool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Bring here what the last Round's clients keep, and end the workers.
+        """Fetch what the last Round's clients keep, and end the workers.
 
-        If a worker has died it is lost, and whoever asks for it is told.
+        If a worker has died it is lost, and reading it raises ChildProcessError.
         """
         try:
             if self.last is not None:
@@ -124,22 +124,21 @@ class Pool:
 
     def __call__(self, request: RoundRequest) -> RunningRound:
         """Begin a round."""
-        private = request.state.private
-        if not isinstance(private, Away) or private.pool is not self:
-            known = self.away()
+        before = private = request.state.private
+        if not isinstance(before, RemoteStates) or before.pool is not self:
+            before = self.states()
             for worker, mine in enumerate(self.mine):
                 seen, tables = request.state.seen[mine], cut(private, mine)
-                self.post.send(worker, "load", known.number, seen, sealed(tables))
-            request = replace(request, state=replace(request.state, private=known))
+                self.post.send(worker, "load", before.number, seen, sealed(tables))
         if request.method is not self.method:
             for worker in range(len(self.mine)):
                 self.post.send(worker, "learn", request.method)
             self.method = request.method
-        return PoolRound(self, request)
+        return PoolRound(self, request, before)
 
-    def away(self) -> Away:
+    def states(self) -> RemoteStates:
         """Return new states at the workers."""
-        made = Away(self, next(self.numbers))
+        made = RemoteStates(self, next(self.numbers))
         self.held[made.number] = made
         return made
 
@@ -162,6 +161,7 @@ class PoolRound(RunningRound):
 
     pool: Pool
     request: RoundRequest
+    before: RemoteStates  # what the clients kept after the last round
 
     def __post_init__(self) -> None:
         """Find out who has work."""
@@ -172,7 +172,7 @@ class PoolRound(RunningRound):
         self.waiting: deque[tuple[int, Any]] = deque()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let workers take everything back if the round fails on its way."""
+        """Let workers forget the round if it fails on its way."""
         if kind is None:
             return
         self.pool.post.forget([ticket for _, ticket in self.waiting])
@@ -181,13 +181,12 @@ class PoolRound(RunningRound):
                 self.pool.post.send(worker, "undo")
 
     def replies(self) -> Iterator[Reply]:
-        """Let the clients train, and yield the workers' replies, in turn."""
+        """Train the clients, and yield the replies of the workers in a fixed order."""
         post, request = self.pool.post, self.request
         last = request.state
-        assert isinstance(last.private, Away)
         state = Round(last.number, sealed(last.server), {}, last.seen)
         fields = {n: v for n, v in vars(request).items() if n != "method"} | {"state": state}
-        sheet = last.private.number, {*self.pool.held}, post.share(fields)
+        sheet = self.before.number, {*self.pool.held}, post.share(fields)
         self.waiting.extend((w, post.send(w, "begin", *sheet)) for w in self.busy)
         while self.waiting:
             worker, ticket = self.waiting[0]
@@ -196,19 +195,17 @@ class PoolRound(RunningRound):
             asked = [w for w, _ in self.waiting].count(worker)
             for _ in range(asked, min(left, 1 + AHEAD)):
                 self.waiting.append((worker, post.send(worker, "more")))
-            yield arrived(reply, self.pool.data.device)
+            yield on_device(reply, self.pool.data.device)
 
     def close(self, back: Tensor) -> Mapping[str, Tensor]:
-        """Let some go back to what they kept before; all of it stays with the workers."""
-        before = self.request.state.private
-        assert isinstance(before, Away)
-        made = self.pool.last = self.pool.away()
+        """Return what all clients keep; clients `back` keep what they had before."""
+        made = self.pool.last = self.pool.states()
         for worker in range(len(self.pool.mine)):
-            self.pool.post.send(worker, "close", before.number, made.number, back)
+            self.pool.post.send(worker, "close", self.before.number, made.number, back)
         return made
 
 
-def arrived(reply: Reply, device: torch.device) -> Reply:
+def on_device(reply: Reply, device: torch.device) -> Reply:
     """Return a reply on a device."""
     sender = Who(*(v.to(device) for v in reply.sender))
     return replace(

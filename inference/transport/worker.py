@@ -18,10 +18,10 @@ from pyrofl.inference.transport.wire import sealed
 from pyrofl.tensors import Tensors, cut
 
 
-def dealt(sizes: Tensor, workers: int) -> list[Tensor]:
-    """Deal clients to workers, the largest first, so that all have about as many rows.
+def assign_clients(sizes: Tensor, workers: int) -> list[Tensor]:
+    """Assign clients to workers, the largest first, so that all have about as many rows.
 
-    >>> dealt(torch.tensor([1, 9, 3, 8]), 2)
+    >>> assign_clients(torch.tensor([1, 9, 3, 8]), 2)
     [tensor([1, 2]), tensor([0, 3])]
     """
     ids = sizes.argsort(descending=True, stable=True)
