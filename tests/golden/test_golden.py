@@ -26,7 +26,8 @@ from pyrofl.models import fedabml, fedbe, metavd, pfedmb, pfedvem
 from pyrofl.nets import build
 
 HERE = Path(__file__).parent
-FILES = sorted(path.stem for path in HERE.glob("*.npz"))
+LIBRARY = "redesign"  # what the library itself gave, see test_redesign.py
+FILES = sorted(path.stem for path in HERE.glob("*.npz") if path.stem != LIBRARY)
 METHODS = {"pfedvem": pfedvem, "pfedmb": pfedmb, "metavd": metavd}
 METHODS |= {"fedbe": fedbe, "fedabml": fedabml}
 WITHIN = 1e-9
@@ -135,5 +136,5 @@ def test_the_command_writes_these_files(tmp_path):
 
 def test_the_plain_loops_know_nothing_of_the_library():
     for path in HERE.glob("*.py"):
-        if not path.name.startswith(("test_", "released")):  # which runs the library
+        if not path.name.startswith(("test_", "released", LIBRARY)):  # which runs the library
             assert "pyrofl" not in path.read_text()
