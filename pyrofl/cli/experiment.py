@@ -32,9 +32,9 @@ from pyrofl.data.columns import Missing
 from pyrofl.data.preparation import Prepare
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.chains import Until
-from pyrofl.inference.transport.start import Engine
-from pyrofl.inference.loggers import Logger
 from pyrofl.inference.engine.messages import OnBadMessage
+from pyrofl.inference.loggers import Logger
+from pyrofl.inference.transport.start import Engine
 from pyrofl.inference.tuned import By as Metric
 
 SECTIONS = {
