@@ -23,7 +23,6 @@ from pyrofl.data import Federation, datasets
 from pyrofl.inference import fast
 from pyrofl.inference.engine.participation import bernoulli, everyone, fraction
 from pyrofl.inference.fast.frozen_base import on_frozen_base
-from pyrofl.inference.engine.participation import bernoulli, everyone, fraction
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, sgd

@@ -23,11 +23,11 @@ from pyrofl.data.blank import facts, hidden
 from pyrofl.data.shard import shard
 from pyrofl.files import hashed
 from pyrofl.inference import fast
-from pyrofl.inference.transport.client import Client
-from pyrofl.inference.federate import federate
 from pyrofl.inference.engine.round import Round
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.recording import recorder
+from pyrofl.inference.transport.client import Client
 from pyrofl.models import fedavg
 
 SIZES = (6, 9, 4)

@@ -14,8 +14,8 @@ from promises import others_slow
 from torch import Tensor, nn
 
 from pyrofl.data import Batch
-from pyrofl.inference.federate import federate
 from pyrofl.inference.engine.round import Round
+from pyrofl.inference.federate import federate
 from pyrofl.inference.loop.steps import StepRun
 from pyrofl.inference.method import Method, Step
 from pyrofl.inference.optim import Optim, adam, sgd
