@@ -60,7 +60,7 @@ def title(text: str) -> str:
     return text.partition("\n")[0].removeprefix("## ")
 
 
-@pytest.mark.parametrize("page", ["what_leaves_a_client", "own_tables"])
+@pytest.mark.parametrize("page", ["what_leaves_a_client", "own_tables", "../../CONTRIBUTING"])
 def test_a_page_prints_what_it_says(page):
     text = (DOCS / f"{page}.md").read_text()
     assert printed(text, {}) == told(text)

@@ -95,6 +95,16 @@ def test_every_link_leads_somewhere():
     assert len(links) > 20
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING", "SECURITY"])
+def test_every_path_of_a_page_exists(page):
+    text = (ROOT / f"{page}.md").read_text()
+    paths = re.findall(r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:md|toml))", text)
+    paths += [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    paths = [path for path in paths if "NAME" not in path]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert len(paths) > 2
+
+
 def test_there_are_two_commands():
     commands = [
         line

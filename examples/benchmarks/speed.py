@@ -190,10 +190,12 @@ def measure(
         here = stack.enter_context(Worker(ROOT, *words, threads=threads))
         there = stack.enter_context(Worker(against, *words, threads=threads)) if against else here
         warm = 1 if quick else int(here.first.wall)
-        pairs = [
-            (here.ask("ours"), there.ask("ours" if against else "other"))
-            for _ in range(warm + turns)
-        ]
+        pairs = []
+        for turn in range(warm + turns):
+            sides = [(here, "ours"), (there, "ours" if against else "other")]
+            order = (0, 1) if turn % 2 == 0 else (1, 0)  # so that neither is always the second
+            found = {i: sides[i][0].ask(sides[i][1]) for i in order}
+            pairs.append((found[0], found[1]))
     return summarised(case, threads, pairs, warm)
 
 
