@@ -163,7 +163,7 @@ def _start(workers: int, device: torch.device) -> None:
                 f"at most {room}"
             )
         return
-    gpus = {} if device.type == "cpu" else {"num_gpus": workers}
+    gpus: dict[str, Any] = {} if device.type == "cpu" else {"num_gpus": workers}
     with _settings():
         ray.init(
             address="local",
