@@ -134,7 +134,7 @@ PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 PAGES += sorted((ROOT / "examples" / "tutorials").glob("[0-9]*.py"))
 SPAN = re.compile(r"`([^`\n]+)`")
 OF_RAY = {"--head", "--num-cpus", "--node-ip-address", "--include-dashboard", "--address"}
-OTHERS = OF_RAY | {"--disable-usage-stats"}  # options of other programs
+OTHERS = OF_RAY | {"--disable-usage-stats", "--quick"}  # of other programs, and of the examples
 
 
 def flags(of: ArgumentParser) -> set[str]:
