@@ -134,7 +134,12 @@ PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 PAGES += sorted((ROOT / "examples" / "tutorials").glob("[0-9]*.py"))
 SPAN = re.compile(r"`([^`\n]+)`")
 OF_RAY = {"--head", "--num-cpus", "--node-ip-address", "--include-dashboard", "--address"}
-OTHERS = OF_RAY | {"--disable-usage-stats", "--quick"}  # of other programs, and of the examples
+OTHERS = OF_RAY | {"--disable-usage-stats"}  # of other programs
+OF_SCRIPTS = {
+    option
+    for path in (ROOT / "examples").rglob("*.py")
+    for option in re.findall(r"add_argument\(\s*\"(--[\w-]+)\"", path.read_text())
+}
 
 
 def flags(of: ArgumentParser) -> set[str]:
@@ -152,7 +157,7 @@ def spans(path: Path) -> list[str]:
 
 
 def test_every_option_on_a_page_is_one_of_the_command_line():
-    known = flags(parser()) | OTHERS
+    known = flags(parser()) | OTHERS | OF_SCRIPTS
     for path in PAGES:
         assert {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", path.read_text())} <= known, path.name
 
