@@ -272,7 +272,7 @@ def test_counts_on_the_pages():
     (methods,) = re.findall(r"\| methods \| (\d+),", page("comparison"))
     assert int(methods) == len(builds())
     text = (ROOT / "tests" / "test_contract.py").read_text()
-    checks = len(re.findall(r"(?m)^@everywhere$", text))
+    checks = len(re.findall(r"(?m)^@(?:everywhere|on_archetypes)$", text))
     assert "about thirty checks" in " ".join(page("own_method").split())
     assert 27 <= checks <= 33
 
