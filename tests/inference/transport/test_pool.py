@@ -1,4 +1,4 @@
-"""Clients dealt to workers: the numbers of one process, and state that stays where it is made."""
+"""Clients assigned to workers: the rounds of one process, and state that stays with the workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def posts(monkeypatch):
         made.append(Fake(workers or 1))
         return partial(Pool, data, made[-1])
 
-    monkeypatch.setattr(rounds, "starting", starting)
+    monkeypatch.setattr(rounds, "create_engine", starting)
     return made
 
 
@@ -55,7 +55,7 @@ def test_two_workers_make_the_rounds_of_one_process(name, posts):
 def alone(method, data, last, **how):
     """Return the rounds of one process, whatever engines are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "starting", start.starting)
+        patch.setattr(rounds, "create_engine", start.create_engine)
         return federate(method, data, last, **how)
 
 
