@@ -11,13 +11,18 @@ from golden import redesign
 from pyrofl.cli.methods import builds
 from pyrofl.models import fedavg
 
+comparable = pytest.mark.skipif(
+    not redesign.is_comparable(), reason="this processor rounds the first weights differently"
+)
+
 
 def test_methods_have_numbers():
     covered = {name.partition(":")[0] for name in redesign.read()}
     assert len(covered & builds().keys()) >= 36  # a newer method need not have any
-    assert redesign.read().keys() == redesign.cases().keys()
+    assert redesign.read().keys() - {redesign.STARTS} == redesign.cases().keys()
 
 
+@comparable
 def test_a_small_change_of_a_setting_is_noticed():
     case = redesign.cases()["fedavg"]
     kept = redesign.read()["fedavg"]
@@ -41,6 +46,7 @@ def test_one_changed_element_of_a_large_tensor_is_noticed():
     assert redesign.differences(one, {"w": redesign.fingerprint(other)})
 
 
+@comparable
 @pytest.mark.slow
 @pytest.mark.parametrize("name", redesign.cases())
 def test_results_are_as_before(name):
