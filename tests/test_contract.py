@@ -286,7 +286,7 @@ def test_padding_changes_nothing(name):
         toys.assert_same_round(found, expected, rtol=1e-9, atol=1e-11)
 
 
-@everywhere
+@on_archetypes
 def test_nothing_global_is_touched(name):
     pyro.get_param_store().clear()
     before = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())  # noqa: NPY002
@@ -428,7 +428,9 @@ def test_inputs_are_not_changed(name):
 
 
 @everywhere
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", promises.others_slow([torch.float32, torch.float64], [torch.float32])
+)
 def test_states_have_the_type_of_the_data(name, dtype):
     (state,) = federate(built(name), toys.blobs((5, 12), dtype), 1)
     real = [v for v in tensors(state) if v.is_floating_point()]

@@ -105,6 +105,12 @@ def test_every_path_of_a_page_exists(page):
     assert len(paths) > 2
 
 
+def test_the_tests_that_the_check_names_are_there():
+    named = re.findall(r"tests/[\w/.]+", (ROOT / ".ci" / "run").read_text())
+    assert len(named) > 4
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_there_are_two_commands():
     commands = [
         line
