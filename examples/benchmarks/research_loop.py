@@ -114,13 +114,13 @@ def pfedvem(
             for _ in range(BASE_EPOCHS):
                 for rows, labels in DataLoader(table, BATCH, shuffle=True):
                     _descend(model.loss(model.base(rows), labels, "mean"), optimiser)
-        heard = [j for j in range(len(tables)) if torch.rand(()) < share]
-        heard = heard if len(heard) > 1 else [0, 1]
-        weight = sum(taus[j] for j in heard)
-        means = [[taus[j] / weight * m.detach() for m in models[j].mean] for j in heard]
+        reporters = [j for j in range(len(tables)) if torch.rand(()) < share]
+        reporters = reporters if len(reporters) > 1 else [0, 1]
+        weight = sum(taus[j] for j in reporters)
+        means = [[taus[j] / weight * m.detach() for m in models[j].mean] for j in reporters]
         centre = [torch.stack(part).sum(0) for part in zip(*means, strict=True)]
-        size = sum(len(tables[j]) for j in heard)
-        states = [(len(tables[j]) / size, models[j].base.state_dict()) for j in heard]
+        size = sum(len(tables[j]) for j in reporters)
+        states = [(len(tables[j]) / size, models[j].base.state_dict()) for j in reporters]
         base.load_state_dict({n: sum(w * s[n] for w, s in states) for n in base.state_dict()})
         yield models
 

@@ -184,7 +184,7 @@ class Worker:
 def measure(
     case: str, threads: int, turns: int, against: Path | None = None, quick: bool = False
 ) -> Measured:
-    """Let both sides of a case, or a case in two checkouts, take turns."""
+    """Run both sides of a case, or a case in two checkouts, in turn."""
     with ExitStack() as stack:
         words = ("--worker", case, str(threads))
         here = stack.enter_context(Worker(ROOT, *words, threads=threads))
@@ -284,7 +284,7 @@ def arguments(cases: Mapping[str, object], words: Sequence[str] | None) -> argpa
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure what is asked for; return 1 if a case failed or is slower than elsewhere."""
+    """Measure the requested cases; return 1 if a case failed or is slower than elsewhere."""
     from cases import CASES
 
     args = arguments(CASES, words)
@@ -295,12 +295,12 @@ def main(words: Sequence[str] | None = None) -> int:
                 print(f"{checkout}: {mib:.0f} MiB above the data, {seconds:.2f} s per round")
         return 0
     names = args.case or (QUICK if args.quick else CASES)
-    asked = [(n, t) for t in ([1] if args.quick else args.threads) for n in names]
+    requested = [(n, t) for t in ([1] if args.quick else args.threads) for n in names]
     if args.like:
-        asked = [(row.case, row.threads) for row in read(args.like)]
+        requested = [(row.case, row.threads) for row in read(args.like)]
     rows, failed = read(args.out) if args.out.exists() else [], []
     known = {(row.case, row.threads) for row in rows}
-    for case, threads in asked:
+    for case, threads in requested:
         if (case, threads) in known:
             print(f"{case}, {threads} threads: {args.out} has it", flush=True)
             continue

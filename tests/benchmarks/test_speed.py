@@ -73,11 +73,11 @@ def test_a_process_that_ends_or_is_silent_is_no_answer(monkeypatch):
 
 
 def test_unknown_cases_and_folders_are_refused(tmp_path, capsys):
-    for words, told in (
+    for words, message in (
         (["--case", "fast"], "fast"),
         (["--against", str(tmp_path)], "expected a checkout"),
         (["--turns", "0"], "at least 1"),
     ):
         with pytest.raises(SystemExit):
             speed.main(words)
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -164,7 +164,7 @@ def halves(method: Any, data: Federation) -> Iterator[tuple[str, Mapping[str, An
             yield f"round {number} {part}", parts[part]
     for view in method.views:
         questions = server.questions(model=view, draws=2)
-        scores = server.scores({n: clients[n].evaluate(asked) for n, asked in questions.items()})
+        scores = server.scores({n: clients[n].evaluate(one) for n, one in questions.items()})
         yield f"scores {view}", scores.values
 
 
@@ -172,7 +172,7 @@ def halves(method: Any, data: Federation) -> Iterator[tuple[str, Mapping[str, An
 
 
 def classes(held_out: int = 1) -> Federation:
-    """Return ragged clients whose rows are of five classes."""
+    """Return ragged clients with rows of five classes."""
     return toys.blobs(SIZES, held_out=held_out)
 
 
@@ -196,7 +196,7 @@ def server_labels() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def numbers(kind: str = "normal") -> Federation:
-    """Return ragged clients whose responses are numbers: normal, or counts."""
+    """Return ragged clients with responses that are normal or counts."""
     data = toys.blobs(SIZES, held_out=1)
     rng = np.random.default_rng(11)
     line = 0.4 * data.x.numpy() @ rng.standard_normal(data.x.shape[1])
@@ -548,7 +548,7 @@ def starts() -> dict[str, tuple[tuple[int, ...], np.ndarray]]:
 
 
 def is_comparable() -> bool:
-    """Return whether this machine rounds as the one whose numbers are stored."""
+    """Return whether this machine rounds as the one of the stored numbers."""
     return not differences(starts(), read()[STARTS])
 
 
