@@ -22,7 +22,15 @@ from pyrofl.inference.recording.tape import Call, NotRecorded, Tape, storage
 
 EMPTY = "empty", "new_empty", "empty_like"
 ZEROS = "zeros", "new_zeros", "zeros_like"
-FEW = 2**14  # zeros that a recording holds on to
+FEW = 2**14  # entries of a result whose memory serves all runs
+# Operations that can write into memory that is given to them.
+PLACED = {
+    *("add", "sub", "mul", "div", "neg", "pow", "sqrt", "rsqrt", "exp", "log", "where", "addcmul"),
+    *("sigmoid", "tanh", "clamp", "clamp_min", "reciprocal", "log1p", "expm1", "abs", "le", "sum"),
+    *("bmm", "baddbmm", "mm", "addmm", "index_select", "cat", "gather", "scatter_add"),
+    *("_softmax", "_log_softmax", "_log_softmax_backward_data"),
+}
+UNPLACED = {"aten.sum.default", *(f"aten.where.Scalar{n}" for n in ("", "Other", "Self"))}
 
 
 class Given(NamedTuple):
@@ -136,16 +144,23 @@ class _Code:
         options = tuple((n, self._lower(v, constants)) for n, v in call.options.items())
         pure = not call.written and not self.written & (call.made | call.read)
         once = pure and self.still.issuperset(_variables((args, tuple(v for _, v in options))))
-        node = self._line(_target(name, call.op), args, options, constants, once, once)
-        whole = isinstance(call.out, Tensor)
-        for i, value in enumerate((call.out,) if whole else call.out or ()):
+        whole = isinstance(out, Tensor)
+        target, home = _target(name, call.op), -1
+        if name in PLACED and not once and not call.written and str(call.op) not in UNPLACED:
+            if out.numel() <= FEW and _is_whole(out):  # its views need not be made in every run
+                home = self._memory(out, False)
+                options = (*options, ("out", home))
+        node = self._line(target, args, options, constants, once, once)
+        if home >= 0:
+            return
+        for i, value in enumerate((out,) if whole else out or ()):
             if isinstance(value, Tensor) and storage(value) not in call.read:
                 part = node
                 if not whole:
                     part = self._line(operator.getitem, (node, None), (), [i], once, once)
                 self._know(value, part)
 
-    def _memory(self, out: Tensor, zeros: bool) -> None:
+    def _memory(self, out: Tensor, zeros: bool) -> int:
         """Add memory that is the same in all runs, and with `zeros` begins as such in each."""
         options = {"dtype": out.dtype, "device": out.device}
         values, args = [tuple(out.shape), tuple(out.stride()), *options.values()], (None, None)
@@ -154,6 +169,7 @@ class _Code:
         self._know(out, home)
         if zeros:
             self._line("zero_", (home,), (), [], False, False)
+        return home
 
     def _line(
         self,

@@ -276,7 +276,7 @@ def is_known(value: object) -> bool:
     """
     if value is None or isinstance(value, (str, int, float)):
         return True
-    if isinstance(value, (tuple, Mapping)):
+    if isinstance(value, (tuple, list, Mapping)):
         return all(map(is_known, value.values() if isinstance(value, Mapping) else value))
     if isinstance(value, partial):
         return is_known((value.func, value.args, value.keywords))
