@@ -146,10 +146,9 @@ class _Code:
         once = pure and self.still.issuperset(_variables((args, tuple(v for _, v in options))))
         whole = isinstance(out, Tensor)
         target, home = _target(name, call.op), -1
-        if name in PLACED and not once and not call.written and str(call.op) not in UNPLACED:
-            if out.numel() <= FEW and _is_whole(out):  # its views need not be made in every run
-                home = self._memory(out, False)
-                options = (*options, ("out", home))
+        if not once and not call.written and _is_placed(name, call):
+            home = self._memory(out, False)  # so that its views need not be made in every run
+            options = (*options, ("out", home))
         node = self._line(target, args, options, constants, once, once)
         if home >= 0:
             return
@@ -289,6 +288,12 @@ def _target(name: str, op: Any) -> Any:
         return name
     quick = getattr(torch, name, None)
     return quick if isinstance(quick, BuiltinFunctionType) else op
+
+
+def _is_placed(name: str, call: Call) -> bool:
+    """Return whether an operation can write its small result into memory that is given to it."""
+    known = name in PLACED and str(call.op) not in UNPLACED
+    return known and call.out.numel() <= FEW and _is_whole(call.out)
 
 
 def _is_whole(value: Tensor) -> bool:
