@@ -22,7 +22,6 @@ from pyrofl import nets
 from pyrofl.data import Federation, datasets
 from pyrofl.inference import fast
 from pyrofl.inference.engine.participation import bernoulli, everyone, fraction
-from pyrofl.inference.fast.frozen_base import on_frozen_base
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import adam, sgd
@@ -66,10 +65,10 @@ def ours(method: Method, data: Federation, **options: Any) -> Side:
 
 
 def with_all_products(side: Side) -> Side:
-    """Return the side without the row space; features of a frozen base are still computed once."""
+    """Return the side without the row space."""
 
     def run() -> object:
-        before, fast.REWRITES = fast.REWRITES, (on_frozen_base,)
+        before, fast.REWRITES = fast.REWRITES, ()
         try:
             return side()
         finally:

@@ -1,8 +1,8 @@
-"""Rewrites of phases that change no number, up to rounding, and save time.
+"""The space of a client's rows, in which first layers of clients with few rows train faster.
 
-They look at a method's programs, losses and optimisers, which are values where that is possible:
-`Supervised`, `Guide`, `Elbo`, `Sgd`. What they do not know runs as it is written; so does a method
-whose model is hidden in a plain function.
+It changes no number, up to rounding. It is found by looking at a method's programs, losses and
+optimisers, which are values where that is possible: `Supervised`, `Guide`, `Elbo`, `Sgd`. Other
+methods run as written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pyrofl.data import Federation
-from pyrofl.inference.fast.frozen_base import on_frozen_base
 from pyrofl.inference.fast.row_space import with_few_rows
 from pyrofl.inference.method import Method, Phase
 from pyrofl.tensors import Tensors
@@ -23,7 +22,7 @@ they pay; or None.
 Of local the names count, of data the shape of a row. Who else trains never counts: a client takes
 the same way alone and beside others."""
 
-REWRITES: tuple[Rewrite, ...] = (on_frozen_base, with_few_rows)
+REWRITES: tuple[Rewrite, ...] = (with_few_rows,)
 
 
 class Ways(NamedTuple):
