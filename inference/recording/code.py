@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from pyrofl.inference.recording.tape import Call, NotRecorded, Tape, storage
+from pyrofl.inference.recording.tape import Call, NotRecorded, Tape, storage, tensors
 
 EMPTY = "empty", "new_empty", "empty_like"
 ZEROS = "zeros", "new_zeros", "zeros_like"
@@ -77,6 +77,9 @@ def compiled(tape: Tape, given: Given) -> tuple[Bind, object]:
         raise NotRecorded(tape.reason)
     calls = _needed(tape.calls, given)
     code = _Code(given, {v for call in calls for v in call.written})
+    made = {_seen(v) for call in calls for v in tensors((call.out,))}
+    read = [v for call in calls for v in tensors((*call.args, *call.options.values()))]
+    code.viewed = {storage(v) for v in read if _seen(v) not in made}
     for call in calls:
         code.add(call)
     return code.done()
@@ -107,6 +110,8 @@ class _Code:
 
     def __init__(self, given: Given, written: set[int]) -> None:
         self.written = written  # storages that any call writes into
+        self.viewed: set[int] = set()  # storages of which calls read views
+        self.twins: dict[tuple[Any, ...], int] = {}  # an operation and what it reads -> variable
         self.lines: tuple[list[Line], list[Line]] = [], []  # of every run, and of binding
         self.constants: tuple[list[Any], list[Any]] = [], []  # of both
         self.captured: dict[int, Tensor] = {}  # tensors that are not given
@@ -145,13 +150,17 @@ class _Code:
         pure = not call.written and not self.written & (call.made | call.read)
         once = pure and self.still.issuperset(_variables((args, tuple(v for _, v in options))))
         whole = isinstance(out, Tensor)
-        target, home = _target(name, call.op), -1
-        if not once and not call.written and _is_placed(name, call):
-            home = self._memory(out, False)  # so that its views need not be made in every run
-            options = (*options, ("out", home))
-        node = self._line(target, args, options, constants, once, once)
-        if home >= 0:
+        target, key = _target(name, call.op), (name, args, options, repr(constants))
+        if pure and whole and key in self.twins:
+            self._know(out, self.twins[key])
             return
+        if not once and not call.written and _is_placed(name, call) and self.viewed & call.made:
+            home = self._memory(out, False)  # so that its views need not be made in every run
+            self._line(target, args, (*options, ("out", home)), constants, False, False)
+            return
+        node = self._line(target, args, options, constants, once, once)
+        if pure and whole:
+            self.twins[key] = node
         for i, value in enumerate((out,) if whole else out or ()):
             if isinstance(value, Tensor) and storage(value) not in call.read:
                 part = node
