@@ -34,10 +34,7 @@ MAY_NOT_IMPORT: dict[str, tuple[str, ...]] = {
 }
 BARE = ("models", "inference", "tests", "examples")  # would be second module objects
 # Folders, and files beside them, that import each other. Remove a pair here once it is gone.
-CIRCLES = {
-    ("pyrofl.data", "pyrofl.partitions"),
-    ("pyrofl.inference.fast", "pyrofl.inference.loop"),
-}
+CIRCLES = {("pyrofl.data", "pyrofl.partitions")}
 
 
 def part(file: Path) -> str:

@@ -35,7 +35,6 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Elbo
 from pyrofl.inference.fast.row_priors import InRowsPrior, dot
 from pyrofl.inference.fast.short import ShortPhase, Way, shortened
-from pyrofl.inference.loop.plans import runs
 from pyrofl.inference.losses import On, Seen, layers, reads_of
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import Optim, Sgd
@@ -298,6 +297,15 @@ def parts(batch: Batch) -> list[tuple[slice, int]]:
         found.append((slice(begin, begin + many), max(sizes[begin : begin + many])))
         begin += many
     return found
+
+
+def runs(sizes: list[int], worth: int) -> list[int]:
+    """Cut sizes that fall wherever that saves more rows of padding than a group is worth."""
+    spared = [(sizes[0] - size) * (len(sizes) - c) for c, size in enumerate(sizes)]
+    first = spared.index(max(spared))
+    if spared[first] <= worth:
+        return [len(sizes)]
+    return [*runs(sizes[:first], worth), *runs(sizes[first:], worth)]
 
 
 def slices(some: slice, device: torch.device) -> list[slice]:

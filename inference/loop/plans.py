@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pyrofl.inference.fast.row_space import runs
 from pyrofl.tensors import Tensors, cut, placed
 
 WORTH = 2000  # rows of padding in a step that cost more time than a step more: measured
@@ -78,7 +79,7 @@ def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
 def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
     """Group places of clients by their numbers of rows [C], the largest first; see `runs`."""
     order = sizes.argsort(descending=True, stable=True)
-    return list(order.split(runs(sizes[order].tolist(), worth)))
+    return list(order.split(runs(sizes[order].tolist(), WORTH if worth is None else worth)))
 
 
 def roomy(sizes: Tensor, bound: int, short: bool = False) -> int:
@@ -91,15 +92,6 @@ def roomy(sizes: Tensor, bound: int, short: bool = False) -> int:
     most = ROOM_SHORT // len(sizes) if short else min(longest // 2, ROOM // len(sizes))
     step = 1 << max(0, most.bit_length() - 1)
     return min(-(-longest // step) * step, bound)
-
-
-def runs(sizes: list[int], worth: int | None = None) -> list[int]:
-    """Cut sizes that fall wherever that saves more rows of padding than a group is worth."""
-    spared = [(sizes[0] - size) * (len(sizes) - c) for c, size in enumerate(sizes)]
-    first = spared.index(max(spared))
-    if spared[first] <= (WORTH if worth is None else worth):
-        return [len(sizes)]
-    return [*runs(sizes[:first], worth), *runs(sizes[first:], worth)]
 
 
 def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
