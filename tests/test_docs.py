@@ -84,7 +84,7 @@ def test_noise_and_secure_sums_are_as_the_page_says():
     assert printed(text, {}) == told(text)
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=title)
+@pytest.mark.parametrize("section", others_slow(SECTIONS, SECTIONS[::4]), ids=title)
 def test_programs_run(section, monkeypatch):
     """In a round of one step, with few weights; a site of every line of the table is there."""
     monkeypatch.setattr(corrected, "TRIED", 40)

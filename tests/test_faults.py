@@ -38,8 +38,7 @@ FEW: dict[str, int] = {"draws": 2, "head_epochs": 1, "base_epochs": 1}
 SENDING = [name for name in contract.METHODS if contract.sends(name)]
 RULED = {name: contract.built(name).rules for name in contract.METHODS}
 
-sending = pytest.mark.parametrize("name", SENDING)
-sending_archetypes = pytest.mark.parametrize("name", promises.others_slow(SENDING))
+sending = pytest.mark.parametrize("name", promises.others_slow(SENDING))
 
 
 @cache
@@ -87,9 +86,11 @@ def test_a_bad_message_is_named_and_left_out(name, kind):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "patterns"), [(n, p) for n in RULED for p in RULED[n] if p != "variance"]
-)
+WITH_RULE = [(n, p) for n in RULED for p in RULED[n] if p != "variance"]
+OFTEN = [(n, p) for n, p in WITH_RULE if n in promises.ARCHETYPES]
+
+
+@pytest.mark.parametrize(("name", "patterns"), promises.others_slow(WITH_RULE, OFTEN))
 def test_what_must_be_positive_is_looked_at(name, patterns):
     poison = faults.entry(-1.0, patterns)
     state = spoilt(name, faults.corrupted(contract.built(name), poison, *BAD))
@@ -196,7 +197,7 @@ def test_the_first_bad_entry_is_named(blobs):
     assert kinds(state.rejected * 3) == {"a finite number": 3}
 
 
-@sending_archetypes
+@sending
 def test_a_bad_message_stops_the_run_if_that_is_asked(name):
     method = faults.corrupted(contract.built(name), faults.entry(torch.nan), *BAD)
     with pytest.raises(BadMessage, match=r"client 1: .* is nan.*; client 4: .* is nan"):
@@ -209,7 +210,7 @@ def test_of_many_bad_messages_the_first_are_told():
         list(federate(method, data(), 2, on_bad_message="raise"))
 
 
-@sending_archetypes
+@sending
 def test_without_a_good_message_the_server_keeps_its_state_and_says_so(name, capsys):
     method = faults.corrupted(contract.built(name), faults.entry(torch.inf), *range(6))
     run = fit(method, data(), 2, draws=None)

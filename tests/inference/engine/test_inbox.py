@@ -81,14 +81,17 @@ def test_so_it_is_in_single_precision(name):
 
 @pytest.mark.parametrize(
     "options",
-    [{"guide": "projection", "lr_alpha": 50.0}, {"weighted": False}, {"drop": 0.19}],
+    others_slow(
+        [{"guide": "projection", "lr_alpha": 50.0}, {"weighted": False}, {"drop": 0.19}],
+        [{"drop": 0.19}],
+    ),
     ids=str,
 )
 def test_branches_that_some_chunks_do_not_use_fold_too(options):
     assert_alike(*both(pfedmb.build(toys.net(), **options), chunk=1))
 
 
-@pytest.mark.parametrize("average", ["mnu", "std", "moments"])
+@pytest.mark.parametrize("average", others_slow(["mnu", "std", "moments"], ["moments"]))
 def test_all_averages_of_a_prior_fold(average):
     method = fedabml.build(toys.net(), average=average)
     assert_alike(*both(method, chunk=3))
@@ -245,7 +248,7 @@ def test_a_schedule_is_refused_in_the_round_that_cannot():
 
 
 @pytest.mark.parametrize("reporters", [SOME, ALL, SOME[:1]])
-@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize("chunk", others_slow([None, 5], [5]))
 def test_messages_are_in_order_and_hold_the_memory_of_their_clients_alone(reporters, chunk):
     method, data = pfedvem.build(toys.net()), toys.blobs()
     start = next(federate(method, data, 1))

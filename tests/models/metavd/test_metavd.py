@@ -224,7 +224,7 @@ def spreads(server: Tensors, method: Method) -> torch.Tensor:
     return role("spread", method.download(server, whose))["fc2.weight"]
 
 
-@pytest.mark.parametrize("dropout", ["meta", "vd", "ensemble"])
+@pytest.mark.parametrize("dropout", others_slow(["meta", "vd", "ensemble"], ["meta"]))
 def test_no_spread_of_any_client_moves_by_more_than_the_bound(dropout):
     data, most = toys.blobs(SIZES), 0.05
     free, bound = (fast(dropout=dropout, hyper_step=step) for step in (None, most))
