@@ -137,6 +137,7 @@ def test_a_full_output_is_no_refusal(words, tmp_path):
     assert (tmp_path / "runs/local-0/run.json").exists() == (words is BARE)
 
 
+@pytest.mark.slow
 def test_no_output_and_no_errors_are_no_matter(tmp_path):
     words = [w for w in BARE if w != "--quiet"]
     script = f"exec {sys.executable} -m pyrofl {' '.join(words)} >&- 2>&-"

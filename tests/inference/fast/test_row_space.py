@@ -119,7 +119,7 @@ def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
     bias=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_any_schedule_makes_the_same_steps(momentum, epochs, batch, hidden, bias, seed):
     layers = [nn.Flatten(), nn.Linear(8, hidden, bias), nn.Tanh(), nn.Linear(hidden, 5)]
     net, data = Network(nn.Sequential(*layers)), toys.blobs((3, 17, 1, 9))
