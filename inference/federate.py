@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 from typing import TypedDict
 
 import torch
@@ -34,7 +33,7 @@ SHOWN = 3  # reasons in one line
 
 
 class LoopOptions(TypedDict, total=False):
-    """Arguments of `federate` that do not say what is fitted, and which round is the last."""
+    """Arguments of `federate` besides the method, the data and the number of rounds."""
 
     participation: Draw
     trains: Draw | None
@@ -83,7 +82,7 @@ def federate(
         chunk: clients trained side by side; default by the size of their state.
         server: first state, instead of `method.init`.
         start: a Round to go on from, of the same clients with the same training rows.
-        stragglers: clients that do part of their work, or are not heard.
+        stragglers: clients that do part of their work, or whose messages are lost.
         on_bad_message: "reject" goes on without the client, "raise" stops the run.
         state_memory: bytes of all clients' private state that may be in memory; what is larger is
             mapped from a temporary file. None sets no bound.
@@ -117,18 +116,26 @@ def federate(
             refuse_wrong(at(0), data, chunk=chunk, server=start.server if start else server)
 
     start_engine = create_engine(engine, workers, data)
-    step = partial(
-        advance, seed=seed, chunk=chunk, memory=state_memory, keep_messages=keep_messages
-    )
 
     def go(state: Round) -> Generator[Round, None, None]:
         with start_engine() as backend:
             for number in range(state.number, rounds):
-                now = at(number)
-                asked, ids = sample_clients(now, data.clients, seed, number, participation, trains)
-                heard = slow.heard(asked, data.names, seed, number)
-                now, silent = slow.working(now, data.names, seed, number), ~torch.isin(asked, heard)
-                state = step(now, data, state, ids, heard, asked[silent], backend=backend)
+                now, draws = at(number), (participation, trains)
+                drawn, ids = sample_clients(now, data.clients, seed, number, *draws)
+                reporters = slow.heard(drawn, data.names, seed, number)
+                state = advance(
+                    slow.working(now, data.names, seed, number),
+                    data,
+                    state,
+                    ids,
+                    reporters,
+                    drawn[~torch.isin(drawn, reporters)],
+                    seed=seed,
+                    chunk=chunk,
+                    memory=state_memory,
+                    keep_messages=keep_messages,
+                    backend=backend,
+                )
                 if on_bad_message == "raise" and state.rejected:
                     raise BadMessage(_listed(state.rejected))
                 yield state

@@ -103,7 +103,7 @@ def agreed(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Fo
 
 
 def unlike(form: Form, expected: Form) -> str:
-    """Say in which tensor a message has not the form that it should have, or ""."""
+    """Return what is wrong with the form of a message, with the name of the tensor, or ""."""
     known = {name: (shape, dtype) for name, shape, dtype in expected}
     for name in sorted({name for name, *_ in form} ^ known.keys()):
         return f"{name} is {'missing' if name in known else 'there'}; expected {sorted(known)}"
@@ -143,30 +143,30 @@ def kinds(rejected: Iterable[str]) -> dict[str, int]:
 
 
 class Inbox:
-    """Holds every message of a round until the merge, in tables [asked, ...], one for each form."""
+    """Holds the messages of a round until the merge, in tables [reporters, ...], one per form."""
 
-    def __init__(self, method: Method, server: Tensors, asked: Tensor) -> None:
-        """Begin; `asked` are sorted ids of those whose message may come."""
-        self.method, self.server, self.asked = method, server, asked
+    def __init__(self, method: Method, server: Tensors, reporters: Tensor) -> None:
+        """Begin; `reporters` are sorted ids of the clients that may send a message."""
+        self.method, self.server, self.reporters = method, server, reporters
         self.by_form: dict[Form, Tensors] = {}
 
     def take(self, form: Form, who: Who, sent: Tensors) -> None:
         """Take the messages [C, ...] of some clients, all of one form."""
         held = self.by_form.setdefault(form, {})
-        if len(who.ids) == len(self.asked):  # all at once: one copy, of these clients alone
+        if len(who.ids) == len(self.reporters):  # all at once: one copy, of these clients alone
             held |= {n: v.index_select(0, who.ids.argsort()) for n, v in sent.items()}
             return
         for name, value in sent.items():
             if name not in held:
-                held[name] = value.new_empty(len(self.asked), *value.shape[1:])
-            held[name][torch.searchsorted(self.asked, who.ids.cpu())] = value
+                held[name] = value.new_empty(len(self.reporters), *value.shape[1:])
+            held[name][torch.searchsorted(self.reporters, who.ids.cpu())] = value
 
     def left(self, form: Form, who: Who) -> Tensors:
         """Return what a Round holds of the messages of `who`, sorted, in this form: [M, ...]."""
         held = self.by_form.get(form, {})
-        if len(who.ids) == len(self.asked):
+        if len(who.ids) == len(self.reporters):
             return held
-        return cut(held, torch.searchsorted(self.asked, who.ids.cpu()))
+        return cut(held, torch.searchsorted(self.reporters, who.ids.cpu()))
 
     def merged(self, form: Form, message: Tensors, who: Who, source: Generator) -> Tensors:
         """Return the server's next state; CannotMerge says why there is none."""
@@ -174,7 +174,7 @@ class Inbox:
 
 
 class FoldingInbox(Inbox):
-    """Folds what comes into one for each form: no more than a chunk's messages are in memory."""
+    """Folds messages into one for each form, so that only a chunk's messages are in memory."""
 
     def __init__(self, merge: Pooled, server: Tensors) -> None:
         """Begin."""
@@ -206,10 +206,10 @@ class FoldingInbox(Inbox):
         return self.merge.close(self.server, folded, source)
 
 
-def inbox(method: Method, server: Tensors, asked: Tensor, keep_messages: bool) -> Inbox:
+def inbox(method: Method, server: Tensors, reporters: Tensor, keep_messages: bool) -> Inbox:
     """Return what takes the messages of a round; refuse to fold those that a merge needs apart."""
     if keep_messages:
-        return Inbox(method, server, asked)
+        return Inbox(method, server, reporters)
     if not isinstance(method.merge, Pooled) or method.merge.how != "mean":
         raise ValueError(
             "keep_messages is False and this method's merge needs all messages at once; expected "

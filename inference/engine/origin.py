@@ -1,4 +1,4 @@
-"""Whose state a round is: the clients that it goes on with must be those that it comes from."""
+"""Check that a run continues with the clients and the training rows that it began with."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def _hash(table: Tensor) -> Tensor:
 
 
 def _mixed(value: Tensor) -> Tensor:
-    """Let every bit of an integer reach all others, as SplitMix64 does."""
+    """Mix the bits of an integer so that each depends on all others, as SplitMix64 does."""
     value = (value ^ (value >> 30)) * FIRST
     value = (value ^ (value >> 27)) * SECOND
     return value ^ (value >> 31)
 
 
 def validate_resume(start: Round, data: Federation) -> Round:
-    """Return a round to go on from, that knows whose it is.
+    """Return a round to continue from, with the names and rows of its clients.
 
     Clients that are held out may be others. A round that does not know its clients, as one that was
     made by hand, is compared by their number alone; so is one in which nobody has trained.
@@ -81,6 +81,6 @@ def validate_resume(start: Round, data: Federation) -> Round:
         known = rows if start.rows is None else start.rows.cpu()
         for j in (known != rows).any(1).nonzero().flatten().tolist()[:1]:
             had, has = int(known[j, 0]), int(rows[j, 0])
-            told = f"{has} training rows, and {had}" if had != has else "other training rows than"
-            raise ValueError(f"{names[j]} has {told} in start{cure}")
+            found = f"{has} training rows, and {had}" if had != has else "other training rows than"
+            raise ValueError(f"{names[j]} has {found} in start{cure}")
     return replace(start, names=names, rows=rows)

@@ -121,11 +121,11 @@ def validate_ids(ids: Tensor, clients: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """What goes wrong at clients, drawn anew in every round, whoever else takes part.
+    """What goes wrong at clients, drawn in every round, independently of who else takes part.
 
     Attributes:
-        fail: probability that a client that would report is not heard. It has trained for nothing,
-            and goes back to the private state that it had; the server merges what the others sent.
+        fail: probability that the message of a reporting client is lost. The client goes back to
+            the private state that it had; the server merges what the others sent.
         least: smallest share of its epochs that a client does; each draws a share uniformly from
             it to 1, and does at least one epoch of every phase that has any.
     """

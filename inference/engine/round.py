@@ -85,7 +85,7 @@ class Round(Summarised):
         return {n: none[n].scatter(0, self.trained, v.cpu()) for n, v in values.items()}
 
     def summary(self) -> dict[str, str]:
-        """Tell what it is."""
+        """Return a line for each part of the state."""
         trained, reported, silent = (len(v) for v in (self.trained, self.who.ids, self.silent))
         return {
             "server": _listed(self.server),

@@ -38,7 +38,7 @@ AROUND = {  # what people write for a handler of Pyro
 def first(
     method: Method, data: Federation | Roster, seed: Seed, server: Tensors | None = None
 ) -> Round:
-    """Return the state before round one; rows that `init` has of clients are dealt by name."""
+    """Return the state before round one; rows that `init` has of clients are sorted by name."""
     if server is None:
         server = as_tensors(
             "what init returns", method.init(stream(seed, Stream.START), data.clients)
@@ -57,10 +57,10 @@ def sample_clients(
 ) -> tuple[Tensor, Tensor]:
     """Return who is to report in a round, and who is to train, both sorted."""
     source = stream(seed, Stream.WHO, number)
-    asked = validate_ids(participation(source, clients), clients)
+    reporters = validate_ids(participation(source, clients), clients)
     if trains is not None:
-        return asked, validate_ids(trains(source, clients), clients)
-    return asked, torch.arange(clients) if method.all_train else asked
+        return reporters, validate_ids(trains(source, clients), clients)
+    return reporters, torch.arange(clients) if method.all_train else reporters
 
 
 @in_turn
@@ -119,7 +119,7 @@ class MessageCollector:
         reporters: Tensor,
         keep_messages: bool = True,
     ) -> None:
-        """Begin; `reporters` are sorted ids of those whose message may come."""
+        """Begin; `reporters` are sorted ids of the clients that may send a message."""
         self.method, self.data, self.state, self.reporters = method, data, state, reporters
         own = {n: v.clone() for n, v in state.server.items()}
         self.inbox = inbox(method, own, reporters, keep_messages)

@@ -19,7 +19,7 @@ do without (`distil="none"`). `pyrofl.check(method, data)` at a site refuses wha
 Orders and replies are flat dicts: tensors with an axis for clients in front, numbers and names.
 They go through any wire that keeps tensors as they are; `federate` is the same without a wire.
 
-Commit and rollback: a client keeps what it made of a round as pending. The next order tells the
+Commit and rollback: a client keeps what it made of a round as pending. The next order states the
 last round whose message was merged; if that is the pending one it is committed, or else the client
 goes back to what it had. So replies may be lost, and servers and clients may stop at any time.
 Who has no order may be down: a client that is called and does not reply is `silent` in the round.

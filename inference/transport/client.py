@@ -85,7 +85,7 @@ class Client:
         seed: of the run, as at the server.
         state: folder for what the clients keep, written before a reply is given; None keeps it in
             memory, for as long as this object lives.
-        metrics: name -> one of your own, beside those of `pyrofl.metrics`.
+        metrics: name -> one of your own, in addition to those of `pyrofl.metrics`.
         min_scored_rows: smallest number of rows of which a client's scores are sent: the accuracy
             of one row reveals its label. None sends no scores.
 
@@ -138,15 +138,15 @@ class Client:
             state = _state(shard, rounds, received, own)
             own_state = partial(at_hand, method, shard, state, received, who, self.seed)
             own = self._belonging(order, own, own_state)
-            asked = who.ids.cpu()[reports]
-            local = LocalRound(shard, RoundRequest(method, state, who.ids, asked, self.seed))
+            reporters = who.ids.cpu()[reports]
+            local = LocalRound(shard, RoundRequest(method, state, who.ids, reporters, self.seed))
             reply = local.train(who.ids, received)
             for i, reason in zip(who.ids.tolist(), reply.reasons, strict=True):
                 if reason:
                     continue
                 name, row = shard.names[i], local.written.get(i)
                 now = sealed(row.tensors) if row else {}
-                waits = bool((asked == i).any())  # others commit: nobody misses a message
+                waits = bool((reporters == i).any())  # others commit, as they send no message
                 change = {"round": rounds + 1, "pending": now} if waits else {"mine": now}
                 own[name] = replace(own[name], **change)
             self._own |= own
@@ -284,7 +284,7 @@ class Client:
         return shard.who(ids), shard, received
 
     def _settled(self, order: Mapping[str, Any]) -> dict[str, ClientRecord]:
-        """Return what clients keep, committed or rolled back as the order tells."""
+        """Return what clients keep, committed or rolled back as the order states."""
         names = named(order)
         accepted = column(order, "accepted", len(names), torch.long).tolist()
         each = zip(names, accepted, strict=True)

@@ -56,7 +56,7 @@ class Post(Protocol):
         ...
 
     def close(self) -> None:
-        """Let all workers end."""
+        """End all workers."""
         ...
 
 
@@ -192,8 +192,8 @@ class PoolRound(RunningRound):
             worker, ticket = self.waiting[0]
             reply, left = post.result(ticket)
             self.waiting.popleft()
-            asked = [w for w, _ in self.waiting].count(worker)
-            for _ in range(asked, min(left, 1 + AHEAD)):
+            ahead = [w for w, _ in self.waiting].count(worker)
+            for _ in range(ahead, min(left, 1 + AHEAD)):
                 self.waiting.append((worker, post.send(worker, "more")))
             yield on_device(reply, self.pool.data.device)
 

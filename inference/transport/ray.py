@@ -1,6 +1,6 @@
 """Ray's actors as workers: on this machine, or on those of a cluster that the caller has joined.
 
-Ray that is started here listens on 127.0.0.1 alone, shows no dashboard and tells nobody of its use.
+Ray that is started here listens on 127.0.0.1 alone, shows no dashboard and reports no use.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def hired(workers: int | None, data: Federation) -> int:
 
 
 def _joined() -> bool:
-    """Say whether the caller has started Ray or joined a cluster."""
+    """Return whether the caller has started Ray or joined a cluster."""
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
@@ -137,7 +137,7 @@ class Actors:
                 ray.cancel(ticket.answer)
 
     def close(self) -> None:
-        """Let all workers end, and Ray too if it was started here."""
+        """End all workers, and Ray too if it was started here."""
         import ray
 
         actors, self.actors = self.actors, []

@@ -27,7 +27,7 @@ class ReplyParser:
     roster: Roster
     number: int  # of the round, from 1
     trained: Tensor  # ids of those that have an order
-    asked: Tensor  # ids of those that are to send a message
+    reporters: Tensor  # ids of those that are to send a message
     down: Tensor  # [J], bytes that they were sent
 
     def read(self, replies: Mapping[str, Mapping[str, Any]]) -> tuple[list[Reply], list[str]]:
@@ -52,7 +52,7 @@ class ReplyParser:
         if (late := number(flat, "round")) != self.number:
             raise ValueError(f"its reply is of round {late}; expected round {self.number}")
         sends = column(flat, "sends", len(ids), torch.bool)
-        if not bool(torch.isin(ids[sends], self.asked).all()):
+        if not bool(torch.isin(ids[sends], self.reporters).all()):
             raise ValueError("it sends a message unasked; expected none")
         reasons, steps = texts(flat, "odd"), column(flat, "steps", len(ids), torch.long)
         if len(reasons) != len(ids):
@@ -61,7 +61,7 @@ class ReplyParser:
         who, everyone = self.roster.who(ids[sends]), self.roster.names
         found = inspect(message, {}, who, everyone, self.method.rules) if len(who.ids) else []
         own = dict(zip(_at(sends), found, strict=True))
-        silent = torch.isin(ids, self.asked) & ~sends
+        silent = torch.isin(ids, self.reporters) & ~sends
         missing = {c: f"{names[c]}: it sends no message; expected one" for c in _at(silent)}
         every = [reason or (own | missing).get(c, "") for c, reason in enumerate(reasons)]
         good = [c for c in own if not every[c]]
@@ -74,7 +74,7 @@ class ReplyParser:
         return Reply(self.roster.who(ids[good]), letter, form_of(message), every, about | losses)
 
     def _ids(self, holder: str, flat: Mapping[str, Any]) -> Tensor:
-        """Return whom a reply is of; refuse clients that it cannot be of."""
+        """Return the ids of the clients that a reply is of; refuse those that have no order."""
         if not isinstance(flat, Mapping):
             raise ValueError(f"its reply is a {type(flat).__name__}; expected a dict")
         names = named(flat)
@@ -88,7 +88,7 @@ class ReplyParser:
         return ids
 
     def _losses(self, flat: Mapping[str, Any], count: int) -> Tensors:
-        """Return the losses that are told, [C] each."""
+        """Return the losses of a reply, [C] each."""
         names = [f"{what}/{n}" for what in ("loss", "begun") for n in tensors(what, flat)]
         return {n: column(flat, n, count, self.roster.dtype) for n in names}
 
@@ -124,7 +124,7 @@ def _at(which: Tensor) -> list[int]:
 
 
 def _alike(replies: list[Reply]) -> list[Reply]:
-    """Let all tell the same losses, NaN where one does not know them."""
+    """Return replies with the same losses, NaN where a reply has none."""
     names = {n: v for reply in replies for n, v in reply.report.items() if v.is_floating_point()}
     for reply in replies:
         unknown = {n: v.new_full((len(reply.reasons),), torch.nan) for n, v in names.items()}

@@ -83,23 +83,23 @@ class Server:
     def orders(self, holders: Mapping[str, Sequence[str]] | None = None) -> dict[str, Flat]:
         """Return what is to be sent in the next round, name -> order, for `Client.train`.
 
-        Asked again before `take`, it gives the same.
+        A second call before `take` returns the same.
 
         Args:
             holders: name of a machine -> names of clients whose rows it has, to which one order
                 goes; default: every client by itself.
         """
         method, number = self.at(self.state.number), self.state.number
-        asked, ids = self._called(method)
+        reporters, ids = self._called(method)
         about = {"round": number + 1}
-        return self._sheets(method, ids, holders, about, {"reports": torch.isin(ids, asked)})
+        return self._sheets(method, ids, holders, about, {"reports": torch.isin(ids, reporters)})
 
     @in_turn
     def take(self, replies: Mapping[str, Mapping[str, Any]]) -> Round:
         """Merge replies to the last orders, name -> reply, and return the round.
 
-        Who was to report and sent nothing that can be read is `silent`; whose reply is bad, late or
-        of another is `rejected` by name. They go back to what they kept before, once the next
+        A reporter without a reply that can be read is `silent`; a client whose reply is bad, late
+        or of another is `rejected` by name. They go back to what they kept before, once the next
         order reaches them.
 
         Raises:
@@ -113,14 +113,14 @@ class Server:
     def _merge(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
         """Make the next state of replies."""
         method, state = self.at(self.state.number), self.state
-        asked, ids = self._called(method)
+        reporters, ids = self._called(method)
         down = self._bytes_down(method, ids)
-        desk = ReplyParser(method, self.roster, state.number + 1, ids, asked, down)
-        read, refused = desk.read(replies)
+        parser = ReplyParser(method, self.roster, state.number + 1, ids, reporters, down)
+        read, refused = parser.read(replies)
         read = read or [nothing(state)]
         senders = torch.cat([reply.sender.ids for reply in read]).sort().values
         came = torch.cat([reply.report["ids"] for reply in read])
-        received, silent = Received(read), asked[~torch.isin(asked, came)]
+        received, silent = Received(read), reporters[~torch.isin(reporters, came)]
         after = advance(
             method,
             self.roster,
@@ -168,15 +168,15 @@ class Server:
         metrics: Sequence[str] | None = None,
         **asked: Unpack[AskedFields],
     ) -> dict[str, Flat]:
-        """Return what is to be asked of all clients, name -> question, for `Client.evaluate`.
+        """Return questions to all clients, name -> question, for `Client.evaluate`.
 
         Args:
             holders: as of `orders`.
-            metrics: names of those to be told; default: all.
+            metrics: names of those to be sent; default: all.
             asked: fields of `Asked`: model, adapted, part, draws.
 
         Raises:
-            ValueError: as of `pyrofl.evaluate`, or if others than clients that train are asked.
+            ValueError: as of `pyrofl.evaluate`, or if the population is another than "training".
         """
         if (others := asked.pop("population", "training")) != "training":
             raise ValueError(

@@ -25,9 +25,9 @@ ASKED = ("model", "adapted", "part", "draws", "metrics")  # what a question asks
 
 
 class InvalidRequestError(ValueError):
-    """An order that clients cannot follow; the line tells names and numbers, and no value of a row.
+    """An order that clients cannot follow; the message has names and numbers, no value of a row.
 
-    So it may be told to the server, as other errors at a site may not.
+    So it may be sent to the server, which other errors at a site may not.
     """
 
 
@@ -81,10 +81,10 @@ def agreed(method: Method) -> Flat:
 
 def refuse_others(order: Mapping[str, Any], method: Method) -> None:
     """Refuse an order of a server whose versions or method are not those here, by name."""
-    told = {n: v for n, v in order.items() if n.startswith(("version/", "method/"))}
+    theirs = {n: v for n, v in order.items() if n.startswith(("version/", "method/"))}
     mine = agreed(method)
-    if odd := sorted(n for n in told | mine if told.get(n) != mine.get(n)):
-        each = (f"{n.replace('/', ' of ')} is {mine.get(n)}, and {told.get(n)}" for n in odd)
+    if odd := sorted(n for n in theirs | mine if theirs.get(n) != mine.get(n)):
+        each = (f"{n.replace('/', ' of ')} is {mine.get(n)}, and {theirs.get(n)}" for n in odd)
         raise InvalidRequestError(f"{'; '.join(each)} at the server; expected the same at both")
 
 

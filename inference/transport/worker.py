@@ -1,4 +1,4 @@
-"""What a worker does: it holds some clients' rows and what they keep, and makes their rounds."""
+"""A worker process: it holds the rows and the private state of some clients, and trains them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Worker:
         return self.more()
 
     def more(self) -> tuple[Reply, int]:
-        """Let further clients train; return their reply, and how many there are still to come."""
+        """Train further clients; return their reply, and how many groups are still to come."""
         assert self.round is not None
         reply = self.round.train(self.left.popleft())
         sender = Who(*(v.cpu() for v in reply.sender))
