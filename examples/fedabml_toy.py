@@ -19,7 +19,7 @@ import pyrofl
 from pyrofl import figures, likelihoods, nets
 from pyrofl.data.conjugate import ConjugateTask, conjugate
 from pyrofl.files.run_folder import table
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.models import fedabml, fedavg
 from pyrofl.tensors import generator

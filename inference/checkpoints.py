@@ -14,8 +14,8 @@ from pyrofl.data import Federation, Who
 from pyrofl.files import hashed
 from pyrofl.files.run_folder import METRICS
 from pyrofl.inference.description import Description, describe
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import by_round, first
+from pyrofl.inference.engine.server_round import by_round, first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.run import Run

@@ -14,14 +14,14 @@ from pyrofl.inference.description import refuse_other_constants
 from pyrofl.inference.engine.messages import BadMessage, OnBadMessage, inbox
 from pyrofl.inference.engine.origin import validate_resume
 from pyrofl.inference.engine.participation import Draw, Stragglers, everyone
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import (
+from pyrofl.inference.engine.server_round import (
     advance,
     by_round,
     first,
     refuse_surroundings,
     sample_clients,
 )
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.mistakes import check as refuse_wrong
 from pyrofl.inference.privacy.noising import with_privacy

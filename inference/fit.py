@@ -12,8 +12,8 @@ from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.inference.chains import Chains, FitOptions, Fitting, Until, beginnings
 from pyrofl.inference.engine.participation import everyone
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import by_round, first
+from pyrofl.inference.engine.server_round import by_round, first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import Metric
 from pyrofl.inference.federate import LoopOptions, federate
 from pyrofl.inference.privacy.noising import with_privacy

@@ -21,7 +21,7 @@ from torch import Tensor
 from pyrofl.arguments import checked
 from pyrofl.data.federation import Federation, a_row
 from pyrofl.data.roster import Who
-from pyrofl.inference.engine.round import Round, meet, to_data
+from pyrofl.inference.engine.state import Round, meet, to_data
 from pyrofl.inference.facts import INCOMPARABLE, Mark, Moments, Rule, WireCost, of_kind
 from pyrofl.inference.gradients import ROWS, WatchedStep, refuse_still, watched
 from pyrofl.inference.look import Look

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch, Federation, Who
-from pyrofl.inference.engine.round import Round, meet, sent_down, sent_up
+from pyrofl.inference.engine.state import Round, meet, sent_down, sent_up
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.method import Method, Phase, Step, no_statistics
 from pyrofl.tensors import Tensors, as_tensors, cut, under, unwritten

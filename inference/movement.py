@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.facts import Facts, Moments, of_kind
 from pyrofl.tensors import Tensors, matches, size_in_bytes
 

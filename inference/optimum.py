@@ -31,7 +31,7 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces, weighed
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.facts import Optimal, of_kind

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from pyrofl.inference.elbo import Elbo
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.method import Method, Step
 from pyrofl.inference.programs import Guide
 

@@ -17,8 +17,8 @@ from pyro.poutine.util import site_is_subsample
 from pyrofl.arguments import checked
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import with_rows
-from pyrofl.inference.engine.round import meet
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import meet
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, default_type, matches
 from pyrofl.turns import in_turn

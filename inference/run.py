@@ -18,8 +18,8 @@ from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
 from pyrofl.inference import saving
 from pyrofl.inference.budget import Spent
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions

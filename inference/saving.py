@@ -13,7 +13,7 @@ from pyrofl.data.blank import facts
 from pyrofl.files import hashed
 from pyrofl.files.run_folder import versions
 from pyrofl.inference.description import describe
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed, separate

@@ -20,7 +20,7 @@ from pyrofl.data import Batch, Federation, Preparation
 from pyrofl.inference.budget import Privacy
 from pyrofl.inference.chains import Chains
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit

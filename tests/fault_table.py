@@ -25,7 +25,7 @@ FILES = (
     *(
         "inference/test_checkpoints.py",
         "inference/servers/test_robust.py",
-        "inference/engine/test_rounds.py",
+        "inference/engine/test_server_round.py",
     ),
 )
 HEAD = "| fault | injected | promised, and kept |\n|---|---|---|\n"

@@ -17,8 +17,8 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import answered
 from pyrofl.inference.engine.participation import everyone
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import advance, by_round, first, sample_clients
+from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
+from pyrofl.inference.engine.state import Round
 
 NAMES = ("hospital_1", "hospital_2", "hospital_3")
 

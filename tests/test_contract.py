@@ -29,8 +29,8 @@ from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference import fast
 from pyrofl.inference.elbo import Elbo
 from pyrofl.inference.engine.participation import Stragglers, bernoulli, fixed
-from pyrofl.inference.engine.round import Round, meet
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.state import Round, meet
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.facts import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
 from pyrofl.inference.fast import row_space

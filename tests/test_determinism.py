@@ -18,7 +18,7 @@ from pyrofl.cli.setup import threads
 from pyrofl.data import Federation, Who
 from pyrofl.data.conjugate import linear_regression
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.posteriors.draws import posterior

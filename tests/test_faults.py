@@ -20,8 +20,8 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.inference.engine.messages import BadMessage, kinds
 from pyrofl.inference.engine.participation import Stragglers
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit

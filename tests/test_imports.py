@@ -38,7 +38,7 @@ CIRCLES = {("pyrofl.data", "pyrofl.partitions")}
 
 
 def part(file: Path) -> str:
-    """Return the file's module, "pyrofl.inference.engine.rounds"."""
+    """Return the file's module, "pyrofl.inference.engine.server_round"."""
     names = file.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(("pyrofl", *names)).removesuffix(".__init__")
 
@@ -71,7 +71,7 @@ def test_imports_run_one_way():
         rule = next(p for p in MAY_NOT_IMPORT if f"{full}.".startswith(f"{p}."))
         guilty[name] = inside(found, *MAY_NOT_IMPORT[rule], *BARE)
     assert not {name: wrong for name, wrong in guilty.items() if wrong}
-    assert {"pyrofl.models.pfedvem", "pyrofl.inference.engine.rounds"} <= IMPORTS.keys()
+    assert {"pyrofl.models.pfedvem", "pyrofl.inference.engine.server_round"} <= IMPORTS.keys()
 
 
 def folder(module: str) -> str:
@@ -195,7 +195,7 @@ def test_an_unknown_name_is_refused():
 
 
 def test_the_folders_are_packages():
-    for name in ("pyrofl.models.pfedvem", "pyrofl.inference.engine.rounds"):
+    for name in ("pyrofl.models.pfedvem", "pyrofl.inference.engine.server_round"):
         assert import_module(name).__name__ == name
     assert (PACKAGE / "py.typed").is_file()
     for folder in ("models", "inference"):

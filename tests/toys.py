@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import Optim, sgd

@@ -25,7 +25,7 @@ from problems import PROBLEMS, Problem
 
 from pyrofl import Method, federate, posterior
 from pyrofl.inference.checks import replicas
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
 
 EXAMPLES = "eight_schools baseball rat_tumours sleepstudy nes heart_disease kidney radon_minnesota"
 NUMBERS = [0, 16, 32, 64, 128, 256]  # of draws; 0 is the problem's own

@@ -10,7 +10,7 @@ import torch
 
 from pyrofl.data import Federation
 from pyrofl.inference.checks.replicas import seeing
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import ModelAsked
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior

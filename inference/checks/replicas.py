@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.engine.messages import merged
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.method import Method, Phase, Step, View
 from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.tensors import Tensors, cut, join_up, under

@@ -22,8 +22,8 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, Range, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.inference.checks import replicas
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import by_round, first
+from pyrofl.inference.engine.server_round import by_round, first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method

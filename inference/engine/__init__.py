@@ -1,6 +1,6 @@
 """One round: the request of the server, local training, replies and the next state.
 
-`rounds.advance` makes a round: it sends a `RoundRequest` to the clients by a `Backend`, collects
-their replies and aggregates the messages. `LocalRound` is the backend of clients that are in this
-process; `pyrofl.inference.transport` has those of clients elsewhere.
+`server_round.advance` makes a round: it sends a `RoundRequest` to the clients by a `Backend`,
+collects their replies and aggregates the messages. `local_round.LocalRound` is the backend of
+clients that are in this process; `pyrofl.inference.transport` has those of clients elsewhere.
 """

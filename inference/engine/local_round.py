@@ -14,7 +14,7 @@ from torch import Tensor
 from pyrofl.data import Federation, Who
 from pyrofl.inference.engine.client_states import ClientStates, Row
 from pyrofl.inference.engine.messages import Form, form_of, inspect
-from pyrofl.inference.engine.round import Round, at_hand, chunks, sent_down, sent_up
+from pyrofl.inference.engine.state import Round, at_hand, chunks, sent_down, sent_up
 from pyrofl.inference.loop.local import Streams, train
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream

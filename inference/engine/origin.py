@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrofl.data import Federation
 
 if TYPE_CHECKING:
-    from pyrofl.inference.engine.round import Round
+    from pyrofl.inference.engine.state import Round
 
 BLOCK = 2**20  # numbers that are hashed at once
 STEP, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15

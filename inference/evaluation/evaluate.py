@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from pyrofl import metrics as scoring
 from pyrofl.arguments import Count, PositiveShare, checked
 from pyrofl.data import Batch, Federation, check_table
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.predict import Prediction, answers, predict, probabilities
 from pyrofl.inference.evaluation.prepare import pooled_name

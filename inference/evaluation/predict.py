@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, stack
 from pyrofl.inference.elbo import observed, traces
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.prepare import ready, with_rows
 from pyrofl.inference.loop.noise import ClientNoise, GuideMean, draw

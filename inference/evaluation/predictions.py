@@ -15,7 +15,7 @@ from pyrofl.arguments import known
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.sites import inputs, responses_of
 from pyrofl.data.wording import listed
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked, usual
 from pyrofl.inference.evaluation.predict import (
     CLASSES,

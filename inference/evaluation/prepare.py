@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.inference.description import refuse_other_constants
-from pyrofl.inference.engine.round import Round, chunks, meet
+from pyrofl.inference.engine.state import Round, chunks, meet
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.facts import REPORTED, marked
 from pyrofl.inference.loop.local import train

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Federation
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.attributes import facts, together

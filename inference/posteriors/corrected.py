@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.method import Method

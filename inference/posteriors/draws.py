@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import is_made, latent, traces
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.loop.noise import ClientNoise

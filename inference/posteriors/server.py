@@ -9,7 +9,7 @@ from typing import Any
 from pyro.poutine.messenger import Messenger
 
 from pyrofl.data import Who
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.loop.noise import open_latent
 from pyrofl.inference.method import Method

@@ -33,8 +33,8 @@ from torch import Tensor
 from pyrofl.arguments import Count, Positive, Whole, checked
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import is_made, latent, with_rows
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.facts import SHARED

@@ -20,8 +20,8 @@ from pyrofl.files.run_folder import prepare, versions
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.client_states import none
 from pyrofl.inference.engine.local_round import LocalRound, RoundRequest
-from pyrofl.inference.engine.round import Round, at_hand
-from pyrofl.inference.engine.rounds import by_round, refuse_surroundings
+from pyrofl.inference.engine.server_round import by_round, refuse_surroundings
+from pyrofl.inference.engine.state import Round, at_hand
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
 from pyrofl.inference.method import Method, View
 from pyrofl.inference.seeds import Seed, separate

@@ -21,7 +21,7 @@ from pyrofl.data import Federation, Who
 from pyrofl.data.shard import shard
 from pyrofl.inference.engine.client_states import Tables
 from pyrofl.inference.engine.local_round import Reply, RoundRequest, RunningRound
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.transport.wire import sealed
 from pyrofl.inference.transport.worker import assign_clients

@@ -13,7 +13,7 @@ from pyrofl.arguments import known
 from pyrofl.data import Roster, Who
 from pyrofl.inference.engine.local_round import Reply, RunningRound
 from pyrofl.inference.engine.messages import form_of, inspect
-from pyrofl.inference.engine.round import Round, nobody
+from pyrofl.inference.engine.state import Round, nobody
 from pyrofl.inference.method import Method
 from pyrofl.inference.transport.wire import column, named, number, tensors, texts
 from pyrofl.tensors import Tensors, cut

@@ -19,8 +19,8 @@ from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import prepare, versions
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.participation import Draw, everyone
-from pyrofl.inference.engine.round import Round, sent_down, to_data
-from pyrofl.inference.engine.rounds import advance, by_round, first, sample_clients
+from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
+from pyrofl.inference.engine.state import Round, sent_down, to_data
 from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.method import Method

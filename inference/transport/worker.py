@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrofl.data import Federation, Who
 from pyrofl.inference.engine.client_states import ClientStates, none
 from pyrofl.inference.engine.local_round import LocalRound, Reply, RoundRequest
-from pyrofl.inference.engine.round import to_data
+from pyrofl.inference.engine.state import to_data
 from pyrofl.inference.method import Method
 from pyrofl.inference.transport.wire import sealed
 from pyrofl.tensors import Tensors, cut

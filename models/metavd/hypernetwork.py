@@ -16,7 +16,7 @@ from torch.nn.functional import leaky_relu, linear
 from torch.nn.utils import get_total_norm
 
 from pyrofl.data import Federation, Who
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.facts import PER_CLIENT, REPORTED, Facts
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.method import Method

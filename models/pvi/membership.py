@@ -35,7 +35,7 @@ from torch import Tensor
 from pyrofl.arguments import checked, known
 from pyrofl.data import Federation
 from pyrofl.inference.engine.origin import rows_of
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.fit import fit
 from pyrofl.inference.run import Run
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals

@@ -12,7 +12,7 @@ from pyrofl.arguments import known
 from pyrofl.cli.experiment import TRIES
 from pyrofl.cli.methods import Scheduled, arguments, builds, parse, reaching
 from pyrofl.inference.description import described
-from pyrofl.inference.engine.rounds import by_round
+from pyrofl.inference.engine.server_round import by_round
 
 Words = dict[str, str]
 """A setting as it is written behind --set: name -> value."""

@@ -24,7 +24,7 @@ from pyrofl.data.source import LEARNED
 from pyrofl.inference.budget import Privacy
 from pyrofl.inference.engine.messages import inbox
 from pyrofl.inference.engine.participation import Draw
-from pyrofl.inference.engine.rounds import by_round, first
+from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.transport.start import create_engine

@@ -16,7 +16,7 @@ from pyrofl.cli.methods import Job
 from pyrofl.cli.report import posterior_view
 from pyrofl.cli.setup import Task
 from pyrofl.inference import loggers
-from pyrofl.inference.engine.rounds import by_round, first
+from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.mistakes import check
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.arviz import CHEAP

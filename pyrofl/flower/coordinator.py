@@ -18,7 +18,7 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.register import Post, Register
 from pyrofl.flower.results import Book
 from pyrofl.flower.site import ASK, LOST, ORDER, OVER, REFUSED, REPLY, TOLD, label
-from pyrofl.inference.engine.rounds import by_round
+from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.wire import Flat
 

@@ -11,7 +11,7 @@ from pyrofl.data import Federation
 from pyrofl.files import run_folder
 from pyrofl.flower.project import Project
 from pyrofl.flower.site import shapes
-from pyrofl.inference.engine.rounds import by_round
+from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.evaluation.asked import Part
 from pyrofl.inference.mistakes import check as refuse_wrong
 from pyrofl.inference.transport import Client, Server

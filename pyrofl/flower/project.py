@@ -18,7 +18,7 @@ from pyrofl.data.blank import outline
 from pyrofl.data.columns import complete, read
 from pyrofl.data.csv_files import LIKELIHOODS
 from pyrofl.data.roster import names_of
-from pyrofl.inference.engine.rounds import by_round
+from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.transport.wire import Flat

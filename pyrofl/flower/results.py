@@ -13,7 +13,7 @@ from pyrofl.cli.resuming import POINTS, unlearned
 from pyrofl.data.blank import outline
 from pyrofl.files import hashed, run_folder
 from pyrofl.flower.project import Project
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import AskedFields
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.method import Method

@@ -23,7 +23,7 @@ from pyrofl.data.blank import facts, hidden
 from pyrofl.data.shard import shard
 from pyrofl.files import hashed
 from pyrofl.inference import fast
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.recording import recorder

@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import noise
 from pyrofl.inference.method import Method

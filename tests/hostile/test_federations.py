@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pyrofl.cli.methods import accepted
 from pyrofl.data import Federation
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.run import Run

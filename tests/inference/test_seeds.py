@@ -18,7 +18,7 @@ from pyrofl.data import Federation
 from pyrofl.data.conjugate import linear_regression
 from pyrofl.inference import seeds
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import local
 from pyrofl.inference.loop.local import Streams

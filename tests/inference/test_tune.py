@@ -12,7 +12,7 @@ from torch import nn
 
 import pyrofl
 from pyrofl.data import Federation
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.tune import halved, rungs, tune
 from pyrofl.inference.tuned import Try, Tuned, ranked, told
 from pyrofl.models import fedavg

@@ -18,7 +18,7 @@ import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.checkpoints import load, save
 from pyrofl.inference.engine.participation import Stragglers, fraction
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.facts import INCOMPARABLE, normals
 from pyrofl.inference.movement import Moved, movement
 from pyrofl.inference.records import RoundRecord

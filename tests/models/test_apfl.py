@@ -10,7 +10,7 @@ from promises import Promises
 from toys import last
 
 from pyrofl.data.datasets import load
-from pyrofl.inference.engine.round import Round, meet
+from pyrofl.inference.engine.state import Round, meet
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import apfl, fedavg, likelihoods, local
 from pyrofl.nets import build

@@ -10,8 +10,8 @@ from promises import Promises
 from toys import last
 
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.round import meet
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import meet
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.method import Method
 from pyrofl.models import ditto, fedavg, fedprox, likelihoods, local

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data.conjugate import gaussian_means
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method

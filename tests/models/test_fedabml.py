@@ -21,7 +21,7 @@ from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.conjugate import ConjugateTask, gaussian_means
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.participation import bernoulli
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate

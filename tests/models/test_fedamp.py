@@ -12,7 +12,7 @@ from promises import Promises
 from toys import crossed, last
 
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy import sums

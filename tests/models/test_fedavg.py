@@ -15,7 +15,7 @@ from pyrofl.data import Federation
 from pyrofl.data.conjugate import ConjugateTask
 from pyrofl.inference import reference
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.round import meet
+from pyrofl.inference.engine.state import meet
 from pyrofl.inference.loop.plans import plan
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream

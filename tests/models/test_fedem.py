@@ -17,8 +17,8 @@ from toys import crossed, last
 
 from pyrofl.data import Batch, Federation
 from pyrofl.data.conjugate import conjugate
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.method import Method

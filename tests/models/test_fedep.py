@@ -10,8 +10,8 @@ from promises import Promises
 from regressions import EVEN, PRIOR, SD, TASK, posterior
 from torch import Tensor
 
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method

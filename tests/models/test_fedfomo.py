@@ -13,8 +13,8 @@ from toys import crossed, last
 
 from pyrofl.data.conjugate import conjugate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy import sums

@@ -12,7 +12,7 @@ from promises import Promises
 from torch import Tensor
 
 from pyrofl.data.conjugate import gaussian_means
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.models import fedhb, guides, likelihoods

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from toys import crossed, last
 
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fedavg, ifca, pfedmb
 from pyrofl.nets import build

@@ -11,7 +11,7 @@ from toys import last
 
 from pyrofl.data import Federation
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.round import meet
+from pyrofl.inference.engine.state import meet
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, local
 from pyrofl.nets import build

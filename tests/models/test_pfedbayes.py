@@ -16,8 +16,8 @@ from pyro.poutine.messenger import Messenger
 from torch.nn.functional import softplus
 from toys import last
 
-from pyrofl.inference.engine.round import meet
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import meet
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.loop.noise import open_latent
 from pyrofl.inference.method import Method, Phase, Step

@@ -22,7 +22,7 @@ from toys import last
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.engine.round import meet
+from pyrofl.inference.engine.state import meet
 from pyrofl.inference.federate import federate
 from pyrofl.inference.loop.noise import open_latent
 from pyrofl.inference.method import Method, Phase

@@ -9,7 +9,7 @@ from checks import close
 from promises import Promises
 from toys import last
 
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.privacy import sums
 from pyrofl.models import fedavg, guides, likelihoods, predbayes
 from pyrofl.models.fedbe import distillation

@@ -15,7 +15,7 @@ from toys import last
 from pyrofl.data import Federation
 from pyrofl.data.conjugate import ConjugateTask
 from pyrofl.inference.engine.participation import Stragglers, fixed
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.servers.averages import CannotMerge

@@ -28,7 +28,7 @@ from pyrofl.inference.checks.replicas import (
 )
 from pyrofl.inference.checks.simulation import Ranks, rank, simulated
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.facts import SHARED
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase, Step

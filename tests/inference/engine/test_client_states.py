@@ -12,7 +12,7 @@ import toys
 
 from pyrofl.inference.engine.client_states import ClientStates, RowStore, mapped
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.federate import federate
 from pyrofl.models import pfedvem
 from pyrofl.tensors import Tensors

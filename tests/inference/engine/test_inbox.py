@@ -16,8 +16,8 @@ import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference import checkpoints as checkpoint
 from pyrofl.inference.engine.participation import bernoulli
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import advance
+from pyrofl.inference.engine.server_round import advance
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.servers.pooled import Pooled, Weighed

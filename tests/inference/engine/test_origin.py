@@ -10,8 +10,8 @@ import toys
 
 from pyrofl.data import Federation
 from pyrofl.inference.engine.origin import rows_of
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
 from pyrofl.models import fedavg

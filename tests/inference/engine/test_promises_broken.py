@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.engine.participation import everyone, fixed
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit

@@ -13,8 +13,8 @@ import toys
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation import predict as predicting
 from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate, uncertainty
 from pyrofl.inference.evaluation.predict import Prediction, predict, predict_batch

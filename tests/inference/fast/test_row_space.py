@@ -19,8 +19,8 @@ from torch import Size, nn
 from pyrofl.inference import fast
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.participation import bernoulli
-from pyrofl.inference.engine.round import meet
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import meet
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fast import row_space
 from pyrofl.inference.fast.row_space import RowProducts, first_layer, pays, with_few_rows

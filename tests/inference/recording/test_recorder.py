@@ -14,7 +14,7 @@ from promises import others_slow
 from torch import Tensor, nn
 
 from pyrofl.data import Batch
-from pyrofl.inference.engine.round import Round
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.loop.steps import StepRun
 from pyrofl.inference.method import Method, Step

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.federate import federate
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.servers.averages import average, blend, weighted_mean

@@ -15,7 +15,7 @@ from promises import others_slow
 from torch import Tensor
 
 from pyrofl.data import Batch, Who
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.servers.averages import average, combining, krum, median, middle

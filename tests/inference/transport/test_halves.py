@@ -12,7 +12,7 @@ import toys
 from sites import CLOSE, SIZES, some
 
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
-from pyrofl.inference.engine.rounds import advance, first, sample_clients
+from pyrofl.inference.engine.server_round import advance, first, sample_clients
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.transport import Client, Server

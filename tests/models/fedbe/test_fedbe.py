@@ -17,7 +17,7 @@ from toys import last
 
 import pyrofl
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate

@@ -17,8 +17,8 @@ from toys import last
 import pyrofl
 from pyrofl.data import Who
 from pyrofl.inference.engine.participation import bernoulli
-from pyrofl.inference.engine.round import Round, meet
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import Round, meet
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method

@@ -14,7 +14,7 @@ from toys import crossed, last
 
 from pyrofl.data.conjugate import ConjugateTask, conjugate
 from pyrofl.inference.elbo import latent, traces
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.method import Method

@@ -16,8 +16,8 @@ from torch import Size, Tensor, nn
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.elbo import elbo, with_rows
-from pyrofl.inference.engine.round import Round, meet
-from pyrofl.inference.engine.rounds import first
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import Round, meet
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate

@@ -27,8 +27,8 @@ from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.conjugate import gaussian_means, linear_regression
 from pyrofl.inference.elbo import latent, log_densities, per_draw, traces
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
 from pyrofl.inference.loop.noise import ClientNoise

@@ -20,8 +20,8 @@ from pyrofl.data import Batch, Federation
 from pyrofl.data.conjugate import gaussian_means
 from pyrofl.inference.checks.leave_one_out import loo
 from pyrofl.inference.engine.participation import fixed as some
-from pyrofl.inference.engine.round import Round
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate

@@ -14,8 +14,8 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
 from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
-from pyrofl.inference.engine.round import Round, meet
-from pyrofl.inference.engine.rounds import advance, first
+from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.state import Round, meet
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.servers.averages import average, blend, weighted_mean

@@ -1,4 +1,4 @@
-"""Rounds: who takes part, the messages that come, and the next state of the server.
+"""The server's part of a round: who takes part, the messages that come, and the next state.
 
 Of the data, the server's part needs only who the clients are and how many rows each has.
 """
@@ -20,7 +20,7 @@ from pyrofl.inference.engine.local_round import Backend, LocalRound, Reply, Roun
 from pyrofl.inference.engine.messages import agreed, form_of, inbox, merged, unlike
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.participation import Draw, validate_ids
-from pyrofl.inference.engine.round import Round, to_data
+from pyrofl.inference.engine.state import Round, to_data
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.servers.averages import CannotMerge
