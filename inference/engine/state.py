@@ -139,6 +139,25 @@ def at_hand(
     return private
 
 
+def refuse_absent_states(
+    method: Method, data: Federation, state: Round, ids: Tensor, view: str
+) -> None:
+    """Refuse the personal models of clients whose states are kept where they train.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    seen = ids[state.seen.cpu()[ids]] if len(state.seen) else ids[:0]
+    if view == "global" or not len(seen) or len(state.private):
+        return
+    who = data.who(seen[:1])
+    if method.join(sent_down(method, state.server, who), who, stream(0, Stream.START)):
+        raise ValueError(
+            f"the state of {data.names[int(seen[0])]!r} is not here: it is kept where the client "
+            "trains; expected model='global', or a new client"
+        )
+
+
 def meet(
     method: Method, data: Federation, state: Round, who: Who, seed: Seed
 ) -> tuple[Tensors, Tensors]:

@@ -15,7 +15,7 @@ from pyrofl.arguments import known
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.sites import inputs, responses_of
 from pyrofl.data.wording import listed
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import Round, refuse_absent_states
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked, usual
 from pyrofl.inference.evaluation.predict import (
     CLASSES,
@@ -116,6 +116,8 @@ def predictions(
     data, i = _with_newcomer(data, own) if client is None else _known(data, client, own)
     how = _asked(method, asked, client is None, own is not None)
     who = torch.tensor([i])
+    if client is not None:
+        refuse_absent_states(method, data, state, who, how.view(method))
     (_, received, local, noise), *_ = ready(method, data, state, who, how)
     name = data.names[i]
     if client is None and how.adapted == "none" and how.view(method) == "personal":

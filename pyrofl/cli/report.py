@@ -25,6 +25,7 @@ from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.run import Run
+from pyrofl.inference.seeds import separate
 from pyrofl.metrics import Bins
 from pyrofl.paired import interval_over_seeds
 from pyrofl.partitions.federations import class_counts
@@ -142,15 +143,31 @@ def figures_lack(folder: Path, failed: Sequence[str]) -> None:
 
 
 def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
-    """Return what run.json holds: how the run came about, what it cost and how it was tested."""
+    """Return what run.json holds of a job."""
     one = replace(job.experiment, methods=(job.name,), seed=job.task.seed, seeds=1)
-    records, task = run.records, job.task
+    experiment = replace(one, out=str(job.path))
+    return facts_of(experiment, run, scores, job.task.split, job.task.likelihood)
+
+
+def facts_of(
+    experiment: Experiment, run: Run, scores: Sequence[Scores], split: int, likelihood: str
+) -> dict[str, Any]:
+    """Return what run.json holds: how the run came about, what it cost and how it was tested.
+
+    Args:
+        experiment: of this run alone.
+        run: after its last round.
+        scores: of its end; there may be none.
+        split: seed of the partition.
+        likelihood: of the response.
+    """
+    records = run.records
     return {
-        "experiment": replace(one, out=str(job.path)).to_json(),
+        "experiment": experiment.to_json(),
         "versions": run_folder.versions(),
-        "seed": task.seed,
-        "seeds": {"split": task.split, **vars(task.seeds)},
-        "data": columns(run.data, task.likelihood),
+        "seed": experiment.seed,
+        "seeds": {"split": split, **vars(separate(run.seed))},
+        "data": columns(run.data, likelihood),
         "rounds": run.state.number,
         "privacy": run.privacy and run.privacy._asdict(),
         "verdict": {"text": str(run.verdict), **asdict(run.verdict)},
@@ -169,8 +186,8 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
         "watched": [r.watched for r in records],
         "rejected_by_kind": kinds(reason for r in records for reason in r.rejected),
         "tested": {
-            "rows": scores[0].part,
-            "policy": job.experiment.test,
+            "rows": scores[0].part if scores else "none",
+            "policy": experiment.test,
             "draws": run.draws,
             "weighting": "client",
             "main": usual(run.method),

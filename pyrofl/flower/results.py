@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyrofl import figures
-from pyrofl.cli.report import drawn, main_metric, score_table
+from pyrofl.cli.experiment import Experiment
+from pyrofl.cli.report import drawn, facts_of, main_metric, score_table
 from pyrofl.cli.resuming import POINTS, unlearned
-from pyrofl.data.blank import outline
+from pyrofl.data.blank import facts, hidden, outline
+from pyrofl.data.preparation import Preparation, Prepared
+from pyrofl.data.source import Source
 from pyrofl.files import hashed, run_folder
 from pyrofl.flower.project import Project
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import AskedFields
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors import export
+from pyrofl.inference.posteriors.shared import shared_to_arviz
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.run import Run
-from pyrofl.inference.saving import RECORDS
+from pyrofl.inference.saving import RECORDS, save
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.wire import Flat
 
@@ -49,6 +54,9 @@ class Book:
         roster = server.roster
         shape, classes = (len(project.features),), project.classes
         data = outline(roster.names, roster.sizes, shape, (), classes, project.type)
+        columns = Preparation(tuple(map(Prepared, project.features)))  # read as they are
+        source = Source(project.target, project.features, preparation=columns)
+        data = hidden(facts(replace(data, source=source)))
         self.run = Run(method, data, server.state, server.seed)
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / KEPT).exists():
@@ -111,6 +119,9 @@ class Book:
         rows = run.client_rows(scores, {})
         run_folder.write_csv(folder / "clients.csv", run_folder.CLIENTS, rows)
         run_folder.write_json(folder / "run.json", self._facts())
+        save(run, folder / run_folder.CHECKPOINT)
+        if run.verdict.kind != "diverged" and (found := shared_to_arviz(run)) is not None:
+            export.save(found, folder / "posterior.nc")
         return drawn(folder, self._figures())
 
     @property
@@ -129,13 +140,24 @@ class Book:
     def _facts(self) -> dict[str, Any]:
         """Return what run.json holds."""
         run, names = self.run, self.server.roster.names
-        return {
+        experiment = Experiment(
+            methods=(self.name,),
+            data=f"sites of {self.project.folder}",
+            target=self.project.target,
+            features=",".join(self.project.features),
+            likelihood=self.project.likelihood,
+            net=self.project.net,
+            settings=self.project.settings,
+            rounds=self.project.rounds,
+            seed=self.project.seed,
+            partition="groups",
+            test_share=self.project.test_share,
+            out=str(self.folder),
+        )
+        seed, likelihood = self.project.seed, self.project.likelihood
+        return facts_of(experiment, run, self.scores, seed, likelihood) | {
             "project": self.project.agreed,
-            "versions": run_folder.versions(),
-            "method": self.name,
-            "rounds": run.state.number,
-            "verdict": {"text": str(run.verdict), **asdict(run.verdict)},
-            "clients": dict(zip(names, self.server.roster.sizes.tolist(), strict=True)),
+            "sizes": dict(zip(names, self.server.roster.sizes.tolist(), strict=True)),
             "each_round": [
                 {n: v for n, v in record.told(names).items() if not n.startswith("loss ")}
                 for record in run.records

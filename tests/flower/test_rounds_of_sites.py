@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 
+import arviz
 import hospitals
 import pytest
+import torch
 import toys
 from hospitals import looped, site, wire
 
+import pyrofl
+from pyrofl.cli import main
 from pyrofl.cli.ends import Stopped
 from pyrofl.files.lock import locked
 from pyrofl.flower.coordinator import Settings, coordinate
@@ -305,5 +309,27 @@ def test_tables_and_figures_are_written(tmp_path):
     assert "personal" in book.table()
     assert "accuracy" in book.table()
     facts = json.loads((book.folder / "run.json").read_text())
-    assert facts["clients"] == {"hospital_1": 32, "hospital_2": 52, "hospital_3": 72}
+    assert facts["sizes"] == {"hospital_1": 32, "hospital_2": 52, "hospital_3": 72}
     assert [row["reported"] for row in facts["each_round"]] == [3, 3]
+
+
+def test_the_folder_of_a_study_is_that_of_a_run(tmp_path, capsys):
+    project = hospitals.project(tmp_path / "p", methods=("pfedvem", "fisher"))
+    books = coordinate(project, tmp_path / "out", wire(project, tmp_path), SOON, lambda _: None)
+    for book in books.values():
+        assert book.finish() == []
+    folder, table = tmp_path / "out/pfedvem", project.folder / "sites/hospital_1.csv"
+    run = pyrofl.load(folder)
+    toys.assert_same(run.state.server, books["pfedvem"].server.state.server)
+    assert run.metrics.equals(books["pfedvem"].run.metrics)
+    words = ["predict", str(folder), "--data", str(table), "--out", str(tmp_path / "p.csv")]
+    assert main([*words, "--client", "hospital_1"]) == 2
+    assert "the state of 'hospital_1' is not here" in capsys.readouterr().err
+    assert main([*words, "--client", "hospital_1", "--model", "global"]) == 0
+    x = torch.as_tensor([[1.0, 2.0, 3.0]], dtype=run.data.dtype)
+    assert run.predict(x, None).mean.shape == (1, 2)
+    assert main(["report", str(folder)]) == 0
+    assert not (folder / "posterior.nc").exists()  # its posterior is of each site's own head
+    drawn = arviz.from_netcdf(tmp_path / "out/fisher/posterior.nc")["posterior"]
+    assert drawn["head.weight"].shape[:2] == (1, 1000)
+    assert drawn.attrs["corrected"].startswith("no: the rows")

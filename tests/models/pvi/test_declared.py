@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 
 import programs
 import pyro
@@ -15,6 +16,8 @@ from pyro import poutine
 import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
+from pyrofl.data.blank import facts, hidden
+from pyrofl.inference.posteriors.shared import shared_posterior, shared_to_arviz
 from pyrofl.models import pvi
 
 
@@ -139,3 +142,17 @@ def test_a_program_that_fails_is_refused_in_one_line_that_names_the_site(shape, 
     with pytest.raises(ValueError, match=told) as error:
         pvi.hierarchical(model, rows, shared="mu")
     assert "\n" not in str(error.value)
+
+
+def test_a_server_without_rows_draws_what_clients_share(schools):
+    run = pyrofl.fit(
+        pvi.hierarchical(centred, schools, shared="mu tau"), schools, 2, progress=False
+    )
+    alone = run.copy(data=hidden(facts(schools)), state=replace(run.state, private={}))
+    drawn, expected = shared_posterior(alone, 50), run.posterior(50)
+    assert drawn.keys() == {"mu", "tau"}
+    for name, value in drawn.items():
+        torch.testing.assert_close(value, expected[name][:, 0])
+    data = shared_to_arviz(alone, 50)
+    assert data["posterior"]["mu"].dims == ("chain", "draw")
+    assert data["posterior"].attrs["corrected"].startswith("no: the rows")

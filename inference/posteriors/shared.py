@@ -1,0 +1,68 @@
+"""Posterior draws of what all clients share, from the state of a server that has no rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pyrofl.arguments import Count, checked
+from pyrofl.data.blank import outline
+from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.posteriors.export import Fact, inference_data
+from pyrofl.inference.run import Run
+from pyrofl.inference.seeds import separate
+from pyrofl.tensors import Tensors, matches
+
+WHY = "no: the rows that importance weights need are at the clients"
+
+
+@checked
+def shared_posterior(run: Run, draws: Count = 1000) -> Tensors:
+    """Draw from the server's posterior of the sites that all clients share: site -> [S, *p].
+
+    A client that holds nothing yet draws them from what it receives, as a new client would.
+
+    Args:
+        run: of a server; its federation needs no rows.
+        draws: S.
+
+    Returns:
+        Draws by site; none for a method that infers no posterior of what clients share.
+    """
+    data, method = run.data, run.method
+    view = method.posterior_view
+    is_servers = bool(getattr(method.views[view], "posterior", None))
+    if not method.shared and not is_servers:
+        return {}
+    shapes = data.x.shape[1:], data.y.shape[1:]
+    bare = outline(data.names, data.sizes, *shapes, data.classes, data.dtype)
+    new = replace(run.state, private={}, seen=torch.zeros_like(run.state.seen))
+    found = posterior(method, bare, new, draws, ids=torch.zeros(1).long(), seed=run.seed)
+    return {n: v[:, 0] for n, v in found.items() if is_servers or matches(n, method.shared)}
+
+
+def shared_to_arviz(run: Run, draws: int = 1000) -> Any:
+    """Return draws of `shared_posterior` for ArviZ; None if there are none.
+
+    They are those of the guide: importance weights need the rows of the clients. The attribute
+    "corrected" says so.
+    """
+    found = shared_posterior(run, draws)
+    if not found:
+        return None
+    axes = {
+        name: ("chain", "draw", *(f"{name}_dim_{i}" for i in range(value.dim() - 1)))
+        for name, value in found.items()
+    }
+    attrs: dict[str, Fact] = {
+        "method": run.method.name or run.method.programs,
+        "rounds": run.state.number,
+        "seed": separate(run.seed).noise,
+        "verdict": str(run.verdict),
+        "corrected": WHY,
+    }
+    return inference_data(
+        {"posterior": {n: v[None] for n, v in found.items()}}, axes, {}, None, attrs
+    )
