@@ -9,9 +9,9 @@ import torch
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data.blank import outline
+from pyrofl.inference.posteriors.arviz import Fitted
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.export import Fact, inference_data
-from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import separate
 from pyrofl.tensors import Tensors, matches
 
@@ -19,7 +19,7 @@ WHY = "no: the rows that importance weights need are at the clients"
 
 
 @checked
-def shared_posterior(run: Run, draws: Count = 1000) -> Tensors:
+def shared_posterior(run: Fitted, draws: Count = 1000) -> Tensors:
     """Draw from the server's posterior of the sites that all clients share: site -> [S, *p].
 
     A client that holds nothing yet draws them from what it receives, as a new client would.
@@ -43,7 +43,7 @@ def shared_posterior(run: Run, draws: Count = 1000) -> Tensors:
     return {n: v[:, 0] for n, v in found.items() if is_servers or matches(n, method.shared)}
 
 
-def shared_to_arviz(run: Run, draws: int = 1000) -> Any:
+def shared_to_arviz(run: Fitted, draws: int = 1000) -> Any:
     """Return draws of `shared_posterior` for ArviZ; None if there are none.
 
     They are those of the guide: importance weights need the rows of the clients. The attribute
