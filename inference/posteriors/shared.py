@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from pyrofl.arguments import Count, checked
 from pyrofl.data.blank import outline
 from pyrofl.inference.posteriors.arviz import Fitted
 from pyrofl.inference.posteriors.draws import posterior
@@ -18,8 +17,7 @@ from pyrofl.tensors import Tensors, matches
 WHY = "no: the rows that importance weights need are at the clients"
 
 
-@checked
-def shared_posterior(run: Fitted, draws: Count = 1000) -> Tensors:
+def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
     """Draw from the server's posterior of the sites that all clients share: site -> [S, *p].
 
     A client that holds nothing yet draws them from what it receives, as a new client would.
