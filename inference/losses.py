@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,27 +19,6 @@ from pyrofl.tensors import Tensors
 Look = Callable[[Tensors, Tensors], Tensors]
 """(received, local) -> what programs are to read instead of one of the two."""
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def linear(reads: str) -> Callable[[Function], Function]:
-    """Mark a view that gives a program nothing but sums of local tensors, whose names match.
-
-    Its factors, one per client, are no functions of what moves beside these tensors; and it depends
-    on nothing but what it is given.
-    """
-
-    def mark(function: Function) -> Function:
-        function.reads = reads  # type: ignore[attr-defined]
-        return function
-
-    return mark
-
-
-def reads_of(view: Look) -> str:
-    """Return the patterns that a view was marked with by `linear`, or ""."""
-    return str(getattr(view, "reads", ""))
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -49,11 +27,6 @@ class Seen:
     loss: Loss
     view: Look
     centre: Look | None = None
-
-    @property
-    def views(self) -> list[Look]:
-        """The views that there are."""
-        return [look for look in (self.view, self.centre) if look]
 
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch

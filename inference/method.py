@@ -17,7 +17,6 @@ from pyrofl.files.pickles import Pickled
 from pyrofl.inference.budget import Promise
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, SHARED, Fact, Facts, Rule, WireCost, marked, of_kind
-from pyrofl.inference.losses import linear
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.programs import Loss, Program
 from pyrofl.inference.servers.pooled import Merge, Pooled
@@ -80,7 +79,6 @@ def keep_nothing(received: Tensors, who: Who, generator: Generator) -> Tensors:
     return {}
 
 
-@linear("*")
 def return_received(received: Tensors, local: Tensors) -> Tensors:
     """Send back the names that came down."""
     return {n: local[n] for n in received}

@@ -295,12 +295,6 @@ class Guide:
         return self.program(received, local, batch)
 
 
-def of_outputs(likelihood: Likelihood) -> Likelihood:
-    """Mark a likelihood that does not look at x, so that nobody need fetch it."""
-    likelihood.of_outputs = True  # type: ignore[attr-defined]
-    return likelihood
-
-
 def built_for(**programs: Program) -> Callable[[Function], Function]:
     """Mark a function of a method that reads its model= or guide= by itself.
 

@@ -35,7 +35,6 @@ from torch import Generator
 
 from pyrofl.arguments import NotNegative, Share, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.losses import linear
 from pyrofl.inference.method import Method, Phase, Step, as_received
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
@@ -73,7 +72,6 @@ def build(
         """Start v_j at w, and mix by alpha."""
         return start_own(received, who, generator) | {"alpha": torch.full_like(who.size, alpha)}
 
-    @linear("*")
     def mixed(received: Tensors, local: Tensors) -> Tensors:
         """Read alpha_j v_j + (1 - alpha_j) w_j."""
         return local | {
@@ -85,7 +83,6 @@ def build(
         """Keep alpha_j from 0 to 1."""
         return {"alpha": local["alpha"].clamp(0, 1)}
 
-    @linear("*")
     def at_mixture(received: Tensors, local: Tensors) -> Tensors:
         """Read the mixture, whose gradient goes to v_j in full, whatever alpha_j is."""
         now, own = mixed(received, local), role("own", local)

@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 
 from pyrofl.arguments import Count, Range, checked
 from pyrofl.data.source import LEARNED
-from pyrofl.inference.programs import Likelihood, of_outputs
+from pyrofl.inference.programs import Likelihood
 from pyrofl.recipes import repeatable
 
 Finite = Annotated[float, Range(-inf, inf, open_low=True, open_high=True)]
@@ -57,20 +57,17 @@ def normalised(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1)
 
 
-@of_outputs
 def categorical(outputs: Tensor, x: Tensor) -> TorchDistribution:
     """Classify: one logit per class."""
     return Categorical(logits=outputs)
 
 
-@of_outputs
 def bernoulli(outputs: Tensor, x: Tensor) -> TorchDistribution:
     """Yes or no: one output, the logit."""
     answer: TorchDistribution = dist.Bernoulli(logits=outputs.squeeze(-1))
     return answer
 
 
-@of_outputs
 def poisson(outputs: Tensor, x: Tensor) -> TorchDistribution:
     """Count: one output, the log rate."""
     return dist.Poisson(outputs.squeeze(-1).exp())
@@ -86,7 +83,6 @@ def measured(outputs: Tensor, x: Tensor) -> TorchDistribution:
 def normal(scale: Deviation = 1.0) -> Likelihood:
     """Measure with noise of this standard deviation; one output, the mean."""
 
-    @of_outputs
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Normal(outputs.squeeze(-1), scale)
 
@@ -140,7 +136,6 @@ def learned_normal(
             for point estimates without a prior.
     """
 
-    @of_outputs
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         mean, deviation = centre + scale * outputs[..., 0], scale * outputs[..., 1].exp()
         if least_squares:
@@ -162,7 +157,7 @@ def binomial(trials: Count | None = None) -> Likelihood:
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Binomial(x[..., 0] if trials is None else trials, logits=outputs.squeeze(-1))
 
-    return likelihood if trials is None else of_outputs(likelihood)
+    return likelihood
 
 
 PLAIN: dict[str, Likelihood] = {

@@ -45,7 +45,7 @@ from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.programs import LocationScale, Program, Proximal, Supervised, flat
 from pyrofl.inference.servers.pooled import Pooled
-from pyrofl.models import guides, priors
+from pyrofl.models import fedhb, guides, priors
 from pyrofl.tensors import Tensors, generator, matches, size_in_bytes
 
 MODULES = {
@@ -177,14 +177,14 @@ def steps_by_rows(method: Method) -> bool:
         *around, core = layers(move.loss)
         programs = [(one.model, one.guide) for one in around if isinstance(one, On)]
         model, guide = programs[-1] if programs else (method.model, method.guide)
-        views = [view for one in around if isinstance(one, Seen) for view in one.views]
+        own = any(isinstance(one, Seen) and one.view.__module__ == fedhb.__name__ for one in around)
         if not isinstance(model, Supervised) or not isinstance(core, Elbo):
             return False
         home = model.homes(guide, local).get("fc1.weight", "")
         near = model.prior is flat or isinstance(model.prior, Proximal)
         near = near or home.partition("/")[0] == model.points
         moved = matches(home, move.names) or matches(f"own/{home}", move.names)
-        return bool(home) and near and moved and all(hasattr(view, "reads") for view in views)
+        return bool(home) and near and moved and not own
 
     return any(phase.moves and all(map(along, phase.moves)) for phase in method.phases)
 

@@ -15,12 +15,14 @@ from pyrofl.inference.fast.row_space import with_few_rows
 from pyrofl.inference.method import Method, Phase
 from pyrofl.tensors import Tensors
 
-Rewrite = Callable[[Method, Phase, Tensors, Federation], tuple[tuple[Phase, ...], float] | None]
-"""(method, phase, local, data) -> phases that do the same, and up to how many rows of a client
-they pay; or None.
+Rewrite = Callable[
+    [Method, Phase, Tensors, Tensors, Federation], tuple[tuple[Phase, ...], float] | None
+]
+"""(method, phase, received, local, data) -> phases that do the same, and up to how many rows of a
+client they pay; or None.
 
-Of local the names count, of data the shape of a row. Who else trains never counts: a client takes
-the same way alone and beside others."""
+Of received and local the names count, of data the shape of a row. Which clients train never counts:
+a client takes the same way alone and beside others."""
 
 REWRITES: tuple[Rewrite, ...] = (with_few_rows,)
 
@@ -57,12 +59,13 @@ KNOWN: dict[object, Ways] = {}
 KEPT = 256  # of these, which serve from round to round
 
 
-def ways(method: Method, phase: Phase, local: Tensors, data: Federation) -> Ways:
+def ways(method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation) -> Ways:
     """Return the ways to do what a phase says; see `Rewrite`."""
     programs = Itself(method.model), Itself(method.guide)
-    key = REWRITES, programs, Itself(phase), tuple(local), data.x.shape[1:], data.x.dtype
+    names = tuple(received), tuple(local)
+    key = REWRITES, programs, Itself(phase), names, data.x.shape[1:], data.x.dtype
     if key not in KNOWN:
-        found = (rewrite(method, phase, local, data) for rewrite in REWRITES)
+        found = (rewrite(method, phase, received, local, data) for rewrite in REWRITES)
         phases, most = next((one for one in found if one is not None), ((phase,), 0))
         if len(KNOWN) >= KEPT:
             KNOWN.pop(next(iter(KNOWN)), None)

@@ -33,9 +33,10 @@ from torch import Size, Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import Elbo
+from pyrofl.inference.fast.probing import ignores_rows, sums
 from pyrofl.inference.fast.row_priors import InRowsPrior, dot
 from pyrofl.inference.fast.short import ShortPhase, Way, shortened
-from pyrofl.inference.losses import On, Seen, layers, reads_of
+from pyrofl.inference.losses import On, Seen, layers
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.optim import Optim, Sgd
 from pyrofl.inference.programs import (
@@ -57,7 +58,7 @@ LINEAR = "fused", "foreach", "weight_decay", "dampening", "nesterov", "maximize"
 
 
 def with_few_rows(
-    method: Method, phase: Phase, local: Tensors, data: Federation
+    method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
 ) -> tuple[tuple[Phase, ...], float] | None:
     """Rewrite a phase that trains the first layer, for clients with few rows.
 
@@ -65,15 +66,16 @@ def with_few_rows(
     network's outputs and, if at all, a normal prior of one scale per client around what came down.
     """
     steps = [move for move in phase.moves if isinstance(move, Step)]
-    known = [one for step in steps if (one := reading(method, step, local))]
+    found = (reading(method, step, phase, received, local, data) for step in steps)
+    known = [one for one in found if one]
     if not known or len(known) < len(phase.moves):
         return None
     layer, centre = known[0].layer, max(one.centre for one in known)
     if any(one.layer.name != layer.name or one.centre not in ("", centre) for one in known):
         return None
-    names = tuple(n for n in local if n.endswith(f"/{layer.name}") and n[:5] != "rows/")
+    names = weights_of(layer, local)
     moving = tuple(n for n in names if any(matches(n, step.names) for step in steps))
-    read = {n for one in known for n in names if matches(n, one.reads)}
+    read = {n for one in known for n in one.reads}
     if not moving or not read <= {*moving} or not all(map(plain, (s.optim for s in steps))):
         return None
     weights = len(moving) + max(len(moving), 1 + bool(centre))
@@ -92,12 +94,19 @@ class Reading(NamedTuple):
     """What a step reads of the first layer of a network."""
 
     layer: FirstLayer
-    reads: str  # patterns of local tensors
+    reads: set[str]  # local tensors
     centre: str  # the received tensor that its prior is around; "" without such a prior
     blind: bool  # but for the layer's outputs, nothing depends on x
 
 
-def reading(method: Method, step: Step, local: Tensors) -> Reading | None:
+def weights_of(layer: FirstLayer, local: Tensors) -> tuple[str, ...]:
+    """Return the local tensors of a layer's weight."""
+    return tuple(n for n in local if n.endswith(f"/{layer.name}") and n[:5] != "rows/")
+
+
+def reading(
+    method: Method, step: Step, phase: Phase, received: Tensors, local: Tensors, data: Federation
+) -> Reading | None:
     """Return what a step reads of the first layer; None if that is more than is known here."""
     *around, core = layers(step.loss)
     model, guide = method.model, method.guide
@@ -117,11 +126,19 @@ def reading(method: Method, step: Step, local: Tensors) -> Reading | None:
         if prior is not flat and not near:
             return None
         centre = f"{prior.loc}/{layer.name}" if isinstance(prior, Proximal) else ""
-    views = [view for one in around if isinstance(one, Seen) for view in one.views]
-    if not all(map(reads_of, views)):
-        return None
-    blind = hasattr(model.likelihood, "of_outputs")
-    return Reading(layer, " ".join(reads_of(view) for view in views) or home, centre, blind)
+    names, reads = weights_of(layer, local), set[str]()
+    moves = [m.names for m in phase.moves if isinstance(m, Step)]
+    other = {n for n in local if n not in names and any(matches(n, m) for m in moves)}
+    views = [one for one in around if isinstance(one, Seen)]
+    for view, name in [(v.view, home) for v in views] + [
+        (v.centre, centre) for v in views if v.centre and centre
+    ]:
+        read = sums(view, name, names, other, received, local)
+        if read is None:
+            return None
+        reads |= read
+    blind = ignores_rows(model.likelihood, model.net, data.x)
+    return Reading(layer, reads if views else {home}, centre, blind)
 
 
 def plain(optim: Optim) -> bool:

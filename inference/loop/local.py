@@ -52,7 +52,7 @@ def train(
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # goes on from phase to phase
     round_ = Training(method, data, noise, partial(stream, seed, Stream.ORDER, number))
     asked = method.phases if phases is None else phases
-    each = [ways(method, phase, local, data) for phase in asked]
+    each = [ways(method, phase, received, local, data) for phase in asked]
     groups = []
     with pyro.validation_enabled(False), torch.enable_grad():
         for some in alike(sizes, [way.most for way in each]):

@@ -9,13 +9,12 @@ from __future__ import annotations
 from torch import Generator
 
 from pyrofl.data import Who
-from pyrofl.inference.losses import Look, On, Seen, WithoutRows, linear
+from pyrofl.inference.losses import Look, On, Seen, WithoutRows
 from pyrofl.inference.method import Method, Phase, Step
 from pyrofl.inference.programs import Loss
 from pyrofl.tensors import Tensors, role, under
 
 
-@linear("own/*")
 def own(received: Tensors, local: Tensors) -> Tensors:
     """Read the client's own parameters in the place of those that travel."""
     return local | role("own", local)

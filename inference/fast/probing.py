@@ -1,0 +1,80 @@
+"""What functions of a method read, found by calling them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from pyrofl.inference.losses import Look
+from pyrofl.inference.programs import Likelihood
+from pyrofl.nets import Network
+from pyrofl.tensors import Tensors, generator
+
+SHAPE = 1, 3, 2  # of a tensor in the place of a weight
+
+
+class Unread:
+    """Raises an error wherever it is used."""
+
+    def __getattribute__(self, name: str) -> Any:
+        """Raise an error."""
+        raise AttributeError(name)
+
+
+def ignores_rows(likelihood: Likelihood, net: Network, x: Tensor) -> bool:
+    """Return whether a likelihood depends on a network's outputs alone, and not on rows [N, *x]."""
+    weights = {n: x.new_zeros(1, 1, *shape) for n, shape in net.shapes.items()}
+    try:
+        likelihood(net(weights, x[None, :1]), cast("Tensor", Unread()))
+    except Exception:  # of any kind, as the function is anybody's
+        return False
+    return True
+
+
+def sums(
+    view: Look,
+    name: str,
+    names: Collection[str],
+    fixed: Collection[str],
+    received: Tensors,
+    local: Tensors,
+) -> set[str] | None:
+    """Return the local tensors of which a view's tensor is a weighted sum, entry by entry.
+
+    Args:
+        view: (received, local) -> tensors.
+        name: the tensor of the view.
+        names: local tensors that it may be a sum of.
+        fixed: local tensors that its weights must not depend on.
+        received: tensors whose names and shapes count.
+        local: tensors whose names and shapes count.
+
+    Returns:
+        The names, or None if it is no such sum.
+    """
+    g = generator(0)
+    one, other = ({n: torch.randn(SHAPE, generator=g) for n in names} for _ in range(2))
+    usual = [
+        {n: torch.full_like(v[:1], 0.3) for n, v in part.items()} for part in (received, local)
+    ]
+
+    def seen(values: Tensors) -> Tensor:
+        return view(usual[0], usual[1] | values)[name]
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+    try:
+        with torch.no_grad():
+            y, z = seen(one), seen(other)
+            moved = seen(one | {n: usual[1][n] + 0.2 for n in fixed})
+            both = seen({n: 2 * v - 3 * other[n] for n, v in one.items()})
+            turned = seen({n: v.flip(1, 2) for n, v in one.items()})
+            right = same(both, 2 * y - 3 * z) and same(turned, y.flip(1, 2)) and same(moved, y)
+            none = {n: seen(one | {n: torch.zeros(SHAPE)}) for n in names}
+    except Exception:  # of any kind, as the function is anybody's
+        return None
+    return {n for n, without in none.items() if not same(without, y)} if right else None
