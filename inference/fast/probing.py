@@ -56,7 +56,9 @@ def sums(
         The names, or None if it is no such sum.
     """
     g = generator(0)
-    one, other = ({n: torch.randn(SHAPE, generator=g) for n in names} for _ in range(2))
+    one, other = (
+        {n: torch.randn(SHAPE, generator=g).to(local[n]) for n in names} for _ in range(2)
+    )
     usual = [
         {n: torch.full_like(v[:1], 0.3) for n, v in part.items()} for part in (received, local)
     ]
@@ -74,7 +76,7 @@ def sums(
             both = seen({n: 2 * v - 3 * other[n] for n, v in one.items()})
             turned = seen({n: v.flip(1, 2) for n, v in one.items()})
             right = same(both, 2 * y - 3 * z) and same(turned, y.flip(1, 2)) and same(moved, y)
-            none = {n: seen(one | {n: torch.zeros(SHAPE)}) for n in names}
+            none = {n: seen(one | {n: torch.zeros_like(y)}) for n in names}
     except Exception:  # of any kind, as the function is anybody's
         return None
     return {n for n, without in none.items() if not same(without, y)} if right else None
