@@ -61,6 +61,17 @@ def test_a_step_lies_in_memory_as_it_does_in_a_longer_plan():
         assert part.is_contiguous()  # what is recorded of a step is found by its strides
 
 
+def test_every_epoch_has_an_order_of_its_own():
+    found = plan([torch.arange(12)], [4], 5, [generator(0)])
+    orders = {tuple(e[m].tolist()) for e, m in zip(*_by_epoch(found, 4), strict=True)}
+    assert len(orders) == 4
+    assert tuple(range(12)) not in orders
+
+
+def _by_epoch(found: plans.Plan, epochs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return found.rows[:, 0].reshape(epochs, -1), found.mask[:, 0].reshape(epochs, -1)
+
+
 def test_epochs_are_shuffled_minibatches_only():
     (mine,) = rows_of([20])
     whole = plan([mine], [2], None, [generator(1)])
