@@ -476,6 +476,7 @@ def test_eight_schools(schools):
     assert low > 0.45  # 0.26
 
 
+@pytest.mark.slow
 def test_own_variables_are_scaled_by_powers_of_positive_shared_ones(schools):
     """Where the rows rule, eta = (theta - mu) / tau: the power of tau comes near -1."""
     data, _, state = schools
