@@ -72,9 +72,13 @@ class PhaseRun:
             if active < len(steps):
                 self._narrow(active)
             for done, batch in enumerate(feed(t, active, alike)):
-                for update in self.updates:
-                    update.make(batch, t + done > 0, alike - done)
+                self._moves(batch, t + done > 0, alike - done)
             t += alike
+
+    def _moves(self, batch: Batch, begun: bool, ahead: int) -> None:
+        """Make the moves of a time, the first of so many with these clients."""
+        for update in self.updates:
+            update.make(batch, begun, ahead)
 
     def _narrow(self, active: int) -> None:
         """Go on with the first clients only."""
