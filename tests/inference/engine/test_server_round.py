@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Who
 from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
 from pyrofl.inference.engine.server_round import advance, first
-from pyrofl.inference.engine.state import Round, meet
+from pyrofl.inference.engine.state import Round, chunks, meet
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.servers.averages import average, blend, weighted_mean
@@ -455,3 +455,10 @@ def test_too_few_messages_for_krum_leave_the_server_as_it_is(blobs):
 def test_words_and_sizes_that_mean_nothing_are_refused(blobs, options):
     with pytest.raises(ValueError, match=f"{next(iter(options))}"):
         federate(fedavg.build(toys.net()), blobs, 1, **options)
+
+
+def test_the_largest_clients_train_first(blobs):
+    method = fedavg.build(toys.net())
+    some = chunks(method, blobs, first(method, blobs, 0), torch.arange(12), 5, 0)
+    sizes = blobs.sizes[torch.cat(list(some))].tolist()
+    assert sizes == sorted(toys.SIZES, reverse=True)
