@@ -73,10 +73,10 @@ def check(name: str, state: Round, words: str) -> int:
 
 
 EACH = list(product(faults.POISONS, SENDING))
-FEW = [(k, n) for k, n in EACH if n in promises.ARCHETYPES and (k == "NaN" or n == "pfedvem")]
+DAILY = [(k, n) for k, n in EACH if n in promises.ARCHETYPES and (k == "NaN" or n == "pfedvem")]
 
 
-@pytest.mark.parametrize(("kind", "name"), promises.others_slow(EACH, FEW))
+@pytest.mark.parametrize(("kind", "name"), promises.others_slow(EACH, DAILY))
 def test_a_bad_message_is_named_and_left_out(name, kind):
     poison, words = faults.POISONS[kind]
     if kind == "missing tensor" and len(begun(name).message) == 1:

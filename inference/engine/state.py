@@ -147,7 +147,8 @@ def refuse_absent_states(
     Raises:
         ValueError: naming the first of them.
     """
-    seen = ids[state.seen.cpu()[ids]] if len(state.seen) else ids[:0]
+    ids = ids[ids < len(state.seen)]  # clients that are held out keep nothing
+    seen = ids[state.seen.cpu()[ids]]
     if view == "global" or not len(seen) or len(state.private):
         return
     who = data.who(seen[:1])
