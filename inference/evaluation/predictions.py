@@ -26,6 +26,7 @@ from pyrofl.inference.evaluation.predict import (
 )
 from pyrofl.inference.evaluation.prepare import ready
 from pyrofl.inference.method import Method
+from pyrofl.inference.programs import Supervised
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.verdict import trained_by
 from pyrofl.metrics import entropies
@@ -235,7 +236,12 @@ def _warn_untrained(method: Method, received: Tensors, who: Who) -> None:
     ]
     # What depends on nothing received is not learned from other clients.
     same = [n for n, v in starts[0].items() if torch.equal(v, starts[1][n])]
-    if not (blank := [n for n in same if matches(n, trained)]):
+    blank = [n for n in same if matches(n, trained)]
+    if received:  # a program's variational parameters may start at its prior, as they should
+        model, start = method.model, starts[0] | received
+        homes = model.homes(method.guide, start) if isinstance(model, Supervised) else {}
+        blank = [n for n in blank if n in homes.values()]
+    if not blank:
         return
     cure = "expected labelled rows of the client, own=(x, y) (pyrofl predict --own-rows FILE)"
     if not received:

@@ -146,7 +146,8 @@ class MoveRun:
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
         """Make the move, the first of so many alike."""
         written = partial(self.written, batch)
-        if begun and self.names <= self.run.owned:
+        # One that returns nothing is there for its side effects, which no recording has.
+        if begun and self.names and self.names <= self.run.owned:
             self.recorder.make(written, self.touched, batch, ahead)
         else:
             written()
