@@ -108,10 +108,10 @@ def live(commands: Sequence[Sequence[str]], doom: dict[str, Any]) -> NoReturn:
 
 def command(words: Sequence[str]) -> int:
     """Run a command of `pyrofl`, without its figures, which take longer than all else."""
-    from pyrofl.cli import report
     from pyrofl.cli.parser import main
+    from pyrofl.experiments import results
 
-    report.draw = lambda *_: iter(())
+    results.draw = lambda *_: iter(())
     return main(words)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pyrofl.cli.rows import COLUMNS
+from pyrofl.experiments.rows import COLUMNS
 from pyrofl.files.run_folder import CLIENTS, METRICS, write_csv, write_json
 
 CLASSES = ("no", "yes")

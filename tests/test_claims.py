@@ -17,9 +17,11 @@ from torch import nn
 
 import pyrofl
 from pyrofl import docstrings
-from pyrofl.cli import cards, ends
-from pyrofl.cli.methods import arguments, builds
+from pyrofl.cli.output import cards
 from pyrofl.cli.parser import parser
+from pyrofl.experiments import console
+from pyrofl.experiments.methods import builds
+from pyrofl.experiments.settings import arguments
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "examples" / "docs"
@@ -282,7 +284,12 @@ def test_exit_codes_are_those_of_the_commands():
     text = " ".join(page("guarantees").split())
     assert stated in text
     assert "; 4 made all its rounds, but diverged or merged nothing; 130 interrupted" in text
-    assert (ends.REFUSED, ends.FAILED, ends.UNLEARNED, ends.INTERRUPTED) == (2, 3, 4, 130)
+    assert (console.REFUSED, console.FAILED, console.UNLEARNED, console.INTERRUPTED) == (
+        2,
+        3,
+        4,
+        130,
+    )
 
 
 def test_worst_ratios_of_the_hierarchical_page_are_those_of_posteriors():

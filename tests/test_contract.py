@@ -24,8 +24,8 @@ from pyro.poutine.messenger import Messenger
 from torch import Generator, Tensor
 
 import pyrofl.models
-from pyrofl.cli.methods import accepted
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.experiments.settings import accepted
 from pyrofl.inference import fast
 from pyrofl.inference.elbo import Elbo
 from pyrofl.inference.engine.participation import Stragglers, bernoulli, fixed

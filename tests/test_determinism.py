@@ -14,9 +14,9 @@ from checks import close
 from promises import others_slow
 from torch import Tensor
 
-from pyrofl.cli.setup import threads
 from pyrofl.data import Federation, Who
 from pyrofl.data.conjugate import linear_regression
+from pyrofl.experiments.tasks import threads
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import evaluate

@@ -25,8 +25,8 @@ from promises import others_slow
 
 import pyrofl
 from pyrofl import figures
-from pyrofl.cli.methods import builds
 from pyrofl.cli.parser import parser
+from pyrofl.experiments.methods import builds
 from pyrofl.flower.leaving import leaving
 from pyrofl.flower.new import new
 from pyrofl.flower.project import Project

@@ -10,11 +10,13 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
-from pyrofl.cli import commands, predicting, tuning
-from pyrofl.cli.answer import answer
-from pyrofl.cli.ends import complaint, ended, show
+from pyrofl.cli.commands import fitting, listing, predict, tune
+from pyrofl.cli.commands.answer import answer
+from pyrofl.cli.commands.report import report
 from pyrofl.cli.examples import EXAMPLES, FIRST
-from pyrofl.cli.experiment import (
+from pyrofl.cli.output.model_comparison import By
+from pyrofl.experiments.console import complaint, ended, show
+from pyrofl.experiments.experiment import (
     SECTIONS,
     Experiment,
     flag_of,
@@ -24,7 +26,7 @@ from pyrofl.cli.experiment import (
     sections,
     words_of,
 )
-from pyrofl.cli.options import (
+from pyrofl.experiments.options import (
     COUNT,
     FLAG,
     PATH,
@@ -36,8 +38,6 @@ from pyrofl.cli.options import (
     choice,
     expand_home,
 )
-from pyrofl.cli.page import report
-from pyrofl.cli.pairs import By
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.starting import end_loading
 
@@ -90,9 +90,9 @@ PREDICT: tuple[Any, ...] = (
 )
 SECTION = Row(
     "section SECTION",
-    {"nargs": "?", "choices": (*commands.SECTIONS, "settings")},
+    {"nargs": "?", "choices": (*listing.SECTIONS, "settings")},
     None,
-    f"{', '.join(commands.SECTIONS)} or settings; default names of all",
+    f"{', '.join(listing.SECTIONS)} or settings; default names of all",
 )
 METHOD = Row("method METHOD", TEXT, None, "see pyrofl list")
 ONE = Row("methods METHOD", {"nargs": "?"} | TEXT, None, "Method to fit (see pyrofl list methods).")
@@ -127,29 +127,29 @@ def on_data(command: Callable[[Experiment], None]) -> Callable[[Namespace], None
 
 
 COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = {
-    "list": ("print what there is: methods, data, partitions...", commands.list_all, (SECTION,)),
-    "explain": ("print a method's equations, settings, bytes and use", commands.explain, (METHOD,)),
+    "list": ("print what there is: methods, data, partitions...", listing.list_all, (SECTION,)),
+    "explain": ("print a method's equations, settings, bytes and use", listing.explain, (METHOD,)),
     "run": (
         "fit one method",
-        on_experiment(commands.run, "run"),
+        on_experiment(fitting.run, "run"),
         (ONE, CONFIG, *rows_of(OF_RUN)),
     ),
     "compare": (
         "fit several methods on the same clients",
-        on_experiment(commands.compare, "compare"),
+        on_experiment(fitting.compare, "compare"),
         (SEVERAL, CONFIG, *rows_of((OF_RUN | OF_TUNING) - {"over"})),
     ),
     "tune": (
         "choose a method's settings on validation rows of the clients",
-        on_experiment(tuning.tune, "tune"),
+        on_experiment(tune.tune, "tune"),
         (ONE, CONFIG, *rows_of((OF_RUN | OF_TUNING) - UNTUNED)),
     ),
     "partition": (
         "draw who holds which classes",
-        on_data(commands.partition),
+        on_data(fitting.partition),
         (*rows_of(OF_DATA), FIGURE),
     ),
-    "predict": ("predict new rows by a run's folder", predicting.predict, PREDICT),
+    "predict": ("predict new rows by a run's folder", predict.predict, PREDICT),
     "answer": ("say what federation buys each site", answer, (RUNS, SCORE)),
     "report": ("write one page of HTML about a run or a comparison", report, (RUNS,)),
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from pyrofl.cli.ends import FAILED, REFUSED, UNLEARNED, Stopped, what
+from pyrofl.experiments.console import FAILED, REFUSED, UNLEARNED, Stopped, what
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.coordinator import Settings, coordinate
 from pyrofl.flower.letters import Sheets, packed, unpacked

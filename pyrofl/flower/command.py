@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyrofl.cli import ends
-from pyrofl.cli.ends import FAILED, Stopped, ending, show, tell
+from pyrofl.experiments import console
+from pyrofl.experiments.console import FAILED, Stopped, ending, show, tell
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
 from pyrofl.flower.processes import (
@@ -187,7 +187,7 @@ def join(args: Namespace) -> None:
                 tries = TRIES
             why, tries = not_in(team, args, process.returncode), tries - 1
             if not tries:
-                raise Stopped(why, ends.REFUSED if LOCKED_OUT in why else FAILED)
+                raise Stopped(why, console.REFUSED if LOCKED_OUT in why else FAILED)
             if why != before:
                 tell(f"{why}; trying again for {tries * PAUSE:g} s\n")
             before = why

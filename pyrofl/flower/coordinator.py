@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyrofl.cli.ends import FAILED, Stopped
+from pyrofl.experiments.console import FAILED, Stopped
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.letters import Sheets

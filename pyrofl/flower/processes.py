@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from pyrofl.cli.ends import FAILED, Stopped
+from pyrofl.experiments.console import FAILED, Stopped
 from pyrofl.files.lock import locked
 
 MARK = "PYROFL_FLOWER"  # in the environment of all that we have started

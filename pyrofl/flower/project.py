@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrofl.cli.methods import Scheduled, methods
-from pyrofl.cli.setup import Task, network
 from pyrofl.data import Federation
 from pyrofl.data.blank import outline
 from pyrofl.data.columns import complete, read
 from pyrofl.data.csv_files import LIKELIHOODS
 from pyrofl.data.roster import names_of
+from pyrofl.experiments.methods import Scheduled, methods
+from pyrofl.experiments.tasks import Task, network
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seeds

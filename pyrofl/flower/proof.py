@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
-from pyrofl.cli.ends import tell
+from pyrofl.experiments.console import tell
 
 PATIENCE = 10.0  # seconds that a server has to answer
 AGAIN = 1.0  # seconds between two tries

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl import figures
-from pyrofl.cli.experiment import Experiment
-from pyrofl.cli.report import drawn, facts_of, main_metric, score_table
-from pyrofl.cli.resuming import POINTS, unlearned
 from pyrofl.data.blank import facts, hidden, outline
 from pyrofl.data.preparation import Preparation, Prepared
 from pyrofl.data.source import Source
+from pyrofl.experiments.experiment import Experiment, default_interval
+from pyrofl.experiments.results import drawn, facts_of, main_metric, score_table, unlearned
 from pyrofl.files import hashed, run_folder
 from pyrofl.flower.project import Project
 from pyrofl.inference.engine.state import Round
@@ -75,7 +74,7 @@ class Book:
     def due(self) -> bool:
         """Whether the last round is to be tested, and has not been."""
         number, rounds = self.server.state.number, self.project.rounds
-        every = max(1, rounds // POINTS)
+        every = default_interval(rounds)
         over = number >= rounds
         tested = {row["round"] for row in self.run.history} if self.scores or not over else ()
         now = number and (number % every == 0 or over)

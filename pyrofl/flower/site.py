@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pyrofl.cli.methods import Scheduled
+from pyrofl.experiments.methods import Scheduled
 from pyrofl.flower.letters import Sheets
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of

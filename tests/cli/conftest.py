@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyrofl.cli import main, report
+from pyrofl.cli import main
+from pyrofl.experiments import results
 
 
 def blank(folder: Path, shown: Iterable[tuple[str, Callable[..., object]]]) -> list[str]:
@@ -24,7 +25,7 @@ def blank(folder: Path, shown: Iterable[tuple[str, Callable[..., object]]]) -> l
 def figures_are_blank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw no figure, but in tests that are marked with `draws`."""
     if request.node.get_closest_marker("draws") is None:
-        monkeypatch.setattr(report, "drawn", blank)
+        monkeypatch.setattr(results, "drawn", blank)
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     extra += ["--posterior-draws", "7", "--every", "1", "--seed", "3", "--participation", "0.5"]
     extra += ["--draws", "2"]
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(report, "drawn", blank)
+    monkeypatch.setattr(results, "drawn", blank)
     before = torch.get_num_threads(), torch.get_rng_state()
     assert main(["run", "pfedvem", *small, *extra, "--out", str(out)]) == 0
     assert torch.get_num_threads() == before[0]

@@ -7,9 +7,10 @@ import inspect
 import pytest
 import torch
 
-from pyrofl.cli import cards
-from pyrofl.cli.methods import arguments, builds
+from pyrofl.cli.output import cards
 from pyrofl.cli.parser import main
+from pyrofl.experiments.methods import builds
+from pyrofl.experiments.settings import arguments
 
 
 @pytest.mark.parametrize("name", builds())

@@ -15,20 +15,13 @@ import torch
 import toys
 import xarray
 
-from pyrofl.cli import rehearsal
-from pyrofl.cli.methods import (
-    Epochs,
-    arguments,
-    builds,
-    methods,
-    parse,
-    reaching,
-    read_settings,
-)
+from pyrofl.cli.commands import preflight
+from pyrofl.cli.output.comparison_table import compare_table
 from pyrofl.cli.parser import COMMANDS, main, parser
-from pyrofl.cli.report import compare_table
-from pyrofl.cli.setup import Task, participation
 from pyrofl.data.preparation import Preparation, Prepared
+from pyrofl.experiments.methods import builds, methods, reaching
+from pyrofl.experiments.settings import Epochs, arguments, parse, read_settings
+from pyrofl.experiments.tasks import Task, participation
 from pyrofl.files.run_folder import CLIENTS, COMPARE, METRICS, read_csv
 from pyrofl.inference.fit import fit
 from pyrofl.inference.method import Method
@@ -195,11 +188,11 @@ def test_posterior_has_all_groups_if_they_are_small_or_those_that_are_asked_for(
     assert main([*words, "--groups", "log_likelihood,posterior"]) == 0
     assert groups_in(tmp_path / "o") == {"posterior", "log_likelihood", "sample_stats"}
     # 9 draws of 8 clients: prior and log_prior of w, and 3 groups of as many rows.
-    monkeypatch.setattr(rehearsal, "MAX_UNREQUESTED", 9 * 8 * 5)
+    monkeypatch.setattr(preflight, "MAX_UNREQUESTED", 9 * 8 * 5)
     assert main(words) == 0
     assert groups_in(tmp_path / "o") == set(GROUPS)
     capsys.readouterr()
-    monkeypatch.setattr(rehearsal, "MAX_UNREQUESTED", 9 * 8 * 5 - 1)
+    monkeypatch.setattr(preflight, "MAX_UNREQUESTED", 9 * 8 * 5 - 1)
     assert main(words) == 0
     told = "posterior.nc gets posterior and sample_stats, as the others have more than"
     assert told in capsys.readouterr().err
@@ -581,7 +574,7 @@ def test_an_interrupt_is_one_line(tmp_path, monkeypatch, capsys):
     def stop(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pyrofl.cli.commands.fit", stop)
+    monkeypatch.setattr("pyrofl.cli.commands.fitting.fit", stop)
     assert main(["run", "local", *SMALL, "--out", str(tmp_path / "out")]) == 130
     told = "after round 0 of 2: interrupted; there is no checkpoint to go on from"
     assert capsys.readouterr().err == f"\npyrofl: error: {told}\n"
@@ -676,7 +669,7 @@ def scheduled(
 
 
 def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
-    monkeypatch.setattr("pyrofl.cli.methods.builds", lambda: {"scheduled": scheduled})
+    monkeypatch.setattr("pyrofl.experiments.methods.builds", lambda: {"scheduled": scheduled})
     data = toys.blobs()
     task = Task(0, 0, Seeds(), replace(data, unlabelled=data.x[:7]), toys.net(), "categorical")
     made = methods(["scheduled"], ["lr=0.4"], task, 4)["scheduled"]
@@ -691,7 +684,7 @@ def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
 
 
 def test_the_server_may_hold_rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pyrofl.cli.methods.builds", lambda: {"scheduled": scheduled})
+    monkeypatch.setattr("pyrofl.experiments.methods.builds", lambda: {"scheduled": scheduled})
     for k, words in enumerate((["20"], ["0.1"], ["digits"])):
         out = ["--out", str(tmp_path / str(k)), "--posterior-draws", "0"]
         assert main(["run", "scheduled", *SMALL, "--server-data", *words, *out]) == 0
@@ -788,7 +781,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path, monkeyp
             raise ValueError("client 2: its personal model predicts nan for row 7 of the data")
         return fit(*args, **options)
 
-    monkeypatch.setattr("pyrofl.cli.commands.fit", failing)
+    monkeypatch.setattr("pyrofl.cli.commands.fitting.fit", failing)
     out = tmp_path / "all"
     words = ["compare", "local", "fedavg", *SMALL, "--seeds", "1", "--posterior-draws", "0"]
     assert main([*words, "--out", str(out)]) == 3
@@ -805,11 +798,11 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path, monkeyp
         starts.append(options["start"] is not None)
         return fit(*args, **options)
 
-    monkeypatch.setattr("pyrofl.cli.commands.fit", watched)
+    monkeypatch.setattr("pyrofl.cli.commands.fitting.fit", watched)
     assert main([*words, "--out", str(out), "--resume", "--set", "local.lr=0.01"]) == 0
     assert starts == [False, True]  # nothing that was set reaches fedavg
     assert {row["method"] for row in read_csv(out / "compare.csv")} == {"local", "fedavg"}
-    monkeypatch.setattr("pyrofl.cli.commands.fit", failing)
+    monkeypatch.setattr("pyrofl.cli.commands.fitting.fit", failing)
     assert main([*words, "--out", str(out), "--overwrite"]) == 3
     assert not [p for p in out.rglob("*") if p.is_file()]  # what others left is not theirs
     capsys.readouterr()

@@ -12,9 +12,11 @@ import pytest
 from promises import others_slow
 
 from pyrofl import figures
-from pyrofl.cli import commands, ends, parser
-from pyrofl.cli.options import expand_home
+from pyrofl.cli import parser
+from pyrofl.cli.commands import fitting
 from pyrofl.cli.parser import main
+from pyrofl.experiments import console
+from pyrofl.experiments.options import expand_home
 from pyrofl.files.run_folder import read_csv
 from pyrofl.inference.posteriors import export
 
@@ -81,7 +83,7 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_fails_before_any_work_is_refused_in_one_line(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commands, "fit", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(fitting, "fit", lambda *_: pytest.fail("trained"))
     Path("nets.py").write_text(NETWORKS)
     assert main([*RUN, *("" if w == "''" else w for w in words.split())]) == 2
     error = capsys.readouterr().err
@@ -166,7 +168,7 @@ def test_what_the_end_needs_is_tried_before_round_one(broken, tmp_path, monkeypa
         raise OSError(30, "Read-only file system", "/home/cache")
 
     monkeypatch.setattr(*broken, fail)
-    monkeypatch.setattr(commands, "fit", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(fitting, "fit", lambda *_: pytest.fail("trained"))
     assert main([*RUN, "--out", str(tmp_path / "o")]) == 2
     assert capsys.readouterr().err == ("pyrofl: error: Read-only file system: /home/cache\n")
     assert not list(tmp_path.iterdir())
@@ -278,7 +280,7 @@ def test_errors_are_told_in_words():
         ValueError("x is 3"): "x is 3",
         TypeError("x"): "TypeError: x (unexpected; PYROFL_TRACEBACK=1 shows where)",
     }
-    assert {e: ends.what(e) for e in told} == told
+    assert {e: console.what(e) for e in told} == told
 
 
 def test_the_numbers_of_all_flags_have_an_end():

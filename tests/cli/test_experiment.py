@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyrofl.cli.experiment import Experiment, kinds, options, words_of
 from pyrofl.cli.parser import COMMANDS, main, parser
+from pyrofl.experiments.experiment import Experiment, kinds, options, words_of
 
 FEW = ["--rounds", "2", "--clients", "4", "--per-class", "9", "--net", "mlp:3", "--quiet"]
 FEW += ["--posterior-draws", "0"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyrofl.cli import commands
+from pyrofl.cli.commands import fitting
 from pyrofl.cli.parser import main
 from pyrofl.files.lock import locked
 
@@ -18,7 +18,7 @@ RUN = ["run", "local", *SMALL]
 
 @pytest.fixture
 def idle(monkeypatch):
-    monkeypatch.setattr(commands, "fit", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr(fitting, "fit", lambda *_, **__: pytest.fail("trained"))
 
 
 @pytest.mark.usefixtures("idle")
@@ -48,7 +48,7 @@ def test_the_lock_goes_however_a_run_ends(tmp_path, monkeypatch):
             raise error
 
         if error:
-            monkeypatch.setattr(commands, "fit", end)
+            monkeypatch.setattr(fitting, "fit", end)
         assert main([*RUN, "--out", str(tmp_path / "o")]) == code
         assert not (tmp_path / "o/.lock").exists()
         monkeypatch.undo()

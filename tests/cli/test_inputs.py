@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyrofl.cli import main
-from pyrofl.cli.inputs import WRITTEN
+from pyrofl.cli.commands.input_files import WRITTEN
 
 RUN = ["--target", "ill", "--group", "site", "--net", "softmax", "--rounds", "1", "--quiet"]
 RUN += ["--posterior-draws", "2"]

@@ -10,7 +10,7 @@ import pytest
 
 import pyrofl
 from pyrofl.cli import main
-from pyrofl.cli.predicting import rows_of
+from pyrofl.cli.commands.predict import rows_of
 
 RUN = ["--data", "csv:old.csv", "--target", "ill", "--group", "site", "--net", "softmax", "--quiet"]
 RUN += ["--rounds", "2", "--posterior-draws", "0"]

@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyrofl.cli import commands, methods
+from pyrofl.cli.commands import fitting
 from pyrofl.cli.parser import main
+from pyrofl.experiments import jobs
 from pyrofl.files import run_folder
 from pyrofl.inference import mistakes
 from pyrofl.inference.engine.messages import BadMessage
@@ -133,7 +134,7 @@ def test_an_interrupt_leaves_a_checkpoint_that_nobody_asked_for(
 
     from pyrofl.inference.fit import fit
 
-    monkeypatch.setattr("pyrofl.cli.commands.fit", stop)
+    monkeypatch.setattr("pyrofl.cli.commands.fitting.fit", stop)
     assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 130
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.startswith("pyrofl: error: after round 4 of 6: interrupted; ")
@@ -168,7 +169,7 @@ def test_an_interrupt_in_a_test_loses_no_round(tmp_path, whole, monkeypatch, cap
     ],
 )
 def test_a_failure_on_the_way_is_no_refusal(tmp_path, monkeypatch, capsys, error, told):
-    monkeypatch.setattr("pyrofl.cli.report.save", lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr("pyrofl.experiments.results.save", lambda *_: (_ for _ in ()).throw(error))
     assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 3
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"pyrofl: error: after round 6 of 6: {told}")
@@ -176,7 +177,7 @@ def test_a_failure_on_the_way_is_no_refusal(tmp_path, monkeypatch, capsys, error
 
 
 def test_what_nobody_expects_is_not_hidden_but_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pyrofl.cli.report.save", lambda *_: {}["a mistake of ours"])
+    monkeypatch.setattr("pyrofl.experiments.results.save", lambda *_: {}["a mistake of ours"])
     assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 3
     error = capsys.readouterr().err
     told = "KeyError: 'a mistake of ours' (unexpected; PYROFL_TRACEBACK=1 shows where); "
@@ -217,7 +218,7 @@ def test_a_full_disk_ends_the_run_in_one_line(tmp_path, whole, capsys, extra):
 
 
 def test_figures_that_cannot_be_written_are_refused_before_any_work(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(commands, "fit", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(fitting, "fit", lambda *_: pytest.fail("trained"))
     (tmp_path / "figures").touch()
     assert main([*COMMAND, "--overwrite", "--out", str(tmp_path)]) == 2
     assert "figures is a file; expected a directory" in capsys.readouterr().err
@@ -261,8 +262,11 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, first: int, counted: int = 1) -> None:
     """Let two clients send NaN from round `first` on, if the next one is round `counted`."""
-    real, rounds, looks = methods.methods, itertools.count(counted), list[int]()
-    for user in ("inference.federate.refuse_wrong", "cli.rehearsal.check"):  # they upload, too
+    real, rounds, looks = jobs.methods, itertools.count(counted), list[int]()
+    for user in (
+        "inference.federate.refuse_wrong",
+        "cli.commands.preflight.check",
+    ):  # they upload, too
 
         def look(*given: Any, **how: Any) -> None:
             looks.append(1)
@@ -276,7 +280,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, first: int, counted: int = 1) -> N
         return message if looks else poison(message, bad & (next(rounds) >= first))
 
     monkeypatch.setattr(
-        methods,
+        jobs,
         "methods",
         lambda *given: {n: faults.corrupted(m, late, 1, 3) for n, m in real(*given).items()},
     )
@@ -342,7 +346,7 @@ def test_a_disk_that_is_full_after_all_runs_is_no_refusal(tmp_path, monkeypatch,
 def test_a_comparison_looks_at_all_its_folders_before_any_work(tmp_path, monkeypatch, capsys):
     (tmp_path / "local-0").mkdir()
     (tmp_path / "local-0" / "mine.txt").touch()
-    monkeypatch.setattr(commands, "fit", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(fitting, "fit", lambda *_: pytest.fail("trained"))
     words = ["compare", "fedavg", "local", *WORDS[2:], "1", "--quiet", "--seeds", "1"]
     words += ["--out", str(tmp_path)]
     assert main([*words, "--resume"]) == 2

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from promises import others_slow
 
-from pyrofl.cli import grids
-from pyrofl.cli.methods import arguments, builds, methods
+from pyrofl.cli.commands import grids
 from pyrofl.cli.parser import main
-from pyrofl.cli.setup import Task
 from pyrofl.data import datasets
+from pyrofl.experiments.methods import builds, methods
+from pyrofl.experiments.settings import arguments
+from pyrofl.experiments.tasks import Task
 from pyrofl.files.run_folder import read_csv
 from pyrofl.inference.seeds import Seeds
 from pyrofl.nets import build

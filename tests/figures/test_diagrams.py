@@ -11,8 +11,8 @@ from matplotlib.patches import FancyBboxPatch
 
 import pyrofl
 from pyrofl import figures
-from pyrofl.cli import cards
-from pyrofl.cli.methods import builds
+from pyrofl.cli.output import cards
+from pyrofl.experiments.methods import builds
 from pyrofl.models import pvi
 
 

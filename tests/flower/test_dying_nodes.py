@@ -16,7 +16,7 @@ import pytest
 from deployed import left, same, until
 from hospitals import NAMES
 
-from pyrofl.cli.ends import Stopped
+from pyrofl.experiments.console import Stopped
 from pyrofl.flower.command import kept_by, run, serve_on, start_node
 from pyrofl.flower.processes import Crew, connect, crew, end, free_port, marked
 

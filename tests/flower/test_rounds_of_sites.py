@@ -14,7 +14,7 @@ from hospitals import looped, site, wire
 
 import pyrofl
 from pyrofl.cli import main
-from pyrofl.cli.ends import Stopped
+from pyrofl.experiments.console import Stopped
 from pyrofl.files.lock import locked
 from pyrofl.flower.coordinator import Settings, coordinate
 from pyrofl.flower.site import HELLO

@@ -20,8 +20,8 @@ import torch
 
 import pyrofl
 from pyrofl import nets
-from pyrofl.cli.methods import builds
 from pyrofl.data import Federation, datasets
+from pyrofl.experiments.methods import builds
 from pyrofl.partitions import federations
 
 PATH = Path(__file__).parent / "released.csv"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from golden import redesign
 
-from pyrofl.cli.methods import builds
+from pyrofl.experiments.methods import builds
 from pyrofl.models import fedavg
 
 comparable = pytest.mark.skipif(

@@ -26,7 +26,8 @@ from zlib import crc32
 
 from dying import Ended
 
-from pyrofl.cli import main, report
+from pyrofl.cli import main
+from pyrofl.experiments import results
 
 REFUSED, DONE, ENDED = "refused", "done", "ended on its way"
 NOBODY = "diverged, or merged nothing"
@@ -146,7 +147,7 @@ def met(case: Case) -> tuple[str, str]:
         with (
             chdir(folder),
             patch.dict(os.environ, HOME=str(folder)),
-            patch.object(report, "draw", lambda *_: iter(())),
+            patch.object(results, "draw", lambda *_: iter(())),
             patch.object(warnings, "showwarning", warned),
             warnings.catch_warnings(),
             redirect_stderr(told),

@@ -107,7 +107,8 @@ DEEP += ("virtual",)
 @cache
 def known() -> tuple[tuple[str, str], ...]:
     """Return every method and setting of the library."""
-    from pyrofl.cli.methods import arguments, builds
+    from pyrofl.experiments.methods import builds
+    from pyrofl.experiments.settings import arguments
 
     return tuple((m, n) for m, build in builds().items() for n in arguments(build))
 

@@ -23,8 +23,8 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyrofl.cli.methods import accepted
 from pyrofl.data import Federation
+from pyrofl.experiments.settings import accepted
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method

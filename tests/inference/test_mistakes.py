@@ -16,8 +16,8 @@ from pyro import poutine
 from torch import Generator, Tensor, nn
 from torch.nn.functional import softplus
 
-from pyrofl.cli.methods import builds
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.experiments.methods import builds
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.facts import PER_CLIENT, POSITIVE, SHARED
 from pyrofl.inference.federate import federate

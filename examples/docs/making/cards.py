@@ -12,8 +12,8 @@ import pyrofl
 from making import calibrated, formulas
 from making.which import which
 from pyrofl import figures, nets
-from pyrofl.cli import cards
-from pyrofl.cli.methods import builds
+from pyrofl.cli.output import cards
+from pyrofl.experiments.methods import builds
 
 LETTER = rf"(?:[A-Za-z]|sum|{formulas.GREEK.replace(' ', '|')})"
 POWER = r"\^(?:-?\d(?:/\d)?|[a-z](?!\w))"

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyrofl import nets
-from pyrofl.cli.methods import builds
 from pyrofl.data import Batch, Federation
+from pyrofl.experiments.methods import builds
 from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import noise
 from pyrofl.inference.loop.steps import Feed, PhaseRun

@@ -12,7 +12,7 @@ from promises import others_slow
 from test_contract import METHODS, MODULES
 
 import pyrofl
-from pyrofl.cli.report import posterior_view
+from pyrofl.experiments.results import posterior_view
 from pyrofl.inference.posteriors import export
 from pyrofl.tensors import matches
 

@@ -15,8 +15,8 @@ import torch
 
 from pyrofl import docstrings, nets
 from pyrofl.arguments import known
-from pyrofl.cli.methods import builds
 from pyrofl.data import Federation
+from pyrofl.experiments.methods import builds
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.nets import Network

@@ -14,16 +14,17 @@ from warnings import catch_warnings, filterwarnings
 import numpy as np
 
 from pyrofl.arguments import known
-from pyrofl.cli.ends import ending, show, tell
-from pyrofl.cli.experiment import Experiment
-from pyrofl.cli.inputs import refuse_replaced_input
-from pyrofl.cli.methods import Scheduled, methods, privacy
-from pyrofl.cli.setup import Task, network_for, participation, resolve, split, threads
+from pyrofl.cli.commands.input_files import refuse_replaced_input
 from pyrofl.data import Federation
 from pyrofl.data.blank import hidden
 from pyrofl.data.columns import Column, complete
 from pyrofl.data.tables import SITE, load_table
 from pyrofl.data.wording import listed
+from pyrofl.experiments.console import ending, show, tell
+from pyrofl.experiments.experiment import Experiment
+from pyrofl.experiments.jobs import privacy
+from pyrofl.experiments.methods import Scheduled, methods
+from pyrofl.experiments.tasks import Task, network_for, participation, resolve, split, threads
 from pyrofl.files import hashed, run_folder
 from pyrofl.inference.evaluation.asked import usual
 from pyrofl.inference.evaluation.predictions import Predictions

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pyrofl.cli.experiment import Experiment
 from pyrofl.data.datasets import parts_of
 from pyrofl.data.tables import files_of
+from pyrofl.experiments.experiment import Experiment
 from pyrofl.files.run_folder import HALF
 
 FLAGS = ("data", "own_rows", "server_data", "net", "partition")

@@ -8,11 +8,8 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
-from pyrofl.cli import answer
-from pyrofl.cli.ends import ending, show
-from pyrofl.cli.folders import Made, runs
-from pyrofl.cli.report import PAGE
-from pyrofl.cli.sections import (
+from pyrofl.cli.commands import answer
+from pyrofl.cli.output.sections import (
     Section,
     asked,
     bytes_sent,
@@ -28,6 +25,9 @@ from pyrofl.cli.sections import (
     tuned,
     verdicts,
 )
+from pyrofl.experiments.console import ending, show
+from pyrofl.experiments.results import PAGE
+from pyrofl.experiments.saved_runs import SavedRun, runs
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import replacing
 
@@ -44,7 +44,7 @@ def report(args: Namespace) -> None:
     show(f"{folder / PAGE} is one file of {len(text) / 1e6:.1f} MB; it opens without a network")
 
 
-def html(folder: Path, made: Sequence[Made]) -> str:
+def html(folder: Path, made: Sequence[SavedRun]) -> str:
     """Return the page; every text in it is escaped."""
     try:
         from jinja2 import Environment, StrictUndefined
@@ -53,13 +53,15 @@ def html(folder: Path, made: Sequence[Made]) -> str:
             "a report is written by jinja2; expected pip install 'pyrofl[report]'"
         ) from error
     pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    template = pages.from_string(files("pyrofl.cli").joinpath("page.html").read_text("utf-8"))
+    template = pages.from_string(
+        files("pyrofl.cli.output").joinpath("page.html").read_text("utf-8")
+    )
     methods = ", ".join(dict.fromkeys(one.method for one in made))
     title = f"{methods} on {made[0].facts['experiment'].get('data', 'data')}"
     return template.render(title=title, sections=sections(folder, made))
 
 
-def sections(folder: Path, made: Sequence[Made]) -> list[Section]:
+def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
     """Return the parts of the page; of several seeds the figures are those of the first."""
     first = list({one.method: one for one in reversed(made)}.values())[::-1]
     several = folder != made[0].path
@@ -82,11 +84,11 @@ def sections(folder: Path, made: Sequence[Made]) -> list[Section]:
     return found
 
 
-def bought(folder: Path, made: Sequence[Made]) -> Section:
+def bought(folder: Path, made: Sequence[SavedRun]) -> Section:
     """Answer what federation bought, if the runs can."""
     section = Section("What did federation buy?")
     try:
-        found = answer.ask(folder, made, None)
+        found = answer.compare_with_local(folder, made, None)
         answer.write(folder, found)
     except ValueError as error:
         return section.note(f"No answer: {error}.")

@@ -16,7 +16,9 @@ from functools import cache, partial
 from typing import Any, get_type_hints
 
 from pyrofl.arguments import Count, PositiveShare, ProperShare, Share, ShareBelowOne, Whole
-from pyrofl.cli.options import (
+from pyrofl.data.columns import Missing
+from pyrofl.data.preparation import Prepare
+from pyrofl.experiments.options import (
     FLAG,
     ArvizGroups,
     Clients,
@@ -28,8 +30,6 @@ from pyrofl.cli.options import (
     Threads,
     kind_of,
 )
-from pyrofl.data.columns import Missing
-from pyrofl.data.preparation import Prepare
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.chains import Until
 from pyrofl.inference.engine.messages import OnBadMessage
@@ -47,6 +47,7 @@ SECTIONS = {
     "seeds": "Tuning",
 }
 """First field -> heading in the help of it and those that follow."""
+EVALUATIONS = 20  # of a run, without --every
 TRIES = 9  # settings of every method, unless asked for otherwise
 MAX_UNREQUESTED = 5_000_000  # numbers in groups of posterior.nc that nobody asked for
 PRIVACY = (
@@ -231,11 +232,21 @@ class Experiment:
         found = self.to_json()
         return {one.name: found[one.name] for one in fields(self) if not one.metadata["resumable"]}
 
+    @property
+    def eval_every(self) -> int:
+        """Number of rounds between evaluations."""
+        return self.every or default_interval(self.rounds)
+
     def words(self, without: Sequence[str] = ()) -> list[str]:
         """Return the options of the command line that give this experiment, but its methods."""
         names = [one for one in options() if one.name not in without]
         values = {one.name: getattr(self, one.name) for one in names}
         return words_of({one.name: values[one.name] for one in names})
+
+
+def default_interval(rounds: int) -> int:
+    """Return how many rounds lie between evaluations without --every."""
+    return max(1, rounds // EVALUATIONS)
 
 
 def options() -> list[Field[Any]]:

@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyrofl import figures
-from pyrofl.cli import rows
-from pyrofl.cli.ends import ending, show
-from pyrofl.cli.folders import OPEN, Made, runs
-from pyrofl.cli.pairs import (
+from pyrofl.cli.output.model_comparison import (
     LOSSES,
-    Beside,
     By,
-    beside,
+    ModelComparison,
     calibration,
     chosen,
+    compare_models,
     joined,
     models,
     of_model,
     paired,
     same_sites,
 )
+from pyrofl.experiments import rows
+from pyrofl.experiments.console import ending, show
+from pyrofl.experiments.saved_runs import OPEN, SavedRun, runs
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
 from pyrofl.paired import LEVEL, Calibration, Interval
@@ -53,7 +53,7 @@ def answer(args: Namespace) -> None:
     folder = Path(args.folder)
     made = runs(folder)
     with locked(folder):
-        found = ask(folder, made, args.by)
+        found = compare_with_local(folder, made, args.by)
         with ending(lambda what: f"the answer cannot be written to {folder}: {what}"):
             run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
             figures.save(found.figure(), folder / FIGURE)
@@ -72,13 +72,13 @@ class Answer:
     """Models beside the sites' own, by one score, and how calibrated they all are."""
 
     by: By
-    beside: list[Beside]
+    comparisons: list[ModelComparison]
     calibration: dict[str, Calibration]
     notes: list[str]
 
     def lines(self) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of answer.csv."""
-        for one in self.beside:
+        for one in self.comparisons:
             for site in one.sites:
                 client, size, count, own, score, better = vars(site).values()
                 ends = (better.mean, better.low, better.high, better.verdict)
@@ -92,29 +92,33 @@ class Answer:
                 site.client: [times * end for end in vars(site.better).values()]
                 for site in one.sites
             }
-            for one in self.beside
+            for one in self.comparisons
         }
-        return figures.differences(drawn, unit, own=_marked("own model", self.beside[0].open_own))
+        return figures.differences(
+            drawn, unit, own=_marked("own model", self.comparisons[0].open_own)
+        )
 
     @property
     def head(self) -> tuple[str, ...]:
         """The head of the table."""
-        names = (_marked(one.name, one.open) for one in self.beside)
+        names = (_marked(one.name, one.open) for one in self.comparisons)
         return ("site", "training rows", "test rows", "own", *names)
 
     def table(self) -> list[tuple[str, ...]]:
         """Return a line for each site, the smallest first, and one of all rows."""
         lines = []
-        for of in zip(*(one.sites for one in self.beside), strict=True):
+        for of in zip(*(one.sites for one in self.comparisons), strict=True):
             first = of[0]
             own = self._number(abs(first.own) if self.by in LOSSES else first.own)
-            own = _marked(own, self.beside[0].open_own)
+            own = _marked(own, self.comparisons[0].open_own)
             cells = [f"{self._ends(s.better, s.better.mean)} {s.better.verdict}" for s in of]
             lines.append((first.client, f"{first.size:,}", f"{first.rows:,}", own, *cells))
-        every = [f"{self._ends(o.better, o.better.mean)} {o.better.verdict}" for o in self.beside]
-        size = sum(site.size for site in self.beside[0].sites)
-        own = _marked("", self.beside[0].open_own)
-        return [*lines, ("all", f"{size:,}", f"{self.beside[0].rows:,}", own, *every)]
+        every = [
+            f"{self._ends(o.better, o.better.mean)} {o.better.verdict}" for o in self.comparisons
+        ]
+        size = sum(site.size for site in self.comparisons[0].sites)
+        own = _marked("", self.comparisons[0].open_own)
+        return [*lines, ("all", f"{size:,}", f"{self.comparisons[0].rows:,}", own, *every)]
 
     def calibrated(self) -> list[tuple[Any, ...]]:
         """Return the lines of the table of calibration."""
@@ -124,7 +128,7 @@ class Answer:
     @property
     def sentences(self) -> list[str]:
         """The answer in plain words, for each model."""
-        return [self._sentence(one) for one in self.beside]
+        return [self._sentence(one) for one in self.comparisons]
 
     def told(self) -> list[str]:
         """Return what is printed, part by part."""
@@ -135,7 +139,7 @@ class Answer:
             parts.append(run_folder.table(CALIBRATED, self.calibrated()))
         return [*parts, *self.sentences, "\n".join(self.notes)]
 
-    def _sentence(self, one: Beside) -> str:
+    def _sentence(self, one: ModelComparison) -> str:
         ends = Counter(site.better.verdict for site in one.sites)
         over = f"95% interval {self._ends(one.better)}"
         if one.seeds:
@@ -165,7 +169,7 @@ def _marked(text: str, count: int) -> str:
     return f"{text} ({OPEN})".lstrip() if count else text
 
 
-def ask(folder: Path, made: Sequence[Made], by: By | None) -> Answer:
+def compare_with_local(folder: Path, made: Sequence[SavedRun], by: By | None) -> Answer:
     """Compare every method's models with those that the sites have by themselves.
 
     Raises:
@@ -182,7 +186,7 @@ def ask(folder: Path, made: Sequence[Made], by: By | None) -> Answer:
     for method in dict.fromkeys(one.method for _, one in pairs):
         of = [pair for pair in pairs if pair[1].method == method]
         for model in models(of[0][1], tables[of[0][1].path]):
-            one = beside(joined(of, model, tables, score), model, score, of)
+            one = compare_models(joined(of, model, tables, score), model, score, of)
             predicted[one.name] = [of_model(tables[its.path], model) for _, its in of]
             found.append(one)
     each = {name: calibration(some) for name, some in predicted.items()}
@@ -191,9 +195,9 @@ def ask(folder: Path, made: Sequence[Made], by: By | None) -> Answer:
 
 
 def notes(
-    made: Sequence[Made],
-    pairs: Sequence[tuple[Made, Made]],
-    found: Sequence[Beside],
+    made: Sequence[SavedRun],
+    pairs: Sequence[tuple[SavedRun, SavedRun]],
+    found: Sequence[ModelComparison],
     calibrated: bool,
 ) -> Iterator[str]:
     """Yield what the reader of an answer has to know."""

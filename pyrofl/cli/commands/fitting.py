@@ -2,112 +2,51 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from textwrap import TextWrapper
-from typing import Any, get_args
 
 from pyrofl import figures
-from pyrofl.cli import answer, report, tuning
-from pyrofl.cli.cards import card
-from pyrofl.cli.ends import FAILED, UNLEARNED, Stopped, ending, say, show
-from pyrofl.cli.experiment import MAX_UNREQUESTED, Experiment
-from pyrofl.cli.inputs import refuse_replaced_input
-from pyrofl.cli.methods import (
-    Epochs,
-    Job,
-    about,
-    arguments,
-    builds,
-    jobs,
-    readable,
-)
-from pyrofl.cli.rehearsal import rehearse
-from pyrofl.cli.resuming import keeping, opened, rescued, tested, unlearned
-from pyrofl.cli.setup import resolve, split, threads
-from pyrofl.data.csv_files import LIKELIHOODS
-from pyrofl.data.datasets import DATASETS
+from pyrofl.cli.commands import answer, tune
+from pyrofl.cli.commands.input_files import refuse_replaced_input
+from pyrofl.cli.commands.preflight import preflight
+from pyrofl.cli.commands.resuming import keeping, opened, rescued
+from pyrofl.cli.output.comparison_table import CompareRow, compare_rows, compare_table
+from pyrofl.experiments import results
+from pyrofl.experiments.console import FAILED, UNLEARNED, Stopped, ending, say, show
+from pyrofl.experiments.experiment import MAX_UNREQUESTED, Experiment
+from pyrofl.experiments.jobs import Job, jobs
+from pyrofl.experiments.methods import builds
+from pyrofl.experiments.results import unlearned
+from pyrofl.experiments.tasks import resolve, split, threads
 from pyrofl.files import run_folder
 from pyrofl.inference import loggers
 from pyrofl.inference.checkpoints import Keeper
 from pyrofl.inference.engine.messages import kinds
-from pyrofl.inference.engine.participation import Stragglers
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import fit
 from pyrofl.inference.run import Run
-from pyrofl.nets import NETWORKS
-from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts
+from pyrofl.partitions.federations import class_counts
 
 COMPARISON = ("compare.csv", "figures/curves.png", "figures/comparison.png")
-ABOUT = (answer.FILE, answer.FIGURE, report.PAGE)  # what other commands say of a comparison
-SECTIONS = ("methods", "data", "partitions", "tests", "networks", "likelihoods")  # of `list`
+ABOUT = (answer.FILE, answer.FIGURE, results.PAGE)  # what other commands say of a comparison
 SUFFIXES = (".png", ".pdf", ".svg")
-
-
-def list_all(args: Namespace) -> None:
-    """Print what can be chosen: names of all, or a section with a line for each."""
-    if args.section:
-        show(entries(sections()[args.section]) if args.section != "settings" else variants())
-        return
-    width = max(map(len, (*SECTIONS, "settings")))
-    wrapped = TextWrapper(100, subsequent_indent=" " * (width + 4))
-    wrapped.break_long_words = wrapped.break_on_hyphens = False
-    lines = [f"  {name:<{width}}  {', '.join(found)}" for name, found in sections().items()]
-    lines.append(f"  {'settings':<{width}}  of methods, for --set NAME=VALUE")
-    end = "pyrofl list SECTION tells what they are, pyrofl explain METHOD all about one method."
-    show("\n".join([*map(wrapped.fill, lines), "", end]))
-
-
-def sections() -> dict[str, Mapping[str, str]]:
-    """Return what can be chosen: section -> name -> what it is."""
-    partitions = dict(text.split(": ", 1) for text in PARTITIONS.values())
-    found = ({n: about(n) for n in builds()}, DATASETS, partitions, TEST_POLICIES, NETWORKS)
-    return dict(zip(SECTIONS, (*found, LIKELIHOODS), strict=True))
-
-
-def entries(lines: Mapping[str, str]) -> str:
-    """Lay out names and what they are, a line each."""
-    width = max(map(len, lines))
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
-
-
-def explain(args: Namespace) -> None:
-    """Print a method's card."""
-    show(card(args.method).told())
-
-
-def variants() -> str:
-    """Say what every method can be told by --set, with the words that it takes."""
-    under = TextWrapper(100, initial_indent="  ", subsequent_indent=" " * 12)
-    under.break_long_words = under.break_on_hyphens = False
-    return "\n".join(
-        under.fill(f"{name:<9} {'  '.join(told(n, kind) for n, kind in arguments(build).items())}")
-        for name, build in builds().items()
-    )
-
-
-def told(name: str, kind: Any) -> str:
-    """Name a setting, and its words if it has some to choose from."""
-    words = [str(word) for one in readable(kind) for word in get_args(one) if one != Epochs]
-    return f"{name}={'|'.join(words)}" if words else name
 
 
 def run(experiment: Experiment) -> None:
     """Fit one method and write its folder."""
     experiment = resolve(experiment)
-    (job,) = rehearse(jobs(experiment, [experiment.seed]))
+    (job,) = preflight(jobs(experiment, [experiment.seed]))
     with run_folder.only_if_done(job.path, job.path / "figures"), opened([job]):
-        say(experiment, report.about(job.task.data, job.task.likelihood, experiment))
+        say(experiment, results.about(job.task.data, job.task.likelihood, experiment))
         done, scores, lacking = fit_and_save(job, keeping(job, experiment.rounds))
-    show(report.score_table(scores, done.privacy), f"{job.path} holds all results")
+    show(results.score_table(scores, done.privacy), f"{job.path} holds all results")
     if problem := unlearned(done):
         raise Stopped(f"{job.path} holds what there is of a run: {problem}", UNLEARNED)
-    report.figures_lack(job.path, lacking)
+    results.figures_lack(job.path, lacking)
     say(experiment, f"{job.path} holds tables, posterior and figures")
 
 
@@ -121,8 +60,8 @@ def compare(experiment: Experiment) -> None:
     experiment = resolve(replace(experiment, out=experiment.out or "runs/compare"))
     folder = Path(str(experiment.out))
     seeds = range(experiment.seed, experiment.seed + experiment.seeds)
-    asked = rehearse(jobs(experiment, seeds, folder))
-    searches = tuning.searches(experiment, asked)
+    asked = preflight(jobs(experiment, seeds, folder))
+    searches = tune.searches(experiment, asked)
     left = (
         rf"compare\.csv|answer\.csv|report\.html|figures|({'|'.join(builds())})-(\d+|tune)"
         if experiment.resume
@@ -134,9 +73,9 @@ def compare(experiment: Experiment) -> None:
         run_folder.prepare(drawn, overwrite=True)
         held.enter_context(opened(asked, folder))
         if searches:
-            words, chosen = tuning.all_done(searches)
+            words, chosen = tune.all_done(searches)
             experiment = replace(experiment, settings=(*experiment.settings, *words))
-            asked = rehearse(jobs(experiment, seeds, folder))
+            asked = preflight(jobs(experiment, seeds, folder))
             asked = [replace(job, tuned=chosen[job.name]) for job in asked]
         fit_all(experiment, asked, folder)
 
@@ -148,9 +87,9 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
     run_folder.sweep(folder)
     for name in (*COMPARISON, *ABOUT):
         (folder / name).unlink(missing_ok=True)
-    finals: list[report.CompareRow] = []
+    finals: list[CompareRow] = []
     history: list[dict[str, object]] = []
-    say(experiment, report.about(asked[0].task.data, asked[0].task.likelihood, experiment))
+    say(experiment, results.about(asked[0].task.data, asked[0].task.likelihood, experiment))
     failed, lost, lacking = list[str](), list[str](), list[str]()
     open_runs = set[tuple[str, int]]()  # that have not converged
     for job, keeper in zip(asked, keepers, strict=True):
@@ -161,7 +100,7 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
                 raise
             failed.append(f"{job.path.name} {stop}")
         else:
-            finals += report.compare_rows(job, done, scores)
+            finals += compare_rows(job, done, scores)
             lost += [f"{job.path.name} {problem}"] if (problem := unlearned(done)) else []
             of = {"method": job.name, "seed": job.task.seed}
             open_runs |= {(job.name, job.task.seed)} if done.verdict.kind != "converged" else set()
@@ -171,8 +110,8 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
     if finals:
         kept = f"{folder} holds their checkpoints, go on with --resume"
         with ending(lambda what: f"after all runs: {what}; {kept}"):
-            lacking += write_comparison(folder, finals, history, report.main_metric(scores))
-        show(report.compare_table(finals, open_runs), f"{folder} holds all results")
+            lacking += write_comparison(folder, finals, history, results.main_metric(scores))
+        show(compare_table(finals, open_runs), f"{folder} holds all results")
     told = f"{len(lost)} of {len(asked)} runs diverged or merged nothing: {'; '.join(lost)}"
     if failed:
         told = f"; {told}" if lost else ""
@@ -183,12 +122,12 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
         keeper.path.unlink(missing_ok=True)
     if lost:
         raise Stopped(told, UNLEARNED)
-    report.figures_lack(folder, lacking)
+    results.figures_lack(folder, lacking)
     say(experiment, f"{folder} holds compare.csv, figures and a folder for each method and seed")
 
 
 def write_comparison(
-    folder: Path, finals: list[report.CompareRow], history: list[dict[str, object]], metric: str
+    folder: Path, finals: list[CompareRow], history: list[dict[str, object]], metric: str
 ) -> list[str]:
     """Write the table of all runs and its figures; say which figures could not be drawn."""
     run_folder.write_csv(folder / COMPARISON[0], run_folder.COMPARE, finals)
@@ -197,7 +136,7 @@ def write_comparison(
         "curves": lambda: figures.curves(history, metric),
         "comparison": lambda: figures.comparison(rows, metric),
     }
-    return report.drawn(folder, shown.items())
+    return results.drawn(folder, shown.items())
 
 
 def partition(experiment: Experiment) -> None:
@@ -217,7 +156,7 @@ def partition(experiment: Experiment) -> None:
         figures.save(figures.partition(counts, data.names, data.classes), path)
     sizes = data.sizes
     show(
-        f"{report.about(data, dataset.likelihood, experiment)}\n"
+        f"{results.about(data, dataset.likelihood, experiment)}\n"
         f"{experiment.partition} of {experiment.data}: {len(sizes)} clients of {sizes.min()} to "
         f"{sizes.max()} training rows, {float(sizes.double().mean()):.1f} on average",
         f"{path} is drawn",
@@ -236,29 +175,19 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
             job.method,
             data,
             experiment.rounds,
-            seed=task.seeds,
-            participation=job.reporting,
-            chunk=experiment.chunk,
-            state_memory=experiment.state_memory * 2**30,
             start=keeper.last,
-            every=tested(experiment),
+            every=experiment.eval_every,
             until=experiment.until,
-            draws=experiment.draws,
-            progress=not experiment.quiet,
-            stragglers=Stragglers(experiment.fail, experiment.partial),
-            on_bad_message=experiment.on_bad_message,
-            keep_messages=not experiment.fold_messages,
-            engine=experiment.engine,
-            workers=experiment.workers,
             after=keeper,
             log=logger(job),
+            **job.training_options,
         )
         if keeper.every:  # it may have stopped before the last of all rounds
             keeper.rescue()
         scores = done.scores()
         if scores[0].part == "train":
             say(experiment, "no client has test rows: all scores are of training rows")
-        lacking = report.save(job, done, scores)
+        lacking = results.save(job, done, scores)
     reasons = [reason for record in done.records for reason in record.rejected]
     bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in kinds([r]))
     for (client, kind), times in bad.items():

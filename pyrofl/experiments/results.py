@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pyrofl import figures
-from pyrofl.cli import rows
-from pyrofl.cli.ends import FAILED, Stopped, tell, trace, what
-from pyrofl.cli.experiment import Experiment
-from pyrofl.cli.folders import OPEN
-from pyrofl.cli.methods import Job
 from pyrofl.data import Federation
 from pyrofl.data.wording import listed
+from pyrofl.experiments import rows
+from pyrofl.experiments.console import FAILED, Stopped, tell, trace, what
+from pyrofl.experiments.experiment import Experiment
+from pyrofl.experiments.jobs import Job
 from pyrofl.files import run_folder
-from pyrofl.inference.budget import SEEDED, Spent
+from pyrofl.inference.budget import Spent
 from pyrofl.inference.engine.messages import kinds
 from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
@@ -27,13 +26,11 @@ from pyrofl.inference.posteriors import export
 from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import separate
 from pyrofl.metrics import Bins
-from pyrofl.paired import interval_over_seeds
 from pyrofl.partitions.federations import class_counts
 from pyrofl.tensors import Tensors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import Series
 
 FIGURES = (
     "partition", "curves", "convergence", "watched", "clients", "reliability", "confidence"
@@ -42,31 +39,6 @@ LAST = "run.json"  # where it is all tables are too
 TABLES = ("metrics.csv", "clients.csv", rows.NAME, "posterior.nc")
 PAGE = "report.html"  # by the command report
 RESULTS = (LAST, *TABLES, PAGE, *(f"figures/{name}.png" for name in FIGURES))
-
-CompareRow = tuple[str, int, str, str, str, float, str]
-"""method, seed, model, adapted, metric, value, tuned: one line of compare.csv."""
-
-SMALLEST = 0.1  # share of the clients that counts as small
-MARKED = "* the best mean of its column; differences from it: on the same seeds, 95% intervals"
-FEW = {
-    1: ["One seed: differences have no interval; use --seeds 3 or more."],
-    2: ["Two seeds: intervals of differences are wide; use --seeds 3 or more."],
-}
-SHOWN = {
-    "accuracy": "accuracy",
-    "rmse": "RMSE",
-    "smallest_accuracy": "smallest 10%",
-    "smallest_rmse": "smallest 10%",
-    "held_out_accuracy": "new clients",
-    "held_out_rmse": "new clients",
-    "pooled_accuracy": "all test rows",
-    "pooled_rmse": "all test rows",
-    "nll": "NLL",
-    "crps": "CRPS",
-    "ece": "ECE",
-    "epsilon": "epsilon",
-    f"epsilon ({SEEDED})": f"epsilon ({SEEDED})",
-}
 
 
 def about(data: Federation, likelihood: str, experiment: Experiment) -> str:
@@ -240,136 +212,20 @@ def main_metric(scores: list[Scores]) -> str:
 
 def score_table(scores: list[Scores], spent: Spent | None = None) -> str:
     """Lay out the scores of one run: a line for each model and population, and what was spent."""
-    metrics, cost = list(scores[0].values), _cost(spent)
-    more, told = list(cost), [f"{value:.4g}" for value in cost.values()]
+    metrics, costs = list(scores[0].values), cost(spent)
+    more, told = list(costs), [f"{value:.4g}" for value in costs.values()]
     lines = ((s.model, s.adapted, s.population, *map(s.mean, metrics), *told) for s in scores)
     return run_folder.table(("model", "adapted", "population", *metrics, *more), lines)
 
 
-def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRow]:
-    """Yield the rows of compare.csv for one run.
-
-    A metric's name alone is about clients that train; "held_out_..." is about new ones,
-    "pooled_..." about all test rows, "smallest_..." about the tenth with the fewest rows.
-    """
-    spent = run.privacy
-    for s in scores:
-        parts = {f"{s.population}_": s}
-        if s.population == "training":
-            parts = {"": s, "smallest_": s.smallest(SMALLEST, run.data.sizes)}
-        for prefix, part in parts.items():
-            for metric in s.values:
-                name, value = f"{prefix}{metric}", part.mean(metric)
-                yield job.name, job.task.seed, s.model, s.adapted, name, value, job.tuned
-        for name, value in _cost(spent).items() if s.population == "training" else ():
-            yield job.name, job.task.seed, s.model, s.adapted, name, value, job.tuned
-
-
-def _cost(spent: Spent | None) -> dict[str, float]:
+def cost(spent: Spent | None) -> dict[str, float]:
     """Return epsilon and delta by their names in tables; nothing for a run without privacy."""
     return {spent.label: spent.epsilon, "delta": spent.delta} if spent else {}
 
 
-def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()) -> str:
-    """Lay out mean ± standard error over seeds, a line for each method and model.
-
-    Args:
-        rows: of compare.csv.
-        open_runs: (method, seed) of the runs that have not converged.
-    """
-    head, lines, notes = compare_lines(rows, open_runs)
-    return "\n".join([run_folder.table(head, lines), *notes])
-
-
-def compare_lines(
-    rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()
-) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
-    """Return the head and the lines of that table, and the notes below it.
-
-    The best mean of a column has a star. The last column is the difference of each line from the
-    best of the main metric, on the same seeds, its 95% interval, and which of both has not
-    converged. What was tuned stands at the end.
-    """
-    from pandas import DataFrame
-
-    found = DataFrame(rows, columns=list(run_folder.COMPARE))
-    of = ["method", "model", "adapted"]
-    head = [metric for metric in SHOWN if metric in set(found["metric"])]
-    order = list(dict.fromkeys(zip(*(found[column] for column in of), strict=True)))
-    scored = [metric for metric in head if not metric.startswith("epsilon")]
-    values = found.pivot_table("value", of, ["metric", "seed"], dropna=False)
-    means = DataFrame({m: values[m].mean(axis=1) for m in head})
-    best = {m: _best(means[m].loc[order], m) for m in scored if len(order) > 1}
-    lines: list[tuple[str, ...]] = []
-    for key in order:
-        cells = [spread(known) if len(known := values[m].loc[key].dropna()) else "-" for m in head]
-        stars = [" *" if best.get(m) == key else "" for m in head]
-        lines.append((*key, *map("".join, zip(cells, stars, strict=True))))
-    names = (*of, *(SHOWN[metric] for metric in head))
-    more: dict[str, list[str]] = {}
-    if best:
-        main, first = values[head[0]], best[head[0]]
-        opens = {key: _open(main.loc[key], key[0], open_runs) for key in order}
-        more[f"{SHOWN[head[0]]} minus *"] = [
-            difference(main.loc[key], main.loc[first], head[0], (opens[key], opens[first]))
-            if key != first
-            else opens[key]
-            for key in order
-        ]
-    if bool((found["tuned"] != "").any()):
-        tuned = found.groupby(of, sort=False)["tuned"].first()
-        more["tuned"] = [str(tuned.loc[key]) for key in order]
-    added = zip(*more.values(), strict=True) if more else [()] * len(order)
-    laid = [(*line, *cells) for line, cells in zip(lines, added, strict=True)]
-    notes = [MARKED, *FEW.get(found["seed"].nunique(), ())] if best else []
-    return (*names, *more), laid, notes
-
-
-def _open(values: Series, method: str, open_runs: Set[tuple[str, int]]) -> str:
-    """Return the words for a line whose runs, of known seeds, have not all converged."""
-    seeds = [int(seed) for seed in values.dropna().index]
-    count = sum((method, seed) in open_runs for seed in seeds)
-    return "" if not count else OPEN if count == len(seeds) else f"{OPEN}: {count} of {len(seeds)}"
-
-
-def _best(means: Series, metric: str) -> tuple[str, ...]:
-    """Return the line whose mean is best; of accuracies the largest, of errors the smallest."""
-    key: tuple[str, ...] = means.idxmax() if metric.endswith("accuracy") else means.idxmin()
-    return key
-
-
-def difference(score: Series, base: Series, metric: str, opens: tuple[str, str] = ("", "")) -> str:
-    """Write a mean difference of paired seeds and, of two or more, its 95% interval.
-
-    Args:
-        score: of one line, by seed.
-        base: of the line that it is compared with.
-        metric: accuracy, whose scores lie between 0 and 1, or an error, from 0.
-        opens: words for the runs of both that have not converged, or "".
-
-    >>> from pandas import Series
-    >>> base = Series([0.9, 0.92, 0.91])
-    >>> difference(Series([0.88, 0.89, 0.885]), base, "accuracy", ("", "not converged"))
-    '-0.025 (-0.037 to -0.013); *: not converged'
-    >>> difference(Series([0.88]), Series([0.9]), "accuracy")
-    '-0.020'
-    """
-    known = (score.notna() & base.notna()).to_numpy()
-    most = 1.0 if metric.endswith("accuracy") else math.inf
-    found = interval_over_seeds(score.to_numpy()[known], base.to_numpy()[known], 0.0, most)
-    ends = f" ({found.low:+.3f} to {found.high:+.3f})" if found.low == found.low else ""
-    words = (f"; {lead}{text}" for lead, text in zip(("", "*: "), opens, strict=True) if text)
-    return f"{found.mean:+.3f}{ends}{''.join(words)}"
-
-
-def spread(values: Series) -> str:
-    """Write a mean and, of two values or more, its standard error.
-
-    >>> from pandas import Series
-    >>> spread(Series([0.9, 0.92])), spread(Series([0.9]))
-    ('0.9100 ± 0.0100', '0.9000')
-    >>> spread(Series([1.5e-7]))
-    '1.500e-07'
-    """
-    error = f" ± {run_folder.decimals(values.sem())}" if len(values) > 1 else ""
-    return f"{run_folder.decimals(values.mean())}{error}"
+def unlearned(run: Run) -> str:
+    """Say that a run diverged or merged nothing, or ""."""
+    found = run.verdict
+    if found.kind == "diverged":
+        return f"{found}; no posterior.nc; expected another, such as with smaller learning rates"
+    return "" if found.merged else str(found)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from pyrofl.cli import rows
-from pyrofl.cli.folders import Made
+from pyrofl.experiments import rows
+from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder
 from pyrofl.paired import Calibration, Interval, calibrate, interval, interval_over_seeds
 
@@ -41,7 +41,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Beside:
+class ModelComparison:
     """A model beside those of the sites' own; of scores, the larger is better.
 
     Attributes:
@@ -83,7 +83,7 @@ def _part(count: int, runs: int) -> str:
     return "" if count == runs else f" in {count} of {runs} runs"
 
 
-def paired(folder: Path, made: Sequence[Made]) -> list[tuple[Made, Made]]:
+def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
     """Return every run beside that of `local` with the same seed.
 
     Raises:
@@ -132,7 +132,7 @@ def scored(table: DataFrame, by: By) -> DataFrame:
     return table.assign(score=score)
 
 
-def models(made: Made, table: DataFrame) -> list[Model]:
+def models(made: SavedRun, table: DataFrame) -> list[Model]:
     """Return the models of a method: the global one, if there is one, and its main one."""
     there = set(zip(table["model"], table["adapted"], strict=True))
     main = tuple(made.facts["tested"]["main"])
@@ -145,13 +145,15 @@ def of_model(table: DataFrame, model: Model) -> DataFrame:
     return table[(table["model"] == model[1]) & (table["adapted"] == model[2])]
 
 
-def same_sites(made: Sequence[Made]) -> bool:
+def same_sites(made: Sequence[SavedRun]) -> bool:
     """Say whether clients are the same sites in all seeds: natural groups, or one split."""
     natural = all(str(one.facts["experiment"]["partition"]).startswith("groups") for one in made)
     return natural or len({one.facts["seeds"]["split"] for one in made}) == 1
 
 
-def joined(pairs: Sequence[tuple[Made, Made]], model: Model, tables: Tables, by: By) -> DataFrame:
+def joined(
+    pairs: Sequence[tuple[SavedRun, SavedRun]], model: Model, tables: Tables, by: By
+) -> DataFrame:
     """Return the rows that both models predicted, of all seeds: site, size, row, seed, own, score.
 
     Raises:
@@ -181,9 +183,9 @@ def joined(pairs: Sequence[tuple[Made, Made]], model: Model, tables: Tables, by:
     return table
 
 
-def beside(
-    table: DataFrame, model: Model, by: By, pairs: Sequence[tuple[Made, Made]] = ()
-) -> Beside:
+def compare_models(
+    table: DataFrame, model: Model, by: By, pairs: Sequence[tuple[SavedRun, SavedRun]] = ()
+) -> ModelComparison:
     """Compare a model with the sites' own on rows that `joined` returns.
 
     A row that several seeds tested is one row, of their mean; so is one that several sites hold.
@@ -201,7 +203,7 @@ def beside(
     least, most = 0.0 if binary else -np.inf, MOST.get(by, np.inf)
     over = interval_over_seeds(seeds["score"].to_numpy(), seeds["own"].to_numpy(), least, most)
     opens = [sum(not one.converged for one in of) for of in zip(*pairs, strict=True)] or [0, 0]
-    return Beside(
+    return ModelComparison(
         model,
         sorted(sites, key=lambda site: (site.size, site.client)),
         len(whole),

@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pyrofl.cli.ends import tell, what
-from pyrofl.cli.experiment import Experiment
-from pyrofl.cli.inputs import refuse_replaced_inputs
-from pyrofl.cli.methods import Job, reaching
-from pyrofl.cli.report import LAST, RESULTS
-from pyrofl.cli.setup import Task
+from pyrofl.cli.commands.input_files import refuse_replaced_inputs
+from pyrofl.experiments.console import tell, what
+from pyrofl.experiments.jobs import Job
+from pyrofl.experiments.methods import reaching
+from pyrofl.experiments.results import LAST, RESULTS
+from pyrofl.experiments.tasks import Task
 from pyrofl.files import hashed, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import CHECKPOINT
@@ -24,8 +24,6 @@ from pyrofl.inference.facts import Optimal, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.run import Run
 from pyrofl.inference.verdict import Judge, trained_by
-
-POINTS = 20  # of a learning curve, unless asked for otherwise
 
 
 @contextmanager
@@ -57,12 +55,6 @@ def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
         yield
 
 
-def tested(experiment: Experiment) -> int:
-    """Return after how many rounds there is a test."""
-    every: int = experiment.every or max(1, experiment.rounds // POINTS)
-    return every
-
-
 def keeping(job: Job, every: int | None = None) -> Keeper:
     """Return what keeps a job, `every` rounds if it is not told, and the round to go on from."""
     experiment, task = job.experiment, job.task
@@ -77,7 +69,7 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
     if experiment.resume and os.path.lexists(file):
         run = load(file, job.method, task.data, about, seed=task.seeds)
         not_past(run, experiment.until, file)
-        keeper.last = as_if_never_stopped(run, tested(experiment), experiment.rounds, file)
+        keeper.last = as_if_never_stopped(run, experiment.eval_every, experiment.rounds, file)
         keeper.written = run.state.number
     elif experiment.resume and last.exists():
         made_again(last, about, task, experiment.rounds)
@@ -130,14 +122,6 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
             f"for no others up to round {number}; {rounds} and {every} ask for round {lacking[0]}"
         )
     return run.copy(history=[row for row in run.history if row["round"] in wanted])
-
-
-def unlearned(run: Run) -> str:
-    """Say that a run diverged or merged nothing, or ""."""
-    found = run.verdict
-    if found.kind == "diverged":
-        return f"{found}; no posterior.nc; expected another, such as with smaller learning rates"
-    return "" if found.merged else str(found)
 
 
 def rescued(keeper: Keeper, ended_by: str) -> str:

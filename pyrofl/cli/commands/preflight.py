@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from pyrofl import figures
-from pyrofl.cli.experiment import MAX_UNREQUESTED
-from pyrofl.cli.methods import Job
-from pyrofl.cli.report import posterior_view
-from pyrofl.cli.setup import Task
+from pyrofl.experiments.experiment import MAX_UNREQUESTED
+from pyrofl.experiments.jobs import Job
+from pyrofl.experiments.results import posterior_view
+from pyrofl.experiments.tasks import Task
 from pyrofl.inference import loggers
 from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.mistakes import check
@@ -26,7 +26,7 @@ from pyrofl.inference.run import Run
 from pyrofl.nets import NETWORKS
 
 
-def rehearse(jobs: Sequence[Job]) -> list[Job]:
+def preflight(jobs: Sequence[Job]) -> list[Job]:
     """Load what writes results, check methods, and try out draws and groups of posterior.nc.
 
     Returns the jobs, which differ in method and seed, with the groups that they are to write.

@@ -11,7 +11,7 @@ OPEN = "not converged"  # marks every difference of a run that has not
 
 
 @dataclass(frozen=True)
-class Made:
+class SavedRun:
     """A run that was made.
 
     Attributes:
@@ -31,7 +31,7 @@ class Made:
         return bool(self.facts["verdict"]["kind"] == "converged")
 
 
-def runs(folder: Path) -> list[Made]:
+def runs(folder: Path) -> list[SavedRun]:
     """Read what is said of the runs in a folder of `pyrofl compare`, or of the one run.
 
     Raises:
@@ -51,11 +51,13 @@ def runs(folder: Path) -> list[Made]:
     return sorted(found, key=lambda made: (made.method, made.seed))
 
 
-def _read(path: Path) -> Made:
+def _read(path: Path) -> SavedRun:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         for name in ("verdict", "seeds", "tested", "data"):
             facts[name].keys()  # a dict, as all that follows takes for granted
-        return Made(path.parent, str(facts["experiment"]["methods"][0]), int(facts["seed"]), facts)
+        return SavedRun(
+            path.parent, str(facts["experiment"]["methods"][0]), int(facts["seed"]), facts
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error

@@ -12,12 +12,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from pyrofl.cli import rows
-from pyrofl.cli.experiment import Experiment
-from pyrofl.cli.folders import Made
-from pyrofl.cli.pairs import LOSSES, By, has_crps, of_model
-from pyrofl.cli.pairs import scored as with_score
-from pyrofl.cli.report import compare_lines
+from pyrofl.cli.output.comparison_table import compare_lines
+from pyrofl.cli.output.model_comparison import LOSSES, By, has_crps, of_model
+from pyrofl.cli.output.model_comparison import scored as with_score
+from pyrofl.experiments import rows
+from pyrofl.experiments.experiment import Experiment
+from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder
 from pyrofl.paired import Interval, interval
 
@@ -98,7 +98,7 @@ def _cell(value: Any) -> tuple[str, str]:
     return str(value), "long" if len(str(value)) > 40 else ""
 
 
-def verdicts(made: Sequence[Made]) -> Section:
+def verdicts(made: Sequence[SavedRun]) -> Section:
     """Say what became of every run."""
     lines = ((one.path.name, one.facts["rounds"], one.facts["verdict"]["text"]) for one in made)
     section = Section("Verdicts").table(("run", "rounds", "verdict"), lines)
@@ -108,7 +108,7 @@ def verdicts(made: Sequence[Made]) -> Section:
     return section
 
 
-def scored(folder: Path, made: Sequence[Made], several: bool) -> Section:
+def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
     """Show the scores: over seeds, or of one run with intervals over its test rows."""
     section = Section("Scores")
     if several and (folder / "compare.csv").is_file():
@@ -134,7 +134,7 @@ def scored(folder: Path, made: Sequence[Made], several: bool) -> Section:
     return section.note("All test rows of clients that train weigh the same.")
 
 
-def _means(made: Made) -> list[tuple[Any, ...]]:
+def _means(made: SavedRun) -> list[tuple[Any, ...]]:
     """Return the mean scores of every model of a run, and their intervals over test rows."""
     from scipy.stats import binomtest
 
@@ -158,7 +158,7 @@ def _ends(of: Any) -> str:
     return f"{of.low:.4g} to {of.high:.4g}"
 
 
-def classes(made: Sequence[Made]) -> Section:
+def classes(made: Sequence[SavedRun]) -> Section:
     """Show how well each class is told from the others, over the test rows of all clients."""
     from pyrofl.inference.checks.by_class import scores_by_class
 
@@ -187,7 +187,7 @@ def _plain(line: Sequence[Any]) -> list[Any]:
     ]
 
 
-def tuned(folder: Path, made: Sequence[Made]) -> list[Section]:
+def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
     """Say how settings were chosen, if a comparison has chosen some."""
     section, lines = Section("How settings were chosen"), []
     for one in made:
@@ -212,7 +212,7 @@ def tuned(folder: Path, made: Sequence[Made]) -> list[Section]:
     return [section]
 
 
-def asked(made: Sequence[Made]) -> Section:
+def asked(made: Sequence[SavedRun]) -> Section:
     """Say what was asked for, as far as all runs were asked for the same."""
     facts = made[0].facts
     section = Section("What was asked")
@@ -228,7 +228,7 @@ def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def held(made: Sequence[Made]) -> Section:
+def held(made: Sequence[SavedRun]) -> Section:
     """Say who holds what."""
     one = made[0]
     section, told = Section("Who holds what"), one.facts["data"]
@@ -240,19 +240,19 @@ def held(made: Sequence[Made]) -> Section:
     return section.figure(one.path / "figures/partition.png", CAPTIONS["partition"])
 
 
-def _clients(made: Made) -> list[dict[str, str]]:
+def _clients(made: SavedRun) -> list[dict[str, str]]:
     path = made.path / "clients.csv"
     return run_folder.read_csv(path) if path.is_file() else []
 
 
-def learned(folder: Path, made: Sequence[Made], several: bool) -> Section:
+def learned(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
     """Show scores and movement by round."""
     section = Section("Learning curves")
     section.figure(folder / "figures/curves.png", CAPTIONS["curves"])
     return _each(section, made, "convergence", "watched")
 
 
-def _each(section: Section, made: Sequence[Made], *names: str) -> Section:
+def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
     """Add figures of several runs, those that are there."""
     for one in made:
         for name in names:
@@ -263,12 +263,12 @@ def _each(section: Section, made: Sequence[Made], *names: str) -> Section:
     return section.note(f"No figure: {', '.join(names)}.") if lacking else section
 
 
-def calibrated(made: Sequence[Made]) -> Section:
+def calibrated(made: Sequence[SavedRun]) -> Section:
     """Show how sure and how right predictions are."""
     return _each(Section("Calibration"), made, "reliability")
 
 
-def clients(made: Sequence[Made]) -> Section:
+def clients(made: Sequence[SavedRun]) -> Section:
     """Show every client by its size, the smallest first."""
     section = Section("Clients")
     for one in made:
@@ -285,7 +285,7 @@ def clients(made: Sequence[Made]) -> Section:
     return _each(section, made, "clients", "confidence")
 
 
-def posteriors(made: Sequence[Made]) -> Section:
+def posteriors(made: Sequence[SavedRun]) -> Section:
     """Summarise the posteriors by ArviZ, as far as a page has room."""
     section = Section("Posterior")
     for one in made:
@@ -300,7 +300,7 @@ def posteriors(made: Sequence[Made]) -> Section:
     return section
 
 
-def _summarise(section: Section, made: Made, path: Path) -> None:
+def _summarise(section: Section, made: SavedRun, path: Path) -> None:
     from pyrofl.inference.posteriors import export
 
     data = export.load(path)
@@ -319,7 +319,7 @@ def _summarise(section: Section, made: Made, path: Path) -> None:
         section.note(f"{made.path.name}: no room here for {', '.join(left)}; see {path.name}.")
 
 
-def bytes_sent(made: Sequence[Made]) -> Section:
+def bytes_sent(made: Sequence[SavedRun]) -> Section:
     """Say what travelled, and how long it took."""
     lines = [
         (
@@ -335,7 +335,7 @@ def bytes_sent(made: Sequence[Made]) -> Section:
     return Section("What travelled").table(head, lines)
 
 
-def faults(made: Sequence[Made]) -> Section:
+def faults(made: Sequence[SavedRun]) -> Section:
     """Say who was rejected or not heard."""
     section = Section("Faults and rejections")
     for one in made:
@@ -351,13 +351,13 @@ def faults(made: Sequence[Made]) -> Section:
     return section if section.parts else section.note("No message was rejected, and none was lost.")
 
 
-def repeated(made: Sequence[Made], several: bool) -> Section:
+def repeated(made: Sequence[SavedRun], several: bool) -> Section:
     """Give the command that makes all of this again."""
     section = Section("To repeat it").command(repeating(made, several))
     return section.note("In the same folder, with the same versions and the same files.")
 
 
-def repeating(made: Sequence[Made], several: bool) -> str:
+def repeating(made: Sequence[SavedRun], several: bool) -> str:
     """Return the command line of a run, or of a comparison, with all that had a value."""
     methods, seeds = (sorted({getattr(one, n) for one in made}) for n in ("method", "seed"))
     command = ["compare" if several else "run", *methods]

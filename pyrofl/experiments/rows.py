@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pyrofl.cli.experiment import Experiment
 from pyrofl.data import Federation
+from pyrofl.experiments.experiment import Experiment
 from pyrofl.files import run_folder
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.metrics import IMPOSSIBLE

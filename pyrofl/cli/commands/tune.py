@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl import figures
-from pyrofl.cli import grids
-from pyrofl.cli.ends import Stopped, ending, say, show, tell
-from pyrofl.cli.experiment import Experiment
-from pyrofl.cli.inputs import refuse_replaced_inputs
-from pyrofl.cli.methods import Job, Scheduled, jobs, methods, reaching
-from pyrofl.cli.report import drawn, figures_lack
-from pyrofl.cli.sections import spelled
-from pyrofl.cli.setup import SEEDED, resolve, threads
+from pyrofl.cli.commands import grids
+from pyrofl.cli.commands.input_files import refuse_replaced_inputs
+from pyrofl.cli.output.sections import spelled
+from pyrofl.experiments.console import Stopped, ending, say, show, tell
+from pyrofl.experiments.experiment import Experiment
+from pyrofl.experiments.jobs import Job, jobs
+from pyrofl.experiments.methods import Scheduled, methods, reaching
+from pyrofl.experiments.results import drawn, figures_lack
+from pyrofl.experiments.tasks import SEEDED, resolve, threads
 from pyrofl.files import hashed, run_folder
 from pyrofl.files.lock import locked
-from pyrofl.inference.engine.participation import Stragglers
 from pyrofl.inference.tune import AllFailed, refuse_metric
 from pyrofl.inference.tune import tune as choose
 from pyrofl.inference.tuned import COLUMNS, Margin, Try, Tuned, told
@@ -162,21 +162,11 @@ def done(search: Search) -> Tuned:
             experiment.rounds,
             metric=experiment.metric,
             share=experiment.hold_back,
-            seed=job.task.seeds,
-            draws=experiment.draws,
             folder=path,
             every=experiment.checkpoint_every,
             seeds=experiment.tune_seeds,
             about=search.about,
-            progress=not experiment.quiet,
-            participation=job.reporting,
-            chunk=experiment.chunk,
-            state_memory=experiment.state_memory * 2**30,
-            stragglers=Stragglers(experiment.fail, experiment.partial),
-            on_bad_message=experiment.on_bad_message,
-            keep_messages=not experiment.fold_messages,
-            engine=experiment.engine,
-            workers=experiment.workers,
+            **job.training_options,
         )
         run_folder.write_csv(path / TABLE, COLUMNS, found.lines())
         run_folder.write_json(file, facts(search, found))

@@ -9,8 +9,9 @@ from random import Random
 from typing import Any
 
 from pyrofl.arguments import known
-from pyrofl.cli.experiment import TRIES
-from pyrofl.cli.methods import Scheduled, arguments, builds, parse, reaching
+from pyrofl.experiments.experiment import TRIES
+from pyrofl.experiments.methods import Scheduled, builds, reaching
+from pyrofl.experiments.settings import arguments, parse
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.server_round import by_round
 

@@ -1,0 +1,67 @@
+"""The commands list and explain: what can be chosen."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from textwrap import TextWrapper
+from typing import Any, get_args
+
+from pyrofl.cli.output.cards import card
+from pyrofl.data.csv_files import LIKELIHOODS
+from pyrofl.data.datasets import DATASETS
+from pyrofl.experiments.console import show
+from pyrofl.experiments.methods import about, builds
+from pyrofl.experiments.settings import Epochs, arguments, readable
+from pyrofl.nets import NETWORKS
+from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES
+
+SECTIONS = ("methods", "data", "partitions", "tests", "networks", "likelihoods")  # of `list`
+
+
+def list_all(args: Namespace) -> None:
+    """Print what can be chosen: names of all, or a section with a line for each."""
+    if args.section:
+        show(entries(sections()[args.section]) if args.section != "settings" else variants())
+        return
+    width = max(map(len, (*SECTIONS, "settings")))
+    wrapped = TextWrapper(100, subsequent_indent=" " * (width + 4))
+    wrapped.break_long_words = wrapped.break_on_hyphens = False
+    lines = [f"  {name:<{width}}  {', '.join(found)}" for name, found in sections().items()]
+    lines.append(f"  {'settings':<{width}}  of methods, for --set NAME=VALUE")
+    end = "pyrofl list SECTION tells what they are, pyrofl explain METHOD all about one method."
+    show("\n".join([*map(wrapped.fill, lines), "", end]))
+
+
+def sections() -> dict[str, Mapping[str, str]]:
+    """Return what can be chosen: section -> name -> what it is."""
+    partitions = dict(text.split(": ", 1) for text in PARTITIONS.values())
+    found = ({n: about(n) for n in builds()}, DATASETS, partitions, TEST_POLICIES, NETWORKS)
+    return dict(zip(SECTIONS, (*found, LIKELIHOODS), strict=True))
+
+
+def entries(lines: Mapping[str, str]) -> str:
+    """Lay out names and what they are, a line each."""
+    width = max(map(len, lines))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
+
+
+def explain(args: Namespace) -> None:
+    """Print a method's card."""
+    show(card(args.method).told())
+
+
+def variants() -> str:
+    """Say what every method can be told by --set, with the words that it takes."""
+    under = TextWrapper(100, initial_indent="  ", subsequent_indent=" " * 12)
+    under.break_long_words = under.break_on_hyphens = False
+    return "\n".join(
+        under.fill(f"{name:<9} {'  '.join(told(n, kind) for n, kind in arguments(build).items())}")
+        for name, build in builds().items()
+    )
+
+
+def told(name: str, kind: Any) -> str:
+    """Name a setting, and its words if it has some to choose from."""
+    words = [str(word) for one in readable(kind) for word in get_args(one) if one != Epochs]
+    return f"{name}={'|'.join(words)}" if words else name

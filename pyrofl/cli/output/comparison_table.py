@@ -1,0 +1,168 @@
+"""The table of a comparison: means over seeds, differences from the best, what was tuned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Set
+from typing import TYPE_CHECKING
+
+from pyrofl.experiments.jobs import Job
+from pyrofl.experiments.results import cost
+from pyrofl.experiments.saved_runs import OPEN
+from pyrofl.files import run_folder
+from pyrofl.inference.budget import SEEDED
+from pyrofl.inference.evaluation.evaluate import Scores
+from pyrofl.inference.run import Run
+from pyrofl.paired import interval_over_seeds
+
+if TYPE_CHECKING:
+    from pandas import Series
+
+CompareRow = tuple[str, int, str, str, str, float, str]
+"""method, seed, model, adapted, metric, value, tuned: one line of compare.csv."""
+
+SMALLEST = 0.1  # share of the clients that counts as small
+MARKED = "* the best mean of its column; differences from it: on the same seeds, 95% intervals"
+FEW = {
+    1: ["One seed: differences have no interval; use --seeds 3 or more."],
+    2: ["Two seeds: intervals of differences are wide; use --seeds 3 or more."],
+}
+SHOWN = {
+    "accuracy": "accuracy",
+    "rmse": "RMSE",
+    "smallest_accuracy": "smallest 10%",
+    "smallest_rmse": "smallest 10%",
+    "held_out_accuracy": "new clients",
+    "held_out_rmse": "new clients",
+    "pooled_accuracy": "all test rows",
+    "pooled_rmse": "all test rows",
+    "nll": "NLL",
+    "crps": "CRPS",
+    "ece": "ECE",
+    "epsilon": "epsilon",
+    f"epsilon ({SEEDED})": f"epsilon ({SEEDED})",
+}
+
+
+def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRow]:
+    """Yield the rows of compare.csv for one run.
+
+    A metric's name alone is about clients that train; "held_out_..." is about new ones,
+    "pooled_..." about all test rows, "smallest_..." about the tenth with the fewest rows.
+    """
+    spent = run.privacy
+    for s in scores:
+        parts = {f"{s.population}_": s}
+        if s.population == "training":
+            parts = {"": s, "smallest_": s.smallest(SMALLEST, run.data.sizes)}
+        for prefix, part in parts.items():
+            for metric in s.values:
+                name, value = f"{prefix}{metric}", part.mean(metric)
+                yield job.name, job.task.seed, s.model, s.adapted, name, value, job.tuned
+        for name, value in cost(spent).items() if s.population == "training" else ():
+            yield job.name, job.task.seed, s.model, s.adapted, name, value, job.tuned
+
+
+def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()) -> str:
+    """Lay out mean ± standard error over seeds, a line for each method and model.
+
+    Args:
+        rows: of compare.csv.
+        open_runs: (method, seed) of the runs that have not converged.
+    """
+    head, lines, notes = compare_lines(rows, open_runs)
+    return "\n".join([run_folder.table(head, lines), *notes])
+
+
+def compare_lines(
+    rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
+    """Return the head and the lines of that table, and the notes below it.
+
+    The best mean of a column has a star. The last column is the difference of each line from the
+    best of the main metric, on the same seeds, its 95% interval, and which of both has not
+    converged. What was tuned stands at the end.
+    """
+    from pandas import DataFrame
+
+    found = DataFrame(rows, columns=list(run_folder.COMPARE))
+    of = ["method", "model", "adapted"]
+    head = [metric for metric in SHOWN if metric in set(found["metric"])]
+    order = list(dict.fromkeys(zip(*(found[column] for column in of), strict=True)))
+    scored = [metric for metric in head if not metric.startswith("epsilon")]
+    values = found.pivot_table("value", of, ["metric", "seed"], dropna=False)
+    means = DataFrame({m: values[m].mean(axis=1) for m in head})
+    best = {m: _best(means[m].loc[order], m) for m in scored if len(order) > 1}
+    lines: list[tuple[str, ...]] = []
+    for key in order:
+        cells = [spread(known) if len(known := values[m].loc[key].dropna()) else "-" for m in head]
+        stars = [" *" if best.get(m) == key else "" for m in head]
+        lines.append((*key, *map("".join, zip(cells, stars, strict=True))))
+    names = (*of, *(SHOWN[metric] for metric in head))
+    more: dict[str, list[str]] = {}
+    if best:
+        main, first = values[head[0]], best[head[0]]
+        opens = {key: _open(main.loc[key], key[0], open_runs) for key in order}
+        more[f"{SHOWN[head[0]]} minus *"] = [
+            difference(main.loc[key], main.loc[first], head[0], (opens[key], opens[first]))
+            if key != first
+            else opens[key]
+            for key in order
+        ]
+    if bool((found["tuned"] != "").any()):
+        tuned = found.groupby(of, sort=False)["tuned"].first()
+        more["tuned"] = [str(tuned.loc[key]) for key in order]
+    added = zip(*more.values(), strict=True) if more else [()] * len(order)
+    laid = [(*line, *cells) for line, cells in zip(lines, added, strict=True)]
+    notes = [MARKED, *FEW.get(found["seed"].nunique(), ())] if best else []
+    return (*names, *more), laid, notes
+
+
+def _open(values: Series, method: str, open_runs: Set[tuple[str, int]]) -> str:
+    """Return the words for a line whose runs, of known seeds, have not all converged."""
+    seeds = [int(seed) for seed in values.dropna().index]
+    count = sum((method, seed) in open_runs for seed in seeds)
+    return "" if not count else OPEN if count == len(seeds) else f"{OPEN}: {count} of {len(seeds)}"
+
+
+def _best(means: Series, metric: str) -> tuple[str, ...]:
+    """Return the line whose mean is best; of accuracies the largest, of errors the smallest."""
+    key: tuple[str, ...] = means.idxmax() if metric.endswith("accuracy") else means.idxmin()
+    return key
+
+
+def difference(score: Series, base: Series, metric: str, opens: tuple[str, str] = ("", "")) -> str:
+    """Write a mean difference of paired seeds and, of two or more, its 95% interval.
+
+    Args:
+        score: of one line, by seed.
+        base: of the line that it is compared with.
+        metric: accuracy, whose scores lie between 0 and 1, or an error, from 0.
+        opens: words for the runs of both that have not converged, or "".
+
+    >>> from pandas import Series
+    >>> base = Series([0.9, 0.92, 0.91])
+    >>> difference(Series([0.88, 0.89, 0.885]), base, "accuracy", ("", "not converged"))
+    '-0.025 (-0.037 to -0.013); *: not converged'
+    >>> difference(Series([0.88]), Series([0.9]), "accuracy")
+    '-0.020'
+    """
+    known = (score.notna() & base.notna()).to_numpy()
+    most = 1.0 if metric.endswith("accuracy") else math.inf
+    found = interval_over_seeds(score.to_numpy()[known], base.to_numpy()[known], 0.0, most)
+    ends = f" ({found.low:+.3f} to {found.high:+.3f})" if found.low == found.low else ""
+    words = (f"; {lead}{text}" for lead, text in zip(("", "*: "), opens, strict=True) if text)
+    return f"{found.mean:+.3f}{ends}{''.join(words)}"
+
+
+def spread(values: Series) -> str:
+    """Write a mean and, of two values or more, its standard error.
+
+    >>> from pandas import Series
+    >>> spread(Series([0.9, 0.92])), spread(Series([0.9]))
+    ('0.9100 ± 0.0100', '0.9000')
+    >>> spread(Series([1.5e-7]))
+    '1.500e-07'
+    """
+    error = f" ± {run_folder.decimals(values.sem())}" if len(values) > 1 else ""
+    return f"{run_folder.decimals(values.mean())}{error}"

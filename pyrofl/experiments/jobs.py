@@ -1,0 +1,116 @@
+"""Jobs: one method on one task each, with the folder of what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+
+from pyrofl.experiments.experiment import Experiment
+from pyrofl.experiments.methods import Scheduled, methods
+from pyrofl.experiments.settings import parse
+from pyrofl.experiments.tasks import Task, participation, task
+from pyrofl.inference.budget import Privacy
+from pyrofl.inference.engine.messages import inbox
+from pyrofl.inference.engine.participation import Draw, Stragglers
+from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.transport.start import create_engine
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method that a command fits to one task."""
+
+    experiment: Experiment
+    name: str
+    method: Scheduled
+    task: Task
+    reporting: Draw
+    path: Path  # the folder of what comes out
+    groups: str | Sequence[str] = "all"  # of posterior.nc
+    coords: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of its axes
+    tuned: str = ""  # what --tune has chosen, in words
+
+    @property
+    def training_options(self) -> dict[str, Any]:
+        """Keyword arguments of `pyrofl.fit` that a fit and a search of settings share."""
+        experiment = self.experiment
+        return {
+            "seed": self.task.seeds,
+            "draws": experiment.draws,
+            "progress": not experiment.quiet,
+            "participation": self.reporting,
+            "chunk": experiment.chunk,
+            "state_memory": experiment.state_memory * 2**30,
+            "stragglers": Stragglers(experiment.fail, experiment.partial),
+            "on_bad_message": experiment.on_bad_message,
+            "keep_messages": not experiment.fold_messages,
+            "engine": experiment.engine,
+            "workers": experiment.workers,
+        }
+
+
+def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = None) -> list[Job]:
+    """Return a job for each method and seed, with folders of their own in `folder`, if given.
+
+    Raises:
+        ValueError: for what can be refused before any work.
+    """
+    names = experiment.methods
+    tasks = [task(experiment, seed) for seed in seeds]
+    if len({(found.split, found.seeds) for found in tasks}) < len(tasks):
+        raise ValueError(
+            f"--seeds is {experiment.seeds}, and the seeds of split, init, participation and noise "
+            "are all given, so runs would be equal; expected --seeds 1, or one of them left out"
+        )
+    create_engine(experiment.engine, experiment.workers, tasks[0].data)
+    built = [methods(names, experiment.settings, found, experiment.rounds) for found in tasks]
+    who = [participation(experiment.participation, found.data.clients) for found in tasks]
+    asked = privacy(experiment.privacy)
+    of = [
+        ({n: with_privacy(m, asked, at.data.clients, draw) for n, m in made.items()}, at, draw)
+        for made, at, draw in zip(built, tasks, who, strict=True)
+    ]
+    for name in names if experiment.fold_messages else ():
+        foldable(name, of[0][0][name])
+    return [
+        Job(experiment, name, made[name], at, draw, _path(experiment, f"{name}-{at.seed}", folder))
+        for name in names
+        for made, at, draw in of
+    ]
+
+
+def _path(experiment: Experiment, own: str, folder: Path | None) -> Path:
+    return folder / own if folder else Path(experiment.out or f"runs/{own}")
+
+
+def foldable(name: str, method: Scheduled) -> None:
+    """Refuse a method that needs all messages at once."""
+    now = by_round(method)(0)
+    try:
+        inbox(now, {}, torch.zeros(0), keep_messages=False)
+    except ValueError as error:
+        raise ValueError(f"--fold-messages with {name}: {error}") from error
+
+
+def privacy(text: str | None) -> Privacy | None:
+    """Return the privacy of "clip=1.0,noise=1.1" and further fields of `Privacy`."""
+    if text is None:
+        return None
+    kinds = get_type_hints(Privacy)
+    words = [word.partition("=") for word in text.split(",")]
+    names = [name for name, *_ in words]
+    if not {"clip", "noise"} <= set(names) <= kinds.keys() or len(set(names)) < len(names):
+        raise ValueError(
+            f"privacy is {text!r}; expected clip=NORM,noise=TIMES, optionally followed by "
+            "delta=, where=, most= or seed="
+        )
+    try:
+        found: dict[str, Any] = {name: parse(value, kinds[name], name) for name, _, value in words}
+        return Privacy(**found)
+    except ValueError as error:
+        raise ValueError(f"privacy {text!r}: {error}") from error

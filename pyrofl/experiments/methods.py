@@ -1,0 +1,79 @@
+"""Methods by name, built for a task with settings that the signatures of their `build` read."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import pyrofl.models
+from pyrofl.arguments import known
+from pyrofl.data.source import LEARNED
+from pyrofl.experiments.settings import DONE, Build, Value, accepted, arguments, read_settings
+from pyrofl.experiments.tasks import Task
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.method import Method
+from pyrofl.models.likelihoods import learned_normal, named
+
+Scheduled = Method | Callable[[int], Method]
+
+
+def builds() -> dict[str, Build]:
+    """Find the methods: every module of `pyrofl.models` that has a `build`."""
+    names = [found.name for found in pkgutil.iter_modules(pyrofl.models.__path__)]
+    modules = {name: import_module(f"pyrofl.models.{name}") for name in sorted(names)}
+    return {name: module.build for name, module in modules.items() if hasattr(module, "build")}
+
+
+def about(method: str) -> str:
+    """Return the first line of a method's description, without its name."""
+    first = (import_module(f"pyrofl.models.{method}").__doc__ or "").splitlines()[0]
+    return first.partition(": ")[2].rstrip(".")
+
+
+def methods(
+    names: Sequence[str], settings: Sequence[str], task: Task, rounds: int
+) -> Mapping[str, Scheduled]:
+    """Build methods by name; one whose `build` has an argument `done` is built every round."""
+    found = builds()
+    for name in names:
+        known(name, found, "method")
+    if len(set(names)) < len(names):
+        raise ValueError(f"methods are {', '.join(names)}; expected no two alike")
+    chosen = read_settings(settings, {name: found[name] for name in names})
+    return {name: _built(name, found[name], task, rounds, chosen[name]) for name in names}
+
+
+def _built(
+    name: str, build: Build, task: Task, rounds: int, settings: Mapping[str, Value]
+) -> Scheduled:
+    wanted = accepted(build)
+    arguments: dict[str, Any] = {"likelihood": named(task.likelihood), **settings}
+    if "unlabelled" in wanted:
+        arguments["unlabelled"] = task.data.unlabelled
+    source = task.data.source
+    try:
+        if task.likelihood == LEARNED and source:
+            moments = (source.centre, source.scale)
+            arguments["likelihood"] = learned_normal(*moments)
+            if not getattr(build(task.net, **arguments).guide, "random", True):
+                arguments["likelihood"] = learned_normal(*moments, least_squares=True)
+        method: Method = build(task.net, **arguments)
+        first(method, task.data, task.seeds)  # so that it is refused before a run
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if DONE not in wanted or ("decay" in wanted and not arguments.get("decay")):
+        return method  # nothing in it depends on the round
+    return lambda number: build(task.net, **arguments, done=number / rounds)
+
+
+def reaching(words: Sequence[str], method: str) -> list[str]:
+    """Return the settings that reach one method, without its name, of equal ones the last."""
+    own, told = arguments(builds()[method]), dict[str, str]()
+    for word in words:
+        name, _, text = word.partition("=")
+        to, _, argument = name.rpartition(".")
+        if to in ("", method) and argument in own:
+            told[argument] = text
+    return [f"{name}={text}" for name, text in sorted(told.items())]
