@@ -14,7 +14,7 @@ import torch
 
 import pyrofl
 from pyrofl import Federation, checks, figures, guides, likelihoods, nets
-from pyrofl.inference.facts import SHARED
+from pyrofl.inference.metadata import SHARED
 from pyrofl.models import (
     fald,
     fedabml,
@@ -127,7 +127,7 @@ curves = {"all clients": {}, "each client": {}}
 
 def shared(method):
     """Let all clients have one w, also where the method says nothing of it."""
-    return method if method.shared else replace(method, facts={**method.facts, "w": SHARED})
+    return method if method.shared else replace(method, metadata={**method.metadata, "w": SHARED})
 
 
 def row(claim, name, setting, method, rounds):

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
-from pyrofl import Federation, Method, Phase, Step, checks, elbo, figures, guides
+from pyrofl import Federation, GradientStep, Method, Phase, checks, elbo, figures, guides
 from pyrofl.models import pvi
 from pyrofl.tensors import generator, spread_out
 
@@ -47,14 +47,16 @@ def regression(received, local, batch):
 def alone(family):
     """Fit the regression of every client by SVI."""
     q = family({"w": torch.Size([2])}, scale=0.3)
-    steps = [Step(q.names, pyrofl.adam(lr), elbo(16)) for lr in (0.1, 0.02, 0.004)]
+    steps = [GradientStep(q.names, pyrofl.adam(lr), elbo(16)) for lr in (0.1, 0.02, 0.004)]
     return Method(
         init=lambda generator, clients: {},
-        join=lambda received, who, generator: spread_out(q.start({"w": x[0] * 0}), len(who.ids)),
+        init_client=lambda received, who, generator: spread_out(
+            q.start({"w": x[0] * 0}), len(who.ids)
+        ),
         model=regression,
         guide=q.program,
         phases=tuple(Phase((step,), epochs=120) for step in steps),
-        merge=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, who, generator: server,
     )
 
 

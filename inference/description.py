@@ -59,7 +59,7 @@ class Description:
 
 
 def describe(method: Method) -> Description:
-    """Describe the parts of a method: "phases.0.moves.0.optim.lr" -> "0.01", and so on.
+    """Describe the parts of a method: "phases.0.updates.0.optim.lr" -> "0.01", and so on.
 
     Functions are described by their code and by what they hold: arguments of what made them, such
     as the family and the scale of a prior, defaults, fields of objects, tensors by their values.
@@ -104,7 +104,16 @@ def refuse_other_constants(method: Method, known: str) -> None:
         )
 
 
-CLIENTS = ("model", "guide", "phases", "join", "upload", "adapt", "statistics", "all_train")
+CLIENTS = (
+    "model",
+    "guide",
+    "phases",
+    "init_client",
+    "upload",
+    "adapt",
+    "statistics",
+    "train_all_clients",
+)
 
 
 def clients_part(method: Method) -> dict[str, str]:

@@ -78,7 +78,7 @@ def federate(
         seed: with the round and the client's name, fixes all random numbers; `Seeds` for several.
         participation: draws who reports.
         trains: draws who trains; those drawn to report who did not train stay silent. Default: the
-            reporters, or everyone if `method.all_train`.
+            reporters, or everyone if `method.train_all_clients`.
         chunk: clients trained side by side; default by the size of their state.
         server: first state, instead of `method.init`.
         start: a Round to go on from, of the same clients with the same training rows.
@@ -86,7 +86,7 @@ def federate(
         on_bad_message: "reject" goes on without the client, "raise" stops the run.
         state_memory: bytes of all clients' private state that may be in memory; what is larger is
             mapped from a temporary file. None sets no bound.
-        keep_messages: False folds messages into one as they come, where the merge is `Pooled`: a
+        keep_messages: False folds messages into one as they come, for an `Aggregator`: a
             chunk's are all that are in memory, and those of a Round are [0, ...].
         check: before round one, refuse a method that would give wrong numbers, see `check`.
         privacy: clip what clients add to the server's sums and put noise on it; see

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from pyrofl.data import Batch
 from pyrofl.inference.loop.noise import ClientNoise
-from pyrofl.inference.method import Method, Move, Phase, Step
+from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
 from pyrofl.inference.mixing import Trial, named, rows_of, unchanged, undrawn, unlike
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
@@ -35,14 +35,14 @@ class WatchedStep:
         moved: names that match in the last call.
     """
 
-    step: Step
+    step: GradientStep
     names: list[str] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
     keep: bool = False
     calls: tuple[Tensors, Tensors, Batch] | None = None
     moved: list[str] = field(default_factory=list)
 
-    def watched(self) -> Step:
+    def watched(self) -> GradientStep:
         """Return a step that does the same and is watched."""
         return replace(self.step, optim=self.optim, loss=self.loss)
 
@@ -83,10 +83,10 @@ class WatchedStep:
 
 
 @dataclass(frozen=True)
-class WatchedMove:
+class CheckedUpdate:
     """A closed form whose names are noted, and that may neither draw by itself nor write."""
 
-    move: Move
+    move: ClosedFormUpdate
     written: set[str]
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
@@ -106,16 +106,16 @@ def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
 
     After the first step clients differ, so that a loss which compares them is seen.
     """
-    moves: list[Step | Move] = []
-    for move in phase.moves:
-        if isinstance(move, Step):
+    updates: list[GradientStep | ClosedFormUpdate] = []
+    for move in phase.updates:
+        if isinstance(move, GradientStep):
             steps.append(WatchedStep(move))
-            moves.append(steps[-1].watched())
+            updates.append(steps[-1].watched())
         else:
-            moves.append(WatchedMove(move, written))
+            updates.append(CheckedUpdate(move, written))
     epochs = 2 if callable(phase.epochs) else min(phase.epochs, 2)
     batch = min(phase.batch, ROWS) if phase.batch else None
-    return replace(phase, moves=tuple(moves), epochs=epochs, batch=batch)
+    return replace(phase, updates=tuple(updates), epochs=epochs, batch=batch)
 
 
 def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:

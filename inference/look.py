@@ -19,7 +19,7 @@ from torch.distributions.utils import lazy_property
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, observed, traces
 from pyrofl.inference.loop.noise import ClientNoise
-from pyrofl.inference.method import Method, Step
+from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.mixing import Drew, rows_of, unchanged, undrawn, unlike
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
@@ -91,7 +91,7 @@ class Look:
                 if "clients" not in frames and len(self.batch) > 1:
                     raise ValueError(
                         f"latent site {name!r} is outside batch.clients(); expected it inside, "
-                        "with facts={NAME: SHARED} if it is one for all clients"
+                        "with metadata={NAME: SHARED} if it is one for all clients"
                     )
                 self._refuse_stray_axes(name, site)
         if self.drew:
@@ -206,8 +206,8 @@ class Look:
 
     def warn_of_still_tensors(self, before: Tensors) -> None:
         """Warn of tensors that the guide reads and nothing moves."""
-        steps = [m for p in (*self.method.phases, *self.method.adapt) for m in p.moves]
-        moving = " ".join(m.names for m in steps if isinstance(m, Step))
+        steps = [m for p in (*self.method.phases, *self.method.adapt) for m in p.updates]
+        moving = " ".join(m.names for m in steps if isinstance(m, GradientStep))
         still = {
             n: v + 1
             for n, v in self.local.items()

@@ -14,22 +14,31 @@ from pyrofl import docstrings
 from pyrofl.arguments import Count, Whole, check_fields
 from pyrofl.data import Batch, Who
 from pyrofl.files.pickles import Pickled
+from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator
 from pyrofl.inference.budget import Promise
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import PER_CLIENT, SHARED, Fact, Facts, Rule, WireCost, marked, of_kind
+from pyrofl.inference.metadata import (
+    PER_CLIENT,
+    SHARED,
+    MetadataByPattern,
+    Rule,
+    TensorMetadata,
+    WireCost,
+    marked,
+    of_kind,
+)
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.programs import Loss, Program
-from pyrofl.inference.servers.pooled import Merge, Pooled
 from pyrofl.recipes import Recipe
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, dense, pick, spread_out
 
-Move = Callable[[Tensors, Tensors, Batch], Tensors]
+ClosedFormUpdate = Callable[[Tensors, Tensors, Batch], Tensors]
 """A closed form: (received, local, batch), tensors [C, *p] -> the names that change."""
 
 
 @dataclass(frozen=True)
-class Step:
+class GradientStep:
     """Take gradient steps on the local tensors whose names match.
 
     Attributes:
@@ -42,7 +51,7 @@ class Step:
     names: str
     optim: Optim
     loss: Loss = field(default_factory=elbo)
-    repeat: Count = 1
+    num_steps: Count = 1
 
     def __post_init__(self) -> None:
         """Check the count."""
@@ -59,7 +68,7 @@ class Phase:
         batch: rows of a minibatch; None takes all rows at once.
     """
 
-    moves: tuple[Step | Move, ...]
+    updates: tuple[GradientStep | ClosedFormUpdate, ...]
     epochs: Whole | Callable[[Tensor], Tensor] = 1
     batch: Count | None = None
 
@@ -84,12 +93,12 @@ def return_received(received: Tensors, local: Tensors) -> Tensors:
     return {n: local[n] for n in received}
 
 
-def nothing_to_undo(server: Tensors, who: Who) -> Tensors:
+def keep_server_state(server: Tensors, who: Who) -> Tensors:
     """Keep what the server knows, where nothing in it has to fit what clients keep."""
     return server
 
 
-def as_it_is(received: Tensors, message: Tensors, sources: Sequence[Generator]) -> Tensors:
+def send_unchanged(received: Tensors, message: Tensors, sources: Sequence[Generator]) -> Tensors:
     """Send the message as it is."""
     return message
 
@@ -143,24 +152,27 @@ class Method(Pickled, Summarised):
         model: client: prior given the server, times likelihood.
         guide: client: q(w_j; local).
         phases: client: local optimisation.
-        merge: server: `Pooled` where the next state depends on weighted means of the messages
-            alone, or else (server, message, who, generator) -> the next state. It never sees data.
+        aggregate: server: `Aggregator` where the next state depends on weighted means of the
+            messages alone, or else (server, message, who, generator) -> the next state. It never
+            sees data.
         download: server: (server, who) -> received [C, ...], what goes down the wire.
-        join: client: (received, who, generator) -> private state of a client first seen now. All
-            clients and `init` hold equal generators, so that a common start need not travel.
+        init_client: client: (received, who, generator) -> private state of a client first seen
+            now. All clients and `init` hold equal generators, so that a common start need not
+            travel.
         upload: client: (received, local) -> message [C, ...], what goes up the wire.
-        rejoin: server: (server, who) -> the state once clients that it has heard have lost what
-            they keep and are to `join` anew; ValueError where nobody can tell it.
+        reset_clients: server: (server, who) -> the state once clients that it has heard have lost
+            what they keep and are to `init_client` anew; ValueError where nobody can tell it.
         adapt: client: what the paper runs before testing, such as fine-tuning.
         views: the models that can be tested, "personal", "global", "ensemble": a `View`, or its
             `read` alone.
         statistics: what the paper reports about clients besides scores: a closed form
             (received, local, batch) -> name: [C], or [C, *p] for what only `to_arviz` has room
             for: there "WHAT/SITE" has the axes of the site.
-        facts: patterns of names -> what holds for them: rules that messages must obey, sites that
-            all clients share, tables with a row for every client, costs on the wire; see `facts`.
-        all_train: every client trains every round, and participation says who reports.
-        protect: client: (received, message [C, ...], a generator of each client's own) -> what
+        metadata: patterns of names -> what holds for them: rules that messages must obey, sites
+            that all clients share, tables with a row for every client, costs on the wire; see
+            `metadata`.
+        train_all_clients: every client trains every round, and participation says who reports.
+        privatize: client: (received, message [C, ...], a generator of each client's own) -> what
             leaves the client instead, of the same names and shapes.
         privacy: what a method promises whose server's states are private, see `privacy.private`.
         name: what results call it.
@@ -169,8 +181,8 @@ class Method(Pickled, Summarised):
             not in it.
 
     While a client trains, local = private | received (received wins); afterwards its private state
-    is the names that `join` made, cut from local. Names under "rows/" that phases make are what
-    they know of its rows: these are gone when it has trained.
+    is the names that `init_client` made, cut from local. Names under "rows/" that phases make are
+    what they know of its rows: these are gone when it has trained.
 
     What is replaced by `dataclasses.replace` takes effect everywhere, or is refused.
     """
@@ -179,19 +191,19 @@ class Method(Pickled, Summarised):
     model: Program
     guide: Program
     phases: tuple[Phase, ...]
-    merge: Merge
+    aggregate: Aggregate
     download: Callable[[Tensors, Who], Tensors] = send_all
-    join: Callable[[Tensors, Who, Generator], Tensors] = keep_nothing
+    init_client: Callable[[Tensors, Who, Generator], Tensors] = keep_nothing
     upload: Callable[[Tensors, Tensors], Tensors] = return_received
-    rejoin: Callable[[Tensors, Who], Tensors] = nothing_to_undo
+    reset_clients: Callable[[Tensors, Who], Tensors] = keep_server_state
     adapt: tuple[Phase, ...] = ()
     views: Mapping[str, Callable[[Tensors, Tensors], Tensors | list[Tensors]]] = field(
         default_factory=lambda: {"personal": as_trained}
     )
-    statistics: Move = no_statistics
-    facts: Facts = field(default_factory=dict)
-    all_train: bool = False
-    protect: Callable[[Tensors, Tensors, Sequence[Generator]], Tensors] = as_it_is
+    statistics: ClosedFormUpdate = no_statistics
+    metadata: MetadataByPattern = field(default_factory=dict)
+    train_all_clients: bool = False
+    privatize: Callable[[Tensors, Tensors, Sequence[Generator]], Tensors] = send_unchanged
     privacy: Promise | None = None
     name: str = ""
     sites: str = ""
@@ -205,16 +217,16 @@ class Method(Pickled, Summarised):
                 raise ValueError(f"phases[{i}] is a {type(phase).__name__}; expected a Phase")
         if not self.views or not all(map(callable, self.views.values())):
             raise ValueError(f"views are {dict(self.views)}; expected a function by its name")
-        for name, fact in self.facts.items():
-            if not isinstance(fact, (tuple, *get_args(Fact))):
-                raise ValueError(f"facts[{name!r}] is {fact!r}; expected a Rule or its like")
-        names = ("init", "merge", "download", "join", "upload", "statistics", "model")
+        for name, fact in self.metadata.items():
+            if not isinstance(fact, (tuple, *get_args(TensorMetadata))):
+                raise ValueError(f"metadata[{name!r}] is {fact!r}; expected a Rule or its like")
+        names = ("init", "aggregate", "download", "init_client", "upload", "statistics", "model")
         parts: dict[str, object] = {n: getattr(self, n) for n in names}
         parts |= {f"the view {n!r}": view for n, view in self.views.items()}
         for kind, phases in (("phases", self.phases), ("adapt", self.adapt)):
             for i, phase in enumerate(phases):
-                for move in phase.moves:
-                    moving = move.loss if isinstance(move, Step) else move
+                for move in phase.updates:
+                    moving = move.loss if isinstance(move, GradientStep) else move
                     parts[f"{kind}[{i}] ({_moved(move)})"] = moving
         for what, function in parts.items():
             for kind, program in getattr(function, "built_for", {}).items():
@@ -244,22 +256,22 @@ class Method(Pickled, Summarised):
     @property
     def shared(self) -> str:
         """Patterns of the sites that are one for all clients though each has a copy."""
-        return marked(self.facts, SHARED)
+        return marked(self.metadata, SHARED)
 
     @property
     def per_client(self) -> str:
         """Patterns of what the server holds of every client that trains, [J, *p]."""
-        return marked(self.facts, PER_CLIENT)
+        return marked(self.metadata, PER_CLIENT)
 
     @property
     def rules(self) -> dict[str, Rule]:
         """Patterns of names -> what must hold for a message besides being finite."""
-        return of_kind(self.facts, Rule)
+        return of_kind(self.metadata, Rule)
 
-    def weigh(self, tensors: Tensors) -> Tensor:
+    def message_bytes(self, tensors: Tensors) -> Tensor:
         """Return the bytes [C] that tensors [C, ...] cost on the wire."""
         total = dense(tensors)
-        for names, cost in of_kind(self.facts, WireCost).items():
+        for names, cost in of_kind(self.metadata, WireCost).items():
             for name, value in pick(tensors, names).items():
                 total = total - dense({name: value}) + cost.bytes(name, tensors)
         return total
@@ -289,9 +301,11 @@ class Method(Pickled, Summarised):
             "model": self.programs,
             **({"sites": self.sites} if self.sites else {}),
             "clients": "; ".join(map(_told, self.phases)) or "do not train",
-            "server": self.merge if isinstance(self.merge, Pooled) else _name(self.merge),
+            "server": self.aggregate
+            if isinstance(self.aggregate, Aggregator)
+            else _name(self.aggregate),
             "views": ", ".join(self.views) + "; adapted before a test" * bool(self.adapt),
-            "rounds": "all clients train" if self.all_train else "who reports trains",
+            "rounds": "all clients train" if self.train_all_clients else "who reports trains",
         }
 
 
@@ -299,11 +313,11 @@ def _name(function: object) -> str:
     return getattr(function, "__name__", type(function).__name__).strip("_")
 
 
-def _moved(move: Step | Move) -> str:
-    return move.names if isinstance(move, Step) else _name(move)
+def _moved(move: GradientStep | ClosedFormUpdate) -> str:
+    return move.names if isinstance(move, GradientStep) else _name(move)
 
 
 def _told(phase: Phase) -> str:
     """Say what a phase moves, and how often."""
     epochs = "epochs by client" if callable(phase.epochs) else f"{phase.epochs}"
-    return f"{', '.join(map(_moved, phase.moves))} ({epochs} x {phase.batch or 'all'} rows)"
+    return f"{', '.join(map(_moved, phase.updates))} ({epochs} x {phase.batch or 'all'} rows)"

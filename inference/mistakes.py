@@ -21,16 +21,16 @@ from torch import Tensor
 from pyrofl.arguments import checked
 from pyrofl.data.federation import Federation, a_row
 from pyrofl.data.roster import Who
+from pyrofl.inference.aggregation.aggregator import Aggregator
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.state import Round, meet, to_data
-from pyrofl.inference.facts import INCOMPARABLE, Mark, Moments, Rule, WireCost, of_kind
 from pyrofl.inference.gradients import ROWS, WatchedStep, refuse_still, watched
 from pyrofl.inference.look import Look
-from pyrofl.inference.method import Method, Step
+from pyrofl.inference.metadata import INCOMPARABLE, Mark, Moments, Rule, WireCost, of_kind
+from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.mixing import Drew, Made, Mixed, Trial, filled, undrawn
 from pyrofl.inference.reruns import Reruns
 from pyrofl.inference.seeds import Stream, stream
-from pyrofl.inference.servers.averages import CannotMerge
-from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.tensors import Tensors, as_tensors, cut, default_type, matches, pick
 from pyrofl.turns import in_turn
 
@@ -62,8 +62,8 @@ def check(
             on other clients or on padding; rows depend on each other, where clients train on
             minibatches; a function draws from a global random generator, or gives other numbers
             each time; a program writes into what it is given; no gradient reaches a tensor or a
-            site on which the loss depends; a pattern of names matches nothing; the merge or a view
-            makes a tensor of a new name; or the method fails on these rows.
+            site on which the loss depends; a pattern of names matches nothing; the aggregation or
+            a view makes a tensor of a new name; or the method fails on these rows.
 
     Warns:
         UserWarning: if the guide reads a tensor that nothing moves, or the loss reads one that is
@@ -255,16 +255,16 @@ def refuse_idle_patterns(
         (f"step {move.names!r} of {kind}", move.names, local)
         for kind in ("phases", "adapt")
         for phase in getattr(method, kind)
-        for move in phase.moves
-        if isinstance(move, Step)
+        for move in phase.updates
+        if isinstance(move, GradientStep)
     ]
-    for names, mark in of_kind(method.facts, Mark).items():
+    for names, mark in of_kind(method.metadata, Mark).items():
         of_sites = names in method.shared
         held = local if mark is INCOMPARABLE else server
         asked.append((f"fact {mark.text!r}", names, sites if of_sites else held))
-    for names in {**of_kind(method.facts, Rule), **of_kind(method.facts, WireCost)}:
+    for names in {**of_kind(method.metadata, Rule), **of_kind(method.metadata, WireCost)}:
         asked.append(("fact about messages", names, travels))
-    for names in of_kind(method.facts, Moments):
+    for names in of_kind(method.metadata, Moments):
         asked.append(("fact about movement", names, {**server, **local}))
     for what, patterns, known in asked:
         for pattern in idle(patterns, known):
@@ -274,37 +274,37 @@ def refuse_idle_patterns(
 
 
 def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None:
-    """Refuse a pattern of the merge that matches nothing while a name is pooled by none."""
-    if isinstance(merge := method.merge, Pooled):
-        sent = [n for n in merge.of(server, message) if n in server]
-        left = [n for n in sent if not any(matches(n, p) for p in merge.weights)]
-        for pattern in idle(" ".join(merge.weights), sent) if left else ():
+    """Refuse a pattern of the aggregation that matches nothing while a name is pooled by none."""
+    if isinstance(aggregate := method.aggregate, Aggregator):
+        sent = [n for n in aggregate.transform(server, message) if n in server]
+        left = [n for n in sent if not any(matches(n, p) for p in aggregate.weights)]
+        for pattern in idle(" ".join(aggregate.weights), sent) if left else ():
             raise ValueError(
-                f"{pattern!r} in the merge matches no name, so that {left[0]!r} would stay as it "
-                f"is; {nearest(pattern, left)}"
+                f"{pattern!r} in the aggregation matches no name, so {left[0]!r} would stay as "
+                f"it is; {nearest(pattern, left)}"
             )
 
 
 def refuse_new_names(method: Method, server: Tensors, message: Tensors, who: Who) -> None:
-    """Refuse messages that a merge by means would put into the server's state as something new."""
-    if not isinstance(method.merge, Pooled):
+    """Refuse messages that means would put into the server's state as something new."""
+    if not isinstance(method.aggregate, Aggregator):
         return
     try:
-        after = method.merge(server, message, who, stream(0, Stream.MERGE))
-    except CannotMerge:
+        after = method.aggregate(server, message, who, stream(0, Stream.MERGE))
+    except AggregationError:
         return  # three clients may be too few for it
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"the merge fails on messages of {', '.join(message) or 'nothing'}: "
+            f"the aggregation fails on messages of {', '.join(message) or 'nothing'}: "
             f"{type(error).__name__}: {error}; expected it to read these, and the server's state "
             f"of {', '.join(server) or 'nothing'}"
         ) from error
     # What begins with server/ is the memory of the server's own optimiser or sampler.
     for name in (n for n in after if n not in server and not n.startswith("server/")):
         raise ValueError(
-            f"the merge puts {name!r} into the server's state, which has "
+            f"the aggregation puts {name!r} into the server's state, which has "
             f"{', '.join(server) or 'nothing'}; expected messages with the names of that state, or "
-            f"a merge that leaves {name!r} out"
+            f"an aggregation that leaves {name!r} out"
         )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.engine.state import Round, meet, sent_down, sent_up
 from pyrofl.inference.loop.local import train
-from pyrofl.inference.method import Method, Phase, Step, no_statistics
+from pyrofl.inference.method import GradientStep, Method, Phase, no_statistics
 from pyrofl.tensors import Tensors, as_tensors, cut, under, unwritten
 
 COPIED = 2**26  # bytes of a state up to which its numbers are compared before and after
@@ -197,7 +197,7 @@ def narrowed(batch: Batch, rows: int | None) -> Batch:
 
 def named(move: object) -> str:
     """Name a move of a phase."""
-    if isinstance(move, Step):
+    if isinstance(move, GradientStep):
         return f"step {move.names!r}"
     function = getattr(move, "move", move)  # of one that is watched
     function = getattr(function, "func", function)  # of a partial
@@ -220,7 +220,7 @@ class Made(NamedTuple):
     def parts(self) -> Iterator[tuple[str, Tensors, Tensors]]:
         """Yield where tensors come from, these, and what they were before."""
         yield "download", self.received, {}
-        yield "join", self.private, {}
+        yield "init_client", self.private, {}
         yield TRAINING, self.local, self.known
         yield TRAINING, under("the loss of", self.losses), {}
 
@@ -279,7 +279,7 @@ class Trial:
         if what == TRAINING:
             trial = next((t for t in self._prefixes() if t._apart()), self)
             found = trial._apart() or found
-            what = named(trial.phases[-1].moves[-1])
+            what = named(trial.phases[-1].updates[-1])
         why, cure = trial._reason()
         raise Mixed(f"{what} gives a client {found[1]!r}, which {why}; expected {cure}")
 
@@ -347,8 +347,8 @@ class Trial:
     def _prefixes(self) -> Iterator[Trial]:
         """Yield trials of the first moves of the first phases, one more each time."""
         for i, phase in enumerate(self.phases):
-            for j in range(len(phase.moves)):
-                last = replace(phase, moves=phase.moves[: j + 1])
+            for j in range(len(phase.updates)):
+                last = replace(phase, updates=phase.updates[: j + 1])
                 yield replace(self, phases=(*self.phases[:i], last))
 
     def _reason(self) -> tuple[str, str]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.inference.engine.state import Round
-from pyrofl.inference.facts import Facts, Moments, of_kind
+from pyrofl.inference.metadata import MetadataByPattern, Moments, of_kind
 from pyrofl.tensors import Tensors, matches, size_in_bytes
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ Moved = dict[str, dict[str, float]]
 """Site -> movement of its "mean" and "sd", or tensor -> that of its "norm"."""
 
 
-def movement(facts: Facts, old: Round, new: Round) -> Moved | None:
+def movement(metadata: MetadataByPattern, old: Round, new: Round) -> Moved | None:
     """Return how far a round moved each site, see above; None if the server merged nothing."""
     if new.server is old.server:
         return None
-    far = _moved(facts, _received(old.server), _received(new.server))
+    far = _moved(metadata, _received(old.server), _received(new.server))
     if not any(far.values()):  # all that is learned may stay at home
         size = size_in_bytes(new.kept(new.trained[:1]))
         parts = [
-            _moved(facts, _real(old.kept(ids)), _real(new.kept(ids)), rows=True)
+            _moved(metadata, _real(old.kept(ids)), _real(new.kept(ids)), rows=True)
             for ids in new.trained.split(max(1, COMPARED // max(1, size)))
         ]
         far |= {key: max(part[key] for part in parts) for key in parts[0]}
@@ -57,12 +57,12 @@ def _by_site(far: Mapping[tuple[str, str], float]) -> Moved:
 
 
 def _moved(
-    facts: Facts, before: Tensors, now: Tensors, rows: bool = False
+    metadata: MetadataByPattern, before: Tensors, now: Tensors, rows: bool = False
 ) -> dict[tuple[str, str], float]:
     """Return the movement of each part of each site; `rows` are of clients, of which the most."""
     far: dict[tuple[str, str], Tensor] = {}
     stated = []
-    for names, moments in of_kind(facts, Moments).items():
+    for names, moments in of_kind(metadata, Moments).items():
         mine = [n for n in now if matches(n, names)]
         if mine and all(_alike(before, now, n) for n in mine):
             stated += mine

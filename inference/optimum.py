@@ -34,8 +34,8 @@ from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, tra
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
-from pyrofl.inference.facts import Optimal, of_kind
 from pyrofl.inference.loop.noise import open_latent
+from pyrofl.inference.metadata import Optimal, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.pointwise import Client
@@ -67,7 +67,7 @@ def optimum(method: Method, data: Federation, state: Round, seed: Seed) -> Found
 
     It costs about as much as five gradient steps of every client on all its rows.
     """
-    fact = next(iter(of_kind(method.facts, Optimal).values()), None)
+    fact = next(iter(of_kind(method.metadata, Optimal).values()), None)
     rows, d = int(data.sizes[: data.clients].max()), sum(fact.sites.values()) if fact else 0
     if fact is None or d > LARGEST or 2 * PAIRS * rows > CELLS:
         return None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.inference.elbo import Elbo
 from pyrofl.inference.engine.state import Round
-from pyrofl.inference.method import Method, Step
+from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.programs import Guide
 
 LINES = 10  # that a run takes where no bar can be redrawn
@@ -111,5 +111,7 @@ def moved(method: Method, names: str) -> str:
 
 def _is_summed(method: Method, names: str) -> bool:
     """Say whether a step's loss is a client's total, not a mean over its rows."""
-    steps = (move for phase in method.phases for move in phase.moves if isinstance(move, Step))
+    steps = (
+        move for phase in method.phases for move in phase.updates if isinstance(move, GradientStep)
+    )
     return any(s.names == names and isinstance(s.loss, Elbo) and not s.loss.mean for s in steps)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyrofl.inference.engine.state import Round
-from pyrofl.inference.facts import watched
+from pyrofl.inference.metadata import watched
 from pyrofl.inference.method import Method
 from pyrofl.inference.movement import Moved, movement
 from pyrofl.inference.verdict import comparable
@@ -31,7 +31,7 @@ class RoundRecord:
     loss: Tensors  # mean of every step by its names, [J]; NaN where a client did not train
     begun: Tensors  # loss of the first of these steps, as `loss`, where rounds are comparable
     moved: Moved | None  # how far sites went, see `movement`; None: nothing was merged
-    watched: dict[str, float]  # numbers that the server holds, see `Watched`
+    watched: dict[str, float]  # numbers that the server holds, see `Monitor`
 
     @classmethod
     def of(cls, state: Round, old: Round, method: Method, seconds: float) -> RoundRecord:
@@ -47,9 +47,9 @@ class RoundRecord:
             reported=state.who.ids.tolist(),
             silent=state.silent.tolist(),
             loss=state.of_all(state.loss),
-            begun=state.of_all(comparable(method.facts, state.begun)),
-            moved=movement(method.facts, old, state),
-            watched=watched(method.facts, state.server),
+            begun=state.of_all(comparable(method.metadata, state.begun)),
+            moved=movement(method.metadata, old, state),
+            watched=watched(method.metadata, state.server),
         )
 
     def told(self, names: Sequence[str]) -> dict[str, Any]:

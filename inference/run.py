@@ -24,7 +24,7 @@ from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.evaluation.prepare import statistics
-from pyrofl.inference.facts import Watched, of_kind
+from pyrofl.inference.metadata import Monitor, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.movement import table
 from pyrofl.inference.optimum import optimum
@@ -258,9 +258,9 @@ class Run(Pickled, Summarised):
         return bool(found) and all(found)
 
     @property
-    def watching(self) -> dict[str, Watched]:
+    def watching(self) -> dict[str, Monitor]:
         """What the method says of each number that it watches, by the name in the records."""
-        found = of_kind(self.method.facts, Watched).items()
+        found = of_kind(self.method.metadata, Monitor).items()
         return {names.removeprefix("server/"): fact for names, fact in found}
 
     @property

@@ -14,8 +14,8 @@ a run whose rates have fallen is moving if a natural-gradient step would move a 
 0.1 standard deviations and 4 standard errors; see `optimum`.
 
 A run is stuck if nothing that is compared has changed at all since before round one, to the last
-bit, or a tensor that clients train has not: its gradient is zero, or the upload or the merge leaves
-it out.
+bit, or a tensor that clients train has not: its gradient is zero, or the upload or the aggregation
+leaves it out.
 
 A run has diverged if
 
@@ -49,8 +49,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pyrofl.inference.facts import INCOMPARABLE, Facts, marked
-from pyrofl.inference.method import Method, Step
+from pyrofl.inference.metadata import INCOMPARABLE, MetadataByPattern, marked
+from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.movement import Moved
 from pyrofl.tensors import Tensors, matches
 
@@ -160,8 +160,8 @@ def trained_by(method: Method) -> str | None:
 
     That is where all learning rates or epochs are 0.
     """
-    moves = [move for phase in method.phases if phase.epochs != 0 for move in phase.moves]
-    steps = [move for move in moves if isinstance(move, Step)]
+    moves = [move for phase in method.phases if phase.epochs != 0 for move in phase.updates]
+    steps = [move for move in moves if isinstance(move, GradientStep)]
     able = [move for move in steps if move.optim([torch.zeros(1, 1)]).defaults.get("lr", 1)]
     if not able and len(steps) == len(moves):
         return None
@@ -176,11 +176,11 @@ def _unchanged(moved: Sequence[Moved], trained: str) -> str:
     idle = [n for n in still if n in compared and matches(n, trained)]
     if len(still) == len(names) > 0:
         what = "nothing that is learned has changed in any round"
-        return f"{what}; check the upload, the merge, the names of updates and the gradients"
+        return f"{what}; check the upload, the aggregation, the names of updates and the gradients"
     if idle:
         shown = ", ".join(idle[:3]) + f" and {len(idle) - 3} more" * (len(idle) > 3)
         what = f"{shown} {'is' if len(idle) == 1 else 'are'} trained, but unchanged in every round"
-        return f"{what}; check the upload and the merge for it, and the guide for .detach()"
+        return f"{what}; check the upload and the aggregation for it, and the guide for .detach()"
     return ""
 
 
@@ -364,7 +364,7 @@ def _mean(value: Tensor, known: Tensor) -> Tensor:
     return torch.where(known, value, 0.0).sum(-1) / known.sum(-1)
 
 
-def comparable(facts: Facts, begun: Tensors) -> Tensors:
+def comparable(metadata: MetadataByPattern, begun: Tensors) -> Tensors:
     """Return the losses of steps that are to be compared with those of other rounds."""
-    marks = marked(facts, INCOMPARABLE)
+    marks = marked(metadata, INCOMPARABLE)
     return {n: v for n, v in begun.items() if not all(matches(p, marks) for p in n.split())}

@@ -35,7 +35,7 @@ from torch import Generator
 
 from pyrofl.arguments import NotNegative, Share, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.method import Method, Phase, Step, as_received
+from pyrofl.inference.method import GradientStep, Method, Phase, as_received
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step, seen_by, start_own
@@ -68,7 +68,7 @@ def build(
     base = fedavg.build(net, **settings)
     train, step = only_step(base)
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start v_j at w, and mix by alpha."""
         return start_own(received, who, generator) | {"alpha": torch.full_like(who.size, alpha)}
 
@@ -88,15 +88,15 @@ def build(
         now, own = mixed(received, local), role("own", local)
         return now | {n: now[n].detach() + (own[n] - own[n].detach()) for n in received}
 
-    weigh = Phase((Step("alpha", sgd(lr_alpha), seen_by(mixed, step.loss)), clamp))
+    weigh = Phase((GradientStep("alpha", sgd(lr_alpha), seen_by(mixed, step.loss)), clamp))
     mine = replace(step, names="own/*", loss=seen_by(at_mixture, step.loss))
     before = (weigh,) if lr_alpha else ()
     return replace(
         base,
         name="apfl",
-        join=join,
-        phases=(*before, replace(train, moves=(step, mine))),
-        adapt=tuple(p for phase in base.adapt for p in (*before, replace(phase, moves=(mine,)))),
+        init_client=init_client,
+        phases=(*before, replace(train, updates=(step, mine))),
+        adapt=tuple(p for phase in base.adapt for p in (*before, replace(phase, updates=(mine,)))),
         views={"personal": mixed, "global": as_received},
         statistics=lambda received, local, data: {"alpha": local["alpha"]},
     )

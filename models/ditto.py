@@ -68,8 +68,8 @@ def build(
     return replace(
         near,
         name="ditto",
-        join=start_own,
-        phases=(replace(train, moves=(send,)), replace(train, moves=(keep,), epochs=epochs)),
-        adapt=tuple(replace(phase, moves=(keep,)) for phase in near.adapt),
+        init_client=start_own,
+        phases=(replace(train, updates=(send,)), replace(train, updates=(keep,), epochs=epochs)),
+        adapt=tuple(replace(phase, updates=(keep,)) for phase in near.adapt),
         views={"personal": own, "global": as_received},
     )

@@ -50,13 +50,13 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, checked
 from pyrofl.data import Batch, Who
+from pyrofl.inference.aggregation.aggregator import Aggregator, Weight, WeightedSum, uniform
+from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import INCOMPARABLE, SHARED
-from pyrofl.inference.method import Method, Move, Phase, Step, View, as_received
+from pyrofl.inference.metadata import INCOMPARABLE, SHARED
+from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase, View, as_received
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised, built_for
-from pyrofl.inference.servers.averages import Combine
-from pyrofl.inference.servers.pooled import Pooled, Total, Weight, evenly
 from pyrofl.models import guides
 from pyrofl.models.fedbe import members
 from pyrofl.models.fisher import STANDARD
@@ -93,7 +93,7 @@ def build(
     epochs: Count = 5,
     batch: Count | None = 10,
     lr: Positive = 4e-5,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build FALD or, with surrogates, FSGLD.
 
@@ -111,8 +111,8 @@ def build(
         epochs: local epochs.
         batch: rows in a step; None takes all, or else the chain has noise of minibatches, too.
         lr: step of the chain, on the scale of U; times all rows it is that of a mean loss.
-        merge: how one model is made of the clients', as in `fedavg.build`; other than "mean" the
-            noise is not what it should be.
+        aggregation: how one model is made of the clients', as in `fedavg.build`; other than "mean"
+            the noise is not what it should be.
 
     Raises:
         ValueError: if the guide is another one, or a full factor too big.
@@ -181,8 +181,8 @@ def build(
         sent = {n: v for n, v in server.items() if not n.startswith("server/")}
         return spread_out(sent | some, len(who.ids))
 
-    weights: dict[str, Weight] = {"change/*": Total(evenly), "*": evenly}
-    chain = Phase((Step("w/*", sgd(1.0), energy), shake), epochs, batch)
+    weights: dict[str, Weight] = {"change/*": WeightedSum(uniform), "*": uniform}
+    chain = Phase((GradientStep("w/*", sgd(1.0), energy), shake), epochs, batch)
     own: tuple[Phase, ...] = ()
     if surrogates != "none":
         own = factors.phases(model, q, names, batch)
@@ -191,15 +191,15 @@ def build(
         init=init,
         model=model,
         guide=q,
-        join=factors.join if own else lambda received, who, generator: {},
+        init_client=factors.init_client if own else lambda received, who, generator: {},
         phases=(*own[:-1], chain, *own[-1:]),
         upload=lambda received, local: {
             n: v for n, v in local.items() if n in names or n.startswith("change/")
         },
-        rejoin=refused if own else lambda server, who: server,
-        merge=Pooled(weights, update, merge),
+        reset_clients=refused if own else lambda server, who: server,
+        aggregate=Aggregator(weights, update, aggregation),
         views={"global": as_received, "ensemble": View(members, with_draws, drawn)},
-        facts={" ".join(net.shapes): SHARED, "w/*": INCOMPARABLE},
+        metadata={" ".join(net.shapes): SHARED, "w/*": INCOMPARABLE},
     )
 
 
@@ -220,7 +220,7 @@ class Factors:
         entries = d * (d + 1) // 2 if self.normals.full else d
         return {"shift": torch.zeros(d), "precision": torch.zeros(entries)}
 
-    def join(self, received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(self, received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start with a factor of 1."""
         return under("own", {n: torch.zeros_like(received[f"total/{n}"]) for n in PARAMETERS})
 
@@ -265,7 +265,7 @@ class Factors:
             change = {n: v - local[f"own/{n}"] for n, v in new.items()}
             return under("own", new) | under("change", change)
 
-        moves: list[Move] = [slope, inform, renew]
+        moves: list[ClosedFormUpdate] = [slope, inform, renew]
         before, add, after = (Phase((m,), 1, batch if m is inform else None) for m in moves)
         return before, add, after
 

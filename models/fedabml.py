@@ -46,13 +46,13 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch, Who
+from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator, uniform
+from pyrofl.inference.aggregation.averages import Combine, get_rule
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import normals
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.metadata import normals
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Program, Supervised, built_for
-from pyrofl.inference.servers.averages import Combine, combining
-from pyrofl.inference.servers.pooled import Merge, Pooled, evenly
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
@@ -91,7 +91,7 @@ def build(
     lr_prior: NotNegative | None = None,
     fine_tune: Whole = 5,
     tune_steps: Count = 1,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build FedABML.
 
@@ -120,7 +120,7 @@ def build(
             the way from prior to posterior, at most 1. Default: 0.5 if natural, or else `lr`.
         fine_tune: epochs on phi before the personal model is tested.
         tune_steps: steps on each minibatch of these; 1 costs what it costs other methods.
-        merge: how the server makes one of what it would average, as in `fedavg.build`. With
+        aggregation: how the server makes one of what it would average, as in `fedavg.build`. With
             "moments" rules that leave out the largest make standard deviations too small.
 
     Raises:
@@ -202,7 +202,7 @@ def build(
             "log_scale", {n: v.log() / power for n, v in width.items()}
         )
 
-    combine = combining(merge)
+    combine = get_rule(aggregation)
 
     def robust_moments(
         server: Tensors, message: Tensors, who: Who, generator: Generator
@@ -218,15 +218,15 @@ def build(
         old = role("log_scale", spreads(server, server))
         return server | prior_of(about, about | under("log_scale", combine(wide, even, old)))
 
-    pooled: Merge = Pooled({"*": evenly}, how=merge)
-    if average == "moments" and merge != "mean":
+    pooled: Aggregate = Aggregator({"*": uniform}, rule=aggregation)
+    if average == "moments" and aggregation != "mean":
         pooled = robust_moments
     elif average != "mnu":
-        pooled = Pooled(
-            {"loc/*": evenly, "log_scale/*": evenly},
-            then=lambda server, found: server | prior_of(server, found),
-            how=merge,
-            of=spreads,
+        pooled = Aggregator(
+            {"loc/*": uniform, "log_scale/*": uniform},
+            server_step=lambda server, found: server | prior_of(server, found),
+            rule=aggregation,
+            transform=spreads,
         )
 
     @built_for(guide=q)
@@ -246,24 +246,24 @@ def build(
     sent = "loc/* log_scale/*" if q.random else "loc/*"  # by the clients
     phases: tuple[Phase, ...]
     if meta_grad == "kl":
-        infer = Step(q.names, sgd(lr), loss, steps)
+        infer = GradientStep(q.names, sgd(lr), loss, steps)
         phases = (begin, Phase((infer, follow), epochs, batch))
     else:
-        phases = (Phase((Step(sent, sgd(rate), ahead), bound), epochs, batch),)
-    tune = Phase((Step(q.names, sgd(lr), loss, tune_steps),), fine_tune, batch)
+        phases = (Phase((GradientStep(sent, sgd(rate), ahead), bound), epochs, batch),)
+    tune = Phase((GradientStep(q.names, sgd(lr), loss, tune_steps),), fine_tune, batch)
     return Method(
         name="fedabml",
         init=init,
         model=Supervised(net, likelihood, centred),
         guide=q,
         phases=phases,
-        merge=pooled,
+        aggregate=pooled,
         adapt=(begin, tune) if fine_tune else (),
         views={
             "personal": lambda _, local: posterior(local) | local,
             "global": lambda received, local: local | received | posterior(received),
         },
-        facts=normals("loc", "log_scale", torch.exp) if q.random else {},
+        metadata=normals("loc", "log_scale", torch.exp) if q.random else {},
     )
 
 

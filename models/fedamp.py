@@ -79,14 +79,16 @@ def build(
             much more the most similar weigh.
         self_weight: of "cosine": xi_jj.
         prior: location-scale family of p(w_j | u_j).
-        training: of w_j, as in `fedavg.build`, without `merge`.
+        training: of w_j, as in `fedavg.build`, without `aggregation`.
 
     Raises:
-        ValueError: if there is a `merge`, as every client has a mean of its own.
+        ValueError: if there is `aggregation`, as every client has a mean of its own.
     """
-    if "merge" in training:
-        told = dict(training)["merge"]
-        raise ValueError(f"merge is {told!r}; expected none, as every client has a mean of its own")
+    if "aggregation" in training:
+        told = dict(training)["aggregation"]
+        raise ValueError(
+            f"aggregation is {told!r}; expected none, as every client has a mean of its own"
+        )
     base = fedavg.build(net, prior=proximal(strength, prior, loc="cloud/w"), **training)
 
     def init(generator: Generator, clients: int) -> Tensors:
@@ -113,7 +115,7 @@ def build(
         xi = [weigh(models, heard, i) if seen else even for i, seen in ids]
         return under("cloud", kept_models.combined(server, torch.stack(xi)))
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start at u_j."""
         return role("cloud", received)
 
@@ -126,11 +128,11 @@ def build(
         name="fedamp",
         init=init,
         download=download,
-        join=join,
+        init_client=init_client,
         upload=upload,
-        merge=kept_models.keep,
+        aggregate=kept_models.keep,
         views={"personal": as_trained},
-        facts=kept_models.FACTS,
+        metadata=kept_models.FACTS,
     )
 
 

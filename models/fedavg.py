@@ -27,12 +27,12 @@ from typing import TypedDict
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, checked
+from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
+from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.method import Method, Phase, Step, as_received, as_trained
+from pyrofl.inference.method import GradientStep, Method, Phase, as_received, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, Supervised, flat
-from pyrofl.inference.servers.averages import Combine
-from pyrofl.inference.servers.pooled import Pooled, by_size
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.schedules import decayed
@@ -59,21 +59,21 @@ class Descent(TypedDict, total=False):
 
 
 class LocalTraining(Descent, total=False):
-    """What a method whose clients train as in FedAvg hands on, where there is nothing to merge."""
+    """Settings of methods whose clients train as in FedAvg, without an aggregation."""
 
     prior: Prior
 
 
 class Training(LocalTraining, total=False):
-    """The same where there is something to merge."""
+    """Settings of methods whose clients train as in FedAvg."""
 
-    merge: str | Combine
+    aggregation: str | Combine
 
 
 class CentredTraining(Descent, total=False):
     """The same for a method that centres the prior at what the server sends."""
 
-    merge: str | Combine
+    aggregation: str | Combine
 
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -98,7 +98,7 @@ def build(
     decay: bool = False,
     done: Share | None = None,
     fine_tune: Whole = 0,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build FedAvg.
 
@@ -118,8 +118,8 @@ def build(
         decay: train with a tenth of lr from 30% of the rounds on, a hundredth from 60% on (FedBE).
         done: share of the rounds that are over, for `decay`; None: it has not begun.
         fine_tune: local epochs before testing; 0 tests the global model alone.
-        merge: how the server makes one model of the clients': "mean" is the paper's, "median",
-            "trimmed:0.1", "krum:2" and "clip:1.0" bear bad messages, see `combining`.
+        aggregation: how the server makes one model of the clients': "mean" is the paper's,
+            "median", "trimmed:0.1", "krum:2" and "clip:1.0" bear bad messages, see `get_rule`.
     """
     q = guide(net.shapes, scale=scale, loc="w", spread="spread")
 
@@ -128,7 +128,7 @@ def build(
         return q.start(net.init(generator))
 
     optim = sgd(decayed(lr, done if decay else None), momentum, weight_decay=weight_decay)
-    step = Step(q.names, optim, elbo(draws if q.random else None, mean=True))
+    step = GradientStep(q.names, optim, elbo(draws if q.random else None, mean=True))
     train = Phase((step,), epochs, batch)
     return Method(
         name="fedavg",
@@ -136,7 +136,7 @@ def build(
         model=Supervised(net, likelihood, prior),
         guide=q,
         phases=(train,),
-        merge=Pooled({"*": by_size}, how=merge),
+        aggregate=Aggregator({"*": by_size}, rule=aggregation),
         adapt=(replace(train, epochs=fine_tune),) if fine_tune else (),
         views={"global": as_received} | ({"personal": as_trained} if fine_tune else {}),
     )

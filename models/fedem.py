@@ -37,12 +37,12 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Who
+from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
+from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import with_rows
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, Program, built_for
-from pyrofl.inference.servers.averages import Combine
-from pyrofl.inference.servers.pooled import Pooled, by_size
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import Categorical, categorical
@@ -70,7 +70,7 @@ def build(
     lr: NotNegative = 0.05,
     momentum: ShareBelowOne = 0.9,
     adapt_steps: Count = 20,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build FedEM.
 
@@ -86,7 +86,7 @@ def build(
         lr: learning rate; the loss is a mean over the rows, each counted by its q_ik.
         momentum: of SGD, which starts afresh each round.
         adapt_steps: E-steps and M-steps of the weights before a test of clients that come later.
-        merge: how the server makes one component of the clients', as in `fedavg.build`.
+        aggregation: how the server makes one component of the clients', as in `fedavg.build`.
 
     Raises:
         ValueError: if `guide` is another family; in a round, if the prior is no Dirichlet, or one
@@ -104,7 +104,7 @@ def build(
         starts = [net.init(generator) for _ in range(components)]
         return under("component", {n: torch.stack([s[n] for s in starts]) for n in net.shapes})
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start at equal weights."""
         even = torch.full_like(who.size, 1 / components)[:, None].expand(-1, components)
         return {"log_count/pi": torch.zeros_like(even)} if q.random else {"weight/pi": even}
@@ -174,14 +174,14 @@ def build(
     return Method(
         name="fedem",
         init=init,
-        join=join,
+        init_client=init_client,
         model=model,
         guide=q,
         phases=(
             Phase((expect,)),
-            Phase((Step("component/*", sgd(lr, momentum), complete),), epochs, batch),
+            Phase((GradientStep("component/*", sgd(lr, momentum), complete),), epochs, batch),
         ),
-        merge=Pooled({"component/*": by_size}, how=merge),
+        aggregate=Aggregator({"component/*": by_size}, rule=aggregation),
         adapt=(Phase((expect,), adapt_steps),),
         views={"personal": personal},
     )

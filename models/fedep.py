@@ -61,12 +61,12 @@ from pyrofl.arguments import (
     checked,
 )
 from pyrofl.data import Batch, Who
+from pyrofl.inference.aggregation.aggregator import Aggregator, uniform
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import INCOMPARABLE, Rule
+from pyrofl.inference.metadata import INCOMPARABLE, Rule
 from pyrofl.inference.method import Method, Phase, View, keep_nothing, send_all
 from pyrofl.inference.programs import Likelihood, Prior, Program, built_for
-from pyrofl.inference.servers.averages import CannotMerge
-from pyrofl.inference.servers.pooled import Pooled, evenly
 from pyrofl.models import guides
 from pyrofl.models.fedpop import at, langevin
 from pyrofl.models.fisher import STANDARD
@@ -150,7 +150,7 @@ def build(
             "nuts": partial(tilted.by_nuts, draws),
         }
         wanders = {"w/*": INCOMPARABLE} if moments == "langevin" else {}
-        method = replace(method, phases=phases[moments](), facts={**method.facts, **wanders})
+        method = replace(method, phases=phases[moments](), metadata={**method.metadata, **wanders})
     return without_factors(method, core, damping) if stateless else method
 
 
@@ -318,7 +318,7 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
             if bool(core.normals.proper(q["precision"])):
                 return server | q
             rate /= 2
-        raise CannotMerge(f"q is no distribution after {HALVINGS} halvings of the damping")
+        raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
 
     def read(received: Tensors, local: Tensors) -> Tensors:
         """Read q."""
@@ -327,19 +327,19 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
 
     def anew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Begin as who joins."""
-        return method.join(received, data.who, generator(0))
+        return method.init_client(received, data.who, generator(0))
 
     # What is sent is no change of what the server has, but a distribution as well.
     left = ("shift", "precision")
-    marks = {n: fact for n, fact in method.facts.items() if "server/" not in n and n not in left}
+    marks = {n: fact for n, fact in method.metadata.items() if "server/" not in n and n not in left}
     marks["precision"] = Rule("a precision of a normal distribution", core.normals.proper)
     return replace(
         method,
         init=init,
-        join=keep_nothing,
+        init_client=keep_nothing,
         phases=(Phase((anew,)), *method.phases),
         download=cavity,
-        merge=Pooled({"*": evenly}, merged),
+        aggregate=Aggregator({"*": uniform}, merged),
         views={"global": View(read, send_all)},
-        facts=marks,
+        metadata=marks,
     )

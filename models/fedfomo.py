@@ -40,7 +40,7 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Range, Share, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.facts import PER_CLIENT, SHARE, Facts
+from pyrofl.inference.metadata import PER_CLIENT, SHARE, MetadataByPattern
 from pyrofl.inference.method import Method, Phase, as_trained
 from pyrofl.inference.programs import Program, built_for
 from pyrofl.models import fedavg
@@ -78,15 +78,17 @@ def build(
         explore: probability that one of the M is chosen at random.
         held_back: share of a client's training rows that are kept for V_j.
         least: a client of whose rows fewer would be held back learns from all, and judges by all.
-        training: of w_j, as in `fedavg.build`, without `merge`; `fine_tune` are the epochs after
-            the weighing before a test, as many as in a round unless given.
+        training: of w_j, as in `fedavg.build`, without `aggregation`; `fine_tune` are the epochs
+            after the weighing before a test, as many as in a round unless given.
 
     Raises:
-        ValueError: if there is a `merge`, as every client has a mean of its own.
+        ValueError: if there is `aggregation`, as every client has a mean of its own.
     """
-    if "merge" in training:
-        told = dict(training)["merge"]
-        raise ValueError(f"merge is {told!r}; expected none, as every client has a mean of its own")
+    if "aggregation" in training:
+        told = dict(training)["aggregation"]
+        raise ValueError(
+            f"aggregation is {told!r}; expected none, as every client has a mean of its own"
+        )
     base = fedavg.build(net, **training)
     train, step = only_step(base)
 
@@ -115,7 +117,7 @@ def build(
         sent = under("other", {n: v[at] for n, v in held.items()})
         return sent | {"known": good.to(server[kept_models.HEARD])}
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start at the mean of what is received, which is the common start before round one."""
         known, others = received["known"], role("other", received)
         known = torch.where(known.any(1, keepdim=True), known, first_of(known))
@@ -160,7 +162,7 @@ def build(
         message = {n: local[n] for n in role("other", received)}
         return message if downloads is None else message | {"weight": local["weight"]}
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         """Keep every message as its client's model; choose what clients receive next."""
         server = kept_models.keep(server, message, who, generator)
         if downloads is None:
@@ -180,19 +182,19 @@ def build(
 
     moves = (replace(step, loss=learned),)
     go = Phase((approach,))
-    facts: Facts = {f"{AFFINITY} {CHOSEN}": PER_CLIENT, "weight": SHARE}
+    metadata: MetadataByPattern = {f"{AFFINITY} {CHOSEN}": PER_CLIENT, "weight": SHARE}
     return replace(
         base,
         name="fedfomo",
         init=init,
         download=download,
-        join=join,
-        phases=(go, replace(train, moves=moves)),
+        init_client=init_client,
+        phases=(go, replace(train, updates=moves)),
         upload=upload,
-        merge=merge,
-        adapt=(go, *(replace(phase, moves=moves) for phase in base.adapt or base.phases)),
+        aggregate=aggregate,
+        adapt=(go, *(replace(phase, updates=moves) for phase in base.adapt or base.phases)),
         views={"personal": as_trained},
-        facts={**kept_models.FACTS, **({} if downloads is None else facts)},
+        metadata={**kept_models.FACTS, **({} if downloads is None else metadata)},
     )
 
 

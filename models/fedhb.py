@@ -47,14 +47,14 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
+from pyrofl.inference.aggregation.aggregator import UNUSED, Aggregator, Weight, uniform, weight_by
+from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import NOT_NEGATIVE, SHARE, normals
 from pyrofl.inference.losses import Look
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.metadata import NOT_NEGATIVE, SHARE, normals
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Program, Supervised, built_for, flat
-from pyrofl.inference.servers.averages import Combine
-from pyrofl.inference.servers.pooled import UNUSED, Pooled, Weight, by, evenly
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
@@ -84,7 +84,7 @@ def build(
     batch: Count | None = 50,
     lr: NotNegative = 0.01,
     fine_tune: Whole = 5,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build FedHB.
 
@@ -106,7 +106,7 @@ def build(
         batch: rows in a step; None takes all.
         lr: learning rate of Adam, which starts afresh each round; the loss is a mean over the rows.
         fine_tune: epochs before the personal model is tested.
-        merge: how the server makes one of first and second moments, as in `fedavg.build`.
+        aggregation: how the server makes one of first and second moments, as in `fedavg.build`.
 
     Raises:
         ValueError: if there are centres, and the guide is not delta or the prior not normal.
@@ -117,7 +117,9 @@ def build(
                 f"centres is {centres}, guide {guide} and prior {prior}; expected the guide delta "
                 "and a normal prior, as what clients have in a mixture are points"
             )
-        return Mixture(net, likelihood, centres, spread).method(epochs, batch, lr, fine_tune, merge)
+        return Mixture(net, likelihood, centres, spread).method(
+            epochs, batch, lr, fine_tune, aggregation
+        )
     q = guide(net.shapes, scale=scale, loc="w", spread="spread")
 
     def of_population(
@@ -170,7 +172,7 @@ def build(
         )
 
     loss = elbo(draws if q.random else None, kl, mean=True)
-    climb = Step(q.names, adam(lr), loss)
+    climb = GradientStep(q.names, adam(lr), loss)
     return Method(
         name="fedhb",
         init=init,
@@ -180,10 +182,10 @@ def build(
         upload=lambda received, local: {
             n: v for n, v in local.items() if n.startswith(("mean/", "square/"))
         },
-        merge=Pooled({"*": evenly}, update, merge),
+        aggregate=Aggregator({"*": uniform}, update, aggregation),
         adapt=(Phase((begin,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
         views=personal_of(anyone, fine_tune),
-        facts={"square/*": NOT_NEGATIVE, **normals("loc", "log_scale", torch.exp)},
+        metadata={"square/*": NOT_NEGATIVE, **normals("loc", "log_scale", torch.exp)},
     )
 
 
@@ -197,7 +199,7 @@ class Mixture:
     sigma: float
 
     def method(
-        self, epochs: int, batch: int | None, lr: float, fine_tune: int, merge: str | Combine
+        self, epochs: int, batch: int | None, lr: float, fine_tune: int, aggregation: str | Combine
     ) -> Method:
         """Return the method; arguments are those of `build`."""
         model, q = (
@@ -253,8 +255,8 @@ class Mixture:
             """Read the centre of most clients."""
             return local | q.start(self.centre(received, received["mass"].argmax(1)))
 
-        climb = Step("w/*", adam(lr), near)
-        weights: dict[str, Weight] = {"loc/*": by("kind"), "mass": evenly}
+        climb = GradientStep("w/*", adam(lr), near)
+        weights: dict[str, Weight] = {"loc/*": weight_by("kind"), "mass": uniform}
         return Method(
             name="fedhb",
             init=init,
@@ -262,10 +264,10 @@ class Mixture:
             guide=q,
             phases=(Phase((choose,)), Phase((climb,), epochs, batch), Phase((tell,))),
             upload=lambda received, local: pick(local, "w/* kind"),
-            merge=Pooled(weights, update, merge, named),
+            aggregate=Aggregator(weights, update, aggregation, named),
             adapt=(Phase((choose,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
             views=personal_of(heaviest, fine_tune),
-            facts={"kind": SHARE},
+            metadata={"kind": SHARE},
         )
 
     def centre(self, received: Tensors, which: int | Tensor) -> Tensors:

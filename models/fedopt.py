@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import NotNegative, Positive, ShareBelowOne, checked
+from pyrofl.inference.aggregation.aggregator import descend, with_server_step
 from pyrofl.inference.method import Method
 from pyrofl.inference.optim import Light, Optim, sgd
-from pyrofl.inference.servers.pooled import descend, followed
 from pyrofl.models import fedavg
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
@@ -93,7 +93,7 @@ def stepped(method: Method, make: Optim) -> Method:
         public = [n for n in merged if not n.startswith("server/")]
         return merged | descend(make, server, {n: server[n] - merged[n] for n in public})
 
-    return replace(method, merge=followed(method.merge, step))
+    return replace(method, aggregate=with_server_step(method.aggregate, step))
 
 
 @checked

@@ -86,7 +86,7 @@ def build(
             mean = flattened(role("sum", local)) / local["steps"][:, None]
             return {f"sample/{s}": mean}
 
-        epoch = replace(burn_in, moves=(step, add), epochs=1)
+        epoch = replace(burn_in, updates=(step, add), epochs=1)
         return Phase((begin,)), epoch, Phase((keep,))
 
     def send(received: Tensors, local: Tensors, data: Batch) -> Tensors:

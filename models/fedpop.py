@@ -40,13 +40,13 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Who
+from pyrofl.inference.aggregation import Aggregator, by_size, uniform
+from pyrofl.inference.aggregation.averages import Combine, get_rule
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import INCOMPARABLE, NOT_NEGATIVE, POSITIVE, normals
-from pyrofl.inference.method import Method, Move, Phase, Step, as_trained
+from pyrofl.inference.metadata import INCOMPARABLE, NOT_NEGATIVE, POSITIVE, normals
+from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase, as_trained
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised, built_for
-from pyrofl.inference.servers import Pooled, by_size, evenly
-from pyrofl.inference.servers.averages import Combine, combining
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
@@ -77,7 +77,7 @@ def build(
     lr_head: Positive = 0.1,
     lr_base: NotNegative = 0.01,
     momentum: ShareBelowOne = 0.9,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build FedPop.
 
@@ -99,9 +99,10 @@ def build(
         lr_head: n_j g_j, learning rate of the chain; the loss is a mean over the rows.
         lr_base: learning rate; the loss is a mean over the rows.
         momentum: of the base's optimiser.
-        merge: how the server makes one of the clients' bases, means and squares, each on its own,
-            as in `fedavg.build`. Other than "mean" it is distances from m that are merged: rules
-            that leave out the largest make s too narrow, the median of normal ones by a third.
+        aggregation: how the server makes one of the clients' bases, means and squares, each on its
+            own, as in `fedavg.build`. Other than "mean" it is distances from m that are merged:
+            rules that leave out the largest make s too narrow, the median of normal ones by a
+            third.
 
     Raises:
         ValueError: if no parameter matches `head`.
@@ -123,7 +124,7 @@ def build(
         width = {n: v.clamp(min=FLOOR).log() / 2 for n, v in variance.items()}
         return under("loc", loc) | under("log_scale", width)
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start the chain at m."""
         centre = role("loc", received)
         spread = {n: v.exp() for n, v in role("log_scale", received).items()}
@@ -174,7 +175,7 @@ def build(
         variance = {n: square[n] - v.square() for n, v in loc.items()}
         return server | pick(pooled, "base/*") | population(loc, variance)
 
-    combine = combining(merge)
+    combine = get_rule(aggregation)
 
     def robust(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         """Merge squared distances of draws from the new m, for which all messages are needed."""
@@ -192,12 +193,12 @@ def build(
         return local | received | q.start(role("loc", received), width)
 
     chain = langevin("z", lr_head, at(point, elbo(mean=True)), temperature)
-    move_base = Step("base/*", sgd(lr_base, momentum), at(point, elbo(kl=0.0, mean=True)))
-    weights = {"base/*": by_size, "loc/* log_scale/*": evenly}
+    move_base = GradientStep("base/*", sgd(lr_base, momentum), at(point, elbo(kl=0.0, mean=True)))
+    weights = {"base/*": by_size, "loc/* log_scale/*": uniform}
     return Method(
         name="fedpop",
         init=init,
-        join=join,
+        init_client=init_client,
         model=Supervised(net, likelihood, of_population, points="base"),
         guide=q,
         phases=(
@@ -207,9 +208,11 @@ def build(
             Phase((settle,)),
         ),
         upload=upload,
-        merge=Pooled(weights, update, of=by_server_names) if merge == "mean" else robust,
+        aggregate=Aggregator(weights, update, transform=by_server_names)
+        if aggregation == "mean"
+        else robust,
         views={"personal": as_trained, "global": common},
-        facts={
+        metadata={
             "square/*": POSITIVE if q.random and temperature else NOT_NEGATIVE,
             "z/*": INCOMPARABLE,
             **normals("loc", "log_scale", torch.exp),
@@ -217,7 +220,9 @@ def build(
     )
 
 
-def langevin(name: str, lr: float, loss: Loss, temperature: float = 1.0) -> tuple[Step, Move]:
+def langevin(
+    name: str, lr: float, loss: Loss, temperature: float = 1.0
+) -> tuple[GradientStep, ClosedFormUpdate]:
     """Make the two moves of a Langevin step: z - g_j grad U(z) + (2 g_j temperature)^1/2 xi.
 
     Args:
@@ -237,7 +242,7 @@ def langevin(name: str, lr: float, loss: Loss, temperature: float = 1.0) -> tupl
                 moved[n] = v + like(width, v) * pyro.sample(f"_noise/{n}", fn).squeeze(1)
         return under(name, moved)
 
-    return Step(f"{name}/*", sgd(lr), loss), shake
+    return GradientStep(f"{name}/*", sgd(lr), loss), shake
 
 
 def at(point: Program, loss: Loss) -> Loss:

@@ -22,21 +22,21 @@ nothing is counted twice.
 Use it where there is one round and no second: each parameter is weighed by what a client knows of
 it. It assumes that clients end near an optimum, and that a normal fits there.
 
-Of the paper's text nothing could be read here; the merge is its well-known closed form. Departures
-from the paper: the prior, which keeps parameters that nobody knows anything of where they are
-likely to be; every row counts the same, with no weights of clients beside F_j. The expectation over
-y is exact (see `shared.laplace`), not sampled. FedLPA's blocks by layer are not here: a sum over
-clients of Kronecker products is none.
+Of the paper's text nothing could be read here; the aggregation is its well-known closed form.
+Departures from the paper: the prior, which keeps parameters that nobody knows anything of where
+they are likely to be; every row counts the same, with no weights of clients beside F_j. The
+expectation over y is exact (see `shared.laplace`), not sampled. FedLPA's blocks by layer are not
+here: a sum over clients of Kronecker products is none.
 """
 
 from __future__ import annotations
 
 from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch
+from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
+from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.method import Method, Phase, as_received
 from pyrofl.inference.programs import Likelihood, Prior, built_for
-from pyrofl.inference.servers.averages import Combine
-from pyrofl.inference.servers.pooled import Pooled, Total, evenly
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
@@ -64,7 +64,7 @@ def build(
     batch: Count | None = 10,
     lr: NotNegative = 0.01,
     momentum: ShareBelowOne = 0.9,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build Fisher merging.
 
@@ -79,7 +79,7 @@ def build(
             slopes; None takes all.
         lr: learning rate; the loss is a mean over the rows.
         momentum: of SGD, which starts afresh each round.
-        merge: of factors; other than "mean" it is their number times the median or the like.
+        aggregation: of factors; other than "mean" it is their number times the median or the like.
 
     Raises:
         ValueError: if the prior is not normal, the guide another one, or a full covariance too big.
@@ -108,7 +108,7 @@ def build(
         guide=core.q,
         phases=(*core.training(epochs, batch, lr, momentum), Phase((settle,))),
         upload=core.upload,
-        merge=Pooled({"*": Total(evenly)}, product, merge),
+        aggregate=Aggregator({"*": WeightedSum(uniform)}, product, aggregation),
         views={"global": as_received},
-        facts=core.facts,
+        metadata=core.metadata,
     )

@@ -38,10 +38,10 @@ from torch import Generator
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch
+from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, by_size, uniform
+from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.method import Method, Phase, as_received
 from pyrofl.inference.programs import Likelihood, Prior, built_for
-from pyrofl.inference.servers.averages import Combine
-from pyrofl.inference.servers.pooled import Pooled, Total, by_size, evenly
 from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
@@ -69,7 +69,7 @@ def build(
     lr: NotNegative = 0.01,
     momentum: ShareBelowOne = 0.9,
     clip: Positive | None = 10.0,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build FOLA.
 
@@ -85,7 +85,7 @@ def build(
         lr: learning rate; the loss is a mean over the rows.
         momentum: of SGD, which starts afresh each round.
         clip: largest norm of a gradient, that of the authors' code.
-        merge: of P_j and P_j w_j, as in `fedavg.build`.
+        aggregation: of P_j and P_j w_j, as in `fedavg.build`.
 
     Raises:
         ValueError: if the prior is not normal, the guide another one, or a full covariance too big.
@@ -130,9 +130,9 @@ def build(
             pooled = {n: v[0] + pooled[n] for n, v in old.items()}
         return core.posterior(pooled) | {"begun": torch.ones_like(server["begun"])}
 
-    pooling = Pooled({"*": by_size}, next_prior, merge)
+    pooling = Aggregator({"*": by_size}, next_prior, aggregation)
     if together:
-        pooling = replace(pooling, weights={"*": Total(evenly)}, of=changes)
+        pooling = replace(pooling, weights={"*": WeightedSum(uniform)}, transform=changes)
     phases = core.training(epochs, batch, lr, momentum, strength, clip)
     return Method(
         name="fola",
@@ -141,7 +141,7 @@ def build(
         guide=core.q,
         phases=(Phase((begin,)), *phases, Phase((settle,))),
         upload=core.upload,
-        merge=pooling,
+        aggregate=pooling,
         views={"global": as_received},
-        facts=core.facts,
+        metadata=core.metadata,
     )

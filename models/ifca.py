@@ -32,10 +32,10 @@ from torch.nn.functional import one_hot
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.facts import Rule
+from pyrofl.inference.aggregation.aggregator import Aggregator
+from pyrofl.inference.metadata import Rule
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.programs import built_for
-from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
@@ -58,8 +58,8 @@ def build(
     Args:
         net: the network; every cluster has all its parameters.
         clusters: K.
-        training: as in `fedavg.build`, but lr is 0.05 unless given; `merge` is among the clients
-            of a cluster, and `fine_tune` epochs are on a client's own copy.
+        training: as in `fedavg.build`, but lr is 0.05 unless given; `aggregation` is among the
+            clients of a cluster, and `fine_tune` epochs are on a client's own copy.
     """
     settings: fedavg.Training = {"lr": 0.05, **training}
     base = fedavg.build(net, **settings)
@@ -70,7 +70,7 @@ def build(
         starts = [base.init(generator, clients) for _ in range(clusters)]
         return under("cluster", {n: torch.stack([s[n] for s in starts]) for n in starts[0]})
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start in cluster 0, until `choose`."""
         return {"cluster": torch.zeros_like(who.ids, dtype=torch.int32)}
 
@@ -115,11 +115,15 @@ def build(
         base,
         name="ifca",
         init=init,
-        join=join,
+        init_client=init_client,
         phases=(begin, *base.phases),
         upload=upload,
-        facts={"cluster": Rule(f"0 to {clusters - 1}", lambda k: (k >= 0) & (k < clusters))},
-        merge=Pooled({"cluster/*": by_choice}, of=of_clusters, how=settings.get("merge", "mean")),
+        metadata={"cluster": Rule(f"0 to {clusters - 1}", lambda k: (k >= 0) & (k < clusters))},
+        aggregate=Aggregator(
+            {"cluster/*": by_choice},
+            transform=of_clusters,
+            rule=settings.get("aggregation", "mean"),
+        ),
         adapt=(begin, *base.adapt),
         views={"personal": personal},
     )

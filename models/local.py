@@ -34,12 +34,14 @@ def build(net: Network, **training: Unpack[fedavg.LocalTraining]) -> Method:
 
     Args:
         net: the network; all its parameters are private.
-        training: as in `fedavg.build`, without `merge`.
+        training: as in `fedavg.build`, without `aggregation`.
 
     Raises:
-        ValueError: if there is a `merge`.
+        ValueError: if there is `aggregation`.
     """
-    if "merge" in training:
-        raise ValueError(f"merge is {dict(training)['merge']!r}; expected none, as nothing travels")
+    if "aggregation" in training:
+        raise ValueError(
+            f"aggregation is {dict(training)['aggregation']!r}; expected none, as nothing travels"
+        )
     method = keep(fedavg.build(net, **training), "*")
-    return replace(method, name="local", all_train=True)
+    return replace(method, name="local", train_all_clients=True)

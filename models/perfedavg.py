@@ -73,11 +73,13 @@ def build(
     base = fedavg.build(net, **settings)
     train, step = only_step(base)
     ahead = replace(step, loss=maml(step.loss, step.names, inner_lr, order=order))
-    inner = replace(step, optim=sgd(inner_lr), repeat=adapt_steps)
+    inner = replace(step, optim=sgd(inner_lr), num_steps=adapt_steps)
     return replace(
         base,
         name="perfedavg",
-        phases=(replace(train, moves=(ahead,), batch=train.batch and PARTS[order] * train.batch),),
+        phases=(
+            replace(train, updates=(ahead,), batch=train.batch and PARTS[order] * train.batch),
+        ),
         adapt=(Phase((inner,)), *base.adapt),
         views={"personal": as_trained, "global": as_received},
     )

@@ -37,13 +37,13 @@ from torch.nn.functional import softplus
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
+from pyrofl.inference.aggregation import Aggregator, blend, uniform
+from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import normals
-from pyrofl.inference.method import Method, Phase, Step, as_received, return_received
+from pyrofl.inference.metadata import normals
+from pyrofl.inference.method import GradientStep, Method, Phase, as_received, return_received
 from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Program, built_for
-from pyrofl.inference.servers import Pooled, blend, evenly
-from pyrofl.inference.servers.averages import Combine
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
@@ -73,7 +73,7 @@ def build(
     noise: Positive = 1.0,
     beta: Positive = 1.0,
     fine_tune: Whole = 0,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build pFedBayes; every client trains in every round, as in the authors' code.
 
@@ -94,7 +94,7 @@ def build(
             authors' code has 0.001. Other than 1 it needs a guide that starts at given moments.
         beta: how far the server goes to the mean.
         fine_tune: epochs of both steps before testing.
-        merge: how the server makes one v of the clients', as in `fedavg.build`; all of them
+        aggregation: how the server makes one v of the clients', as in `fedavg.build`; all of them
             weigh the same.
     """
     q = guide(net.shapes, scale=scale, loc="w", spread="spread")
@@ -137,17 +137,17 @@ def build(
 
     whole = seen_by(own, elbo(samples, kl, mean=True), return_received)
     infer = faint if q.random and noise != 1 else whole
-    moves = (Step("own/*", adam(lr), infer, steps), Step(q.names, adam(lr), follow))
+    moves = (GradientStep("own/*", adam(lr), infer, steps), GradientStep(q.names, adam(lr), follow))
     return Method(
         name="pfedbayes",
         init=init,
-        join=start_own,
+        init_client=start_own,
         model=model,
         guide=q,
         phases=(Phase(moves, epochs, batch),),
-        merge=Pooled({"*": evenly}, update, merge),
+        aggregate=Aggregator({"*": uniform}, update, aggregation),
         adapt=(Phase(moves, fine_tune, batch),) if fine_tune else (),
         views={"personal": own, "global": as_received},
-        facts=normals("w", "spread", softplus) if guide is guides.mean_field else {},
-        all_train=True,
+        metadata=normals("w", "spread", softplus) if guide is guides.mean_field else {},
+        train_all_clients=True,
     )

@@ -37,13 +37,13 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Who
+from pyrofl.inference.aggregation.aggregator import Aggregator, Weight, by_size
+from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import SHARE, WireCost
-from pyrofl.inference.method import Method, Phase, Step, as_trained, send_all
+from pyrofl.inference.metadata import SHARE, WireCost
+from pyrofl.inference.method import GradientStep, Method, Phase, as_trained, send_all
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, built_for
-from pyrofl.inference.servers.averages import Combine
-from pyrofl.inference.servers.pooled import Pooled, Weight, by_size
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import categorical
@@ -82,7 +82,7 @@ def build(
     lr: NotNegative = 0.3,
     lr_alpha: NotNegative = 1.0,
     momentum: ShareBelowOne = 0.0,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build pFedMB; epochs and batch are the paper's, which tuned branches and learning rates.
 
@@ -108,8 +108,8 @@ def build(
         lr: learning rate of the branches; the loss is a mean over the rows.
         lr_alpha: learning rate of the parameters of q(alpha), on the same scale.
         momentum: of both optimisers, which start afresh each round.
-        merge: how the server makes one of the clients' tensors, as in `fedavg.build`, each branch
-            of a layer on its own, among the clients that give it any weight.
+        aggregation: how the server makes one of the clients' tensors, as in `fedavg.build`, each
+            branch of a layer on its own, among the clients that give it any weight.
 
     Raises:
         ValueError: if no parameter matches `branched`, or arguments contradict each other; and in
@@ -209,25 +209,27 @@ def build(
     samples = draws if q.random else None
     # A flat prior says nothing about a point, but its gradient is not defined on the faces.
     prior_counts = q.random or concentration != 1 or prior is not None
-    mix = Step(q.names, sgd(lr_alpha, momentum), elbo(samples, kl * prior_counts, mean=True))
+    mix = GradientStep(
+        q.names, sgd(lr_alpha, momentum), elbo(samples, kl * prior_counts, mean=True)
+    )
     moved = "branch/*" if len(layer) == len(net.shapes) else "branch/* w/*"
-    learn = Step(moved, sgd(lr, momentum), elbo(samples, 0.0, mean=True))
+    learn = GradientStep(moved, sgd(lr, momentum), elbo(samples, 0.0, mean=True))
     mixing = (Phase((mix, stay), epochs, batch),) if branches > 1 else ()
     both = (*mixing, Phase((learn,), epochs, batch))
     return Method(
         name="pfedmb",
         init=init,
         download=download,
-        join=lambda received, who, generator: evenly(who.size),
+        init_client=lambda received, who, generator: evenly(who.size),
         model=model,
         guide=q,
         phases=(*both, Phase((settle,))),
         upload=upload,
-        merge=Pooled(pools | {"w/*": by_size}, how=merge),
+        aggregate=Aggregator(pools | {"w/*": by_size}, rule=aggregation),
         adapt=both,
         views={"personal": as_trained, "global": common},
         statistics=statistics,
-        facts={"branch/*": WireCost(unsent)} | ({"alpha": SHARE} if weighted else {}),
+        metadata={"branch/*": WireCost(unsent)} | ({"alpha": SHARE} if weighted else {}),
     )
 
 

@@ -30,10 +30,10 @@ from typing import Unpack
 import pyro.distributions as dist
 
 from pyrofl.arguments import Count, NotNegative, Positive, checked
-from pyrofl.inference.method import Method, Step, as_received, return_received
+from pyrofl.inference.aggregation.aggregator import Aggregator, uniform
+from pyrofl.inference.aggregation.averages import blend
+from pyrofl.inference.method import GradientStep, Method, as_received, return_received
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.servers.averages import blend
-from pyrofl.inference.servers.pooled import Pooled, evenly
 from pyrofl.models import fedavg
 from pyrofl.models.priors import LocationScale, proximal
 from pyrofl.models.shared.personal_copies import (
@@ -79,21 +79,21 @@ def build(
     train, step = only_step(base)
     loss = seen_by(own, step.loss, centre=return_received)
     moves = (
-        replace(step, names="own/*", loss=loss, repeat=steps),
-        Step(step.names, sgd(lr_centre), without_rows(loss)),
+        replace(step, names="own/*", loss=loss, num_steps=steps),
+        GradientStep(step.names, sgd(lr_centre), without_rows(loss)),
     )
 
     return replace(
         base,
         name="pfedme",
-        join=start_own,
-        phases=(replace(train, moves=moves),),
-        merge=Pooled(
-            {"*": evenly},
-            then=lambda server, pooled: server | blend(server, pooled, 1 - beta),
-            how=training.get("merge", "mean"),
+        init_client=start_own,
+        phases=(replace(train, updates=moves),),
+        aggregate=Aggregator(
+            {"*": uniform},
+            server_step=lambda server, pooled: server | blend(server, pooled, 1 - beta),
+            rule=training.get("aggregation", "mean"),
         ),
-        adapt=tuple(replace(phase, moves=moves) for phase in base.adapt),
+        adapt=tuple(replace(phase, updates=moves) for phase in base.adapt),
         views={"personal": own, "global": as_received},
-        all_train=True,
+        train_all_clients=True,
     )

@@ -35,9 +35,18 @@ from torch import Generator, Tensor
 
 from pyrofl import arguments
 from pyrofl.data import Batch, Who
-from pyrofl.inference import programs, servers
+from pyrofl.inference import programs
+from pyrofl.inference.aggregation import (
+    Aggregator,
+    Combine,
+    blend,
+    by_size,
+    weight_by,
+    with_server_step,
+)
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.metadata import NOT_NEGATIVE, POSITIVE
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.models import guides, likelihoods
 from pyrofl.nets import Network
@@ -86,7 +95,7 @@ def build(
     lr_head: arguments.NotNegative = 1e-3,
     lr_base: arguments.NotNegative = 1e-3,
     momentum: arguments.ShareBelowOne = 0.9,
-    merge: str | servers.Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build pFedVEM; the defaults are the authors' for CIFAR-10.
 
@@ -112,7 +121,7 @@ def build(
         lr_head: on the sum scale.
         lr_base: on the mean scale.
         momentum: of both optimisers, which start afresh each round.
-        merge: as in `fedavg.build`, of heads and bases apart; "median" needs no confidences.
+        aggregation: as in `fedavg.build`, of heads and bases apart; "median" needs no confidences.
 
     Raises:
         ValueError: if no parameter of `net` matches `head`.
@@ -128,7 +137,7 @@ def build(
         centre = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
         return under("base", base) | under("loc", centre)
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start q(w_j) at the common head."""
         own = under("own", role("base", received)) if own_base else {}
         return q.start(role("loc", received)) | own | {"tau": torch.full_like(who.size, scale**-2)}
@@ -187,15 +196,15 @@ def build(
         return local | received | point.start(role("loc", received))
 
     samples = draws if q.random else None
-    move_head = Step(q.names, sgd(lr_head, momentum), elbo(samples))
-    move_base = Step("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
-    least = servers.POSITIVE if q.random else servers.NOT_NEGATIVE
-    weights = {"loc/*": servers.by("tau"), "base/*": servers.by_size}
-    pooled = servers.Pooled(weights, how=merge, of=named)
+    move_head = GradientStep(q.names, sgd(lr_head, momentum), elbo(samples))
+    move_base = GradientStep("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
+    least = POSITIVE if q.random else NOT_NEGATIVE
+    weights = {"loc/*": weight_by("tau"), "base/*": by_size}
+    pooled = Aggregator(weights, rule=aggregation, transform=named)
     return Method(
         name="pfedvem",
         init=init,
-        join=join,
+        init_client=init_client,
         model=programs.Supervised(net, likelihood, centred, points="base"),
         guide=q,
         phases=(
@@ -205,14 +214,14 @@ def build(
             Phase((settle,)),
         ),
         upload=upload,
-        merge=servers.followed(
+        aggregate=with_server_step(
             pooled if m_step_iters == 1 else in_turn,
-            lambda server, merged: server | servers.blend(server, merged, beta),
+            lambda server, merged: server | blend(server, merged, beta),
         ),
         views={"personal": personal, "global": common},
         statistics=statistics,
-        facts={"tau": servers.POSITIVE} | ({"variance": least} if m_step_iters > 1 else {}),
-        all_train=True,
+        metadata={"tau": POSITIVE} | ({"variance": least} if m_step_iters > 1 else {}),
+        train_all_clients=True,
     )
 
 

@@ -39,10 +39,10 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.facts import INCOMPARABLE
+from pyrofl.inference.aggregation.averages import average
+from pyrofl.inference.metadata import INCOMPARABLE
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.programs import Likelihood, built_for
-from pyrofl.inference.servers.averages import average
 from pyrofl.models import fedavg, guides
 from pyrofl.models.fedbe import distillation
 from pyrofl.models.fedpop import langevin
@@ -93,17 +93,17 @@ def build(
         distil_batch: rows in a step; the loss is their mean.
         distil_lr: learning rate.
         distil_momentum: of SGD.
-        training: of the clients before the chain, as in `fedavg.build`, without `merge`; lr is
-            0.05 unless given.
+        training: of the clients before the chain, as in `fedavg.build`, without `aggregation`; lr
+            is 0.05 unless given.
 
     Raises:
         ValueError: if the unlabelled rows are missing or do not fit the network, the likelihood has
             infinitely many answers, `guide` is another family than the delta, or there is a
-            `merge`.
+            `aggregation`.
     """
-    if "merge" in training:
-        told = dict(training)["merge"]
-        raise ValueError(f"merge is {told!r}; expected none, as predictions are put together")
+    if "aggregation" in training:
+        told = dict(training)["aggregation"]
+        raise ValueError(f"aggregation is {told!r}; expected none, as predictions are put together")
     if training.get("guide", guides.delta) is not guides.delta:
         told = getattr(training["guide"], "__name__", training["guide"])
         raise ValueError(f"guide is {told}; expected guides.delta, as a chain draws the samples")
@@ -127,7 +127,7 @@ def build(
         return under("sample", kept)
 
     @built_for(model=base.model)
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         """Distil what all messages predict together."""
         models = role("sample", message)
         like = next(iter(models.values()))
@@ -155,7 +155,7 @@ def build(
         """Start at the network's own draw."""
         return base.init(generator, clients) | {"server/beta": torch.tensor(beta)}
 
-    chain = replace(burn_in, moves=langevin("w", chain_lr, step.loss, temperature), epochs=thin)
+    chain = replace(burn_in, updates=langevin("w", chain_lr, step.loss, temperature), epochs=thin)
     drawn = tuple(phase for s in range(samples) for phase in (chain, keeping(s)))
     return replace(
         base,
@@ -163,8 +163,8 @@ def build(
         init=init,
         phases=(burn_in, *drawn),
         upload=upload,
-        merge=merge,
-        facts={"w/*": INCOMPARABLE},
+        aggregate=aggregate,
+        metadata={"w/*": INCOMPARABLE},
     )
 
 

@@ -34,11 +34,11 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import NotNegative, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.facts import PER_CLIENT
+from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
+from pyrofl.inference.aggregation.averages import blend
+from pyrofl.inference.metadata import PER_CLIENT
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.programs import Loss, Program, built_for
-from pyrofl.inference.servers.averages import blend
-from pyrofl.inference.servers.pooled import Pooled, Total, evenly
 from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.models.shared.schedules import decayed
@@ -70,13 +70,13 @@ def build(
             free.
         server_lr: step of the server towards the plain mean of the clients' models.
         remember: the server keeps every c_j, so that a client that has lost its own can come back,
-            see `Method.rejoin`: its c_j is taken out of c, and it starts with another of zero. It
-            costs the server a model for every client.
+            see `Method.reset_clients`: its c_j is taken out of c, and it starts with another of
+            zero. It costs the server a model for every client.
         training: of the clients, as of `fedavg.build`, but momentum is 0 unless given.
 
     Raises:
-        ValueError: if lr is 0, by which eq. 4 divides; or remember is to go with a merge that bears
-            bad messages, after which c is no mean of c_j.
+        ValueError: if lr is 0, by which eq. 4 divides; or remember is to go with an aggregation
+            that bears bad messages, after which c is no mean of c_j.
     """
     settings: fedavg.Training = {"lr": 0.01, "momentum": 0.0, **training}
     base = fedavg.build(net, **settings)
@@ -84,8 +84,8 @@ def build(
     lr, momentum = decayed(settings["lr"], done), settings["momentum"]
     if not lr > 0:
         raise ValueError(f"lr is {lr}; expected a number above 0, by which eq. 4 divides")
-    if remember and (how := settings.get("merge", "mean")) != "mean":
-        raise ValueError(f"remember is True and merge is {how!r}; expected 'mean', or False")
+    if remember and (how := settings.get("aggregation", "mean")) != "mean":
+        raise ValueError(f"remember is True and aggregation is {how!r}; expected 'mean', or False")
     train, step = only_step(base)
     names = list(base.init(torch.Generator(), 1))
 
@@ -97,10 +97,10 @@ def build(
         known = {"server/clients": torch.tensor(clients), **under(KNOWN, each)}
         return start | under("control", zero) | known
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start with c_j at zero."""
         zero = {n: torch.zeros_like(v) for n, v in role("control", received).items()}
-        return base.join(received, who, generator) | under("own", zero)
+        return base.init_client(received, who, generator) | under("own", zero)
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Begin to count steps."""
@@ -149,10 +149,10 @@ def build(
         moved = blend(server, {n: pooled[n] for n in names}, 1 - server_lr)
         return server | moved | under("control", control)
 
-    pooled = Pooled(
-        {"change/*": Total(evenly), "*": evenly},
-        then=update,
-        how=settings.get("merge", "mean"),
+    pooled = Aggregator(
+        {"change/*": WeightedSum(uniform), "*": uniform},
+        server_step=update,
+        rule=settings.get("aggregation", "mean"),
     )
 
     def remembered(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
@@ -170,12 +170,12 @@ def build(
         base,
         name="scaffold",
         init=init,
-        join=join,
-        phases=(Phase((begin,)), replace(train, moves=(corrected, count)), Phase((renew,))),
+        init_client=init_client,
+        phases=(Phase((begin,)), replace(train, updates=(corrected, count)), Phase((renew,))),
         upload=upload,
-        rejoin=taken_out,
-        merge=remembered if remember else pooled,
-        facts={**base.facts, **({f"{KNOWN}/*": PER_CLIENT} if remember else {})},
+        reset_clients=taken_out,
+        aggregate=remembered if remember else pooled,
+        metadata={**base.metadata, **({f"{KNOWN}/*": PER_CLIENT} if remember else {})},
     )
 
 

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from types import ModuleType
 
 from pyrofl.data import Batch, Federation, Preparation
+from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.budget import Privacy
 from pyrofl.inference.chains import Chains
 from pyrofl.inference.elbo import elbo
@@ -25,7 +26,7 @@ from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
 from pyrofl.inference.loading import load
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
@@ -34,7 +35,6 @@ from pyrofl.inference.recordings import recordings
 from pyrofl.inference.relations import relations
 from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seeds
-from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.tune import tune
 from pyrofl.nets import Network
@@ -43,21 +43,21 @@ from pyrofl.tensors import Tensors
 __version__ = version("pyrofl")
 
 __all__ = [
+    "Aggregator",
     "Batch",
     "Chains",
     "Client",
     "Federation",
+    "GradientStep",
     "Method",
     "Network",
     "Phase",
-    "Pooled",
     "Preparation",
     "Privacy",
     "Round",
     "Run",
     "Seeds",
     "Server",
-    "Step",
     "Tensors",
     "adam",
     "check",
@@ -91,7 +91,7 @@ MODULES = {
     "priors": "pyrofl.models.priors",
     "privacy": "pyrofl.inference.privacy",
     "reference": "pyrofl.inference.reference",
-    "servers": "pyrofl.inference.servers",
+    "aggregation": "pyrofl.inference.aggregation",
 }
 """name after `pyrofl.` -> the module that it stands for."""
 

@@ -24,7 +24,7 @@ FILES = (
     *("test_contract.py", "test_faults.py", "test_kills.py", "cli/test_stops.py"),
     *(
         "inference/test_checkpoints.py",
-        "inference/servers/test_robust.py",
+        "inference/aggregation/test_robust.py",
         "inference/engine/test_server_round.py",
     ),
 )
@@ -72,7 +72,7 @@ FAULTS = (
     Fault(
         "a fifth of the clients lie by a factor of a million",
         r"::test_robust_merges_bear",
-        "robust merges stay within 10% of the loss without them",
+        "robust aggregation rules stay within 10% of the loss without them",
     ),
     Fault(
         "clients that are not heard",

@@ -20,8 +20,8 @@ Poison = Callable[[Tensors, Tensor], Tensors]
 def corrupted(method: Method, poison: Poison, *ids: int) -> Method:
     """Let a poison loose on what some clients upload; the rest of the method is as it was."""
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
-        return method.join(received, who, generator) | {ID: who.ids.to(torch.float64)}
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+        return method.init_client(received, who, generator) | {ID: who.ids.to(torch.float64)}
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         plain = {n: v for n, v in local.items() if n != ID}
@@ -29,7 +29,7 @@ def corrupted(method: Method, poison: Poison, *ids: int) -> Method:
             method.upload(received, plain), torch.isin(local[ID].long(), torch.tensor(ids))
         )
 
-    return replace(method, join=join, upload=upload)
+    return replace(method, init_client=init_client, upload=upload)
 
 
 def entry(value: float, patterns: str = "*") -> Poison:

@@ -43,7 +43,7 @@ def build(
     spare: Whole = 0,
     order: Literal["exact", "first"] = "exact",
     prune: Share | Literal["snip"] | None = None,
-    merge: str | Callable[[], None] = "mean",
+    aggregation: str | Callable[[], None] = "mean",
 ) -> dict[str, object]:
     """Build a thing."""
     return {"lr": lr, "epochs": epochs}
@@ -79,8 +79,8 @@ def test_what_is_out_of_range_is_refused_in_one_line(name, value, expected):
     [
         {},
         {"lr": 1, "decay": inf, "momentum": 0, "part": 1, "share": None, "epochs": np.int64(3)},
-        {"lr": np.float32(0.5), "epochs": lambda ids: ids, "prune": "snip", "merge": print},
-        {"prune": None, "order": "first", "merge": "anything"},
+        {"lr": np.float32(0.5), "epochs": lambda ids: ids, "prune": "snip", "aggregation": print},
+        {"prune": None, "order": "first", "aggregation": "anything"},
     ],
 )
 def test_what_is_in_range_goes_through(given):

@@ -119,7 +119,7 @@ def test_guarantees_name_the_methods_without_secure_sums():
             refused.add(name)
     (stated,) = re.findall(r"The servers of (.+?)\s+need every message apart", page("guarantees"))
     assert {name.lower() for name in re.split(r", | and ", stated)} == refused
-    (apart,) = re.findall(r"robust merges, (.+?)\. PVI", page("privacy"), re.DOTALL)
+    (apart,) = re.findall(r"robust aggregation rules, (.+?)\. PVI", page("privacy"), re.DOTALL)
     assert {n.lower() for n in re.split(r",\s|\sand ", apart)} == refused - {"pvi"}
 
 
@@ -191,7 +191,7 @@ def flags_of_commands() -> set[str]:
 
 
 def test_every_name_and_file_on_a_page_is_there():
-    homes = "checks|figures|reference|federations|nets|datasets|participation|servers|guides"
+    homes = "checks|figures|reference|federations|nets|datasets|participation|aggregation|guides"
     name = re.compile(
         rf"(?:pyrofl\.|(?={homes}|privacy|pvi))((?:{homes}|privacy|pvi|[a-z]\w*)(?:\.\w+)*)"
     )
@@ -247,7 +247,7 @@ def test_settings_on_the_pages_of_variants_and_notation_are_those_of_the_methods
         more = {"unlabelled": few.x, "distil": "none"} if name == "fedbe" else {}
         made = method(toys.net(), **more)
         state = next(pyrofl.federate(made, few, rounds=1, check=False))
-        moves = [move for phase in made.phases for move in phase.moves]
+        moves = [move for phase in made.phases for move in phase.updates]
         steps = " ".join(getattr(move, "names", "") for move in moves).split()
         known_names = (*state.server, *state.message, *state.private, *steps)
         tensors = {n.partition("/")[0] for n in known_names}

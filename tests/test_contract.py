@@ -27,24 +27,24 @@ import pyrofl.models
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.experiments.settings import accepted
 from pyrofl.inference import fast
+from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.elbo import Elbo
 from pyrofl.inference.engine.participation import Stragglers, bernoulli, fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import Round, meet
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.facts import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
 from pyrofl.inference.fast import row_space
 from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import local as training
 from pyrofl.inference.loop import plans
 from pyrofl.inference.loop.plans import buckets
 from pyrofl.inference.losses import On, Seen, layers
-from pyrofl.inference.method import Method, Step
+from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
+from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.optim import Sgd
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.programs import LocationScale, Program, Proximal, Supervised, flat
-from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.models import fedhb, guides, priors
 from pyrofl.tensors import Tensors, generator, matches, size_in_bytes
 
@@ -172,7 +172,7 @@ def steps_by_rows(method: Method) -> bool:
 
     def along(move: object) -> bool:
         """Say whether a move is plain SGD on an ELBO that sees the layer as sums."""
-        if not isinstance(move, Step) or not isinstance(move.optim, Sgd):
+        if not isinstance(move, GradientStep) or not isinstance(move.optim, Sgd):
             return False
         *around, core = layers(move.loss)
         programs = [(one.model, one.guide) for one in around if isinstance(one, On)]
@@ -186,7 +186,7 @@ def steps_by_rows(method: Method) -> bool:
         moved = matches(home, move.names) or matches(f"own/{home}", move.names)
         return bool(home) and near and moved and not own
 
-    return any(phase.moves and all(map(along, phase.moves)) for phase in method.phases)
+    return any(phase.updates and all(map(along, phase.updates)) for phase in method.phases)
 
 
 @on_archetypes
@@ -317,7 +317,11 @@ def test_the_message_holds_what_the_paper_sends(name):
     down = sum(v[0].numel() for v in received.values())
     assert (up, down) == (promises.of(name).message or (up, down))
     assert all(len(v) == count for v in [*state.message.values(), *received.values()])
-    assert state.up.tolist() == method.weigh(state.message).tolist() if up else not state.up.any()
+    assert (
+        state.up.tolist() == method.message_bytes(state.message).tolist()
+        if up
+        else not state.up.any()
+    )
     assert int(state.up.max()) <= 8 * up
     assert int(state.down.max()) <= size_in_bytes(received)
 
@@ -474,9 +478,9 @@ def test_the_posterior_reaches_arviz(name, tmp_path):
 # What a server makes of messages.
 
 
-def reason(merge: object) -> str:
-    """Return the first docstring of a merge, or of what it is made of."""
-    function = getattr(merge, "func", merge)
+def reason(aggregate: object) -> str:
+    """Return the first docstring of an aggregation, or of what it is made of."""
+    function = getattr(aggregate, "func", aggregate)
     if text := getattr(function, "__doc__", None):
         return str(text)
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
@@ -489,8 +493,8 @@ def reason(merge: object) -> str:
 )
 def test_messages_are_folded_or_the_merge_says_why_not(name, chunk):
     method, begun, some = built(name), usual(name)[0], ALL[ALL % 3 != 0]
-    if not isinstance(method.merge, Pooled):
-        assert re.search("(?i)(all|every) (the )?messages?", reason(method.merge)), name
+    if not isinstance(method.aggregate, Aggregator):
+        assert re.search("(?i)(all|every) (the )?messages?", reason(method.aggregate)), name
         with pytest.raises(ValueError, match=r"keep_messages is False .+; expected .+"):
             advance(method, data(), begun, ALL, some, chunk=chunk, keep_messages=False)
         return
@@ -516,15 +520,15 @@ def test_another_merge_takes_effect_or_is_refused(name):
         return {n: v.median(0).values for n, v in values.items()}
 
     others: list[object] = [keep]
-    if isinstance(method.merge, Pooled):
-        others += [replace(method.merge, how=how) for how in ("median", "trimmed:0.2", middle)]
-    for merge in others:
-        other = replaced(method, "merge", merge)
+    if isinstance(method.aggregate, Aggregator):
+        others += [replace(method.aggregate, rule=how) for how in ("median", "trimmed:0.2", middle)]
+    for aggregate in others:
+        other = replaced(method, "aggregate", aggregate)
         if other is None:
             continue
         state = advance(other, data(), begun, ids, ids, chunk=12)
         toys.assert_same(state.private, plain.private)
-        if merge is keep:
+        if aggregate is keep:
             toys.assert_same(state.server, begun.server)
         if plain.message:
             assert differ(state, plain)

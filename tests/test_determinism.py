@@ -118,7 +118,7 @@ def test_a_client_is_the_same_whoever_else_is_there(guide):
     data = toys.blobs((3, 9, 7, 12, 5))
     q = guide(toys.net().shapes, scale=0.1)
     one = toys.trained(lambda _: (toys.FAMILIES["mean_field"](data)[0], q), data)
-    alone = replace(one, merge=lambda server, message, who, generator: server)
+    alone = replace(one, aggregate=lambda server, message, who, generator: server)
     some = torch.tensor([4, 1])
     fewer = permuted(data, some)
     *_, all_ = federate(alone, data, 2, stragglers=Stragglers(0.3, 0.4))

@@ -18,6 +18,7 @@ import toys
 from torch import Tensor
 
 from pyrofl.data import Federation
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.messages import BadMessage, kinds
 from pyrofl.inference.engine.participation import Stragglers
 from pyrofl.inference.engine.server_round import advance, first
@@ -26,7 +27,6 @@ from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
 from pyrofl.inference.method import Method
-from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.tensors import Tensors, like
 
@@ -163,21 +163,21 @@ def test_clients_are_counted_and_not_the_chunks_that_they_train_in():
 # Messages that are well formed, and lies.
 
 
-@pytest.mark.parametrize("merge", ["median", "trimmed:0.2", "krum:2", "clip:1"])
+@pytest.mark.parametrize("aggregation", ["median", "trimmed:0.2", "krum:2", "clip:1"])
 @pytest.mark.parametrize("by", [1e6, -1e6])
-def test_robust_merges_bear_a_fifth_of_liars(merge, by):
+def test_robust_merges_bear_a_fifth_of_liars(aggregation, by):
     federation = toys.blobs((20,) * 10)
 
     def lie(message: Tensors, bad: Tensor) -> Tensors:
         return {n: torch.where(like(bad, v), by * (1 + v), v) for n, v in message.items()}
 
     def loss(how: str, *liars: int) -> float:
-        method = faults.corrupted(fedavg.build(toys.net(), merge=how, epochs=1), lie, *liars)
+        method = faults.corrupted(fedavg.build(toys.net(), aggregation=how, epochs=1), lie, *liars)
         state = toys.last(method, federation, 3)
         assert not state.rejected
         return evaluate(method, federation, state, model="global").mean("nll")
 
-    assert loss(merge, 4, 7) < loss(merge) + 0.1 * abs(loss(merge))
+    assert loss(aggregation, 4, 7) < loss(aggregation) + 0.1 * abs(loss(aggregation))
     assert loss("mean", 4, 7) > 10 * loss("mean")
 
 
@@ -220,10 +220,10 @@ def test_without_a_good_message_the_server_keeps_its_state_and_says_so(name, cap
 
 
 def test_a_merge_that_overflows_is_undone(blobs):
-    def merge(server, message, who, generator):
+    def aggregate(server, message, who, generator):
         return {n: v.sum(0) * 1e308 * 1e10 for n, v in message.items()}
 
-    method = replace(fedavg.build(toys.net(), epochs=1), merge=merge)
+    method = replace(fedavg.build(toys.net(), epochs=1), aggregate=aggregate)
     (state,) = federate(method, blobs, 1)
     toys.assert_same(state.server, first(method, blobs, 0).server)
     assert state.rejected[0].startswith("the server: merged w/fc1.weight[0, 0] is ")
@@ -256,7 +256,7 @@ def test_who_is_not_heard_has_trained_and_the_rest_is_exact(name):
 
 
 def refused(*_: object) -> Tensors:
-    raise CannotMerge("no message suits")
+    raise AggregationError("no message suits")
 
 
 @contract.on_archetypes
@@ -275,7 +275,7 @@ def test_who_was_not_merged_goes_back_to_what_it_had(name):
     toys.assert_same(*({n: v[kept] for n, v in p.items()} for p in (after.private, exact)), **NEAR)
     assert after.seen.nonzero().flatten().tolist() == [0, 1, 2, 3, 5]
     had = {n: v.clone() for n, v in after.private.items()}
-    stuck = advance(replace(method, merge=refused), data(), after, CLIENTS, CLIENTS)
+    stuck = advance(replace(method, aggregate=refused), data(), after, CLIENTS, CLIENTS)
     assert stuck.rejected == ("the server: no message suits",)
     toys.assert_same(dict(stuck.private.items()), had)
     assert torch.equal(stuck.seen, after.seen)

@@ -176,7 +176,7 @@ ONE_DOT_AWAY = {
     "priors": "fixed flat student_t",
     "privacy": "Masks Privacy Spent private summed unmask",
     "reference": "centralised cost nuts pooled",
-    "servers": "average descend weighted_mean",
+    "aggregation": "average descend weighted_mean",
 }
 
 

@@ -16,13 +16,13 @@ from torch.distributions import transform_to
 from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import Optim, sgd
 from pyrofl.inference.programs import Program, Supervised
-from pyrofl.inference.servers.averages import average
 from pyrofl.models import guides
 from pyrofl.models.guides import correlated
 from pyrofl.models.guides.automatic import from_pyro
@@ -238,19 +238,19 @@ def trained(
     def init(generator: Generator, clients: int) -> Tensors:
         return guide.start(net().init(generator) if "mu/*" in guide.names else {})
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         return under("mine", received)
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         return average(message, who.size)
 
     def keep(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         return under("mine", {n: local[n] for n in received})
 
-    step = Step(guide.names, optim or sgd(0.02, 0.9), elbo(draws, mean=True))
+    step = GradientStep(guide.names, optim or sgd(0.02, 0.9), elbo(draws, mean=True))
     phases = (Phase((step,), epochs, batch), Phase((keep,)))
     assert shapes
-    return Method(init, model, guide, phases, merge, join=join)
+    return Method(init, model, guide, phases, aggregate, init_client=init_client)
 
 
 def poisoned(method: Method, *ids: int) -> Method:

@@ -23,7 +23,7 @@ from pyrofl.data import Federation, datasets
 from pyrofl.inference import fast
 from pyrofl.inference.engine.participation import bernoulli, everyone, fraction
 from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.recording.recorder import forget
 from pyrofl.models import (
@@ -222,9 +222,9 @@ def variant(change: Callable[[Method], Method]) -> Sides:
 def with_step(method: Method, **changes: Any) -> Method:
     """Replace fields of the gradient step of FedAvg."""
     (phase,) = method.phases
-    (step,) = phase.moves
-    assert isinstance(step, Step)
-    return replace(method, phases=(replace(phase, moves=(replace(step, **changes),)),))
+    (step,) = phase.updates
+    assert isinstance(step, GradientStep)
+    return replace(method, phases=(replace(phase, updates=(replace(step, **changes),)),))
 
 
 def with_one_more_update(method: Method) -> Method:
@@ -234,7 +234,7 @@ def with_one_more_update(method: Method) -> Method:
         return {n: 0.9999 * local[n] for n in received}
 
     (phase,) = method.phases
-    return replace(method, phases=(Phase((*phase.moves, shrink), phase.epochs, phase.batch),))
+    return replace(method, phases=(Phase((*phase.updates, shrink), phase.epochs, phase.batch),))
 
 
 def with_own_model(method: Method) -> Method:

@@ -59,7 +59,7 @@ class Reference(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pooled:
+class Aggregator:
     """All rows of all clients under a program whose own sites, z [k], are standard normal.
 
     Attributes:
@@ -163,7 +163,7 @@ def run(program: Program, known: Mapping[str, Tensor], batch: Batch) -> Any:
         return poutine.trace(poutine.condition(program, known)).get_trace({}, {}, batch)
 
 
-def pooled(problem: Problem) -> Pooled:
+def pooled(problem: Problem) -> Aggregator:
     """Return the non-centred program with all rows."""
     program, data = problem.pooled()
     one = data.batch(torch.tensor([0]))
@@ -177,7 +177,7 @@ def pooled(problem: Problem) -> Pooled:
         if not matches(n, ours.names)
     }
     everybody = data.batch(torch.arange(data.clients))
-    return Pooled(program, everybody, ours, sizes, problem.exact == "normal")
+    return Aggregator(program, everybody, ours, sizes, problem.exact == "normal")
 
 
 def mode(log_density: Callable[[Tensor], Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,7 +255,7 @@ def sampled(problem: Problem, seed: int) -> tuple[dict[str, Tensor], float, floa
     return {n: torch.tensor(found[n].values) for n in problem.compared}, worst[0], -worst[1]
 
 
-def said(problem: Problem, rows: Pooled, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def said(problem: Problem, rows: Aggregator, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the compared sites, [S, *p] or [S, C, *p], in draws of the latent ones."""
     inner = run(rows.program, known, rows.batch)
     values = {n: inner.nodes[n]["value"] for n in problem.compared}

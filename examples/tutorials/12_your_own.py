@@ -32,14 +32,14 @@ import torch
 import pyrofl
 from pyrofl import (
     Federation,
+    GradientStep,
     Method,
     Phase,
-    Step,
+    aggregation,
     elbo,
     figures,
     guides,
     nets,
-    servers,
     sgd,
 )
 from pyrofl.models import fedavg, pfedvem
@@ -88,7 +88,7 @@ data
 # So `w * batch.x` fits every row. `received[...]` and `local[...]` have that 1 already when a model reads them.
 #
 # Two words of the code: `mean=True` divides the loss by the client's number of rows, so that one learning rate suits small and large clients; `"*"` means all tensors that are sent, each client
-# here with the same weight (`servers.evenly`).
+# here with the same weight (`aggregation.uniform`).
 
 # %%
 shapes = {"w": torch.Size([2])}
@@ -107,8 +107,8 @@ def mine(how, model=model, q=q, shape=(2,), lr=0.01):
         init=lambda generator, clients: q.start({"w": torch.zeros(shape)}),
         model=model,
         guide=q,
-        phases=(Phase((Step(q.names, sgd(lr), elbo(draws=8, mean=True)),), epochs=20),),
-        merge=servers.Pooled({"*": servers.evenly}, how=how),
+        phases=(Phase((GradientStep(q.names, sgd(lr), elbo(draws=8, mean=True)),), epochs=20),),
+        aggregate=aggregation.Aggregator({"*": aggregation.uniform}, rule=how),
     )
 
 
@@ -225,14 +225,14 @@ def without_the_furthest(server, message, who, generator):
 
 
 run = pyrofl.fit(
-    replace(mine("mean"), merge=without_the_furthest), data, rounds=5 * rounds, progress=False
+    replace(mine("mean"), aggregate=without_the_furthest), data, rounds=5 * rounds, progress=False
 )
 print("without the furthest:", run.state.server["mu/w"].numpy().round(2))
 
 # %% [markdown]
 # ## A model for each client, and what is tested
 #
-# So far one weight vector served all, and the broken laboratory was served badly. Now each client keeps a vector of its own, near the server's: the prior reads what came down (`received`), `join` makes what a client keeps, and
+# So far one weight vector served all, and the broken laboratory was served badly. Now each client keeps a vector of its own, near the server's: the prior reads what came down (`received`), `init_client` makes what a client keeps, and
 # only its mean goes up (`upload`).
 #
 # Two models can be tested now. `views` names them: functions `(received, local)` that return what model and guide are to read as the client's tensors. A method without `views` has one, "personal": what the client has after its
@@ -254,7 +254,7 @@ views = {
 personal = replace(
     mine("median"),
     init=lambda generator, clients: {"centre": torch.zeros(2)},
-    join=lambda received, who, generator: q.start({"w": received["centre"]}),
+    init_client=lambda received, who, generator: q.start({"w": received["centre"]}),
     model=near,
     upload=lambda received, local: {"centre": local["mu/w"]},
     views=views,
@@ -355,7 +355,7 @@ def start(generator, clients):
     return begin | {f"server/{n}": torch.zeros_like(v) for n, v in begin.items()}
 
 
-method = replace(mine("mean"), init=start, merge=with_momentum)
+method = replace(mine("mean"), init=start, aggregate=with_momentum)
 honest = Federation.of({n: v for n, v in labs.items() if n != "west"}).to("cpu", torch.float64)
 print(
     pyrofl.fit(method, honest, rounds=2 * rounds, progress=False)

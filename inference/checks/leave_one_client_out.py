@@ -30,7 +30,7 @@ from torch import Tensor
 from pyrofl.arguments import Range, Whole, checked
 from pyrofl.inference.checks.elpd import elpd_data, pareto_k
 from pyrofl.inference.evaluation.asked import Asked
-from pyrofl.inference.facts import Factors, of_kind
+from pyrofl.inference.metadata import Factors, of_kind
 from pyrofl.inference.posteriors.arviz import refuse_diverged, refuse_other_data
 from pyrofl.inference.posteriors.export import refuse_no_runs
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
@@ -115,7 +115,7 @@ def loco(
 
 def _factors(run: Run) -> Factors:
     """Return the fact that the server keeps factors, or refuse the run."""
-    found = of_kind(run.method.facts, Factors)
+    found = of_kind(run.method.metadata, Factors)
     if not found:
         raise ValueError(
             "the server of this run holds no factors of clients; expected a run of pvi.build or "

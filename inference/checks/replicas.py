@@ -12,10 +12,10 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.messages import merged
 from pyrofl.inference.engine.state import Round
-from pyrofl.inference.method import Method, Phase, Step, View
-from pyrofl.inference.servers.averages import CannotMerge
+from pyrofl.inference.method import GradientStep, Method, Phase, View
 from pyrofl.tensors import Tensors, cut, join_up, under
 
 
@@ -66,21 +66,21 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
         each = _parted(server)
         return joined(who, lambda r, at, mine: of(each[r], mine))
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         def one(r: int, at: Tensor, mine: Who) -> Tensors:
             equal = Generator().set_state(generator.get_state())
-            return method.join(cut(received, at), mine, equal)
+            return method.init_client(cut(received, at), mine, equal)
 
         return joined(who, one)
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         each = _parted(server)
         for r, at, mine in parts(who):
             try:
                 own = {n: v.clone() for n, v in each[r].items()}
-                made = method.merge(own, cut(message, at), mine, generator)
+                made = method.aggregate(own, cut(message, at), mine, generator)
                 each[r], bad = merged(each[r], made, len(mine.ids))
-            except CannotMerge as error:
+            except AggregationError as error:
                 bad = [f"the server: {error}"]
             refused.update((r, reason) for reason in bad)
         return _whole(each)
@@ -99,8 +99,8 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
         home,
         phases=tuple(map(counted, home.phases)),
         download=partial(download, method.download),
-        join=join,
-        merge=merge,
+        init_client=init_client,
+        aggregate=aggregate,
         views={n: viewed(view) for n, view in method.views.items()},
     )
 
@@ -143,10 +143,12 @@ def seeing(method: Method, change: Callable[[Batch], Batch]) -> Method:
 
     def moved(phase: Phase) -> Phase:
         moves = [
-            replace(move, loss=changed(move.loss)) if isinstance(move, Step) else changed(move)
-            for move in phase.moves
+            replace(move, loss=changed(move.loss))
+            if isinstance(move, GradientStep)
+            else changed(move)
+            for move in phase.updates
         ]
-        return replace(phase, moves=tuple(moves))
+        return replace(phase, updates=tuple(moves))
 
     def same(view: Any) -> View:
         """Read as before: the programs are the same, but for the batch."""

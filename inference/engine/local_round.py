@@ -131,8 +131,8 @@ class LocalRound(RunningRound):
         sends = good & torch.isin(ids, self.request.reporters)
         sent = self._privatized(received, message, ids, sends) if bool(good.any()) else {}
         up = torch.zeros(len(ids), dtype=torch.long)
-        up[sends] = method.weigh(sent) if sent else 0
-        down = method.weigh(received) if received else torch.zeros_like(up)
+        up[sends] = method.message_bytes(sent) if sent else 0
+        down = method.message_bytes(received) if received else torch.zeros_like(up)
         report = {"ids": ids, "steps": steps, "down": down, "up": up}
         report |= under("loss", loss) | under("begun", first)
         kept = cut(mine, good.nonzero().flatten().to(data.device))
@@ -152,5 +152,5 @@ class LocalRound(RunningRound):
         own = partial(stream, seed, Stream.PRIVACY, state.number)
         sources = Streams(own, [self.data.names[i] for i in ids[at].tolist()])
         at = at.to(self.data.device)
-        protected = method.protect(cut(received, at), cut(message, at), sources)
-        return as_tensors("what protect returns", protected)
+        protected = method.privatize(cut(received, at), cut(message, at), sources)
+        return as_tensors("what privatize returns", protected)

@@ -10,10 +10,10 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Who
-from pyrofl.inference.facts import FINITE, POSITIVE, Rule
+from pyrofl.inference.aggregation.aggregator import Aggregator, Weighed
+from pyrofl.inference.aggregation.averages import AggregationError
+from pyrofl.inference.metadata import FINITE, POSITIVE, Rule
 from pyrofl.inference.method import Method
-from pyrofl.inference.servers.averages import CannotMerge
-from pyrofl.inference.servers.pooled import Pooled, Weighed
 from pyrofl.tensors import Tensors, cut, is_measured, pick
 
 OnBadMessage = Literal["reject", "raise"]
@@ -126,7 +126,7 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]
             return old, [f"the server: merged lacks {name}; expected what it held before"]
         if new[name].shape == (clients, *value.shape):
             raise ValueError(
-                f"merge gives {name!r} a row for each of the {clients} clients that reported; "
+                f"aggregate gives {name!r} a row for each of the {clients} clients that reported; "
                 f"expected shape {list(value.shape)}, as before: average over clients"
             )
     for name, value in new.items():
@@ -143,7 +143,7 @@ def kinds(rejected: Iterable[str]) -> dict[str, int]:
 
 
 class Inbox:
-    """Holds the messages of a round until the merge, in tables [reporters, ...], one per form."""
+    """Holds the messages of a round in tables [reporters, ...], one per form, to aggregate them."""
 
     def __init__(self, method: Method, server: Tensors, reporters: Tensor) -> None:
         """Begin; `reporters` are sorted ids of the clients that may send a message."""
@@ -169,16 +169,16 @@ class Inbox:
         return cut(held, torch.searchsorted(self.reporters, who.ids.cpu()))
 
     def merged(self, form: Form, message: Tensors, who: Who, source: Generator) -> Tensors:
-        """Return the server's next state; CannotMerge says why there is none."""
-        return self.method.merge(self.server, message, who, source)
+        """Return the server's next state; AggregationError says why there is none."""
+        return self.method.aggregate(self.server, message, who, source)
 
 
 class FoldingInbox(Inbox):
     """Folds messages into one for each form, so that only a chunk's messages are in memory."""
 
-    def __init__(self, merge: Pooled, server: Tensors) -> None:
+    def __init__(self, aggregate: Aggregator, server: Tensors) -> None:
         """Begin."""
-        self.merge, self.server = merge, server
+        self.aggregate, self.server = aggregate, server
         self.folded: dict[Form, Weighed | Exception] = {}
         self.message: Tensors = {}
 
@@ -189,9 +189,12 @@ class FoldingInbox(Inbox):
         if not len(who.ids) or isinstance(before, Exception):
             return
         try:
-            more = self.merge.fold(self.merge.weigh(self.server, sent, who))
-            self.folded[form] = self.merge.fold(before, more) if before else more
-        except (CannotMerge, KeyError) as error:  # which matters if they are those to be merged
+            more = self.aggregate.fold(self.aggregate.weigh(self.server, sent, who))
+            self.folded[form] = self.aggregate.fold(before, more) if before else more
+        except (
+            AggregationError,
+            KeyError,
+        ) as error:  # which matters if they are those to be merged
             self.folded[form] = error
 
     def left(self, form: Form, who: Who) -> Tensors:
@@ -199,20 +202,20 @@ class FoldingInbox(Inbox):
         return self.message
 
     def merged(self, form: Form, message: Tensors, who: Who, source: Generator) -> Tensors:
-        """Return the server's next state; CannotMerge says why there is none."""
+        """Return the server's next state; AggregationError says why there is none."""
         folded = self.folded[form]
         if isinstance(folded, Exception):
             raise folded
-        return self.merge.close(self.server, folded, source)
+        return self.aggregate.close(self.server, folded, source)
 
 
 def inbox(method: Method, server: Tensors, reporters: Tensor, keep_messages: bool) -> Inbox:
-    """Return what takes the messages of a round; refuse to fold those that a merge needs apart."""
+    """Return what takes the messages of a round; refuse to fold what is needed apart."""
     if keep_messages:
         return Inbox(method, server, reporters)
-    if not isinstance(method.merge, Pooled) or method.merge.how != "mean":
+    if not isinstance(method.aggregate, Aggregator) or method.aggregate.rule != "mean":
         raise ValueError(
-            "keep_messages is False and this method's merge needs all messages at once; expected "
-            "a merge that is Pooled by weighted means, or keep_messages=True"
+            "keep_messages is False and this aggregation needs all messages at once; expected "
+            "an aggregation that is an Aggregator of weighted means, or keep_messages=True"
         )
-    return FoldingInbox(method.merge, server)
+    return FoldingInbox(method.aggregate, server)

@@ -15,6 +15,7 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
 from pyrofl.data import Federation, Roster
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.description import constants_hash
 from pyrofl.inference.engine.local_round import Backend, LocalRound, Reply, RoundRequest
 from pyrofl.inference.engine.messages import agreed, form_of, inbox, merged, unlike
@@ -23,7 +24,6 @@ from pyrofl.inference.engine.participation import Draw, validate_ids
 from pyrofl.inference.engine.state import Round, to_data
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
-from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.tensors import Tensors, as_tensors, cut, join_up, pick, role, unwritten
 from pyrofl.turns import in_turn
 
@@ -60,7 +60,7 @@ def sample_clients(
     reporters = validate_ids(participation(source, clients), clients)
     if trains is not None:
         return reporters, validate_ids(trains(source, clients), clients)
-    return reporters, torch.arange(clients) if method.all_train else reporters
+    return reporters, torch.arange(clients) if method.train_all_clients else reporters
 
 
 @in_turn
@@ -83,9 +83,9 @@ def advance(
     A client whose message is not merged goes back to the private state that it had: one that is
     among the `silent`, whose message, private state or loss is bad, see `inspect` and `agreed`, or
     whose server cannot merge. Others that do not report keep what they made, as no message of
-    theirs is missed. If nobody reports, or the merge is not finite, the server keeps its state. The
-    merge may write into the server's state: what it is given is a copy. The `backend` takes the
-    request to the clients; by default they are in this process, and data has their rows.
+    theirs is missed. If nobody reports, or the aggregation is not finite, the server keeps its
+    state. The merge may write into the server's state: what it is given is a copy. The `backend`
+    takes the request to the clients; by default they are in this process, and data has their rows.
 
     Raises:
         ValueError: if a function of the method writes into tensors that are not its own, or gives
@@ -147,11 +147,15 @@ class MessageCollector:
         try:
             if len(who.ids):
                 source = stream(seed, Stream.MERGE, self.state.number)
-                with torch.no_grad(), pyro.validation_enabled(False), unwritten("merge", message):
+                with (
+                    torch.no_grad(),
+                    pyro.validation_enabled(False),
+                    unwritten("aggregate", message),
+                ):
                     new = self.inbox.merged(form, message, who, source)
-                new = to_data(as_tensors("what merge returns", new), self.data)
+                new = to_data(as_tensors("what aggregate returns", new), self.data)
                 server, bad = merged(server, new, len(who.ids))
-        except CannotMerge as error:
+        except AggregationError as error:
             bad = [f"the server: {error}"]
         lost = torch.cat([silent, who.ids.cpu()]) if bad else silent
         kept = report["ids"][report["good"] & ~torch.isin(report["ids"], lost)]

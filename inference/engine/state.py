@@ -37,7 +37,7 @@ class Round(Summarised):
             they were not kept.
         trained: ids of those that trained, sorted.
         rejected: "client: what was wrong" of those whose message or state was bad; also of the
-            server, if the merge was not finite and it keeps its state.
+            server, if the aggregation was not finite and it keeps its state.
         loss: mean loss of every gradient step by its names, [trained]; finite unless rejected.
         begun: loss of the first step of each client in this round, as `loss`.
         steps: gradient steps that each client made, in all phases, [trained].
@@ -121,7 +121,7 @@ def at_hand(
 ) -> Tensors:
     """Return the private state of some clients, that of newcomers new."""
     private = as_tensors(
-        "what join returns", method.join(received, who, stream(seed, Stream.START))
+        "what init_client returns", method.init_client(received, who, stream(seed, Stream.START))
     )
     private = to_data(private, data)
     ids = who.ids.cpu()
@@ -152,7 +152,7 @@ def refuse_absent_states(
     if view == "global" or not len(seen) or len(state.private):
         return
     who = data.who(seen[:1])
-    if method.join(sent_down(method, state.server, who), who, stream(0, Stream.START)):
+    if method.init_client(sent_down(method, state.server, who), who, stream(0, Stream.START)):
         raise ValueError(
             f"the state of {data.names[int(seen[0])]!r} is not here: it is kept where the client "
             "trains; expected model='global', or a new client"

@@ -232,7 +232,8 @@ def _warn_untrained(method: Method, received: Tensors, who: Who) -> None:
     """Warn of tensors of a new client that are as before training; refuse if all are."""
     trained = trained_by(method) or ""
     starts = [
-        method.join({n: v + k for n, v in received.items()}, who, generator(0)) for k in (0, 1)
+        method.init_client({n: v + k for n, v in received.items()}, who, generator(0))
+        for k in (0, 1)
     ]
     # What depends on nothing received is not learned from other clients.
     same = [n for n, v in starts[0].items() if torch.equal(v, starts[1][n])]

@@ -13,8 +13,8 @@ from pyrofl.data import Federation, Who
 from pyrofl.inference.description import refuse_other_constants
 from pyrofl.inference.engine.state import Round, chunks, meet
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
-from pyrofl.inference.facts import REPORTED, marked
 from pyrofl.inference.loop.local import train
+from pyrofl.inference.metadata import REPORTED, marked
 from pyrofl.inference.method import Method, no_statistics
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, cut, join_up, pick
@@ -93,7 +93,7 @@ def with_rows(data: Federation, asked: Asked) -> tuple[Federation, tuple[Tensor,
 @in_turn
 def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -> Tensors:
     """Return what a method reports about the clients that train: name -> [J], or [J, *p]."""
-    held = pick(state.server, marked(method.facts, REPORTED))
+    held = pick(state.server, marked(method.metadata, REPORTED))
     told = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}
     if method.statistics is no_statistics:
         return told

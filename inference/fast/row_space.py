@@ -37,7 +37,7 @@ from pyrofl.inference.fast.probing import ignores_rows, sums
 from pyrofl.inference.fast.row_priors import InRowsPrior, dot
 from pyrofl.inference.fast.short import ShortPhase, Way, shortened
 from pyrofl.inference.losses import On, Seen, layers
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import Optim, Sgd
 from pyrofl.inference.programs import (
     Proximal,
@@ -65,10 +65,10 @@ def with_few_rows(
     It has steps on minibatches, by SGD, on ELBOs that depend on the layer by nothing but the
     network's outputs and, if at all, a normal prior of one scale per client around what came down.
     """
-    steps = [move for move in phase.moves if isinstance(move, Step)]
+    steps = [move for move in phase.updates if isinstance(move, GradientStep)]
     found = (reading(method, step, phase, received, local, data) for step in steps)
     known = [one for one in found if one]
-    if not known or len(known) < len(phase.moves):
+    if not known or len(known) < len(phase.updates):
         return None
     layer, centre = known[0].layer, max(one.centre for one in known)
     if any(one.layer.name != layer.name or one.centre not in ("", centre) for one in known):
@@ -105,7 +105,12 @@ def weights_of(layer: FirstLayer, local: Tensors) -> tuple[str, ...]:
 
 
 def reading(
-    method: Method, step: Step, phase: Phase, received: Tensors, local: Tensors, data: Federation
+    method: Method,
+    step: GradientStep,
+    phase: Phase,
+    received: Tensors,
+    local: Tensors,
+    data: Federation,
 ) -> Reading | None:
     """Return what a step reads of the first layer; None if that is more than is known here."""
     *around, core = layers(step.loss)
@@ -127,7 +132,7 @@ def reading(
             return None
         centre = f"{prior.loc}/{layer.name}" if isinstance(prior, Proximal) else ""
     names, reads = weights_of(layer, local), set[str]()
-    moves = [m.names for m in phase.moves if isinstance(m, Step)]
+    moves = [m.names for m in phase.updates if isinstance(m, GradientStep)]
     other = {n for n in local if n not in names and any(matches(n, m) for m in moves)}
     views = [one for one in around if isinstance(one, Seen)]
     for view, name in [(v.view, home) for v in views] + [
@@ -164,7 +169,7 @@ def pays(phase: Phase, shape: Size, rows: int, weights: int = 2, traffic: int = 
     out, wide = shape
     if callable(phase.epochs) or phase.batch is None:
         return False
-    steps = phase.epochs * sum(m.repeat for m in phase.moves if isinstance(m, Step))
+    steps = phase.epochs * sum(m.num_steps for m in phase.updates if isinstance(m, GradientStep))
     saved = steps * (1 - rows / wide) * (2 + traffic / phase.batch)
     return saved > weights + rows / out and max(2 * stacked.LARGE, rows**2) <= out * wide
 

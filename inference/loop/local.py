@@ -26,7 +26,7 @@ from pyrofl.inference.loop.plans import (
     roomy,
 )
 from pyrofl.inference.loop.steps import PhaseRun
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, as_run, cut, join_up
 
@@ -175,7 +175,7 @@ class Training(NamedTuple):
             local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
             losses |= cut(run.losses(steps[rank]), back)
             first |= cut(run.first, back) | first
-            made += steps * sum(m.repeat for m in phase.moves if isinstance(m, Step))
+            made += steps * sum(m.num_steps for m in phase.updates if isinstance(m, GradientStep))
         changed = {n: v for n, v in local.items() if v is not begun.get(n)}
         return Trained(changed, losses, made, first)
 

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Who
 from pyrofl.inference.loop.feed import Feed
 from pyrofl.inference.loop.noise import AHEAD, ClientNoise
-from pyrofl.inference.method import Method, Move, Phase, Step
+from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
 from pyrofl.inference.optim import initial, narrow, numbers
 from pyrofl.inference.recording.recorder import Recorder
 from pyrofl.nets.stacked import LARGE
@@ -41,7 +41,7 @@ class PhaseRun:
         """Begin where `local` stands, which is not changed."""
         self.method, self.phase, self.received, self.who = method, phase, received, who
         self.noise = ClientNoise(noise, AHEAD)
-        steps = [move for move in phase.moves if isinstance(move, Step)]
+        steps = [move for move in phase.updates if isinstance(move, GradientStep)]
         moving = {i: pick(local, step.names) for i, step in enumerate(steps)}
         for i, step in enumerate(steps):
             if not moving[i]:
@@ -59,8 +59,8 @@ class PhaseRun:
         self.steps = [StepRun(self, step, [*moving[i]]) for i, step in enumerate(steps)]
         stepping = iter(self.steps)
         self.updates = [
-            next(stepping) if isinstance(move, Step) else MoveRun(self, move)
-            for move in phase.moves
+            next(stepping) if isinstance(move, GradientStep) else MoveRun(self, move)
+            for move in phase.updates
         ]
 
     def go(self, steps: Tensor, feed: Feed) -> None:
@@ -136,7 +136,7 @@ class PhaseRun:
 class MoveRun:
     """A closed form of a phase."""
 
-    def __init__(self, run: PhaseRun, move: Move) -> None:
+    def __init__(self, run: PhaseRun, move: ClosedFormUpdate) -> None:
         """Begin."""
         self.run, self.move, self.names = run, move, set[str]()
         values = (run.method.model, run.method.guide, move)
@@ -179,7 +179,7 @@ class StepRun:
         first: loss of the first step, [C].
     """
 
-    def __init__(self, run: PhaseRun, step: Step, moving: Sequence[str]) -> None:
+    def __init__(self, run: PhaseRun, step: GradientStep, moving: Sequence[str]) -> None:
         """Begin with a new optimiser."""
         self.run, self.step, self.names = run, step, step.names
         self.params = {n: run.local[n].detach().requires_grad_() for n in moving}
@@ -188,7 +188,7 @@ class StepRun:
         self.first = torch.full_like(self.total, torch.nan)
         self.waiting = True  # for the first step
         programs = run.method.model, run.method.guide
-        values, whole = (*programs, step.loss, step.optim, step.repeat), run.phase.batch is None
+        values, whole = (*programs, step.loss, step.optim, step.num_steps), run.phase.batch is None
         self.recorder = Recorder(self.names, values, whole, run.noise)
         self.recorder.numbers = partial(numbers, self.optimiser)
         self.plain = self._begins()
@@ -205,7 +205,7 @@ class StepRun:
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
         """Make the steps on a minibatch, the first of so many alike."""
-        written, repeat = partial(self.written, batch), self.step.repeat
+        written, repeat = partial(self.written, batch), self.step.num_steps
         for i in range(repeat):
             if begun or (self.plain and (i > 0 or repeat == 1)):
                 self.recorder.make(written, self.touched, batch, ahead * repeat - i)
@@ -249,7 +249,7 @@ class StepRun:
         for p in params.values():
             p.grad = None  # so that the next gradients take this memory, still in the cache
         self._note(loss.detach())
-        self.total[: len(loss)].add_(loss.detach(), alpha=1 / step.repeat)
+        self.total[: len(loss)].add_(loss.detach(), alpha=1 / step.num_steps)
 
     def _note(self, loss: Tensor) -> None:
         """Note the loss of a first step."""

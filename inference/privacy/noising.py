@@ -5,9 +5,10 @@ where="server"   clients send what they add to sums, see `sums`; the server clip
                  Private Recurrent Language Models", ICLR 2018, with their fixed denominator
 where="client"   each client clips and adds noise to what it sends
 
-A server that is not `Pooled` may take messages as changes of what it has, as PVI takes factors
-(Heikkilä, Ashman, Swaroop, Turner and Honkela, "Differentially private partitioned variational
-inference", 2022): its method says so by the fact `CHANGES`, and clients add noise to the change.
+A server that is not an `Aggregator` may take messages as changes of what it has, as PVI takes
+factors (Heikkilä, Ashman, Swaroop, Turner and Honkela, "Differentially private partitioned
+variational inference", 2022): its method says so by the fact `CHANGES`, and clients add noise to
+the change.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pyrofl.arguments import Count, checked
 from pyrofl.data import Who
 from pyrofl.inference.budget import Privacy, Promise, too_large
 from pyrofl.inference.engine.participation import Draw, everyone, sampling_of
-from pyrofl.inference.facts import CHANGES, marked
+from pyrofl.inference.metadata import CHANGES, marked
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.sums import (
     AT,
@@ -65,8 +66,8 @@ def private(
     """Return a method whose server's states are differentially private.
 
     Args:
-        method: one whose merge is `Pooled` by weighted means; with where="client" also one whose
-            messages are `CHANGES`.
+        method: one whose aggregation is an `Aggregator` of weighted means; with where="client"
+            also one whose messages are `CHANGES`.
         privacy: bounds and noise.
         clients: how many train.
         participation: draws who reports, as of `fit`.
@@ -78,7 +79,7 @@ def private(
     if method.privacy is not None:
         raise ValueError(f"{method.name}: it is private already; expected a method that is not")
     promise = Promise(privacy, clients, sampling_of(participation, clients))
-    changes, bounds = marked(method.facts, CHANGES), Bounds(privacy)
+    changes, bounds = marked(method.metadata, CHANGES), Bounds(privacy)
     if changes and privacy.where == "server":
         raise ValueError(
             f"{method.name}: its server keeps what each client says apart, and noise of a sum "
@@ -93,16 +94,16 @@ def private(
         return replace(
             method,
             download=download,
-            facts=without_rules(method.facts),
-            protect=bounds.protected,
+            metadata=without_rules(method.metadata),
+            privatize=bounds.protected,
             privacy=promise,
         )
     sums = Sums(poolable(method), promise.sampling.expected, privacy.most, least=1.0)
     told = summed(method, sums)
     if privacy.where == "client":
-        return replace(told, protect=bounds.protected, privacy=promise)
-    merge = replace(poolable(told), of=bounds.clipped_of, noised=bounds.noisy)
-    return replace(told, merge=merge, privacy=promise)
+        return replace(told, privatize=bounds.protected, privacy=promise)
+    aggregate = replace(poolable(told), transform=bounds.clipped_of, noised=bounds.noisy)
+    return replace(told, aggregate=aggregate, privacy=promise)
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Bounds:
     privacy: Privacy
 
     def clipped_of(self, server: Tensors, message: Tensors) -> Tensors:
-        """Return what clients add, clipped; as `of` of a `Pooled`."""
+        """Return what clients add, clipped; as `transform` of an `Aggregator`."""
         return self.clipped(pick(message, f"{SUM}/* {WEIGHT}/*"))
 
     def clipped(self, added: Tensors) -> Tensors:

@@ -1,11 +1,12 @@
 """Methods whose clients send what they add to the server's sums, instead of their message.
 
-A server that is `Pooled` goes on from weighted means, so it needs no more than two kinds of sums:
+A server that is an `Aggregator` goes on from weighted means, so it needs no more than two kinds of
+sums:
 
     weight/K  = sum_c weight_c                      of its K-th entry
     sum/NAME  = sum_c weight_c (value_c - before)   before: what the server has by that name
 
-and for `Total` the sum of weight_c value_c alone. Noise and masks are added to these.
+and for `WeightedSum` the sum of weight_c value_c alone. Noise and masks are added to these.
 """
 
 from __future__ import annotations
@@ -17,9 +18,16 @@ from torch import Tensor
 
 from pyrofl.arguments import checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.facts import Fact, Facts, Rule, WireCost
+from pyrofl.inference.aggregation.aggregator import (
+    UNUSED,
+    Aggregator,
+    Weight,
+    WeightedSum,
+    by_size,
+    uniform,
+)
+from pyrofl.inference.metadata import MetadataByPattern, Rule, TensorMetadata, WireCost
 from pyrofl.inference.method import Method, Phase, send_all
-from pyrofl.inference.servers.pooled import UNUSED, Pooled, Total, Weight, by_size, evenly
 from pyrofl.tensors import Tensors, matches, role, spread_out, under
 
 AT, SUM, WEIGHT = "at", "sum", "weight"
@@ -31,26 +39,26 @@ class Sums:
     """What clients add to sums, and what a server by weighted means makes of them.
 
     Attributes:
-        merge: the server.
+        aggregation: the server.
         even: clients of a round, where those that count by their rows, or the same, all count 1 and
             the sum is divided by this; None: they tell what they count.
         most: weight that is told as 1.
         least: the smallest sum of weights that is divided by.
     """
 
-    merge: Pooled
+    aggregate: Aggregator
     even: float | None = None
     most: float = 1.0
     least: float = UNUSED
 
     def told(self, server: Tensors, message: Tensors, who: Who) -> Tensors:
         """Return what clients add, [C, ...]; server is what they know of it, [C, ...]."""
-        values, found = self.merge.of(server, message), Tensors()
-        before = server | self.merge.of(server, server)
-        for names, patterns in self.merge.groups(values):
+        values, found = self.aggregate.transform(server, message), Tensors()
+        before = server | self.aggregate.transform(server, server)
+        for names, patterns in self.aggregate.groups(values):
             weight = torch.ones_like(who.size)
             if not self._alike(patterns):
-                weight = _inner(self.merge.weights[patterns])(message, who) / self.most
+                weight = _inner(self.aggregate.weights[patterns])(message, who) / self.most
                 if not self._is_total(patterns):
                     found[self._name(patterns)] = weight
             for n in names:
@@ -60,27 +68,30 @@ class Sums:
 
     def opened(self, server: Tensors, sums: Tensors) -> Tensors:
         """Return the server's next state, given sums over clients."""
-        ahead = self.merge.of(server, {n: v[None] for n, v in server.items()})
+        ahead = self.aggregate.transform(server, {n: v[None] for n, v in server.items()})
         before, pooled = server | {n: v[0] for n, v in ahead.items()}, Tensors()
         for n, value in role(SUM, sums).items():
-            patterns = next(p for p in self.merge.weights if matches(n, p))
+            patterns = next(p for p in self.aggregate.weights if matches(n, p))
             if self._is_total(patterns):
                 pooled[n] = value * self.most if not self._alike(patterns) else value
                 continue
             many = value.new_tensor(self.even or 1.0)
             weight = many if self._alike(patterns) else sums[self._name(patterns)]
             pooled[n] = before.get(n, 0.0) + _times(1 / weight.clamp(min=self.least), value)
-        return self.merge.then(server, pooled)
+        return self.aggregate.server_step(server, pooled)
 
     def _alike(self, patterns: str) -> bool:
         """Say whether all clients count 1."""
-        return self.even is not None and _inner(self.merge.weights[patterns]) in (by_size, evenly)
+        return self.even is not None and _inner(self.aggregate.weights[patterns]) in (
+            by_size,
+            uniform,
+        )
 
     def _is_total(self, patterns: str) -> bool:
-        return isinstance(self.merge.weights[patterns], Total)
+        return isinstance(self.aggregate.weights[patterns], WeightedSum)
 
     def _name(self, patterns: str) -> str:
-        return f"{WEIGHT}/{list(self.merge.weights).index(patterns)}"
+        return f"{WEIGHT}/{list(self.aggregate.weights).index(patterns)}"
 
 
 @checked
@@ -91,14 +102,14 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
     who breaks them.
 
     Args:
-        method: one whose merge is `Pooled` by weighted means.
+        method: one whose aggregation is an `Aggregator` of weighted means.
         sums: other ones than those of its merge.
 
     Raises:
         ValueError: if its server needs messages apart; it names the method.
     """
-    merge = poolable(method)
-    mine, all_known = sums or Sums(merge), method.download is send_all
+    aggregate = poolable(method)
+    mine, all_known = sums or Sums(aggregate), method.download is send_all
 
     def download(server: Tensors, who: Who) -> Tensors:
         """Send what clients are to tell a change from, too."""
@@ -120,26 +131,34 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
         download=send_all if all_known else download,
         phases=(*method.phases, Phase((count,))),
         upload=upload,
-        merge=Pooled({f"{SUM}/* {WEIGHT}/*": Total(evenly)}, then=mine.opened),
-        facts=without_rules(method.facts),
+        aggregate=Aggregator(
+            {f"{SUM}/* {WEIGHT}/*": WeightedSum(uniform)}, server_step=mine.opened
+        ),
+        metadata=without_rules(method.metadata),
     )
 
 
-def poolable(method: Method) -> Pooled:
-    """Return a method's merge; refuse one that is not of sums, by the method's name."""
-    merge = method.merge
-    if isinstance(merge, Pooled) and merge.how == "mean":
-        return merge
-    how = f"merge is {merge.how!r}" if isinstance(merge, Pooled) else "merge is no weighted mean"
+def poolable(method: Method) -> Aggregator:
+    """Return a method's aggregation; refuse one that is not of sums, by the method's name."""
+    aggregate = method.aggregate
+    if isinstance(aggregate, Aggregator) and aggregate.rule == "mean":
+        return aggregate
+    how = (
+        f"aggregation is {aggregate.rule!r}"
+        if isinstance(aggregate, Aggregator)
+        else "aggregation is no weighted mean"
+    )
     raise ValueError(
         f"{method.name or method.programs}: {how}, so that its server must see every message "
-        "apart; expected a method whose merge is Pooled by weighted means"
+        "apart; expected a method whose aggregation is an Aggregator of weighted means"
     )
 
 
-def without_rules(facts: Facts) -> dict[str, Fact | tuple[Fact, ...]]:
+def without_rules(
+    metadata: MetadataByPattern,
+) -> dict[str, TensorMetadata | tuple[TensorMetadata, ...]]:
     """Leave out what must hold for single messages, and what they weigh."""
-    each = {n: f if isinstance(f, tuple) else (f,) for n, f in facts.items()}
+    each = {n: f if isinstance(f, tuple) else (f,) for n, f in metadata.items()}
     kept = {
         n: tuple(f for f in own if not isinstance(f, Rule | WireCost)) for n, own in each.items()
     }
@@ -153,7 +172,7 @@ def shown(server: Tensors, who: Who, names: str) -> Tensors:
 
 
 def _inner(weight: Weight) -> Weight:
-    return weight.weight if isinstance(weight, Total) else weight
+    return weight.weight if isinstance(weight, WeightedSum) else weight
 
 
 def _times(weight: Tensor, value: Tensor) -> Tensor:

@@ -37,8 +37,8 @@ from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.facts import SHARED
 from pyrofl.inference.loop.noise import Message, open_latent
+from pyrofl.inference.metadata import SHARED
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import chained, of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
@@ -331,8 +331,8 @@ def joined(
     joint = Joint(method, data, state, received, view, batch)
     with alone(data, seed):
         common = " ".join([once, *(n for n, site in joint.sites().items() if not site.own)])
-    facts = {**method.facts, common.strip(): SHARED}
-    return replace(joint, method=replace(method, facts=facts))
+    metadata = {**method.metadata, common.strip(): SHARED}
+    return replace(joint, method=replace(method, metadata=metadata))
 
 
 def _bare(model: Program, shared: str = "") -> Method:
@@ -342,8 +342,8 @@ def _bare(model: Program, shared: str = "") -> Method:
         model=model,
         guide=model,
         phases=(),
-        merge=lambda server, message, who, generator: server,
-        facts={shared: SHARED},
+        aggregate=lambda server, message, who, generator: server,
+        metadata={shared: SHARED},
     )
 
 

@@ -207,7 +207,7 @@ class Client:
 
     @in_turn
     def forget(self, names: Sequence[str]) -> None:
-        """Make newcomers of some clients; `Server.rejoin` has to know of it before its next order.
+        """Make newcomers of some clients; call `Server.reset_clients` before its next order.
 
         Raises:
             ValueError: if a name is none of these clients.

@@ -68,7 +68,7 @@ class ReplyParser:
         row = torch.tensor([list(own).index(c) for c in good], dtype=torch.long)
         letter = cut(message, row) if good else {}
         up = torch.zeros(len(ids), dtype=torch.long)
-        up[good] = self.method.weigh(letter) if letter else 0
+        up[good] = self.method.message_bytes(letter) if letter else 0
         about = {"ids": ids, "steps": steps, "down": self.down[ids], "up": up}
         losses = self._losses(flat, len(ids))
         return Reply(self.roster.who(ids[good]), letter, form_of(message), every, about | losses)

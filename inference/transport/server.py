@@ -103,8 +103,8 @@ class Server:
         order reaches them.
 
         Raises:
-            ValueError: as of `federate`, if merge gives what is no state; or another server uses
-                the folder.
+            ValueError: as of `federate`, if aggregate gives what is no state; or another server
+                uses the folder.
         """
         with self._held():
             self._merge(replies)
@@ -142,8 +142,8 @@ class Server:
         )
 
     @in_turn
-    def rejoin(self, names: Sequence[str]) -> None:
-        """Take some clients for newcomers, who have lost what they keep: see `Method.rejoin`.
+    def reset_clients(self, names: Sequence[str]) -> None:
+        """Take clients that lost their state for newcomers, see `Method.reset_clients`.
 
         The next orders are to bring what comes of it; replies to former ones are not to be merged.
 
@@ -156,8 +156,8 @@ class Server:
         ids = ids[self.accepted[ids] > 0].sort().values
         method = self.at(max(self.state.number - 1, 0))
         with self._held():
-            server = method.rejoin(dict(self.state.server), self.roster.who(ids))
-            server = to_data(as_tensors("what rejoin returns", server), self.roster)
+            server = method.reset_clients(dict(self.state.server), self.roster.who(ids))
+            server = to_data(as_tensors("what reset_clients returns", server), self.roster)
             self.accepted = self.accepted.index_fill(0, ids, 0)
             self.state = replace(self.state, server=server, seen=self.accepted > 0)
 
@@ -327,5 +327,5 @@ class Server:
         """Return the bytes sent to every client, [J]; 0 to those that do not train."""
         received = sent_down(method, self.state.server, self.roster.who(ids))
         total = torch.zeros(self.roster.clients, dtype=torch.long)
-        total[ids] = method.weigh(received) if received else 0
+        total[ids] = method.message_bytes(received) if received else 0
         return total

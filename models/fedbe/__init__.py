@@ -56,10 +56,10 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Who
-from pyrofl.inference.facts import Watched
+from pyrofl.inference.aggregation.averages import average
+from pyrofl.inference.metadata import Monitor
 from pyrofl.inference.method import Method, View
 from pyrofl.inference.programs import Likelihood, built_for
-from pyrofl.inference.servers.averages import average
 from pyrofl.models import fedavg, fedavgm, fedprox, scaffold
 from pyrofl.models.fedbe import distillation
 from pyrofl.models.fedbe.posteriors import (
@@ -88,8 +88,8 @@ KNOWN = "server/posterior"  # role of what the last p(w | D) was fitted to, or i
 
 AGREED, LOST = "server/agreement", "server/agreement_lost"  # of the last distillation
 WATCHED = {
-    AGREED: Watched(),
-    LOST: Watched(
+    AGREED: Monitor(),
+    LOST: Monitor(
         high=0.05,
         why="after distillation the student agrees with its teachers on fewer unlabelled rows than "
         "the average it began with; expected another distil_lr, or more distil_epochs",
@@ -280,9 +280,9 @@ def distilled(
         return taught, {AGREED: after, LOST: before - after}
 
     @built_for(**({} if rows is None else {"model": method.model}))
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         """Distil the ensemble, for which all messages are needed, as teachers."""
-        merged = method.merge(server, message, who, generator)
+        merged = method.aggregate(server, message, who, generator)
         models, start = ({n: v[f"{of}/{n}"] for n in net.shapes} for v in (message, merged))
         ensemble = team(models, who.size, generator)
         if rows is not None:
@@ -324,9 +324,9 @@ def distilled(
     return replace(
         method,
         name="fedbe",
-        merge=merge,
+        aggregate=aggregate,
         views={**method.views, "ensemble": ensemble},
-        facts={**method.facts, **({} if rows is None else WATCHED)},
+        metadata={**method.metadata, **({} if rows is None else WATCHED)},
     )
 
 

@@ -18,8 +18,8 @@ from pyro import poutine
 from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import NotNegative, Positive, checked
+from pyrofl.inference.aggregation.averages import average, weighted_mean
 from pyrofl.inference.posteriors.export import inference_data
-from pyrofl.inference.servers.averages import average, weighted_mean
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, seeded
 

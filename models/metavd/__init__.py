@@ -60,11 +60,11 @@ from pyrofl.arguments import (
     checked,
 )
 from pyrofl.data import Batch, Who
-from pyrofl.inference.facts import INCOMPARABLE, SPARSE, Watched
-from pyrofl.inference.method import Method, Phase, Step, View, as_trained, return_received
+from pyrofl.inference.aggregation.averages import Combine, get_rule
+from pyrofl.inference.metadata import INCOMPARABLE, SPARSE, Monitor
+from pyrofl.inference.method import GradientStep, Method, Phase, View, as_trained, return_received
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, built_for
-from pyrofl.inference.servers.averages import Combine, combining
 from pyrofl.models import guides
 from pyrofl.models.guides.dropout import BOUND, FAMILIES, TINY, Coordinates, log_variance, product
 from pyrofl.models.likelihoods import categorical
@@ -85,7 +85,7 @@ Rate = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 DECAY = 5e-4  # of the weights of all that the server learns about spreads
 LONGEST = 100.0  # norm of all the server's pseudo-gradients together
 SATURATED = f"server/rates_above_{pruning.HIGH}"
-RUNAWAY = Watched(
+RUNAWAY = Monitor(
     high=0.5,
     why="the layer before the output is mostly noise, as the divergence pulls rates up in every "
     "round; expected fewer rounds, hyper_step=0.1, a smaller hyper_lr or a smaller beta",
@@ -130,7 +130,7 @@ def build(
     prune_from: Share = 0.15,
     sparsity: ShareBelowOne = 0.7,
     done: Share | None = None,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build X+MetaVD, one of its ablations, or X alone; defaults are the authors' but lr, hyper_lr.
 
@@ -173,9 +173,9 @@ def build(
         prune_from: share of the rounds before the former starts.
         sparsity: share of the weights that "snip" drops.
         done: share of the rounds that are over; None: no schedule, as after it.
-        merge: how the server makes one theta of the clients', as in `fedavg.build`, and one s for
-            "vd". Other than "mean" it weighs by size: a bad client may claim any precision. What
-            the hypernetwork learns is not robust, but its steps are bounded.
+        aggregation: how the server makes one theta of the clients', as in `fedavg.build`, and one
+            s for "vd". Other than "mean" it weighs by size: a bad client may claim any precision.
+            What the hypernetwork learns is not robust, but its steps are bounded.
 
     Raises:
         ValueError: if no parameter matches `bayesian`, its layer's outputs cannot be drawn, or
@@ -193,7 +193,7 @@ def build(
     weights = sum(shape.numel() for shape in shapes.values())
     exactly = {n: torch.zeros(shape, dtype=torch.float64) for n, shape in shapes.items()}
     first = role("spread", q.start(exactly))
-    combine = combining(merge)
+    combine = get_rule(aggregation)
     slow, quick = (sgd(hyper_lr, m, weight_decay=DECAY) for m in (0.6, 0.3))
     match dropout if q.random else "none":
         case "meta":
@@ -231,7 +231,7 @@ def build(
         if limit is not None:
             message = pruning.fill(message, under("spread", source.read(server, who.ids)))
         mean = combine(role("loc", message), who.size, role("loc", server))
-        if q.random and merge == "mean":
+        if q.random and aggregation == "mean":
             # What depends on theta's size takes the server's where none was sent.
             known = pruning.fill(message, {f"loc/{n}": server[f"loc/{n}"] for n in shapes})
             theta, variance = moments(known)
@@ -269,18 +269,18 @@ def build(
     loss = objective(model, sampling, draws, logit_average, beta, done)
     to_predict = (lambda server, who: begun(download(server, who))) if head == "code" else None
     inner, outer = sgd(lr, clip=clip), sgd(client_lr, clip=clip)
-    step = test = Step(both, inner, loss)
+    step = test = GradientStep(both, inner, loss)
     if meta:
         order: Order = "exact" if on == "maml" else "hessian_free"
-        step = Step(both, outer, maml(loss, "loc/*", lr, order=order, clip=clip))
-        test = Step("loc/*", inner, loss)
+        step = GradientStep(both, outer, maml(loss, "loc/*", lr, order=order, clip=clip))
+        test = GradientStep("loc/*", inner, loss)
     return Method(
         name="metavd",
         init=init,
         model=model,
         guide=q,
         phases=(Phase((step,), epochs, 3 * batch if meta and batch else batch),),
-        merge=update,
+        aggregate=update,
         download=download,
         upload=upload,
         adapt=(Phase((test,)),) if adapts else (),
@@ -289,8 +289,8 @@ def build(
             "global": View(lambda received, _: begun(received), to_predict),
         },
         statistics=statistics,
-        facts={
-            **source.facts,
+        metadata={
+            **source.metadata,
             **({SATURATED: RUNAWAY} if q.random else {}),
             **({} if prune is None else {"*": SPARSE}),
             **({both: INCOMPARABLE} if warm_up(done) < 1 else {}),

@@ -16,14 +16,14 @@ from torch.nn.functional import leaky_relu, linear
 from torch.nn.utils import get_total_norm
 
 from pyrofl.data import Federation, Who
+from pyrofl.inference.aggregation.aggregator import descend
+from pyrofl.inference.aggregation.averages import Combine, mean
 from pyrofl.inference.engine.state import Round
-from pyrofl.inference.facts import PER_CLIENT, REPORTED, Facts
 from pyrofl.inference.loop.local import train
+from pyrofl.inference.metadata import PER_CLIENT, REPORTED, MetadataByPattern
 from pyrofl.inference.method import Method
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.seeds import Seed
-from pyrofl.inference.servers.averages import Combine, mean
-from pyrofl.inference.servers.pooled import descend
 from pyrofl.tensors import Tensors, like, pick, role, spread_out, total, under
 
 PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"
@@ -42,7 +42,7 @@ class Source:
     # (server, who, found [C, *p]) -> what it holds anew without a gradient step
     store: Callable[[Tensors, Who, Tensors], Tensors] = lambda *_: {}
     optims: Mapping[str, Optim] = field(default_factory=dict)  # by patterns of names in `slope`
-    facts: Facts = field(default_factory=dict)  # of what the server holds
+    metadata: MetadataByPattern = field(default_factory=dict)  # of what the server holds
 
 
 def hypernetwork(
@@ -86,7 +86,7 @@ def hypernetwork(
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
     moved = {f"{PSI}/*": optims[0], TABLE: optims[1]}
-    return Source(start, read, slope, optims=moved, facts={TABLE: (PER_CLIENT, REPORTED)})
+    return Source(start, read, slope, optims=moved, metadata={TABLE: (PER_CLIENT, REPORTED)})
 
 
 def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
@@ -123,7 +123,7 @@ def rows(first: Tensors, most: float | None = None) -> Source:
             found = {n: here[n] + (v - here[n]).clamp(-most, most) for n, v in found.items()}
         return under(OWN, {n: own[n].index_copy(0, who.ids, v) for n, v in found.items()})
 
-    return Source(start, read, store=store, facts={f"{OWN}/*": PER_CLIENT})
+    return Source(start, read, store=store, metadata={f"{OWN}/*": PER_CLIENT})
 
 
 def rows_of(table: Tensor, ids: Tensor) -> Tensor:

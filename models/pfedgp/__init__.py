@@ -47,12 +47,12 @@ from torch import Generator, Size, Tensor
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Who
 from pyrofl.data.batch import share
+from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
+from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo, with_rows
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Prior, Program, built_for, flat
-from pyrofl.inference.servers.averages import Combine
-from pyrofl.inference.servers.pooled import Pooled, by_size
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pfedgp.processes import Kernel, lower, predicted, sites
@@ -85,7 +85,7 @@ def build(
     batch: Count | None = 32,
     lr: NotNegative = 0.05,
     momentum: ShareBelowOne = 0.9,
-    merge: str | Combine = "mean",
+    aggregation: str | Combine = "mean",
 ) -> Method:
     """Build pFedGP.
 
@@ -107,7 +107,7 @@ def build(
             None takes all.
         lr: learning rate; the loss is a mean over the rows.
         momentum: of SGD, which starts afresh each round.
-        merge: how the server makes one of the clients', as in `fedavg.build`.
+        aggregation: how the server makes one of the clients', as in `fedavg.build`.
 
     Raises:
         ValueError: if the network has another head, or `guide` is another family.
@@ -136,7 +136,7 @@ def build(
         begun = {homes[n]: torch.tensor(v, dtype=torch.float64).log() for n, v in start}
         return begun | (points.start(whole.init(generator)) if below else {})
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Know of no row yet."""
         sizes = {"z": (features,), "shift": (outputs,), "root": (outputs, outputs)}
         none = {n: who.size.new_zeros(len(who.ids), rows, *s) for n, s in sizes.items()}
@@ -224,15 +224,15 @@ def build(
         return said | under("own", {n: local[n] for n in received})
 
     keep = Phase((remember,))
-    step = Step(" ".join(homes.values()), sgd(lr, momentum), predictive)
+    step = GradientStep(" ".join(homes.values()), sgd(lr, momentum), predictive)
     return Method(
         name="pfedgp",
         init=init,
-        join=join,
+        init_client=init_client,
         model=model,
         guide=q,
         phases=(Phase((step,), epochs, batch), keep),
-        merge=Pooled({"*": by_size}, how=merge),
+        aggregate=Aggregator({"*": by_size}, rule=aggregation),
         adapt=(keep,),
         views={"personal": own},
     )

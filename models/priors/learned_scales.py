@@ -26,11 +26,11 @@ from torch import Generator, Size
 
 from pyrofl.arguments import Positive, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.facts import NOT_NEGATIVE
+from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator, uniform
+from pyrofl.inference.aggregation.averages import average
+from pyrofl.inference.metadata import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.programs import LocationScale, Prior, around, built_for
-from pyrofl.inference.servers.averages import average
-from pyrofl.inference.servers.pooled import Merge, Pooled, evenly
 from pyrofl.models.guides.automatic import site_moments
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
@@ -112,19 +112,21 @@ def learning(
         """Set s by the mean of the clients' second moments."""
         return under("prior", {n: (v / variance).sqrt().clamp(SMALLEST) for n, v in second.items()})
 
-    own = method.merge
+    own = method.aggregate
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        """Do so beside a merge that needs all messages."""
+    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+        """Do so beside an aggregation that needs all messages."""
         second = average(role("second", message), torch.ones_like(who.size))
         return own(rest(server), rest(message), who, generator) | scales(second)
 
-    both: Merge = merge
-    if isinstance(own, Pooled) and own.how == "mean":
-        both = Pooled(
-            {"second/*": evenly, **own.weights},
-            of=lambda old, new: own.of(rest(old), rest(new)) | pick(new, "second/*"),
-            then=lambda old, new: own.then(rest(old), rest(new)) | scales(role("second", new)),
+    both: Aggregate = aggregate
+    if isinstance(own, Aggregator) and own.rule == "mean":
+        both = Aggregator(
+            {"second/*": uniform, **own.weights},
+            transform=lambda old, new: own.transform(rest(old), rest(new)) | pick(new, "second/*"),
+            server_step=lambda old, new: (
+                own.server_step(rest(old), rest(new)) | scales(role("second", new))
+            ),
         )
     return replace(
         method,
@@ -132,6 +134,6 @@ def learning(
         download=download,
         phases=(*method.phases, Phase((measure,))),
         upload=upload,
-        facts={**method.facts, "second/*": NOT_NEGATIVE},
-        merge=both,
+        metadata={**method.metadata, "second/*": NOT_NEGATIVE},
+        aggregate=both,
     )

@@ -15,8 +15,9 @@ from pyro import poutine
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import (
+from pyrofl.inference.metadata import (
     CHANGES,
     INCOMPARABLE,
     PER_CLIENT,
@@ -26,9 +27,8 @@ from pyrofl.inference.facts import (
     Optimal,
     Rule,
 )
-from pyrofl.inference.method import Method, Phase, Step, View, send_all
+from pyrofl.inference.method import GradientStep, Method, Phase, View, send_all
 from pyrofl.inference.programs import HalfSquares, Program, built_for
-from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.centring import Centring
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked
@@ -82,19 +82,21 @@ class Partitioned:
         optim = natural(lr, -(-steps // 2), reach, within, self.draws is None, self.scales)
         loss = built_for(model=self.model, guide=guide)(partial(self.free_energy))
         factors = Factors(View(self.together, self.cavity), self.densities, without)
-        climb = Phase((self.drawn, Step(self.moving, optim, loss), self.shortened), steps, batch)
+        climb = Phase(
+            (self.drawn, GradientStep(self.moving, optim, loss), self.shortened), steps, batch
+        )
         return Method(
             name="pvi",
             init=self.init,
             model=self.model,
             guide=guide,
             phases=(climb,) if self.scales is None else (Phase((self.recentre,)), climb),
-            merge=self.merge,
+            aggregate=self.aggregate,
             download=self.cavity,
-            join=self.join,
+            init_client=self.init_client,
             upload=self.upload,
             views={"personal" if self.mine.size else "global": View(self.together, self.result)},
-            facts={
+            metadata={
                 "shift": CHANGES,
                 "precision": (
                     Rule("a precision of a normal distribution", self.normals.proper),
@@ -152,8 +154,8 @@ class Partitioned:
         share = server.get("share", torch.zeros(())).to(u)
         return every, others, others + share * (log_prior + growth - prior)
 
-    def merge(self, server: Tensors, message: Tensors, who: Who, _: Generator) -> Tensors:
-        """Move the factors of all messages at once, part of the way; CannotMerge if q is lost."""
+    def aggregate(self, server: Tensors, message: Tensors, who: Who, _: Generator) -> Tensors:
+        """Damp the factors of all messages at once; AggregationError if q is improper."""
         # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
         change = {n: message[n] - server[n] for n in PARAMETERS}
         total = {n: v.sum(0) for n, v in change.items()}
@@ -171,7 +173,7 @@ class Partitioned:
                     q |= under("server", {"damping": damping} | under("last", total))
                 return self.centred(server | q)
             rate /= 2
-        raise CannotMerge(f"q is no distribution after {HALVINGS} halvings of the damping")
+        raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
 
     def centred(self, server: Tensors) -> Tensors:
         """Centre shared effects as far as suits q, where no client loses what it can train on."""
@@ -204,7 +206,7 @@ class Partitioned:
 
     # A client
 
-    def join(self, received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(self, received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start q_j at what came down, and the client's own variables at their prior."""
         mean, root = self.normals.moments(received)
         # Means over a wide start are ruled by its tails; a narrow one soon has the right width.

@@ -23,14 +23,14 @@ from pyro.poutine.messenger import Messenger
 from torch import Generator, Size, Tensor
 
 from pyrofl.data import Batch, Who
+from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, descend, uniform
 from pyrofl.inference.elbo import elbo, latent, with_rows
-from pyrofl.inference.facts import SHARED, Moments, Optimal
 from pyrofl.inference.loop.noise import ClientNoise, open_latent
-from pyrofl.inference.method import Method, Phase, Step, View, as_received
+from pyrofl.inference.metadata import SHARED, Moments, Optimal
+from pyrofl.inference.method import GradientStep, Method, Phase, View, as_received
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.weighing import width
 from pyrofl.inference.programs import Guide, Program, built_for
-from pyrofl.inference.servers.pooled import Pooled, Total, descend, evenly
 from pyrofl.models.guides import Family
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.gaussians import balanced
@@ -91,7 +91,9 @@ class Summed:
         guide = self.guide  # every time it is asked for it is another object
         loss = built_for(model=self.model, guide=guide)(partial(self.told))
         settle = (Phase((self.recentre,)), Phase((self.settle,), steps, batch))
-        slope = Phase((Step(LEARNED, sgd(1.0), loss),))  # a step of length 1 tells the gradient
+        slope = Phase(
+            (GradientStep(LEARNED, sgd(1.0), loss),)
+        )  # a step of length 1 tells the gradient
         view = "personal" if self.mine.size else "global"
         sizes = {site.name: len(site.mean) for site in self.ours.sites}
         return Method(
@@ -99,11 +101,11 @@ class Summed:
             model=self.model,
             guide=guide,
             phases=(*(settle if self.mine.size else ()), slope),
-            merge=Pooled({LEARNED: Total(evenly)}, then=self.descended),
-            join=self.join,
+            aggregate=Aggregator({LEARNED: WeightedSum(uniform)}, server_step=self.descended),
+            init_client=self.init_client,
             upload=self.upload,
             views={view: View(as_received)},
-            facts={
+            metadata={
                 self.names: SHARED,
                 "centre root": (Moments(self.moments), Optimal("centre", "root", sizes)),
                 f"loc/* {BEND}/*": Moments(lambda q: {n: (v, v * 0 + 1) for n, v in q.items()}),
@@ -149,7 +151,7 @@ class Summed:
 
     # A client
 
-    def join(self, received: Tensors, who: Who, source: Generator) -> Tensors:
+    def init_client(self, received: Tensors, who: Who, source: Generator) -> Tensors:
         """Start a client's own variables at their prior."""
         centre, unit = received["centre"], received["root"]
         mean, sd = (v.to(centre).expand(len(centre), -1) for v in self.mine.prior())

@@ -19,7 +19,7 @@ from dataclasses import replace
 from torch import Generator, Tensor
 
 from pyrofl.data import Who
-from pyrofl.inference.method import Method, Phase, Step, as_trained
+from pyrofl.inference.method import GradientStep, Method, Phase, as_trained
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, matches, spread_out
 
@@ -38,21 +38,21 @@ def keep(method: Method, names: str) -> Method:
         """Start at what travels."""
         return start(generator, clients, stays=False)
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         """Start at what stays, by the common draw."""
         return spread_out(start(generator, len(who.ids), stays=True), len(who.ids))
 
-    return replace(method, init=init, join=join, views={"personal": as_trained})
+    return replace(method, init=init, init_client=init_client, views={"personal": as_trained})
 
 
 def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | None = None) -> Phase:
     """Let a phase of one step on whole roles, "role/*", move the parameters that match alone."""
-    (step,) = phase.moves
-    assert isinstance(step, Step)
+    (step,) = phase.updates
+    assert isinstance(step, GradientStep)
     roles = [pattern.removesuffix("*") for pattern in step.names.split()]
     chosen = " ".join(role + name for role in roles for name in names.split())
     moves = (replace(step, names=chosen),)
-    return replace(phase, moves=moves, epochs=phase.epochs if epochs is None else epochs)
+    return replace(phase, updates=moves, epochs=phase.epochs if epochs is None else epochs)
 
 
 def head_and_base(net: Network, head: str | None, *, both: bool = False) -> tuple[str, str]:

@@ -10,11 +10,11 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Who
-from pyrofl.inference.facts import PER_CLIENT, Facts
+from pyrofl.inference.metadata import PER_CLIENT, MetadataByPattern
 from pyrofl.tensors import Tensors, role, spread_out, under
 
 MODEL, HEARD = "server/model", "server/heard"
-FACTS: Facts = {f"{MODEL}/* {HEARD}": PER_CLIENT}
+FACTS: MetadataByPattern = {f"{MODEL}/* {HEARD}": PER_CLIENT}
 
 
 def begin(start: Tensors, clients: int) -> Tensors:

@@ -19,12 +19,12 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import NOT_NEGATIVE, SHARED, Fact, Moments
-from pyrofl.inference.method import Phase, Step
+from pyrofl.inference.metadata import NOT_NEGATIVE, SHARED, Moments, TensorMetadata
+from pyrofl.inference.method import GradientStep, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Guide, Likelihood, Prior, Supervised, built_for
-from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import guides
 from pyrofl.models.fedpop import at
 from pyrofl.models.pvi.gaussians import LARGEST, PARAMETERS, Normals
@@ -72,9 +72,9 @@ class Laplace:
         return self.stated(self.layout.joined(self.net.init(generator)).to(sd), sd)
 
     def posterior(self, factor: Tensors) -> Tensors:
-        """State a factor as the guide reads it, or raise CannotMerge if it is no distribution."""
+        """State a factor as the guide reads it; AggregationError if it is no distribution."""
         if not bool(self.normals.proper(factor["precision"])):
-            raise CannotMerge("the product of the factors is no distribution")
+            raise AggregationError("the product of the factors is no distribution")
         return self.stated(*self.normals.moments(factor))
 
     def stated(self, mean: Tensor, root: Tensor) -> Tensors:
@@ -144,7 +144,7 @@ class Laplace:
             near = mean + (times(hold, away) if self.normals.full else hold * away)
             return under("w", parted(near, self.net.shapes))
 
-        step = Step("w/*", sgd(lr, momentum, clip), at(self.point, elbo(kl=0.0, mean=True)))
+        step = GradientStep("w/*", sgd(lr, momentum, clip), at(self.point, elbo(kl=0.0, mean=True)))
         climb = Phase((step, pull) if strength else (step,), epochs, batch)
         first = (Phase((tie,)),) if strength else ()
         return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
@@ -206,9 +206,9 @@ class Laplace:
         return Normals(self.layout.size, self.guide is guides.full_covariance)
 
     @property
-    def facts(self) -> dict[str, Fact | tuple[Fact, ...]]:
+    def metadata(self) -> dict[str, TensorMetadata | tuple[TensorMetadata, ...]]:
         """What holds by name."""
-        known: dict[str, Fact | tuple[Fact, ...]] = {
+        known: dict[str, TensorMetadata | tuple[TensorMetadata, ...]] = {
             f"{self.layout.names}{' _spread' if self.normals.full else ''}": SHARED,
             "w/* spread/*": Moments(self._moments),
         }

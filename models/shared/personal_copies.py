@@ -10,7 +10,7 @@ from torch import Generator
 
 from pyrofl.data import Who
 from pyrofl.inference.losses import Look, On, Seen, WithoutRows
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.programs import Loss
 from pyrofl.tensors import Tensors, role, under
 
@@ -43,9 +43,9 @@ def without_rows(loss: Loss) -> Loss:
     return WithoutRows(loss)
 
 
-def only_step(method: Method) -> tuple[Phase, Step]:
+def only_step(method: Method) -> tuple[Phase, GradientStep]:
     """Return the phase and the step of a method that trains as FedAvg does."""
     (phase,) = method.phases
-    (step,) = phase.moves
-    assert isinstance(step, Step)
+    (step,) = phase.updates
+    assert isinstance(step, GradientStep)
     return phase, step

@@ -76,7 +76,7 @@ def facts(data: Federation) -> dict[str, Any]:
 
 
 def hidden(facts: Mapping[str, Any]) -> Federation:
-    """Return the federation that `facts` are told of, without its rows."""
+    """Return the federation that `metadata` are told of, without its rows."""
     sizes, nobody = facts["sizes"], torch.zeros(0, dtype=torch.long)
     x, y = (
         torch.zeros((), dtype=getattr(torch, kind)).expand(sum(sizes), *facts[name])

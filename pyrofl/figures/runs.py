@@ -109,7 +109,9 @@ def convergence(run: Any) -> Figure:
     table, verdict = run.convergence(), run.verdict
     moved = table.melt(["round", "site"] + ["seed"] * ("seed" in table), [*PARTS], "part").dropna()
     if moved.empty:
-        raise ValueError(f"the run moved nothing that is known ({verdict}); expected a merge")
+        raise ValueError(
+            f"the run moved nothing that is known ({verdict}); expected an aggregation"
+        )
     moved["small"] = moved["part"].map(verdict.small)
     late = moved[moved["round"] > moved["round"].max() - LATE]
     far = (late["value"] / late["small"]).groupby(late["site"], sort=False).mean()

@@ -1,4 +1,4 @@
-"""The commands `pyrofl flower new`, `up`, `serve` and `join`."""
+"""The commands `pyrofl flower new`, `up`, `serve` and `init_client`."""
 
 from __future__ import annotations
 

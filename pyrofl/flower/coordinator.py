@@ -266,7 +266,7 @@ class Rounds:
     def _rejoin(self, method: str, server: Server, site: str, lost: Flat) -> None:
         names = [name for name in lost.get("names", ()) if name in self.sites[site][0]]
         try:
-            server.rejoin(names)
+            server.reset_clients(names)
         except ValueError as error:
             self.say(f"{site} cannot rejoin {method}: {error}")
         else:

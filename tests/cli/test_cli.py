@@ -643,7 +643,7 @@ def test_settings_reach_through_shared_arguments():
     own = arguments(fedprox.build)
     assert own["mu"] is float
     assert {n: k for n, k in own.items() if n != "mu"} == arguments(fedavg.build)
-    assert {*arguments(local.build), "merge"} == arguments(fedavg.build).keys()
+    assert {*arguments(local.build), "aggregation"} == arguments(fedavg.build).keys()
 
 
 def test_clients_may_have_budgets_of_their_own():
@@ -674,7 +674,7 @@ def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
     task = Task(0, 0, Seeds(), replace(data, unlabelled=data.x[:7]), toys.net(), "categorical")
     made = methods(["scheduled"], ["lr=0.4"], task, 4)["scheduled"]
     assert callable(made)
-    rates = [made(r).phases[0].moves[0].optim([torch.zeros(1, 1)]) for r in range(4)]
+    rates = [made(r).phases[0].updates[0].optim([torch.zeros(1, 1)]) for r in range(4)]
     assert [r.param_groups[0]["lr"] for r in rates] == pytest.approx([0.4, 0.3, 0.2, 0.1])
     with pytest.raises(ValueError, match="unknown setting of scheduled: 'done'"):
         methods(["scheduled"], ["done=0.4"], task, 4)

@@ -15,7 +15,7 @@ from pictures import overlaps
 
 from pyrofl import figures
 from pyrofl.figures import style
-from pyrofl.inference.facts import Watched
+from pyrofl.inference.metadata import Monitor
 from pyrofl.metrics import Bins, calibration_bins
 
 RNG = np.random.default_rng(0)
@@ -266,7 +266,7 @@ def test_convergence_shows_every_site_and_what_is_small():
 def test_watched_numbers_are_lines_by_round():
     record = type("Record", (), {})
 
-    def run_of(shares, facts=None):
+    def run_of(shares, metadata=None):
         run = type("Run", (), {})()
         run.records, run.watching = [], facts or {}
         for number, share in enumerate(shares, 1):
@@ -281,7 +281,7 @@ def test_watched_numbers_are_lines_by_round():
     assert figure.axes[0].get_ylabel() == r"rates above \$0.9\$"
     assert [t.get_text() for t in figure.legends[0].texts] == [r"rates above \$0.9\$"]
     assert overlaps(figure) == []
-    facts = {"rates_above_$0.9$": Watched(high=0.5, words="share of rates")}
+    facts = {"rates_above_$0.9$": Monitor(high=0.5, words="share of rates")}
     for last, told in ((0.7, "too high"), (0.4, "not too high")):
         axes = figures.watched(run_of([0.6, last], facts)).axes[0]
         assert axes.get_ylabel() == "share of rates"

@@ -275,10 +275,10 @@ def cases() -> dict[str, Case]:
             "decay": {"weight_decay": 0.1, "fine_tune": 2, "decay": True, "done": 0.3},
             "uneven": {"epochs": schedules.uneven(3)},
             "no momentum": {"momentum": 0.0, "batch": None},
-            "median": {"merge": "median"},
-            "trimmed": {"merge": "trimmed:0.2"},
-            "krum": {"merge": "krum:0:2"},
-            "clip": {"merge": "clip:0.1"},
+            "median": {"aggregation": "median"},
+            "trimmed": {"aggregation": "trimmed:0.2"},
+            "krum": {"aggregation": "krum:0:2"},
+            "clip": {"aggregation": "clip:0.1"},
         },
     )
     vary("fedprox", {"student t": {"prior": priors.student_t(4.0), "mu": 0.5}})
@@ -297,7 +297,7 @@ def cases() -> dict[str, Case]:
     vary("fedamp", {"exponential": {"attention": "exponential"}})
     vary("fedfomo", {"everyone": {"downloads": None, "held_back": 0.4, "least": 3}})
     vary("fedpa", {})
-    vary("ifca", {"three": {"clusters": 3}, "trimmed": {"merge": "trimmed:0.2"}})
+    vary("ifca", {"three": {"clusters": 3}, "trimmed": {"aggregation": "trimmed:0.2"}})
     vary("scaffold", {"option I": {"option": "I"}, "remember": {"remember": True}})
     vary("fedem", {"dirichlet": {"guide": "dirichlet", "components": 2}}, adapt_steps=3)
     vary(
@@ -312,10 +312,12 @@ def cases() -> dict[str, Case]:
     )
     vary(
         "fedhb",
-        {"centres": {"centres": 2, "guide": guides.delta}, "median": {"merge": "median"}},
+        {"centres": {"centres": 2, "guide": guides.delta}, "median": {"aggregation": "median"}},
         fine_tune=2,
     )
-    vary("fedpop", {"cold": {"temperature": 0.0, "burn_in": 0}, "median": {"merge": "median"}})
+    vary(
+        "fedpop", {"cold": {"temperature": 0.0, "burn_in": 0}, "median": {"aggregation": "median"}}
+    )
     vary("fisher", {"full covariance": {"guide": guides.full_covariance}})
     vary("fola", {"together": {"together": True, "clip": None}})
     vary("fald", {s: {"surrogates": s} for s in ("diagonal", "full")}, lr=1e-4, keep=5, discard=0.1)
@@ -340,7 +342,7 @@ def cases() -> dict[str, Case]:
             "dirichlet": {"guide": "dirichlet"},
             "shared": {"shared": True, "weighted": False},
             "drop": {"drop": 0.32, "momentum": 0.5},
-            "branched": {"branched": "head.*", "merge": "clip:0.3"},
+            "branched": {"branched": "head.*", "aggregation": "clip:0.3"},
         },
         branches=3,
         lr=0.05,
@@ -353,7 +355,7 @@ def cases() -> dict[str, Case]:
             "deviation": {"confidence": "deviation", "m_step_iters": 2},
             "whole network": {"head": "*"},
             "common base": {"own_base": False, "beta": 0.3, "guide": guides.full_covariance},
-            "laplace": {"prior": dist.Laplace, "merge": "trimmed:0.2"},
+            "laplace": {"prior": dist.Laplace, "aggregation": "trimmed:0.2"},
         },
         head_epochs=2,
         base_epochs=1,
@@ -368,7 +370,7 @@ def cases() -> dict[str, Case]:
             "maml": {"on": "maml", "sampling": "weights"},
             "perfedavg": {"on": "perfedavg", "hyper_step": 0.1},
             "vd": {"dropout": "vd"},
-            "median": {"merge": "median"},
+            "median": {"aggregation": "median"},
             "ensemble": {"dropout": "ensemble"},
             "none": {"dropout": "none"},
             "code": {"head": "code", "logit_average": True},

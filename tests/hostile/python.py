@@ -85,8 +85,8 @@ def names() -> dict[str, Any]:
         priors,
         reference,
     )
+    from pyrofl.inference.aggregation import by_size
     from pyrofl.inference.engine.participation import Stragglers
-    from pyrofl.inference.servers import by_size
 
     grid = torch.arange(48, dtype=torch.float64).reshape(12, 4)
     ids = torch.arange(3)
@@ -139,7 +139,7 @@ def names() -> dict[str, Any]:
             federation=federation, bad=bad, each=each, finite=finite, same=same, ids=ids, data=data
         ),
         **dict(x=table["x"], y=y, parts=table["train"], net=net, deep=deep, method=method),
-        **dict(bayes=bayes, module=nn.Linear(4, 3), step=method.phases[0].moves[0]),
+        **dict(bayes=bayes, module=nn.Linear(4, 3), step=method.phases[0].updates[0]),
     }
 
 

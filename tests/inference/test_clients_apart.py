@@ -17,13 +17,13 @@ from torch import Generator, Tensor
 from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.aggregation import Aggregator, by_size
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.fit import fit
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Program
-from pyrofl.inference.servers import Pooled, by_size
 from pyrofl.models import fedavg, likelihoods, pvi
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
@@ -90,9 +90,11 @@ def method(
     **changes: object,
 ) -> Method:
     """Return a method that trains the guide and makes some moves of its own."""
-    step = Step("q/*", sgd(0.01), elbo(4))
+    step = GradientStep("q/*", sgd(0.01), elbo(4))
     phases = (Phase((step,), 2, batch), *((Phase(moves, 1, batch),) if moves else ()))
-    made = Method(init, model or model_of(), guide or guide_of(), phases, Pooled({"*": by_size}))
+    made = Method(
+        init, model or model_of(), guide or guide_of(), phases, Aggregator({"*": by_size})
+    )
     return replace(made, **changes)
 
 
@@ -277,12 +279,12 @@ def written(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
 )
 def test_a_wrong_closed_form_is_refused(move, told, batch):
     with pytest.raises(ValueError, match=told):
-        check(method(moves=(move,), batch=batch), numbers())
+        check(method(updates=(move,), batch=batch), numbers())
 
 
 @pytest.mark.parametrize("batch", [FULL, MINI])
 def test_a_right_closed_form_passes(batch):
-    check(method(moves=(masked_mean,), batch=batch), numbers())
+    check(method(updates=(masked_mean,), batch=batch), numbers())
 
 
 def own_loss(cost: Callable[[Tensor, Batch], Tensor]) -> Method:
@@ -292,7 +294,7 @@ def own_loss(cost: Callable[[Tensor, Batch], Tensor]) -> Method:
         prior = 0.01 * (local["q/mu"].square() + local["q/pi"].square())
         return prior + cost(local["q/mu"][:, None], batch)
 
-    return method(phases=(Phase((Step("q/*", sgd(0.01), loss),), 2),))
+    return method(phases=(Phase((GradientStep("q/*", sgd(0.01), loss),), 2),))
 
 
 @pytest.mark.parametrize(
@@ -350,7 +352,7 @@ def test_a_view_that_mixes_clients_is_refused():
 
 
 def test_weights_with_an_axis_too_many_are_refused():
-    wrong = method(merge=Pooled({"*": lambda message, who: who.size[:, None]}))
+    wrong = method(aggregate=Aggregator({"*": lambda message, who: who.size[:, None]}))
     with pytest.raises(ValueError, match=r"weight .*\[2, 1\]; expected \[2\]"):
         check(wrong, numbers())
 
@@ -405,7 +407,7 @@ def test_single_precision_finds_the_same():
             check(method(model), numbers(dtype=torch.float32))
     check(method(), numbers(dtype=torch.float32))
     with pytest.raises(ValueError, match=MIXES):
-        check(method(moves=(average_of_clients,)), numbers(dtype=torch.float32))
+        check(method(updates=(average_of_clients,)), numbers(dtype=torch.float32))
 
 
 def test_one_client_may_do_what_it_likes():
@@ -523,7 +525,7 @@ def test_a_loss_that_compares_clients_is_refused() -> None:
         apart = (own["q/mu"] - own["q/mu"].mean()).square()
         return elbo(4)(model, guide, got, own, batch) + apart
 
-    phases = (Phase((Step("q/*", sgd(0.01), loss),), 2),)
+    phases = (Phase((GradientStep("q/*", sgd(0.01), loss),), 2),)
     with pytest.raises(ValueError, match=MIXES):
         check(replace(method(), phases=phases), numbers())
 

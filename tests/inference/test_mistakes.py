@@ -18,14 +18,14 @@ from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.experiments.methods import builds
+from pyrofl.inference.aggregation import Aggregator, by_size, weight_by
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.facts import PER_CLIENT, POSITIVE, SHARED
 from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, SHARED
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Program
-from pyrofl.inference.servers import Pooled, by, by_size
 from pyrofl.models import fedavg, likelihoods
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, spread_out
@@ -58,8 +58,8 @@ def method(model: Program = normal, guide: Program = guide, **changes: object) -
         zero = torch.zeros((), dtype=torch.float64)
         return {"q/mu": zero, "q/pi": zero}
 
-    step = Step("q/*", sgd(0.01), elbo(8))
-    made = Method(init, model, guide, (Phase((step,), 5, 2),), Pooled({"*": by_size}))
+    step = GradientStep("q/*", sgd(0.01), elbo(8))
+    made = Method(init, model, guide, (Phase((step,), 5, 2),), Aggregator({"*": by_size}))
     return replace(made, **changes)
 
 
@@ -247,7 +247,7 @@ def at_risk(theta: Tensor, batch: Batch) -> Tensor:
 
 
 def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
-    model, step = with_factor(at_risk, "clients"), method().phases[0].moves
+    model, step = with_factor(at_risk, "clients"), method().phases[0].updates
     whole = (Phase(step, 5, None),)
     check(method(model, phases=whole), numbers())
     told = "'cost' of a client or row depends on other rows or on padding"
@@ -270,7 +270,10 @@ def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
         ({"model": writes_into_rows}, "a program writes into 'batch.x' in place; expected it to"),
         ({"model": misshapen}, "fails on the first rows of 'client 0', x float64 "),
         ({"model": counts}, "a response 'y' of the data is "),
-        ({"merge": Pooled({"q/mu": by_size, "q/pie": by_size})}, "'q/pie' in the merge matches no"),
+        (
+            {"aggregate": Aggregator({"q/mu": by_size, "q/pie": by_size})},
+            "'q/pie' in the aggregation matches no",
+        ),
         ({"model": own_plate}, "observed site 'y' is not inside batch.rows()"),
         ({"model": no_plate}, "observed site 'y' is not inside batch.rows()"),
         ({"model": of_some_rows}, "site 'y' is in plate 'some', which shows 2 of its 3 places"),
@@ -283,7 +286,7 @@ def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
         ({"model": mean_of_rows}, "likelihood of 'y' in one row depends on other rows"),
         ({"model": mean_of_responses}, "likelihood of 'y' in one row depends on other rows"),
         (
-            {"guide": axis_too_many, "phases": (Phase((Step("q/*", sgd(0.01), elbo()),)),)},
+            {"guide": axis_too_many, "phases": (Phase((GradientStep("q/*", sgd(0.01), elbo()),)),)},
             "latent site 'theta' has batch shape (2, 2, 1), whose axis -3 is of no plate",
         ),
         ({"model": negative}, "scale of the distribution of 'theta' is -1; expected GreaterThan"),
@@ -291,9 +294,12 @@ def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
             {"model": negative_share, "guide": guide_of_shares},
             "distribution of 'p' is 2, -1; expec",
         ),
-        ({"facts": {"theta thetta": SHARED}}, "'thetta' in the fact .* did you mean theta?"),
-        ({"facts": {"server/tabel": PER_CLIENT}}, "'server/tabel' in the fact .* matches no name"),
-        ({"facts": {"q/mue": POSITIVE}}, "'q/mue' in the fact .* did you mean q/mu?"),
+        ({"metadata": {"theta thetta": SHARED}}, "'thetta' in the fact .* did you mean theta?"),
+        (
+            {"metadata": {"server/tabel": PER_CLIENT}},
+            "'server/tabel' in the fact .* matches no name",
+        ),
+        ({"metadata": {"q/mue": POSITIVE}}, "'q/mue' in the fact .* did you mean q/mu?"),
     ],
 )
 def test_what_would_be_wrong_in_silence_is_refused(wrong, told):
@@ -324,7 +330,7 @@ def test_rows_outside_their_plate_would_count_by_the_minibatch(plates):
 
     y, rows = torch.full((20,), 1.6).double(), (torch.arange(20),)
     data = Federation(y[:, None], y, rows, rows)
-    phase = Phase((Step("q/mu", sgd(0.04), elbo()),), 10, 2)
+    phase = Phase((GradientStep("q/mu", sgd(0.04), elbo()),), 10, 2)
     made = method(model, point, phases=(phase,))
     found = next(federate(made, data, 1, check=False)).server["q/mu"]
     expected = 20 * 1.6 / 21 if plates == "rows" else 2 * 1.6 / 3
@@ -335,7 +341,7 @@ def test_rows_outside_their_plate_would_count_by_the_minibatch(plates):
 
 
 def test_a_misspelt_pattern_would_freeze_what_it_means():
-    step = Step("q/mu q/pie", sgd(0.01), elbo(8))
+    step = GradientStep("q/mu q/pie", sgd(0.01), elbo(8))
     made = method(phases=(Phase((step,), 5, 2),))
     state = next(federate(made, numbers(), 1, check=False))
     assert state.server["q/mu"] != 0
@@ -346,13 +352,13 @@ def test_a_misspelt_pattern_would_freeze_what_it_means():
 
 @pytest.mark.parametrize("names", ["q/* pl/*", "q/mu q/pie"])
 def test_every_pattern_of_a_step_must_match(names):
-    step = Step(names, sgd(0.01), elbo(8))
+    step = GradientStep(names, sgd(0.01), elbo(8))
     with pytest.raises(ValueError, match=r"in the step .* of phases matches no name; "):
         check(method(phases=(Phase((step,), 5, 2),)), numbers())
 
 
 def test_a_tensor_that_nothing_moves_is_named():
-    step = Step("q/mu", sgd(0.01), elbo(8))
+    step = GradientStep("q/mu", sgd(0.01), elbo(8))
     with pytest.warns(UserWarning, match="the guide reads q/pi, and no step or move changes it"):
         check(method(phases=(Phase((step,), 5, 2),)), numbers())
 
@@ -435,7 +441,7 @@ def test_a_server_state_of_all_clients_is_looked_at_by_its_rows():
         init=init,
         download=download,
         upload=lambda received, local: {n: local[n] for n in ("q/mu", "q/pi")},
-        facts={"server/sd": PER_CLIENT},
+        metadata={"server/sd": PER_CLIENT},
     )
     server = made.init(torch.Generator(), 3)
     check(made, numbers(), server=server)
@@ -448,8 +454,8 @@ def test_a_merge_that_makes_a_new_name_is_refused():
     def upload(received: Tensors, local: Tensors) -> Tensors:
         return {"centre": local["q/mu"]}  # the server's own would stay as it is
 
-    wrong = method(upload=upload, merge=Pooled({"*": by_size}))
-    told = "the merge puts 'centre' into the server's state, which has q/mu, q/pi; expected"
+    wrong = method(upload=upload, aggregate=Aggregator({"*": by_size}))
+    told = "the aggregation puts 'centre' into the server's state, which has q/mu, q/pi; expected"
     with pytest.raises(ValueError, match=told):
         check(wrong, numbers())
     other = replace(wrong, upload=lambda received, local: {"server/seen": local["q/mu"]})
@@ -469,8 +475,8 @@ def test_a_view_that_sets_an_unknown_name_is_refused():
     ("changes", "told"),
     [
         (
-            {"merge": Pooled({"*": by("tau")})},
-            "the merge fails on messages of q/mu, q/pi: KeyError: 'tau'",
+            {"aggregate": Aggregator({"*": weight_by("tau")})},
+            "the aggregation fails on messages of q/mu, q/pi: KeyError: 'tau'",
         ),
         ({"views": {"global": lambda received, local: None}}, "view 'global' fails: TypeError"),
         (

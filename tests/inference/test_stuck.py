@@ -14,7 +14,7 @@ import toys
 from torch import Size, Tensor
 
 import pyrofl
-from pyrofl import Method, Phase, Step, adam, elbo, guides, servers, sgd
+from pyrofl import GradientStep, Method, Phase, adam, aggregation, elbo, guides, sgd
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.run import Run
 from pyrofl.inference.verdict import verdict
@@ -22,7 +22,7 @@ from pyrofl.models import pfedgp, pvi
 from pyrofl.tensors import Tensors, generator
 
 q = guides.log_mean_field({"w": Size([2])}, scale=0.1)
-everything = servers.Pooled({"*": servers.evenly})
+everything = aggregation.Aggregator({"*": aggregation.uniform})
 
 
 def lines() -> Federation:
@@ -69,8 +69,8 @@ USUAL = Method(
     init=lambda source, clients: q.start({"w": torch.zeros(2)}),
     model=model,
     guide=q,
-    phases=(Phase((Step(q.names, adam(0.05), elbo(draws=8, mean=True)),), epochs=2),),
-    merge=everything,
+    phases=(Phase((GradientStep(q.names, adam(0.05), elbo(draws=8, mean=True)),), epochs=2),),
+    aggregate=everything,
 )
 
 
@@ -87,7 +87,14 @@ NOTHING = "nothing that is learned has changed in any round"
     [
         ({"upload": lambda received, local: {}}, NOTHING),
         ({"upload": lambda received, local: dict(received)}, NOTHING),
-        ({"merge": servers.Pooled({"*": servers.evenly}, then=lambda s, p: s)}, NOTHING),
+        (
+            {
+                "aggregate": aggregation.Aggregator(
+                    {"*": aggregation.uniform}, server_step=lambda s, p: s
+                )
+            },
+            NOTHING,
+        ),
         (
             {"upload": lambda received, local: {"pi/w": local["pi/w"]}},
             "mu/w is trained, but unchanged in every round; check the upload",
@@ -105,7 +112,7 @@ def test_a_run_that_learns_nothing_is_stuck_and_says_so_after_round_one(changed,
 
 def test_what_is_not_to_learn_is_not_stuck():
     for optim, epochs in ((adam(0.0), 2), (adam(0.1), 0)):
-        run = fitted(phases=(Phase((Step(q.names, optim),), epochs=epochs),))
+        run = fitted(phases=(Phase((GradientStep(q.names, optim),), epochs=epochs),))
         assert run.verdict.kind == "converged"
         assert "nothing is trained: all learning rates or epochs are 0" in str(run.verdict)
 
@@ -122,7 +129,11 @@ def test_what_was_not_compared_in_every_round_is_not_stuck():
 
 
 def test_a_rate_of_zero_is_wanted_also_where_others_learn():
-    moves = (Step("mu/*", adam(0.0)), Step("pi/*", adam(0.1)), lambda received, local, batch: {})
+    moves = (
+        GradientStep("mu/*", adam(0.0)),
+        GradientStep("pi/*", adam(0.1)),
+        lambda received, local, batch: {},
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert fitted(phases=(Phase(moves, epochs=2),)).verdict.kind == "moving"
@@ -154,7 +165,7 @@ def test_a_closed_form_under_a_name_that_nobody_reads_is_named_before_round_one(
 
 @pytest.mark.parametrize("optim", [sgd(0.002), adam(0.2)], ids=["sgd", "adam"])
 def test_a_loss_with_the_wrong_sign_has_diverged(optim):
-    run = fitted(30, phases=(Phase((Step(q.names, optim, wrong),), epochs=8),))
+    run = fitted(30, phases=(Phase((GradientStep(q.names, optim, wrong),), epochs=8),))
     assert run.records[-1].loss[q.names].mean() < -1e4
     assert run.verdict.kind == "diverged"
     assert "without end; check its sign" in str(run.verdict)

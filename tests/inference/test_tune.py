@@ -107,10 +107,10 @@ def test_what_fails_is_last_and_no_crash(line):
         if lr < 1:
             return method
 
-        def merge(*args: object) -> object:
+        def aggregate(*args: object) -> object:
             raise RuntimeError("of its own\nsecond line")
 
-        return replace(method, merge=merge)
+        return replace(method, aggregate=aggregate)
 
     found = tune(sometimes, line, {"lr": (1.0, 0.5)}, 3, metric="rmse", progress=False)
     assert found.best == {"lr": 0.5}

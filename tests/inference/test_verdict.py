@@ -19,7 +19,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.checkpoints import load, save
 from pyrofl.inference.engine.participation import Stragglers, fraction
 from pyrofl.inference.engine.state import Round
-from pyrofl.inference.facts import INCOMPARABLE, normals
+from pyrofl.inference.metadata import INCOMPARABLE, normals
 from pyrofl.inference.movement import Moved, movement
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.verdict import Losses, Verdict, comparable, verdict
@@ -76,15 +76,15 @@ def test_movement_is_a_share_of_the_norm():
 
 
 def test_what_has_moments_moves_in_standard_deviations():
-    facts = normals("loc", "log_scale", torch.exp)
+    metadata = normals("loc", "log_scale", torch.exp)
     sd = torch.tensor([0.1, 10.0])
     old = {"loc/w": torch.zeros(2), "log_scale/w": torch.tensor([0.1, 5.0]).log()}
     new = {"loc/w": torch.tensor([0.2, 1.0]), "log_scale/w": sd.log(), "base": torch.ones(1)}
-    found = movement(facts, state(0, old), state(1, new))
+    found = movement(metadata, state(0, old), state(1, new))
     assert found is not None
     assert found == {"w": pytest.approx({"mean": 2.0, "sd": 0.5}, rel=1e-6), "base": {"norm": 1.0}}
     other = {"loc/w": torch.zeros(3), "log_scale/w": torch.zeros(3)}  # it has grown
-    assert movement(facts, state(0, other), state(1, new)) == {
+    assert movement(metadata, state(0, other), state(1, new)) == {
         name: {"norm": 1.0} for name in ("loc/w", "log_scale/w", "base")
     }
 
@@ -100,7 +100,7 @@ def test_natural_parameters_move_as_far_as_their_mean(covariance: str):
     mean = torch.tensor([1.0, -2.0], dtype=torch.float64)
     sd = (root @ root.T).diagonal().sqrt() if full else root
     old, new = normals.naturals(mean, 2 * root), normals.naturals(mean + sd * 0.5 * mean, root)
-    found = movement(method.facts, state(0, old), state(1, new))
+    found = movement(method.metadata, state(0, old), state(1, new))
     assert found is not None
     (site,) = net.shapes
     assert found == {site: pytest.approx({"mean": 1.0, "sd": 1.0}, rel=1e-6)}
@@ -140,7 +140,7 @@ def test_small_steps_of_three_merges_and_more_have_converged():
     assert judged(*[0.01] * 5, part="sd").kind == "converged"
     idle = [record(n, moved={"w": {"norm": 0.1}}) for n in (1, 2, 3)]
     idle += [record(n, merged=False) for n in (4, 5, 6, 7, 8)]
-    assert verdict(idle).kind == "moving"  # rounds without a merge are no sign of rest
+    assert verdict(idle).kind == "moving"  # rounds without an aggregation are no sign of rest
     both = {"w": {"norm": 0.002}, "m": {"mean": 0.05, "sd": 0.01}}
     two = verdict([record(n, moved=both) for n in (1, 2, 3)])
     assert str(two) == "moving: the mean of m by 0.05 sd per round"

@@ -70,7 +70,7 @@ def solved(method: Method, task: ConjugateTask) -> Method:
         return {"mu/w": mean, "pi/w": -inverse.diagonal(dim1=1, dim2=2).log() / 2}
 
     begin, train = method.phases
-    return replace(method, phases=(begin, Phase((infer, *train.moves[1:]))))
+    return replace(method, phases=(begin, Phase((infer, *train.updates[1:]))))
 
 
 def start(loc: tuple[float, ...], sd: float | None = None) -> Tensors:
@@ -103,7 +103,7 @@ POINT = {"loc__w": 0.3, "log_scale__w": -0.2, "mu__w": 1.1, "pi__w": -0.7}
 def test_the_plain_step_goes_down_the_kl_divergence():
     local, row = one_datum(**POINT)
     method = gaussian(1, natural=False, lr_prior=0.1)
-    changed = method.phases[1].moves[1]({}, local, row)
+    changed = method.phases[1].updates[1]({}, local, row)
     slope = {n: float(local[n] - v) / 0.1 for n, v in changed.items()}
     assert slope["loc/w"] == pytest.approx(-1.1935, abs=5e-5)
     assert slope["log_scale/w"] == pytest.approx(-0.3226, abs=5e-5)
@@ -116,10 +116,10 @@ def test_the_plain_step_goes_down_the_kl_divergence():
 
 def test_the_plain_step_is_per_datum_and_weighted_by_lambda():
     local, row = one_datum(**POINT)
-    once = gaussian(1, natural=False, lr_prior=0.1).phases[1].moves[1]({}, local, row)
+    once = gaussian(1, natural=False, lr_prior=0.1).phases[1].updates[1]({}, local, row)
     weak = gaussian(1, natural=False, lr_prior=0.1, kl=0.3)
     many = replace(row, size=torch.tensor([5.0]).double())
-    changed = weak.phases[1].moves[1]({}, local, many)
+    changed = weak.phases[1].updates[1]({}, local, many)
     for n, v in changed.items():
         close(v - local[n], (once[n] - local[n]) * 0.3 / 5)
 
@@ -127,14 +127,14 @@ def test_the_plain_step_is_per_datum_and_weighted_by_lambda():
 def test_the_plain_step_does_not_overshoot():
     # A step of rate lambda / n above the prior's variance would land beyond the posterior's mean.
     local, row = one_datum(**POINT | {"log_scale__w": -4.0})
-    moved = gaussian(1, natural=False, lr_prior=5.0, kl=3.0).phases[1].moves[1]({}, local, row)
+    moved = gaussian(1, natural=False, lr_prior=5.0, kl=3.0).phases[1].updates[1]({}, local, row)
     close(moved["loc/w"], local["mu/w"])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_the_natural_step_mixes_moments(share):
     local, row = one_datum(**POINT)
-    changed = gaussian(1, lr_prior=share).phases[1].moves[1]({}, local, row)
+    changed = gaussian(1, lr_prior=share).phases[1].updates[1]({}, local, row)
     first = (1 - share) * 0.3 + share * 1.1
     second = (1 - share) * (exp(-0.4) + 0.3**2) + share * (exp(-1.4) + 1.1**2)
     close(changed["loc/w"], [[first]])
@@ -154,7 +154,7 @@ def test_the_natural_step_is_the_gradient_over_the_fisher_information():
 @pytest.mark.parametrize("natural", [True, False])
 def test_a_prior_is_never_narrower_than_the_floor(natural):
     local, row = one_datum(loc__w=0.0, log_scale__w=-9.2, mu__w=0.0, pi__w=-30.0)
-    changed = gaussian(1, natural=natural, lr_prior=1.0).phases[1].moves[1]({}, local, row)
+    changed = gaussian(1, natural=natural, lr_prior=1.0).phases[1].updates[1]({}, local, row)
     close(changed["log_scale/w"], [[log(1e-4)]])
 
 
@@ -257,9 +257,9 @@ def test_moment_matching_minimises_the_divergence_from_all_clients():
     rng = generator(1)
     loc, nu = (torch.randn(5, 3, generator=rng).double() for _ in range(2))
     message = {"loc/w": loc, "log_scale/w": nu}
-    merge = gaussian(3, average="moments").merge
+    aggregate = gaussian(3, average="moments").aggregate
     who = Who(torch.arange(5), torch.arange(1.0, 6.0).double())
-    found = merge({n: v[0] for n, v in message.items()}, message, who, generator(0))
+    found = aggregate({n: v[0] for n, v in message.items()}, message, who, generator(0))
     m, width = found["loc/w"].requires_grad_(), found["log_scale/w"].requires_grad_()
     kl = torch.distributions.kl_divergence(dist.Normal(loc, nu.exp()), dist.Normal(m, width.exp()))
     kl.sum().backward()
@@ -274,7 +274,7 @@ def test_the_server_averages_evenly_what_it_is_told_to(average, sd):
     message = {"loc/w": torch.tensor([[1.0], [7.0]]), "log_scale/w": torch.tensor([[1.0], [4.0]])}
     message["log_scale/w"] = message["log_scale/w"].log()
     who = Who(torch.arange(2), torch.tensor([10.0, 990.0]))
-    server = gaussian(1, average=average).merge(start((0.0,), 1.0), message, who, generator(0))
+    server = gaussian(1, average=average).aggregate(start((0.0,), 1.0), message, who, generator(0))
     close(server["loc/w"], [4.0])
     close(server["log_scale/w"].exp(), [sd], 1e-5)
 

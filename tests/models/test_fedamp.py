@@ -135,5 +135,7 @@ def test_what_needs_sums_is_refused_by_name():
     method = fedamp.build(toys.net())
     with pytest.raises(ValueError, match=r"fedamp: .*; expected"):
         sums.summed(method)
-    with pytest.raises(ValueError, match="merge is 'median'; expected none, as every client has"):
-        fedamp.build(toys.net(), merge="median")
+    with pytest.raises(
+        ValueError, match="aggregation is 'median'; expected none, as every client has"
+    ):
+        fedamp.build(toys.net(), aggregation="median")

@@ -136,7 +136,9 @@ def test_who_comes_later_weighs_what_all_others_value():
 def test_what_needs_sums_is_refused_by_name():
     with pytest.raises(ValueError, match=r"fedfomo: .*; expected"):
         sums.summed(fedfomo.build(toys.net()))
-    with pytest.raises(ValueError, match="merge is 'median'; expected none, as every client has"):
-        fedfomo.build(toys.net(), merge="median")
+    with pytest.raises(
+        ValueError, match="aggregation is 'median'; expected none, as every client has"
+    ):
+        fedfomo.build(toys.net(), aggregation="median")
     with pytest.raises(ValueError, match="held_back is 1"):
         fedfomo.build(toys.net(), held_back=1.0)

@@ -82,7 +82,7 @@ def test_a_sample_is_the_mean_over_an_epoch(tiny):
     state = last(one, tiny, 1, server=start)
     plain = fedavg.build(net, epochs=1, **usual)
     (phase,) = plain.phases
-    seen = replace(plain, phases=(replace(phase, moves=(*phase.moves, look)),))
+    seen = replace(plain, phases=(replace(phase, updates=(*phase.updates, look)),))
     last(seen, tiny, 1, server=start, chunk=1)
     for n in start:  # the smallest client, of three rows, is the last to train
         mean = torch.cat([i[n] for i in iterates[-3:]]).mean(0)

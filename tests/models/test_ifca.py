@@ -87,7 +87,7 @@ def test_the_server_is_pfedmbs_with_all_weight_on_one_branch(tiny):
     for n in role("cluster/w", state.server):
         sent = state.message[f"w/{n}"]
         message[f"branch/{n}"] = sent[:, None].expand(-1, 3, *sent.shape[1:])
-    found = branched.merge(
+    found = branched.aggregate(
         under("branch", role("cluster/w", old)), message, state.who, generator(0)
     )
     for n, value in role("cluster/w", state.server).items():

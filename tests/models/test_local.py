@@ -31,7 +31,7 @@ def test_a_client_is_stochastic_gradient_descent_on_its_rows(tiny):
     net = build("mlp:5", (4,), 3)
     method = local.build(net, epochs=2, batch=None, lr=0.1)
     state = last(method, tiny, 3)
-    start = method.join({}, tiny.who(torch.arange(3)), stream(0, Stream.START))
+    start = method.init_client({}, tiny.who(torch.arange(3)), stream(0, Stream.START))
     for j, rows in enumerate(tiny.train):
         params = {
             n: v[j].to(tiny.dtype, copy=True).requires_grad_() for n, v in role("w", start).items()
@@ -65,8 +65,8 @@ def test_one_client_alone_is_fedavg(tiny):
 
 
 def test_there_is_nothing_to_merge():
-    with pytest.raises(ValueError, match="merge is 'median'; expected none"):
-        local.build(build("softmax", (4,), 3), merge="median")
+    with pytest.raises(ValueError, match="aggregation is 'median'; expected none"):
+        local.build(build("softmax", (4,), 3), aggregation="median")
 
 
 def test_everybody_trains_whoever_reports(tiny):

@@ -20,7 +20,7 @@ from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import meet
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.loop.noise import open_latent
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam
 from pyrofl.models import guides, likelihoods, pfedbayes, pfedme
 from pyrofl.nets import build
@@ -62,10 +62,10 @@ def linear(**options: object) -> Method:
     return pfedbayes.build(build("linear", (2,), 1), **(usual | options))
 
 
-def moves(method: Method) -> tuple[Step, Step]:
-    infer, follow = method.phases[0].moves
-    assert isinstance(infer, Step)
-    assert isinstance(follow, Step)
+def moves(method: Method) -> tuple[GradientStep, GradientStep]:
+    infer, follow = method.phases[0].updates
+    assert isinstance(infer, GradientStep)
+    assert isinstance(follow, GradientStep)
     return infer, follow
 
 
@@ -96,10 +96,10 @@ def test_on_its_own_the_step_on_the_prior_ends_at_the_posterior(quadratic):
     method = linear()
     follow = replace(moves(method)[1], optim=adam(0.05))
 
-    def join(received: Tensors, *_: object) -> Tensors:
+    def init_client(received: Tensors, *_: object) -> Tensors:
         return {n: v for n, v in STATE.items() if n.startswith("own/")}
 
-    alone = replace(method, join=join, phases=(Phase((follow,), epochs=400),))
+    alone = replace(method, init_client=init_client, phases=(Phase((follow,), epochs=400),))
     start = {n: STATE[n][0] for n in ("w/w", "spread/w")}
     state = last(alone, quadratic.federation, 1, server=start, check=False)
     close(state.message["w/w"], M, 1e-3)
@@ -125,8 +125,10 @@ def test_without_spread_it_is_pfedme_by_adam(quadratic):
     one = pfedbayes.build(net, guide=guides.delta, scale=sd, kl=3.0, lr=0.02, **options)
     plain = pfedme.build(net, strength=3.0 / (2 * sd**2), **options)
     (phase,) = plain.phases
-    by_adam = tuple(replace(m, optim=adam(0.02)) for m in phase.moves if isinstance(m, Step))
-    other = replace(plain, phases=(replace(phase, moves=by_adam),))
+    by_adam = tuple(
+        replace(m, optim=adam(0.02)) for m in phase.updates if isinstance(m, GradientStep)
+    )
+    other = replace(plain, phases=(replace(phase, updates=by_adam),))
     a, b = (last(m, quadratic.federation, 3) for m in (one, other))
     close(a.server["w/w"], b.server["w/w"], 1e-9)
     close(a.private["own/w/w"], b.private["own/w/w"], 1e-9)

@@ -266,7 +266,7 @@ def merged(mean: list[float], tau: Tensor, variance: float, m_step_iters: int) -
         "variance": torch.full((3,), variance).double(),
     }
     method = gaussian(1, m_step_iters=m_step_iters)
-    server = method.merge(head(0.0), message, Who(torch.arange(3), torch.ones(3)), generator(0))
+    server = method.aggregate(head(0.0), message, Who(torch.arange(3), torch.ones(3)), generator(0))
     return float(server["loc/w"])
 
 
@@ -553,7 +553,7 @@ def test_without_prior_or_variance_it_is_fedrep(tiny):
     method = replace(
         method,
         phases=(
-            Phase((no_confidence, *method.phases[0].moves[1:])),
+            Phase((no_confidence, *method.phases[0].updates[1:])),
             *method.phases[1:-1],
             settle,
         ),

@@ -116,7 +116,7 @@ def test_what_it_cannot_be_is_refused():
     for options, words in (
         ({"unlabelled": None}, "unlabelled is missing"),
         ({"guide": guides.mean_field}, r"guide is mean_field; expected guides\.delta"),
-        ({"merge": "median"}, "merge is 'median'; expected none"),
+        ({"aggregation": "median"}, "aggregation is 'median'; expected none"),
         ({"likelihood": likelihoods.normal()}, "the likelihood is Normal; expected one with fin"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -14,11 +14,11 @@ from toys import last
 
 from pyrofl.data import Federation
 from pyrofl.data.conjugate import ConjugateTask
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.participation import Stragglers, fixed
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import fedavg, likelihoods, scaffold
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, pick, role
@@ -89,13 +89,13 @@ def test_a_part_of_the_clients_reaches_it_too(quadratic):
 
 
 def cannot(*_: object) -> Tensors:
-    raise CannotMerge("not this time")
+    raise AggregationError("not this time")
 
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_the_common_control_is_the_mean_of_the_clients_own_whoever_is_lost(blobs, every):
     method = scaffold.build(toys.net(), epochs=1)
-    stuck = replace(method, merge=cannot)
+    stuck = replace(method, aggregate=cannot)
     lossy = {"stragglers": Stragglers(fail=0.4), "participation": fixed(9)}
     for state in federate(lambda r: stuck if r % every else method, blobs, 6, **lossy):
         for n, own in role("own", state.private).items():

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyrofl
 from pyrofl import datasets, federations, nets
-from pyrofl.inference.servers.averages import average
+from pyrofl.inference.aggregation.averages import average
 from pyrofl.models import fedbe
 from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.tensors import role

@@ -64,7 +64,7 @@ class Case:
 def on_ten(method: Method) -> Method:
     """Let the step before a test see ten rows of a client, drawn anew for every test."""
     (phase,) = method.adapt
-    (step,) = phase.moves
+    (step,) = phase.updates
 
     def loss(model: Program, guide: Program, received: Any, local: Any, batch: Batch) -> Tensor:
         order = torch.rand(batch.mask.shape).masked_fill(~batch.mask, 2.0).argsort(1)[:, :10]
@@ -72,7 +72,7 @@ def on_ten(method: Method) -> Method:
         few = {n: getattr(batch, n)[client, order] for n in ("x", "y", "mask")}
         return step.loss(model, guide, received, local, replace(batch, at=None, **few))
 
-    return replace(method, adapt=(replace(phase, moves=(replace(step, loss=loss),)),))
+    return replace(method, adapt=(replace(phase, updates=(replace(step, loss=loss),)),))
 
 
 CASES = {

@@ -20,7 +20,7 @@ from pyrofl.files import hashed, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.checkpoints import Keeper, load
-from pyrofl.inference.facts import Optimal, of_kind
+from pyrofl.inference.metadata import Optimal, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.run import Run
 from pyrofl.inference.verdict import Judge, trained_by
@@ -102,7 +102,7 @@ def not_past(run: Run, until: str | None, path: Path) -> None:
     for record in run.records[:-1] if until else ():
         judge.add(record)
         # One that has converged may have gone on because its objective had not.
-        if judge.over and not of_kind(run.method.facts, Optimal):
+        if judge.over and not of_kind(run.method.metadata, Optimal):
             raise ValueError(
                 f"--until is {until}, and {path} holds round {run.state.number} of a run that was "
                 f"to stop after round {record.number}: {judge.verdict()}; expected no --until, or "

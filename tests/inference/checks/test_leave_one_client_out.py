@@ -22,7 +22,7 @@ import pyrofl
 from pyrofl.data import Batch, Federation, datasets
 from pyrofl.data.conjugate import linear_regression
 from pyrofl.inference.checks.elpd import elpd_data, pareto_k
-from pyrofl.inference.facts import PER_CLIENT, Factors, of_kind
+from pyrofl.inference.metadata import PER_CLIENT, Factors, of_kind
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.models import fedavg, likelihoods, pvi
 from pyrofl.models.pvi.gaussians import Normals
@@ -197,7 +197,7 @@ class Grid:
     def of_factors(self, run: pyrofl.Run) -> Tensor:
         """Return the same where the others know q / t_j, with t_j's share of the prior."""
         normals, server = Normals(2, True), run.state.server
-        core = run.method.merge.__self__  # type: ignore[union-attr]
+        core = run.method.aggregate.__self__  # type: ignore[union-attr]
         prior = {n: v.double() for n, v in core.prior.items()}
         rest = torch.from_numpy(self.prior) - normals.log_density(self.points, prior)
         found = []
@@ -275,9 +275,12 @@ def with_refits(run: pyrofl.Run, seed: int = 1) -> pyrofl.Run:
         q = {n: others[n] + server[f"server/{n}"][at] for n in ("shift", "precision")}
         return replace(run.state, server=server | q | {"share": torch.zeros_like(server["share"])})
 
-    (at, factors), facts = next(iter(of_kind(run.method.facts, Factors).items())), run.method.facts
-    known = {**facts, at: (PER_CLIENT, replace(factors, without=refitted))}
-    return run.copy(method=replace(run.method, facts=known))
+    (at, factors), metadata = (
+        next(iter(of_kind(run.method.metadata, Factors).items())),
+        run.method.metadata,
+    )
+    known = {**metadata, at: (PER_CLIENT, replace(factors, without=refitted))}
+    return run.copy(method=replace(run.method, metadata=known))
 
 
 def test_models_are_compared_by_client():

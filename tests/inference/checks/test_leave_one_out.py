@@ -15,7 +15,7 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch
 from pyrofl.data.conjugate import ConjugateTask, linear_regression
-from pyrofl.inference.facts import SHARED
+from pyrofl.inference.metadata import SHARED
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.models import guides
@@ -57,12 +57,12 @@ def exact(narrow: float = 1.0, tau: float = TAU, shared: str = "") -> Method:
     }
     return Method(
         init=lambda generator, clients: {"tau": taus[0]},
-        join=lambda received, who, generator: {n: v[who.ids] for n, v in parameters.items()},
+        init_client=lambda received, who, generator: {n: v[who.ids] for n, v in parameters.items()},
         model=model,
         guide=full_covariance(SHAPES).program,
         phases=(),
-        merge=lambda server, message, who, generator: server,
-        facts={shared: SHARED},
+        aggregate=lambda server, message, who, generator: server,
+        metadata={shared: SHARED},
     )
 
 
@@ -205,8 +205,9 @@ def test_a_point_has_no_leave_one_out():
     point = guides.delta(SHAPES)
     method = exact()
     made = Method(
-        init=method.init, join=method.join, model=model, guide=point.program, phases=(),
-        merge=method.merge,
+        init=method.init, init_client=method.init_client, model=model, guide=point.program,
+        phases=(),
+        aggregate=method.aggregate,
     )  # fmt: skip
     told = "draws are all the same, as of a point, which is no posterior to leave a row out of"
     with pytest.raises(ValueError, match=told):

@@ -185,11 +185,11 @@ def test_pit_is_uniform_for_calibrated_forecasts():
 
         return Method(
             init=lambda generator, clients: {},
-            join=lambda received, who, generator: {"at": 0 * who.size},
+            init_client=lambda received, who, generator: {"at": 0 * who.size},
             model=model,
             guide=guide,
             phases=(Phase((lambda received, local, batch: {"at": local["at"]},)),),
-            merge=lambda server, message, who, generator: server,
+            aggregate=lambda server, message, who, generator: server,
         )
 
     g = np.random.default_rng(3)

@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.checks.replicas import (
     compact,
     first_of,
@@ -29,12 +30,11 @@ from pyrofl.inference.checks.replicas import (
 from pyrofl.inference.checks.simulation import Ranks, rank, simulated
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.facts import SHARED
 from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.metadata import SHARED
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.programs import Program
-from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import fedavg, guides, pfedvem, pvi
 from pyrofl.models.guides import correlated
 from pyrofl.models.likelihoods import normal
@@ -71,14 +71,16 @@ def regression(received: Tensors, local: Tensors, batch: Batch) -> None:
 def alone(family: guides.Family) -> Method:
     """Fit `regression` by SVI, every client for itself."""
     q = family({"w": torch.Size([2])}, scale=0.3)
-    steps = [Step(q.names, adam(lr), elbo(8)) for lr in (0.1, 0.02, 0.004)]
+    steps = [GradientStep(q.names, adam(lr), elbo(8)) for lr in (0.1, 0.02, 0.004)]
     return Method(
         init=lambda generator, clients: {},
-        join=lambda received, who, generator: spread_out(q.start({"w": 0 * X[0]}), len(who.ids)),
+        init_client=lambda received, who, generator: spread_out(
+            q.start({"w": 0 * X[0]}), len(who.ids)
+        ),
         model=regression,
         guide=q.program,
         phases=tuple(Phase((step,), epochs=100) for step in steps),
-        merge=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, who, generator: server,
     )
 
 
@@ -100,8 +102,8 @@ def prior_only(width: float = 1.0, shared: str = "") -> Method:
         model=model,
         guide=guide,
         phases=(Phase((lambda received, local, batch: {"at": local["at"]},)),),
-        merge=lambda server, message, who, generator: server,
-        facts={shared: SHARED},
+        aggregate=lambda server, message, who, generator: server,
+        metadata={shared: SHARED},
     )
 
 
@@ -296,10 +298,10 @@ def test_a_replication_that_diverged_is_told_unless_asked_for():
         high = torch.where(batch.y[:, 0] > 1.5, 1.0, 0.01)
         return high * (local["at"] - 1.0).square() / 2
 
-    step = Step("at", sgd(10.0), loss)
+    step = GradientStep("at", sgd(10.0), loss)
     method = replace(prior_only(), phases=(Phase((step,), epochs=4),))
     method = replace(
-        method, merge=lambda server, message, who, generator: {"at": message["at"].mean()}
+        method, aggregate=lambda server, message, who, generator: {"at": message["at"].mean()}
     )
     with pytest.warns(UserWarning, match="of 30 fits are not finite or diverged"):
         found = pyrofl.checks.sbc(method, template(), 3, 30, 19, bins=2)
@@ -315,14 +317,14 @@ def test_a_server_that_cannot_merge_is_told_of_its_copy_alone(raises):
     def nudge(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         return {"at": local["at"] + torch.where(batch.y[:, 0] > 1.5, 0.001, 0.0)}
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         if not bool((message["at"] > 0).any()):
             return {"at": server["at"] + 0.5}
         if raises:
-            raise CannotMerge("too few; expected more")
+            raise AggregationError("too few; expected more")
         return {"at": server["at"] * torch.nan}
 
-    method = replace(prior_only(), phases=(Phase((nudge,)),), merge=merge)
+    method = replace(prior_only(), phases=(Phase((nudge,)),), aggregate=aggregate)
     with pytest.warns(UserWarning, match="of 60 fits are not finite"):
         found = pyrofl.checks.sbc(method, template(), 1, 60, 19)
     told = "too few; expected more" if raises else "merged at is nan; expected a finite number"

@@ -67,7 +67,7 @@ def test_a_round_that_fails_on_its_way_leaves_the_state_before(blobs):
     def fail(*_: object) -> Tensors:
         raise KeyboardInterrupt
 
-    broken = replace(method, merge=fail)
+    broken = replace(method, aggregate=fail)
     with pytest.raises(KeyboardInterrupt):
         next(federate(broken, blobs, 3, chunk=3, start=state))
     toys.assert_same(before, dict(state.private))

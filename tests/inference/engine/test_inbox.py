@@ -15,24 +15,24 @@ from torch import Generator
 import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference import checkpoints as checkpoint
+from pyrofl.inference.aggregation.aggregator import Aggregator, Weighed
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.server_round import advance
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.servers.pooled import Pooled, Weighed
 from pyrofl.models import fedabml, fedavg, guides, local, pfedmb, pfedvem
 from pyrofl.models.priors import learned_scales
 from pyrofl.tensors import Tensors
 
-FOLD = [name for name in contract.METHODS if isinstance(contract.built(name).merge, Pooled)]
+FOLD = [name for name in contract.METHODS if isinstance(contract.built(name).aggregate, Aggregator)]
 DO_NOT = {
     **{name: contract.built(name) for name in contract.METHODS if name not in FOLD},
-    "fedavg, median": fedavg.build(toys.net(), merge="median"),
-    "fedavg, krum": fedavg.build(toys.net(), merge="krum:1"),
-    "pfedvem, trimmed": pfedvem.build(toys.net(), merge="trimmed:0.1"),
+    "fedavg, median": fedavg.build(toys.net(), aggregation="median"),
+    "fedavg, krum": fedavg.build(toys.net(), aggregation="krum:1"),
+    "pfedvem, trimmed": pfedvem.build(toys.net(), aggregation="trimmed:0.1"),
     "pfedvem, two M-steps": pfedvem.build(toys.net(), m_step_iters=2),
-    "pfedmb, median": pfedmb.build(toys.net(), merge="median"),
+    "pfedmb, median": pfedmb.build(toys.net(), aggregation="median"),
 }
 SOME = torch.tensor([0, 2, 3, 5, 6, 8, 9, 11])  # of 3 to 40 rows
 ALL = torch.arange(12)
@@ -107,8 +107,8 @@ def test_learned_scales_fold():
 def test_confidences_add_up():
     method = pfedvem.build(toys.net())
     (kept,) = federate(method, toys.blobs(), 1)
-    assert isinstance(method.merge, Pooled)
-    folded = method.merge.fold(method.merge.weigh(kept.server, kept.message, kept.who))
+    assert isinstance(method.aggregate, Aggregator)
+    folded = method.aggregate.fold(method.aggregate.weigh(kept.server, kept.message, kept.who))
     torch.testing.assert_close(folded.weights["loc/*"], kept.message["tau"].sum()[None])
     assert folded.weights["base/*"].tolist() == [sum(toys.SIZES)]
     assert {len(v) for v in folded.values.values()} == {1}
@@ -185,7 +185,7 @@ def test_a_message_that_cannot_be_folded_is_left_out(name, lacking, keep_message
     assert len(state.who.ids) == 11
 
 
-class Watched(Pooled):
+class Watched(Aggregator):
     """Writes down for how many clients it holds something."""
 
     def fold(self, *parts: Weighed) -> Weighed:
@@ -203,9 +203,9 @@ HELD: list[int] = []
 @pytest.mark.parametrize("chunk", [1, 4])
 def test_no_more_than_a_chunk_is_ever_held(chunk):
     method = contract.built("fedavg")
-    assert isinstance(method.merge, Pooled)
+    assert isinstance(method.aggregate, Aggregator)
     HELD.clear()
-    spied = replace(method, merge=Watched(method.merge.weights))
+    spied = replace(method, aggregate=Watched(method.aggregate.weights))
     (state,) = federate(spied, toys.blobs(), 1, chunk=chunk, keep_messages=False)
     assert len(state.who.ids) == 12
     assert HELD[-1] == 1
@@ -240,7 +240,7 @@ def test_a_merge_that_needs_all_messages_is_refused_before_any_work(name):
 
 
 def test_a_schedule_is_refused_in_the_round_that_cannot():
-    methods = [fedavg.build(toys.net()), fedavg.build(toys.net(), merge="median")]
+    methods = [fedavg.build(toys.net()), fedavg.build(toys.net(), aggregation="median")]
     states = federate(methods.__getitem__, toys.blobs(), 2, keep_messages=False)
     assert next(states).number == 1
     with pytest.raises(ValueError, match="keep_messages is False"):

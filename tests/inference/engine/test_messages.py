@@ -7,7 +7,7 @@ import torch
 
 from pyrofl.data import Who
 from pyrofl.inference.engine.messages import agreed, form_of, inspect, kinds, merged, unlike
-from pyrofl.inference.facts import NOT_NEGATIVE, POSITIVE, Rule
+from pyrofl.inference.metadata import NOT_NEGATIVE, POSITIVE, Rule
 from pyrofl.tensors import Tensors
 
 NAMES = ("north", "south", "east", "west")
@@ -123,7 +123,7 @@ def test_what_all_clients_agree_upon_is_accepted_whatever_they_sent_before():
     assert agreed([(new, 3), (old, 0)], old, {}) == new, "a client that was refused has no say"
     assert agreed([(new, 3), (old, 1)], old, {}) == old
     assert agreed([(new, 1)], old, {}) == old, "one client alone is not several that agree"
-    assert agreed([(new, 1)], old, {"c": torch.ones(2)}) == new, "as a merge has added it"
+    assert agreed([(new, 1)], old, {"c": torch.ones(2)}) == new, "as an aggregation has added it"
     assert agreed([(new, 1)], old, {"c": torch.ones(3)}) == old
 
 

@@ -40,11 +40,11 @@ def afresh(server: Tensors, message: Tensors, who: Who, generator: Generator) ->
 
 
 def test_a_merge_that_writes_in_place_changes_no_state_that_was_kept(blobs):
-    method, start = made(merge=in_place), first(made(), blobs, 0)
+    method, start = made(aggregate=in_place), first(made(), blobs, 0)
     before = {n: v.clone() for n, v in start.server.items()}
     states = list(federate(method, blobs, 3, start=start))
     toys.assert_same(start.server, before)
-    for found, expected in zip(states, federate(made(merge=afresh), blobs, 3), strict=True):
+    for found, expected in zip(states, federate(made(aggregate=afresh), blobs, 3), strict=True):
         toys.assert_same_round(found, expected)
 
 
@@ -55,7 +55,7 @@ def test_a_merge_that_fails_half_way_leaves_the_server_as_it_was(blobs):
         return {n: v * torch.nan for n, v in server.items()}
 
     start = first(made(), blobs, 0)
-    state = advance(made(merge=half), blobs, start, torch.arange(3), torch.arange(3))
+    state = advance(made(aggregate=half), blobs, start, torch.arange(3), torch.arange(3))
     assert state.rejected[0].startswith("the server: merged ")
     toys.assert_same(state.server, first(made(), blobs, 0).server)
 
@@ -65,7 +65,7 @@ def test_a_merge_may_add_what_travels(blobs):
         return afresh(server, message, who, generator) | {"seen": torch.zeros(2)}
 
     for draw, count in ((everyone, 12), (fixed(1), 1)):
-        states = list(federate(made(merge=more), blobs, 3, participation=draw))
+        states = list(federate(made(aggregate=more), blobs, 3, participation=draw))
         assert not any(state.rejected for state in states)
         assert states[-1].message["seen"].shape == (count, 2)
 
@@ -87,14 +87,29 @@ def upload_in_place(received: Tensors, local: Tensors) -> Tensors:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"merge": message_in_place}, r"merge writes into 'w/.*' in place; expected it to return"),
+        (
+            {"aggregate": message_in_place},
+            r"aggregate writes into 'w/.*' in place; expected it to return",
+        ),
         ({"download": download_in_place}, "download writes into 'w/.*' in place; expected it to"),
         ({"upload": upload_in_place}, "upload writes into 'w/.*' in place; expected it to return"),
-        ({"merge": lambda s, m, w, g: m}, "merge gives 'w/.*' a row for each of the 12 clients"),
-        ({"merge": lambda s, m, w, g: None}, "what merge returns is a NoneType; expected a dict"),
-        ({"merge": lambda s, m, w, g: {"a": 0.5}}, "what merge returns holds 'a', a float; expect"),
+        (
+            {"aggregate": lambda s, m, w, g: m},
+            "aggregate gives 'w/.*' a row for each of the 12 clients",
+        ),
+        (
+            {"aggregate": lambda s, m, w, g: None},
+            "what aggregate returns is a NoneType; expected a dict",
+        ),
+        (
+            {"aggregate": lambda s, m, w, g: {"a": 0.5}},
+            "what aggregate returns holds 'a', a float; expect",
+        ),
         ({"init": lambda g, c: [torch.ones(1)]}, "what init returns is a list; expected a dict"),
-        ({"join": lambda r, w, g: None}, "what join returns is a NoneType; expected a dict"),
+        (
+            {"init_client": lambda r, w, g: None},
+            "what init_client returns is a NoneType; expected a dict",
+        ),
         ({"download": lambda s, w: None}, "what download returns is a NoneType; expected a dict"),
         ({"upload": lambda r, m: (1,)}, "what upload returns is a tuple; expected a dict of"),
     ],

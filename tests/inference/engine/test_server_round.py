@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
+from pyrofl.inference.aggregation.averages import average, blend, weighted_mean
 from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import Round, chunks, meet
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.servers.averages import average, blend, weighted_mean
 from pyrofl.models import fedavg
 from pyrofl.tensors import Tensors, generator, spread_out
 
@@ -35,7 +35,7 @@ def counting() -> Method:
     def init(generator: Generator, clients: int) -> Tensors:
         return {"sum": torch.zeros(()), "server/rounds": torch.tensor(0)}
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         assert torch.equal(who.ids, who.ids.sort().values)
         return average(message, torch.ones_like(who.size)) | {
             "server/rounds": server["server/rounds"] + 1,
@@ -43,13 +43,13 @@ def counting() -> Method:
             "server/draw": torch.rand((), generator=generator),
         }
 
-    def join(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
         return {"kept": 100.0 * (who.ids + 1)}
 
     def nothing(*_: object) -> None:
         return None
 
-    return Method(init, nothing, nothing, (Phase((add_id,)),), merge, join=join)
+    return Method(init, nothing, nothing, (Phase((add_id,)),), aggregate, init_client=init_client)
 
 
 def only(*ids: int):
@@ -78,7 +78,7 @@ def test_who_trains_and_who_reports_are_drawn_apart(blobs):
 
 
 def test_all_may_train_while_some_report(blobs):
-    method = replace(counting(), all_train=True)
+    method = replace(counting(), train_all_clients=True)
     (state,) = federate(method, blobs, 1, participation=only(5, 2))
     assert state.trained.tolist() == list(range(12))
     assert state.who.ids.tolist() == [2, 5]
@@ -441,7 +441,7 @@ def test_the_first_message_of_a_round_must_look_as_those_of_the_last(blobs):
 
 
 def test_too_few_messages_for_krum_leave_the_server_as_it_is(blobs):
-    method = fedavg.build(toys.net(), epochs=1, merge="krum:2")
+    method = fedavg.build(toys.net(), epochs=1, aggregation="krum:2")
     begun = first(method, blobs, 0)
     (state,) = federate(method, blobs, 1, participation=only(1, 2, 3))
     toys.assert_same(state.server, begun.server)

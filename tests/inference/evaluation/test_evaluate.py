@@ -312,15 +312,15 @@ def test_what_is_deployed_is_tested_but_does_not_travel_in_training():
     def deploy(server: Tensors, who: Who) -> Tensors:
         return spread_out(server, len(who.ids))
 
-    def merge(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         old = {n: v for n, v in server.items() if n.startswith("w/")}
-        return plain.merge(server, message, who, generator) | under("server/old", old)
+        return plain.aggregate(server, message, who, generator) | under("server/old", old)
 
     def both(received: Tensors, local: Tensors) -> list[Tensors]:
         return [received, received | under("w", role("server/old/w", received))]
 
     views = plain.views | {"ensemble": View(both, deploy)}
-    method = replace(plain, merge=merge, views=views)
+    method = replace(plain, aggregate=aggregate, views=views)
     data = toys.blobs()
     state = toys.last(method, data, 2)
     before = toys.last(plain, data, 1)

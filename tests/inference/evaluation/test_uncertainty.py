@@ -46,11 +46,11 @@ def coins(width: float, members: int = 0) -> Method:
     views = {"ensemble": ensemble} if members else {"personal": lambda received, local: local}
     return Method(
         init=lambda generator, clients: {},
-        join=lambda received, who, generator: {"at": who.ids.to(who.size)},
+        init_client=lambda received, who, generator: {"at": who.ids.to(who.size)},
         model=model,
         guide=guide,
         phases=(Phase((lambda received, local, batch: {"at": local["at"]},)),),
-        merge=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, who, generator: server,
         views=views,  # type: ignore[arg-type]
     )
 

@@ -28,7 +28,7 @@ from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import local as training
 from pyrofl.inference.loop import plans
 from pyrofl.inference.losses import Seen
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.models import (
     apfl,
@@ -206,29 +206,29 @@ def seen_otherwise(method: Method) -> Method:
         return local | {n[4:]: v + 0.1 * v**3 for n, v in local.items() if n[:4] == "own/"}
 
     send, keep = method.phases
-    assert isinstance(send.moves[0], Step)
-    sent = replace(send, moves=(replace(send.moves[0], optim=adam(0.01)),))
-    (step,) = keep.moves
-    assert isinstance(step, Step)
+    assert isinstance(send.updates[0], GradientStep)
+    sent = replace(send, updates=(replace(send.updates[0], optim=adam(0.01)),))
+    (step,) = keep.updates
+    assert isinstance(step, GradientStep)
     assert isinstance(step.loss, Seen)
     step = replace(step, loss=replace(step.loss, view=view))
-    return replace(method, phases=(sent, replace(keep, moves=(step,))))
+    return replace(method, phases=(sent, replace(keep, updates=(step,))))
 
 
 def summed(method: Method) -> Method:
     """Let losses be totals, so that priors pull clients as hard as their rows are many."""
     (phase,) = method.phases
-    (step,) = phase.moves
-    assert isinstance(step, Step)
+    (step,) = phase.updates
+    assert isinstance(step, GradientStep)
     step = replace(step, loss=elbo(), optim=sgd(0.001, 0.5))
-    return replace(method, phases=(replace(phase, moves=(step,)),))
+    return replace(method, phases=(replace(phase, updates=(step,)),))
 
 
 def optimised_by_adam(method: Method) -> Method:
     (phase,) = method.phases
-    (step,) = phase.moves
-    assert isinstance(step, Step)
-    return replace(method, phases=(replace(phase, moves=(replace(step, optim=adam(0.1)),)),))
+    (step,) = phase.updates
+    assert isinstance(step, GradientStep)
+    return replace(method, phases=(replace(phase, updates=(replace(step, optim=adam(0.1)),)),))
 
 
 @pytest.mark.parametrize(
@@ -312,10 +312,10 @@ def test_nothing_of_it_stays_or_travels(always):
 def test_private_state_stays_whatever_its_name(always):
     method = fedavg.build(toys.net(), batch=4)
 
-    def join(received, who, generator):
+    def init_client(received, who, generator):
         return {"rows/own": who.ids[:, None].double()}
 
-    state = next(federate(replace(method, join=join), toys.blobs(), 1))
+    state = next(federate(replace(method, init_client=init_client), toys.blobs(), 1))
     assert state.private.keys() == {"rows/own"}
     assert state.private["rows/own"][:, 0].tolist() == list(range(12))
     assert always
@@ -333,8 +333,8 @@ def test_who_replaces_a_part_gets_what_is_asked_for(always):
         method.guide(*args)
 
     others = [replace(method, model=model), replace(method, guide=guide)]
-    moves = (*phase.moves, lambda received, local, batch: {})
-    others.append(replace(method, phases=(replace(phase, moves=moves),)))
+    moves = (*phase.updates, lambda received, local, batch: {})
+    others.append(replace(method, phases=(replace(phase, updates=moves),)))
     plain = next(federate(without(method), toys.blobs(), 1))
     for other in others:
         assert not short(other)
@@ -383,12 +383,12 @@ def test_every_client_takes_its_own_way_whoever_is_beside_it(chunk, always, monk
     ],
 )
 def test_it_is_done_where_it_was_measured_to_pay(rows, inputs, outputs, epochs, batch, gain):
-    phase = Phase((Step("*", adam(0.1), elbo()),), epochs, batch)
+    phase = Phase((GradientStep("*", adam(0.1), elbo()),), epochs, batch)
     assert pays(phase, Size((outputs, inputs)), rows) == (gain > 1)
 
 
 def test_it_pays_less_with_more_rows_and_more_with_more_epochs():
-    step = (Step("*", adam(0.1)),)
+    step = (GradientStep("*", adam(0.1)),)
 
     def at(rows: int, epochs: int) -> bool:
         return pays(Phase(step, epochs, 10), Size((100, 784)), rows)

@@ -19,7 +19,7 @@ from pyrofl.inference.federate import federate
 from pyrofl.inference.loop import plans
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.loop.plans import plan
-from pyrofl.inference.method import Method, Phase, Step
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, clipped, sgd
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
@@ -84,7 +84,7 @@ OPTIMS: dict[str, tuple[Any, Any, float | None]] = {
 def test_ragged_clients_train_as_plain_torch_would(blobs, optim, batch):
     ours, theirs, clip = OPTIMS[optim]
     method = fedavg.build(toys.net(), epochs=3, batch=batch)
-    step = replace(method.phases[0].moves[0], optim=ours)
+    step = replace(method.phases[0].updates[0], optim=ours)
     local, _ = together(method, blobs, [0, 1, 3, 8], (Phase((step,), 3, batch),))
     for c, i in enumerate([0, 1, 3, 8]):
         alone = by_torch(blobs, i, theirs, 3, batch, clip)
@@ -154,7 +154,7 @@ def test_gradients_may_lie_in_memory_as_they_like():
         part = gap[len(calls) % 4].square().mul(0.5)
         return (part.mT.contiguous() if len(calls) % 3 else part).sum((1, 2))
 
-    step = Step("w/*", sgd(0.1, 0.9), loss)
+    step = GradientStep("w/*", sgd(0.1, 0.9), loss)
     method = replace(fedavg.build(net), phases=(Phase((step,), epochs=9),))
     w = torch.randn(3, 3, generator=generator(5))
     received = {"w/weight": w.expand(2, 3, 3)}
@@ -186,7 +186,9 @@ def test_an_optimiser_is_given_gradients_that_lie_as_its_parameters_do():
 
     net = Network(nn.Linear(3, 4, bias=False))
     data = Federation(torch.eye(3), torch.zeros(3), (torch.arange(3),) * 2, (torch.arange(0),) * 2)
-    method = replace(fedavg.build(net), phases=(Phase((Step("w/*", make, loss),), epochs=4),))
+    method = replace(
+        fedavg.build(net), phases=(Phase((GradientStep("w/*", make, loss),), epochs=4),)
+    )
     received = {"w/weight": torch.ones(2, 4, 3)}
     train(method, received, received, data, data.who(torch.arange(2)), **AT)
     assert len(lying) == 4
@@ -205,7 +207,7 @@ def test_two_steps_may_move_one_tensor():
 
     def after(**options: Any) -> Tensors:
         make = sgd(0.1, 0.9, **options)
-        moves = Step("w/*", make), Step("w/fc1.weight", make, pull)
+        moves = GradientStep("w/*", make), GradientStep("w/fc1.weight", make, pull)
         phases = (Phase(moves, epochs=3, batch=4),)
         return together(fedavg.build(toys.net()), data, [0, 1], phases)[0]
 
@@ -265,7 +267,7 @@ def test_a_group_without_a_step_keeps_what_it_has(worth, monkeypatch):
         return {"new": local["z"]}
 
     with pytest.raises(ValueError, match="no step in this phase would lack 'new'"):
-        counts(data, (replace(some, moves=(invent,)),), ids)
+        counts(data, (replace(some, updates=(invent,)),), ids)
 
 
 def test_groups_may_differ_in_rows_only(monkeypatch):
@@ -311,7 +313,7 @@ def epochs_of(ids: Tensor) -> Tensor:
 def test_epochs_may_depend_on_the_client(blobs, optim):
     ours, theirs, clip = OPTIMS[optim]
     method = fedavg.build(toys.net())
-    step = replace(method.phases[0].moves[0], optim=ours)
+    step = replace(method.phases[0].updates[0], optim=ours)
     ids = [1, 3, 4, 6, 8, 10]
     local, losses = together(method, blobs, ids, (Phase((step,), epochs_of, 6),))
     for c, i in enumerate(ids):
@@ -339,7 +341,7 @@ def test_nobody_makes_a_step(blobs):
 @pytest.mark.parametrize("epochs", [torch.tensor([1, -1]), torch.tensor([1])])
 def test_epochs_must_be_one_number_for_each_client(blobs, epochs):
     method = fedavg.build(toys.net())
-    phase = Phase(method.phases[0].moves, lambda _: epochs)
+    phase = Phase(method.phases[0].updates, lambda _: epochs)
     with pytest.raises(ValueError, match="expected one number >= 0 for each client"):
         together(method, blobs, [0, 1], (phase,))
 
@@ -357,13 +359,13 @@ def test_phases_refuse_numbers_out_of_range(options, message):
 
 def test_steps_refuse_numbers_out_of_range():
     with pytest.raises(ValueError, match="repeat is 0; expected a whole number of at least 1"):
-        Step("w", sgd(0.1), repeat=0)
+        GradientStep("w", sgd(0.1), num_steps=0)
 
 
 def test_step_that_moves_nothing_is_refused(blobs):
     method = fedavg.build(toys.net())
     with pytest.raises(ValueError, match="no local tensor matches 'v/\\*'; there are"):
-        together(method, blobs, [0], (Phase((Step("v/*", sgd(0.1)),)),))
+        together(method, blobs, [0], (Phase((GradientStep("v/*", sgd(0.1)),)),))
 
 
 # Steps and closed forms.
@@ -422,7 +424,7 @@ def test_closed_form_may_exchange_two_tensors(blobs):
 
 def test_closed_form_and_step_move_the_same_tensor_in_turn(blobs):
     method = fedavg.build(toys.net())
-    step = replace(method.phases[0].moves[0], optim=sgd(0.1))
+    step = replace(method.phases[0].updates[0], optim=sgd(0.1))
     both, _ = together(method, blobs, [0, 1], (Phase((step, halve), 2),))
     apart = tuple(Phase((m,)) for m in (step, halve, step, halve))
     turns, _ = together(method, blobs, [0, 1], apart)
@@ -437,8 +439,8 @@ def test_new_name_needs_every_client(blobs):
 
 def test_step_may_be_repeated(blobs):
     method = fedavg.build(toys.net())
-    step = replace(method.phases[0].moves[0], optim=sgd(0.1))
-    thrice, loss = together(method, blobs, [0, 1], (Phase((replace(step, repeat=3),)),))
+    step = replace(method.phases[0].updates[0], optim=sgd(0.1))
+    thrice, loss = together(method, blobs, [0, 1], (Phase((replace(step, num_steps=3),)),))
     steps = together(method, blobs, [0, 1], (Phase((step,), 3),))
     toys.assert_same(thrice, steps[0], terms=TRAINED)
     toys.assert_same(loss, steps[1], rtol=1e-12)
@@ -446,7 +448,7 @@ def test_step_may_be_repeated(blobs):
 
 def test_loss_is_the_mean_over_steps(blobs):
     method = fedavg.build(toys.net())
-    step = replace(method.phases[0].moves[0], optim=sgd(0.0))
+    step = replace(method.phases[0].updates[0], optim=sgd(0.0))
     local, loss = together(method, blobs, [0, 1], (Phase((step,), 3),))
     batch = blobs.batch(torch.tensor([0, 1]))
     weights = {n: v.unsqueeze(1) for n, v in role("w", local).items()}
@@ -459,7 +461,7 @@ def test_loss_is_the_mean_over_steps(blobs):
 
 def test_only_the_named_tensors_move(blobs):
     method = fedavg.build(toys.net())
-    step = replace(method.phases[0].moves[0], names="w/head.*")
+    step = replace(method.phases[0].updates[0], names="w/head.*")
     local, _ = together(method, blobs, [0, 1], (Phase((step,), 2, 6),))
     start = under("w", toys.net().init(generator(9)))
     for n, v in local.items():
@@ -493,9 +495,9 @@ def test_two_steps_may_move_the_same_tensors(blobs):
     net = toys.net()
     method = fedavg.build(net, momentum=0.0)
     (phase,) = method.phases
-    (step,) = phase.moves
-    twice = replace(method, phases=(replace(phase, moves=(step, step)),))
-    repeated = replace(method, phases=(replace(phase, moves=(replace(step, repeat=2),)),))
+    (step,) = phase.updates
+    twice = replace(method, phases=(replace(phase, updates=(step, step)),))
+    repeated = replace(method, phases=(replace(phase, updates=(replace(step, num_steps=2),)),))
     toys.assert_same(
         toys.last(twice, blobs).server, toys.last(repeated, blobs).server, rtol=1e-9, atol=1e-12
     )

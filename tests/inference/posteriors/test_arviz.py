@@ -21,7 +21,7 @@ from torch import Tensor
 import pyrofl
 from pyrofl import nets
 from pyrofl.data import Batch, Federation, datasets
-from pyrofl.inference.facts import SHARED
+from pyrofl.inference.metadata import SHARED
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.axes import GROUPS
@@ -68,13 +68,13 @@ def method(guide: Program = guide, model: Program = model, shared: str = "mu") -
     one = torch.tensor(1.0, dtype=torch.float64)
     return Method(
         init=lambda generator, clients: {"loc": one},
-        join=lambda received, who, generator: {"m": 0.1 * who.ids.to(received["loc"])},
+        init_client=lambda received, who, generator: {"m": 0.1 * who.ids.to(received["loc"])},
         model=model,
         guide=guide,
         phases=(Phase((lambda received, local, batch: {"m": local["m"]},)),),
-        merge=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, who, generator: server,
         statistics=lambda received, local, batch: {"m": local["m"]},
-        facts={shared: SHARED},
+        metadata={shared: SHARED},
     )
 
 
@@ -306,11 +306,16 @@ def test_families_that_couple_clients_are_studied_one_by_one():
     auto = from_pyro(AutoMultivariateNormal, schools(), model=model)
     start: Tensors = spread_out(auto.start({}), 3)
 
-    def join(received: Tensors, who: pyrofl.data.Who, generator: torch.Generator) -> Tensors:
+    def init_client(received: Tensors, who: pyrofl.data.Who, generator: torch.Generator) -> Tensors:
         return {n: v[who.ids].to(torch.float64) for n, v in start.items()}
 
     fitted = pyrofl.fit(
-        replace(method(guide=auto.program, shared=""), join=join, statistics=no_numbers, phases=()),
+        replace(
+            method(guide=auto.program, shared=""),
+            init_client=init_client,
+            statistics=no_numbers,
+            phases=(),
+        ),
         schools(),
         0,
         progress=False,

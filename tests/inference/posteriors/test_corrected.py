@@ -18,7 +18,7 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.facts import SHARED
+from pyrofl.inference.metadata import SHARED
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.posteriors import corrected
 from pyrofl.inference.posteriors.export import smoothed
@@ -81,12 +81,12 @@ def still(guide: object, shared: bool) -> Method:
     one = torch.tensor(1.0, dtype=torch.float64)
     return Method(
         init=lambda generator, clients: {"loc": one},
-        join=lambda received, who, generator: {"m": 0.2 * who.ids.to(received["loc"])},
+        init_client=lambda received, who, generator: {"m": 0.2 * who.ids.to(received["loc"])},
         model=model,
         guide=guide,  # type: ignore[arg-type]
         phases=(Phase((lambda received, local, batch: {"m": local["m"]},)),),
-        merge=lambda server, message, who, generator: server,
-        facts={"mu": SHARED} if shared else {},
+        aggregate=lambda server, message, who, generator: server,
+        metadata={"mu": SHARED} if shared else {},
     )
 
 

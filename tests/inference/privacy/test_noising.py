@@ -249,8 +249,8 @@ def test_pvi_clips_the_change_of_a_factor():
 
 REFUSED = {
     "pvi": "^pvi: its server keeps what each client says apart, .*; expected where='client'$",
-    "metavd": "^metavd: merge is no weighted mean, so that its server must see every message apart",
-    "fedbe": "^fedbe: merge is no weighted mean, so that its server must see every message apart",
+    "metavd": "^metavd: aggregation is no weighted mean, so that its server must see every",
+    "fedbe": "^fedbe: aggregation is no weighted mean, so that its server must see every",
 }
 
 

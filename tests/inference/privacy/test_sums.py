@@ -9,16 +9,16 @@ import toys
 from promises import others_slow
 from sites import CLOSE, SIZES
 
+from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.sums import summed
-from pyrofl.inference.servers.pooled import Pooled
 from pyrofl.models import fedabml, fedavg, guides
 from pyrofl.models.priors import learned_scales
 
 DATA = toys.blobs(SIZES)
-POOLED = [n for n in contract.METHODS if isinstance(contract.built(n).merge, Pooled)]
+POOLED = [n for n in contract.METHODS if isinstance(contract.built(n).aggregate, Aggregator)]
 
 
 def three(method: Method, **options: object) -> list[dict[str, torch.Tensor]]:
@@ -68,10 +68,14 @@ def test_clients_send_weights_and_weighted_changes():
 
 @pytest.mark.parametrize("name", ["pvi", "metavd", "fedbe"])
 def test_a_server_that_needs_messages_apart_is_refused_by_name(name):
-    with pytest.raises(ValueError, match=f"^{name}: merge is no weighted mean, so that .* apart; "):
+    with pytest.raises(
+        ValueError, match=f"^{name}: aggregation is no weighted mean, so that .* apart; "
+    ):
         summed(contract.built(name))
 
 
 def test_robust_merges_are_refused():
-    with pytest.raises(ValueError, match=r"^fedavg: merge is 'median', so that .* apart; expected"):
-        summed(fedavg.build(toys.net(), merge="median"))
+    with pytest.raises(
+        ValueError, match=r"^fedavg: aggregation is 'median', so that .* apart; expected"
+    ):
+        summed(fedavg.build(toys.net(), aggregation="median"))

@@ -17,7 +17,7 @@ from pyrofl.data import Batch
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.loop.steps import StepRun
-from pyrofl.inference.method import Method, Step
+from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.optim import Optim, adam, sgd
 from pyrofl.inference.programs import Supervised
 from pyrofl.inference.recording import code, recorder
@@ -198,9 +198,9 @@ def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):
 def with_optimiser(method: Method, optim: Optim) -> Method:
     """Replace the optimiser of a method of one step."""
     (phase,) = method.phases
-    (step,) = phase.moves
-    assert isinstance(step, Step)
-    return replace(method, phases=(replace(phase, moves=(replace(step, optim=optim),)),))
+    (step,) = phase.updates
+    assert isinstance(step, GradientStep)
+    return replace(method, phases=(replace(phase, updates=(replace(step, optim=optim),)),))
 
 
 def with_model(program: Callable[..., object]) -> Method:

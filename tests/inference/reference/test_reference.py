@@ -236,7 +236,7 @@ def test_a_methods_model_reads_the_round():
         model=around,
         guide=around,
         phases=(),
-        merge=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, who, generator: server,
     )
     state = next(pyrofl.federate(method, data, 1))
     found = reference.nuts(method, data, 200, 100, 1, state=state, jit=True)

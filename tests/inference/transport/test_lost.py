@@ -207,24 +207,24 @@ def test_who_has_lost_its_state_comes_back_as_a_newcomer(tmp_path):
     assert lost.value.names == ("client 2",)
     clients["client 2"].forget(lost.value.names)
     before = server.state.server
-    server.rejoin(lost.value.names)
+    server.reset_clients(lost.value.names)
     toys.assert_same(server.state.server, before)
     assert begun(method, tmp_path / "server").accepted.tolist() == [1, 1, 0, 1, 1, 1]
     state = server.take(a_round(server, clients))
     assert not state.rejected
     assert server.accepted.tolist() == [2] * 6
-    server.rejoin(["client 2"])
+    server.reset_clients(["client 2"])
     with pytest.raises(ValueError, match="unknown client 'me'"):
-        server.rejoin(["me"])
+        server.reset_clients(["me"])
 
 
 def test_a_server_that_lacks_what_a_client_has_lost_refuses_to_take_it_back():
     method = scaffold.build(toys.net(), epochs=1)
     server = begun(method)
-    server.rejoin(["client 2"])  # which is no loss before its first message
+    server.reset_clients(["client 2"])  # which is no loss before its first message
     server.take(a_round(server, sites(method)))
     with pytest.raises(ValueError, match=r"its c_j, is in c for good, .+ expected remember"):
-        server.rejoin(["client 2"])
+        server.reset_clients(["client 2"])
     assert server.accepted.tolist() == [1] * 6
 
 
@@ -237,7 +237,7 @@ def test_scaffold_takes_what_a_client_has_lost_out_of_its_mean():
         server.take(replies)
     toys.assert_same(role("control", server.state.server), role("control", other.state.server))
     clients["client 2"] = sites(method)["client 2"]
-    server.rejoin(["client 2"])
+    server.reset_clients(["client 2"])
     for _ in range(2):  # c stays the mean of all c_j, a newcomer's zero among them
         mine = {n: one for c in clients.values() for n, one in c._own.items()}
         for n, v in role("control", server.state.server).items():
@@ -247,8 +247,10 @@ def test_scaffold_takes_what_a_client_has_lost_out_of_its_mean():
             toys.assert_same({n: v}, {n: mean}, **CLOSE)
         assert not server.take(a_round(server, clients)).rejected
     assert server.accepted.tolist() == [4] * 6
-    with pytest.raises(ValueError, match="remember is True and merge is 'median'; expected 'mean'"):
-        scaffold.build(toys.net(), remember=True, merge="median")
+    with pytest.raises(
+        ValueError, match="remember is True and aggregation is 'median'; expected 'mean'"
+    ):
+        scaffold.build(toys.net(), remember=True, aggregation="median")
 
 
 NAN = torch.full((1, toys.CLASSES), torch.nan, dtype=torch.float64)

@@ -113,7 +113,7 @@ def test_what_was_committed_is_there_when_a_later_round_fails(blobs, posts):
         raise KeyboardInterrupt
 
     method = small()
-    broken = replace(method, merge=fail)
+    broken = replace(method, aggregate=fail)
     states = federate(lambda n: broken if n == 2 else method, blobs, 3, workers=2)
     last = [next(states), next(states)][1]
     with pytest.raises(KeyboardInterrupt):

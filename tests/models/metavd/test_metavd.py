@@ -135,7 +135,7 @@ def test_outputs_beyond_the_bound_teach_nothing():
 def test_spreads_that_did_not_change_leave_decay_alone():
     method = small()
     server = server_of(method)
-    moved = method.merge(server, method.download(server, WHO), WHO, generator(0))
+    moved = method.aggregate(server, method.download(server, WHO), WHO, generator(0))
     for n, value in server.items():
         decay = 1 if n.startswith("loc/") else 1 - 0.9 * 5e-4
         close(moved[n], decay * value, 1e-12 if n.startswith("server") else 1e-9)
@@ -144,10 +144,10 @@ def test_spreads_that_did_not_change_leave_decay_alone():
 def test_absent_clients_decay_and_coast():
     method = small()
     server = server_of(method)
-    one = method.merge(server, message_of(method, server), WHO, generator(0))
+    one = method.aggregate(server, message_of(method, server), WHO, generator(0))
     absent = server["server/embedding"][3]
     close(one["server/embedding"][3], (1 - 0.9 * 5e-4) * absent)
-    two = method.merge(one, message_of(method, one), WHO, generator(0))
+    two = method.aggregate(one, message_of(method, one), WHO, generator(0))
     step = 0.3 * 5e-4 * absent + 5e-4 * one["server/embedding"][3]
     close(two["server/embedding"][3], one["server/embedding"][3] - 0.9 * step)
 
@@ -157,7 +157,7 @@ def test_the_server_averages_the_layer_by_precision_and_the_rest_by_size(precisi
     method = small(precision=precision, on="fedavg")
     server = server_of(method)
     message = message_of(method, server)
-    moved = method.merge(server, message, WHO, generator(0))
+    moved = method.aggregate(server, message, WHO, generator(0))
     for n, v in role("loc", message).items():
         mean = torch.einsum("c,c...->...", G, v)
         if n == "fc2.weight":
@@ -175,7 +175,7 @@ def test_momentum_and_the_joint_norm_of_all_gradients():
     who = Who(WHO.ids, torch.ones(3).double())
     message["loc/head.bias"] += 1e3
     slope = SOURCE.slope(server, who, role("spread", message))
-    one = method.merge(server, message, who, generator(0))
+    one = method.aggregate(server, message, who, generator(0))
     bias = server["loc/head.bias"] - message["loc/head.bias"].mean(0)
     velocity = (server["loc/head.bias"] - one["loc/head.bias"]) / 0.9
     shrunk = velocity / bias
@@ -183,7 +183,7 @@ def test_momentum_and_the_joint_norm_of_all_gradients():
     close(shrunk, shrunk.mean().expand(5))
     for n in ("server/psi/bias1", "server/embedding"):
         close(one[n], server[n] - 0.9 * (shrunk[0] * slope[n] + 5e-4 * server[n]))
-    again = method.merge(one, method.download(one, who), who, generator(0))
+    again = method.aggregate(one, method.download(one, who), who, generator(0))
     close(again["loc/head.bias"], one["loc/head.bias"] - 0.9 * 0.9 * velocity)
 
 
@@ -191,18 +191,18 @@ def test_a_vd_spread_is_averaged_and_an_ensembles_is_kept():
     vd, ensemble = (small(dropout=d) for d in ("vd", "ensemble"))
     server = server_of(vd)
     message = message_of(vd, server)
-    moved = vd.merge(server, message, WHO, generator(0))
+    moved = vd.aggregate(server, message, WHO, generator(0))
     # The server holds the change since the start, so that weight decay leads back there.
     assert not server["server/spread/fc2.weight"].any()
     change = 0.9 * (torch.einsum("c,c...->...", G, message["spread/fc2.weight"]) + 8.5)
     close(moved["server/spread/fc2.weight"], change, 1e-6)
-    later = vd.merge(moved, vd.download(moved, WHO), WHO, generator(0))
+    later = vd.aggregate(moved, vd.download(moved, WHO), WHO, generator(0))
     coasted = change + 0.6 * change - 0.9 * 5e-4 * change
     close(later["server/spread/fc2.weight"], coasted, 1e-6)
 
     server = server_of(ensemble)
     message = message_of(ensemble, server)
-    moved = ensemble.merge(server, message, WHO, generator(0))
+    moved = ensemble.aggregate(server, message, WHO, generator(0))
     rows = moved["server/spread/fc2.weight"]
     assert torch.equal(rows[:3], message["spread/fc2.weight"])
     assert torch.equal(rows[3], server["server/spread/fc2.weight"][3])
@@ -388,7 +388,7 @@ def test_maml_takes_both_steps():
 def test_spreads_learn_in_the_outer_step_but_not_before_a_test():
     for on, moves in (("reptile", True), ("maml", False), ("perfedavg", False)):
         method = small(on=on, scale=0.3)
-        assert [("spread" in step.names) for step in method.adapt[0].moves] == [moves]
+        assert [("spread" in step.names) for step in method.adapt[0].updates] == [moves]
         state = last(method, toys.blobs(SIZES), 1)
         received = method.download(first(method, toys.blobs(SIZES), 0).server, state.who)
         assert bool((state.message["spread/fc2.weight"] != received["spread/fc2.weight"]).any())
@@ -592,7 +592,7 @@ def test_spreads_of_dropped_weights_teach_nothing():
     server = server_of(method)
     sent = method.download(server, WHO)
     assert bool((sent["loc/fc2.weight"] == 0).any())
-    moved = method.merge(server, sent, WHO, generator(0))
+    moved = method.aggregate(server, sent, WHO, generator(0))
     for n in (n for n in server if n.startswith("server/")):
         close(moved[n], (1 - 0.9 * 5e-4) * server[n])
 

@@ -15,6 +15,7 @@ from pyro.infer import Trace_ELBO
 from torch import Size, Tensor, nn
 
 from pyrofl.data import Batch, Federation, Who
+from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.elbo import elbo, with_rows
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import Round, meet
@@ -24,7 +25,6 @@ from pyrofl.inference.federate import federate
 from pyrofl.inference.loop.local import train
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.servers.averages import average
 from pyrofl.models import fedavg, guides, pfedmb
 from pyrofl.models.pfedmb import layers, merged
 from pyrofl.nets import Network, build
@@ -93,7 +93,7 @@ def test_equal_branches_have_no_reason_to_part(blobs, shared):
     method = built(shared=shared)
     one = method.init(generator(0), 12)
     equal = {n: v[:1].expand_as(v).contiguous() for n, v in one.items()}
-    local = spread_out(equal, 12) | method.join(
+    local = spread_out(equal, 12) | method.init_client(
         spread_out(one, 12), blobs.who(EVERYONE), generator(0)
     )
     free = {n: v.double().requires_grad_() for n, v in local.items()}
@@ -208,7 +208,7 @@ def aggregated(alpha: Tensor, values: Tensor, rows: Tensor, **options: Any) -> T
     method = pfedmb.build(build("mean", (1,), 1), branches=alpha.shape[1], **options)
     message = {"branch/w": values[..., None], "alpha": alpha[:, None]}
     server = {"branch/w": torch.full((alpha.shape[1], 1), 7.0, dtype=torch.float64)}
-    merged = method.merge(server, message, Who(torch.arange(len(rows)), rows), generator(0))
+    merged = method.aggregate(server, message, Who(torch.arange(len(rows)), rows), generator(0))
     return merged["branch/w"].squeeze(-1)
 
 
@@ -362,7 +362,7 @@ def test_the_weight_of_the_prior_scales_the_divergence(blobs):
     for kl in (0.0, 1.0, 3.0):
         method = built(guide="dirichlet", kl=kl, concentration=2.0, draws=1, epochs=1, batch=None)
         received, local = begun(method, blobs)
-        step = method.phases[0].moves[0]
+        step = method.phases[0].updates[0]
         args = (method.model, method.guide, received, local, blobs.batch(EVERYONE))
         losses = []
         for loss in (step.loss, elbo(1, 0.0)):
@@ -382,7 +382,7 @@ def test_a_point_pays_for_its_prior_only_if_that_says_something(blobs):
         method = built(concentration=concentration)
         received, local = begun(method, blobs)
         args = (method.model, method.guide, received, local, blobs.batch(EVERYONE))
-        values[concentration] = method.phases[0].moves[0].loss(*args) - elbo(kl=0.0, mean=True)(
+        values[concentration] = method.phases[0].updates[0].loss(*args) - elbo(kl=0.0, mean=True)(
             *args
         )
     assert not values[1.0].any()

@@ -25,6 +25,7 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.conjugate import gaussian_means, linear_regression
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import latent, log_densities, per_draw, traces
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import advance, first
@@ -35,7 +36,6 @@ from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.programs import Program
-from pyrofl.inference.servers.averages import CannotMerge
 from pyrofl.models import guides, likelihoods, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.models.pvi.partitioned import Partitioned
@@ -119,13 +119,13 @@ def test_damping_grows_while_proposals_agree_and_falls_when_they_turn_back():
             "shift": (server["shift"] + pull / many).repeat(many, 1),
             "precision": server["precision"].repeat(many, 1),
         }
-        server = method.merge(server, message, who, generator(0))
+        server = method.aggregate(server, message, who, generator(0))
         found.append(float(server["server/damping"]))
     half = 3 ** (0.5**0.5)  # at 45 degrees
     expected = [0.1, 0.3, 0.9, 0.9 / 6, 0.9 / 6, 0.15 * half, 0.15 * half / 6]
     assert found == pytest.approx(expected)
     for _ in range(3):  # it stays between 1 / M and 1
-        server = method.merge(
+        server = method.aggregate(
             server | {"server/damping": torch.tensor(1e-9)}, message, who, generator(0)
         )
         assert float(server["server/damping"]) == pytest.approx(1 / many)
@@ -291,7 +291,7 @@ def test_a_step_that_raises_the_free_energy_is_shortened():
     core, who = core_of(programs.lines, data, "beta sd sigma"), data.who(torch.arange(6))
     server = {n: v.double() for n, v in core.init(generator(0), 6).items()}
     received = core.cavity(server, who)
-    local = core.join(received, who, generator(0))
+    local = core.init_client(received, who, generator(0))
     batch = data.batch(who.ids)
 
     def energy(at: Tensors) -> Tensor:
@@ -405,14 +405,14 @@ def test_the_server_stays_with_a_distribution(quadratic):
     who = quadratic.federation.who(torch.tensor([0, 1]))
     precision = start["precision"].repeat(2, 1)
     message = {"shift": start["shift"].repeat(2, 1), "precision": -3 * precision}
-    found = method.merge(start, message, who, generator(0))
+    found = method.aggregate(start, message, who, generator(0))
     # A step of rate r leaves 1 - 8 r of the old precision: nothing at 1/8, a half at 1/16.
     close(found["precision"], start["precision"] / 2)
     moved = found["server/precision"].sum(0) - start["server/precision"].sum(0)
     close(moved, found["precision"] - start["precision"], 1e-9)
     hopeless = {"shift": message["shift"], "precision": precision * -torch.inf}
-    with pytest.raises(CannotMerge, match="q is no distribution after 30 halvings"):
-        method.merge(start, hopeless, who, generator(0))
+    with pytest.raises(AggregationError, match="q is no distribution after 30 halvings"):
+        method.aggregate(start, hopeless, who, generator(0))
 
 
 def test_a_round_that_leaves_no_distribution_keeps_the_server_and_says_so(quadratic):
@@ -423,7 +423,7 @@ def test_a_round_that_leaves_no_distribution_keeps_the_server_and_says_so(quadra
         return sent | {"precision": torch.full_like(sent["precision"], -1e300)}
 
     begun = first(method, quadratic.federation, 0)
-    blind = replace(method, upload=hopeless, facts={})
+    blind = replace(method, upload=hopeless, metadata={})
     (state,) = federate(blind, quadratic.federation, 1)
     assert state.rejected == ("the server: q is no distribution after 30 halvings of the damping",)
     for n, v in begun.server.items():

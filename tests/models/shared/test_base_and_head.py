@@ -189,7 +189,7 @@ def test_the_server_may_step_towards_the_average_of_bases(tiny):
 
 
 def test_a_robust_merge_of_nothing_is_nothing(tiny):
-    assert last(made("fedper", head="*", merge="krum:0"), tiny, 1).server == {}
+    assert last(made("fedper", head="*", aggregation="krum:0"), tiny, 1).server == {}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -96,7 +96,7 @@ def test_baselines_take_other_guides_and_go_on_training_before_a_test(name):
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"pfedbayes"}))
 def test_baselines_without_a_server_of_their_own_take_robust_merges(name):
     module = import_module(f"pyrofl.models.{name}")
-    plain, robust = (module.build(toys.net(), merge=m, epochs=1) for m in ("mean", "median"))
+    plain, robust = (module.build(toys.net(), aggregation=m, epochs=1) for m in ("mean", "median"))
     data = toys.blobs((6, 9, 20, 8))
     a, b = (toys.last(m, data, 1) for m in (plain, robust))
     toys.assert_same(a.message, b.message)

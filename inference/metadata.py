@@ -1,8 +1,8 @@
 """What holds for tensors and sites by their names: rules, what is shared, what travels cheaply.
 
-A method's `facts` map patterns of names to these:
+A method's `metadata` map patterns of names to these:
 
-    facts={"tau": POSITIVE, "mu log_tau": SHARED, "server/embedding": PER_CLIENT, "loc/*": SPARSE}
+    metadata={"tau": POSITIVE, "mu log_tau": SHARED, "server/table": PER_CLIENT, "loc/*": SPARSE}
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class Watched:
+class Monitor:
     """Of one number that the server holds, [], named after what it tells: every round notes it.
 
     Attributes:
@@ -143,27 +143,27 @@ CHANGES = Mark("sent as a change of what the server has")
 """Of all that clients send, by names of the server's, which adds up what messages differ from what
 it has: noise may be added to that difference, and rules of a message need not hold any more."""
 
-Fact = Rule | WireCost | Moments | Factors | Watched | Optimal | Mark
+TensorMetadata = Rule | WireCost | Moments | Factors | Monitor | Optimal | Mark
 
-Facts = Mapping[str, Fact | tuple[Fact, ...]]
+MetadataByPattern = Mapping[str, TensorMetadata | tuple[TensorMetadata, ...]]
 """Patterns of names, separated by spaces -> what holds for them."""
 
-Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Watched, Optimal, Mark)
+Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Monitor, Optimal, Mark)
 
 
-def watched(facts: Facts, server: Tensors) -> dict[str, float]:
-    """Return the numbers of the server's that are `Watched`, by their names without "server/"."""
-    seen = pick(server, " ".join(of_kind(facts, Watched)))
+def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
+    """Return the numbers of the server's that are `Monitor`, by their names without "server/"."""
+    seen = pick(server, " ".join(of_kind(metadata, Monitor)))
     return {n.removeprefix("server/"): float(v) for n, v in seen.items()}
 
 
-def of_kind(facts: Facts, kind: type[Kind]) -> dict[str, Kind]:
+def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> dict[str, Kind]:
     """Return patterns -> their fact of a kind."""
-    each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in facts.items())
+    each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return {names: fact for names, known in each for fact in known if isinstance(fact, kind)}
 
 
-def marked(facts: Facts, mark: Mark) -> str:
+def marked(metadata: MetadataByPattern, mark: Mark) -> str:
     """Return the patterns that have a mark, as one."""
-    each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in facts.items())
+    each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return " ".join(names for names, known in each if any(fact == mark for fact in known))

@@ -1,10 +1,10 @@
 """Servers as declarations: the next state from weighted means of what clients send.
 
-    merge=Pooled({"mean/*": by("tau"), "base/*": by_size}, then=lambda server, pooled: ...)
+    aggregate=Aggregator({"mean/*": weight_by("tau"), "base/*": by_size}, server_step=step)
 
-From one declaration follow the merge of messages that are kept, the folding of messages as they
-come, and merges that bear bad ones (`how`). Only sums over clients are needed for the mean, so that
-sums over machines, and secure ones, need nothing else.
+From one declaration follow the aggregation of messages that are kept, the folding of messages as
+they come, and rules that bear bad ones (`rule`). Only sums over clients are needed for the mean,
+so that sums over machines, and secure ones, need nothing else.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import check_fields
 from pyrofl.data import Who
+from pyrofl.inference.aggregation.averages import Combine, get_rule, mean
 from pyrofl.inference.optim import Optim
-from pyrofl.inference.servers.averages import Combine, combining, mean
 from pyrofl.tensors import Tensors, join_up, matches
 
 Weight = Callable[[Tensors, Who], Tensor]
 """(message [C, ...], who) -> how much each client counts, [C]; or [C, K] for what clients send K
 of, such as branches or clusters, each pooled on its own."""
 
-Merge = Callable[[Tensors, Tensors, Who, Generator], Tensors]
-"""(server, message [C, ...], who, generator) -> the next state; `Pooled` is one."""
+Aggregate = Callable[[Tensors, Tensors, Who, Generator], Tensors]
+"""(server, message [C, ...], who, generator) -> the next state; `Aggregator` is one."""
 
 UNUSED = 1e-12  # one of K that clients give less weight in all stays as it was
 
@@ -38,18 +38,18 @@ def by_size(message: Tensors, who: Who) -> Tensor:
     return who.size
 
 
-def evenly(message: Tensors, who: Who) -> Tensor:
+def uniform(message: Tensors, who: Who) -> Tensor:
     """Let all clients count the same."""
     return torch.ones_like(who.size)
 
 
-def by(name: str) -> Weight:
+def weight_by(name: str) -> Weight:
     """Let clients count by a tensor [C] that they send, such as a precision."""
     return lambda message, who: message[name]
 
 
 @dataclass(frozen=True)
-class Total:
+class WeightedSum:
     """Pool the weighted sum instead of the mean."""
 
     weight: Weight
@@ -67,14 +67,14 @@ class Weighed(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Pooled:
+class Aggregator:
     """A server that goes on from weighted means over clients.
 
     Attributes:
         weights: patterns of names, the first that match count -> the clients' weights. The names
             of one entry are pooled together, which matters to Krum and clipping.
         then: (server, pooled [*p]) -> the next state; by default what was pooled takes its place.
-        how: "mean", or a merge that bears bad messages, see `combining`.
+        rule: "mean", or an aggregation that bears bad messages, see `get_rule`.
         of: (server, message [C, ...]) -> what is pooled, named as the server's tensors where
             it stands for them. The server's own state goes through it too, for merges that need
             the value before.
@@ -82,34 +82,36 @@ class Pooled:
     """
 
     weights: Mapping[str, Weight]
-    then: Callable[[Tensors, Tensors], Tensors] = or_
-    how: str | Combine = "mean"
-    of: Callable[[Tensors, Tensors], Tensors] = lambda server, message: message
+    server_step: Callable[[Tensors, Tensors], Tensors] = or_
+    rule: str | Combine = "mean"
+    transform: Callable[[Tensors, Tensors], Tensors] = lambda server, message: message
     noised: Callable[[Tensors, Generator], Tensors] = lambda pooled, generator: pooled
 
     def __post_init__(self) -> None:
-        """Refuse an unknown `how`, and weights that are no functions of patterns."""
+        """Refuse an unknown `rule`, and weights that are no functions of patterns."""
         check_fields(self)
         for patterns, weight in self.weights.items():
             if not isinstance(patterns, str) or not callable(weight):
                 told = f"weights hold {patterns!r}: a {type(weight).__name__}"
                 raise ValueError(f"{told}; expected patterns of names, and a function for each")
-        combining(self.how)
+        get_rule(self.rule)
 
     def __repr__(self) -> str:
         """Tell what is pooled how."""
-        how = self.how if isinstance(self.how, str) else getattr(self.how, "__name__", "own rule")
-        return f"Pooled({', '.join(self.weights)}; {how})"
+        how = (
+            self.rule if isinstance(self.rule, str) else getattr(self.rule, "__name__", "own rule")
+        )
+        return f"Aggregator({', '.join(self.weights)}; {how})"
 
     def __call__(
         self, server: Tensors, message: Tensors, who: Who, generator: Generator
     ) -> Tensors:
-        """Return the next state, or raise CannotMerge if weights or messages do not permit it."""
+        """Return the next state; raise AggregationError if weights or messages permit none."""
         return self.close(server, self.weigh(server, message, who), generator)
 
     def weigh(self, server: Tensors, message: Tensors, who: Who) -> Weighed:
         """Return what is pooled, [C, *p], and the clients' weights."""
-        values = self.of(server, message)
+        values = self.transform(server, message)
         weights: Tensors = {}
         for names, patterns in self.groups(values):
             found = weights[patterns] = self.weights[patterns](message, who)
@@ -125,13 +127,13 @@ class Pooled:
 
     def close(self, server: Tensors, weighed: Weighed, generator: Generator) -> Tensors:
         """Return the next state, given what was weighed, or folded."""
-        ahead = self.of(server, {n: v[None] for n, v in server.items()})
+        ahead = self.transform(server, {n: v[None] for n, v in server.items()})
         old = server | {n: v[0] for n, v in ahead.items()}
-        pooled = self._pooled(weighed, combining(self.how), old, UNUSED)
+        pooled = self._pooled(weighed, get_rule(self.rule), old, UNUSED)
         for names, patterns in self.groups(pooled):
-            if isinstance(self.weights[patterns], Total):
+            if isinstance(self.weights[patterns], WeightedSum):
                 pooled |= {n: pooled[n] * weighed.weights[patterns].sum() for n in names}
-        return self.then(server, self.noised(pooled, generator))
+        return self.server_step(server, self.noised(pooled, generator))
 
     def _pooled(self, weighed: Weighed, combine: Combine, before: Tensors, least: float) -> Tensors:
         """Make one value [*p] of clients' values, or keep those before that are given no weight."""
@@ -188,17 +190,21 @@ def _mean_of_any(values: Tensors, weight: Tensor, none: Tensors) -> Tensors:
     return mean(values, weight, none) if weight.any() else none
 
 
-def followed(merge: Merge, change: Callable[[Tensors, Tensors], Tensors]) -> Merge:
+def with_server_step(
+    aggregate: Aggregate, change: Callable[[Tensors, Tensors], Tensors]
+) -> Aggregate:
     """Let a server go on from what it would merge by (server, merged) -> the next state.
 
     A declaration stays one. The change may be the step of an optimiser, such as `descend`.
     """
-    if isinstance(merge, Pooled):
-        then = merge.then
-        return replace(merge, then=lambda server, pooled: change(server, then(server, pooled)))
+    if isinstance(aggregate, Aggregator):
+        then = aggregate.server_step
+        return replace(
+            aggregate, server_step=lambda server, pooled: change(server, then(server, pooled))
+        )
 
     def both(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return change(server, merge(server, message, who, generator))
+        return change(server, aggregate(server, message, who, generator))
 
     return both
 

@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from pyrofl.data import Who
-from pyrofl.inference.engine.messages import CannotMerge
-from pyrofl.inference.servers.averages import weighted_mean
-from pyrofl.inference.servers.pooled import Pooled, Total, Weighed, by, by_size, evenly, followed
+from pyrofl.inference.aggregation.aggregator import (
+    Aggregator,
+    Weighed,
+    WeightedSum,
+    by_size,
+    uniform,
+    weight_by,
+    with_server_step,
+)
+from pyrofl.inference.aggregation.averages import weighted_mean
+from pyrofl.inference.engine.messages import AggregationError
 from pyrofl.tensors import Tensors, cut, generator
 
 CLIENTS = 7
@@ -44,31 +52,35 @@ def two(server: Tensors, message: Tensors) -> Tensors:
 
 
 DECLARED = {
-    "by size": Pooled({"a b": by_size}),
-    "evenly": Pooled({"*": evenly}),
-    "by confidence": Pooled({"a": by("tau"), "b": by_size}),
-    "sums": Pooled({"a": Total(by("tau")), "b": Total(evenly)}),
-    "branches": Pooled({"a": share, "b": by_size}, of=two),
-    "then": Pooled({"a": by_size}, lambda server, pooled: {"a": server["a"] - pooled["a"]}),
+    "by size": Aggregator({"a b": by_size}),
+    "uniform": Aggregator({"*": uniform}),
+    "by confidence": Aggregator({"a": weight_by("tau"), "b": by_size}),
+    "sums": Aggregator({"a": WeightedSum(weight_by("tau")), "b": WeightedSum(uniform)}),
+    "branches": Aggregator({"a": share, "b": by_size}, transform=two),
+    "server step": Aggregator(
+        {"a": by_size}, lambda server, pooled: {"a": server["a"] - pooled["a"]}
+    ),
 }
 
 
-def grouped(merge: Pooled, message: Tensors, who: Who, ends: list[int]) -> Weighed:
+def grouped(aggregate: Aggregator, message: Tensors, who: Who, ends: list[int]) -> Weighed:
     """Fold clients in groups, then the groups one after the other."""
     found: list[Weighed] = []
     for begin, end in pairwise([0, *ends, len(who.ids)]):
         some = slice(begin, end)
-        part = merge.weigh(SERVER, cut(message, some), Who(who.ids[some], who.size[some]))
-        found = [merge.fold(*found, merge.fold(part))]
+        part = aggregate.weigh(SERVER, cut(message, some), Who(who.ids[some], who.size[some]))
+        found = [aggregate.fold(*found, aggregate.fold(part))]
         assert {len(v) for v in (*found[0].values.values(), *found[0].weights.values())} == {1}
     return found[0]
 
 
-def merged(merge: Pooled, message: Tensors, who: Who, ends: list[int] | None = None) -> Tensors:
+def merged(
+    aggregate: Aggregator, message: Tensors, who: Who, ends: list[int] | None = None
+) -> Tensors:
     """Merge messages that are kept, or that are folded in groups."""
     if ends is None:
-        return merge(SERVER, message, who, Generator())
-    return merge.close(SERVER, grouped(merge, message, who, ends), Generator())
+        return aggregate(SERVER, message, who, Generator())
+    return aggregate.close(SERVER, grouped(aggregate, message, who, ends), Generator())
 
 
 @pytest.mark.parametrize("name", DECLARED)
@@ -100,15 +112,15 @@ def test_means_are_those_of_the_equations():
 
 def test_a_name_is_pooled_by_the_patterns_that_it_matches_first():
     message, who = sent()
-    merge = Pooled({"a": by("tau"), "*": by_size})
-    found = merged(merge, message, who)
+    aggregate = Aggregator({"a": weight_by("tau"), "*": by_size})
+    found = merged(aggregate, message, who)
     torch.testing.assert_close(found["a"], weighted_mean(message["a"], message["tau"]))
     torch.testing.assert_close(found["tau"], weighted_mean(message["tau"], who.size))
 
 
 def test_what_matches_nothing_stays_at_the_server():
     message, who = sent()
-    found = merged(Pooled({"b": by_size}), message, who)
+    found = merged(Aggregator({"b": by_size}), message, who)
     assert found.keys() == SERVER.keys()
     assert torch.equal(found["a"], SERVER["a"])
 
@@ -121,9 +133,9 @@ def test_clients_without_weight_do_not_count_in_whatever_group(name, ends):
         message[n][:3] = 0
     some = slice(3, None)
     size = torch.where(who.ids < 3, 0.0, who.size)
-    merge = replace(DECLARED[name], weights={**DECLARED[name].weights, "b": by_size})
-    found = merged(merge, message, Who(who.ids, size), ends)
-    expected = merged(merge, cut(message, some), Who(who.ids[some], who.size[some]))
+    aggregate = replace(DECLARED[name], weights={**DECLARED[name].weights, "b": by_size})
+    found = merged(aggregate, message, Who(who.ids, size), ends)
+    expected = merged(aggregate, cut(message, some), Who(who.ids[some], who.size[some]))
     for n, v in expected.items():
         torch.testing.assert_close(found[n], v, rtol=1e-12, atol=1e-13)
 
@@ -134,7 +146,7 @@ def test_clients_without_weight_do_not_count_in_whatever_group(name, ends):
 def test_weights_that_make_no_mean_are_refused_in_whatever_group(name, weight, bad, ends):
     message, who = sent()
     message[weight][1] = bad
-    with pytest.raises(CannotMerge, match=r"weights are .*; expected finite"):
+    with pytest.raises(AggregationError, match=r"weights are .*; expected finite"):
         merged(DECLARED[name], message, who, ends)
 
 
@@ -142,7 +154,7 @@ def test_weights_that_make_no_mean_are_refused_in_whatever_group(name, weight, b
 def test_a_negative_weight_is_not_hidden_by_others_of_its_group(ends):
     message, who = sent()
     message["share"][0], message["share"][1] = 1.0, -0.5  # by size they add up to 0
-    with pytest.raises(CannotMerge, match="none < 0"):
+    with pytest.raises(AggregationError, match="none < 0"):
         merged(DECLARED["branches"], message, who, ends)
 
 
@@ -150,7 +162,7 @@ def test_a_negative_weight_is_not_hidden_by_others_of_its_group(ends):
 def test_with_no_weight_at_all_there_is_no_mean(ends):
     message, who = sent()
     message["tau"][:] = 0
-    with pytest.raises(CannotMerge, match="not all zero"):
+    with pytest.raises(AggregationError, match="not all zero"):
         merged(DECLARED["by confidence"], message, who, ends)
 
 
@@ -159,9 +171,9 @@ def test_a_branch_that_nobody_uses_stays_as_it_was(ends):
     message, who = sent()
     message["share"][:, 1] = 0
     server = SERVER | {"a": torch.full((2, 3, 2), 5.0).double()}
-    merge = Pooled(
+    aggregate = Aggregator(
         {"a": share, "b": by_size},
-        of=lambda old, new: (
+        transform=lambda old, new: (
             two(old, new)
             | {
                 n: v
@@ -171,26 +183,28 @@ def test_a_branch_that_nobody_uses_stays_as_it_was(ends):
         ),
     )
     if ends is None:
-        found = merge(server, message, who, Generator())["a"]
+        found = aggregate(server, message, who, Generator())["a"]
     else:
-        found = merge.close(server, grouped(merge, message, who, ends), Generator())["a"]
+        found = aggregate.close(server, grouped(aggregate, message, who, ends), Generator())["a"]
     assert torch.equal(found[1], server["a"][1])
     torch.testing.assert_close(found[0], weighted_mean(message["a"], share(message, who)[:, 0]))
 
 
 def test_a_robust_rule_takes_the_place_of_the_mean():
     message, who = sent()
-    merge = Pooled({"a b": by_size}, how="median")
-    found = merged(merge, message, who)
+    aggregate = Aggregator({"a b": by_size}, rule="median")
+    found = merged(aggregate, message, who)
     for n in ("a", "b"):
         torch.testing.assert_close(found[n], message[n].median(0).values)
-    own = replace(merge, how=lambda values, weight, before: {n: v[2] for n, v in values.items()})
+    own = replace(
+        aggregate, rule=lambda values, weight, before: {n: v[2] for n, v in values.items()}
+    )
     assert torch.equal(merged(own, message, who)["a"], message["a"][2])
 
 
 def test_an_unknown_rule_is_refused_where_it_is_declared():
-    with pytest.raises(ValueError, match="merge is 'mode'; expected mean, median"):
-        Pooled({"*": by_size}, how="mode")
+    with pytest.raises(ValueError, match="aggregation is 'mode'; expected mean, median"):
+        Aggregator({"*": by_size}, rule="mode")
 
 
 def test_what_follows_a_declaration_is_one():
@@ -200,14 +214,14 @@ def test_what_follows_a_declaration_is_one():
         return {n: (v + server[n]) / 2 for n, v in new.items()}
 
     plain = DECLARED["by size"]
-    found = followed(plain, half)
-    assert isinstance(found, Pooled)
+    found = with_server_step(plain, half)
+    assert isinstance(found, Aggregator)
 
     def written(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         return plain(server, message, who, generator)
 
-    other = followed(written, half)
-    assert not isinstance(other, Pooled)
+    other = with_server_step(written, half)
+    assert not isinstance(other, Aggregator)
     a, b = found(SERVER, message, who, Generator()), other(SERVER, message, who, Generator())
     for n, v in half(SERVER, merged(plain, message, who)).items():
         assert torch.equal(a[n], v)

@@ -1,4 +1,4 @@
-"""Robust merges: closed forms, breakdown, and the mean where nothing is cut."""
+"""Robust aggregation rules: closed forms, breakdown, and the mean where nothing is cut."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from promises import others_slow
 from torch import Tensor
 
 from pyrofl.data import Batch, Who
+from pyrofl.inference.aggregation.averages import average, get_rule, krum, median, middle
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.servers.averages import average, combining, krum, median, middle
 from pyrofl.models import (
     fedabml,
     fedavg,
@@ -75,7 +75,7 @@ def one(values: list[float]) -> Tensors:
 
 def found(how: str, values: list[float], weight: list[float], server: float = 0.0) -> Tensor:
     start = {"w": torch.tensor([server], dtype=torch.float64)}
-    return combining(how)(one(values), torch.tensor(weight, dtype=torch.float64), start)["w"]
+    return get_rule(how)(one(values), torch.tensor(weight, dtype=torch.float64), start)["w"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_clipped_change_counts_all_tensors_of_a_client():
         "a": torch.tensor([[3.0, 0.0], [0.1, 0.0]], dtype=torch.float64),
         "b": torch.tensor([5.0, 1.0], dtype=torch.float64),  # the first client's change: (3, 0, 4)
     }
-    got = combining("clip:2.5")(message, torch.ones(2, dtype=torch.float64), server)
+    got = get_rule("clip:2.5")(message, torch.ones(2, dtype=torch.float64), server)
     close(got["a"], [(1.5 + 0.1) / 2, 0.0])
     close(got["b"], (3.0 + 1.0) / 2)
 
@@ -112,7 +112,7 @@ def test_a_clipped_change_counts_all_tensors_of_a_client():
 @pytest.mark.parametrize("how", ["mean", "trimmed:0", "trimmed:0.1", "clip:1e9", "krum:0:9"])
 def test_they_are_the_mean_where_nothing_is_cut(how):
     expected = average(messages(), sizes())
-    toys.assert_same(combining(how)(messages(), sizes(), SERVER), expected)
+    toys.assert_same(get_rule(how)(messages(), sizes(), SERVER), expected)
 
 
 @pytest.mark.parametrize("how", EVERY)
@@ -122,8 +122,8 @@ def test_the_order_of_clients_changes_nothing(how, seed):
     order = torch.randperm(9, generator=generator(seed))
     message = messages(seed=seed)
     mixed = {n: v[order] for n, v in message.items()}
-    a = combining(how)(message, sizes(), SERVER)
-    b = combining(how)(mixed, sizes()[order], SERVER)
+    a = get_rule(how)(message, sizes(), SERVER)
+    b = get_rule(how)(mixed, sizes()[order], SERVER)
     toys.assert_same(a, b, rtol=1e-12, atol=1e-13)
 
 
@@ -131,7 +131,7 @@ def test_the_order_of_clients_changes_nothing(how, seed):
 @pytest.mark.parametrize("by", [1e3, -1e150])
 def test_they_bear_bad_messages_up_to_their_breakdown_and_no_more(how, bears, by):
     def error(bad: int) -> float:
-        got = combining(how)(messages(9, 1, bad, by), sizes(), SERVER)
+        got = get_rule(how)(messages(9, 1, bad, by), sizes(), SERVER)
         return max(float((v - SERVER[n]).abs().max()) for n, v in got.items())
 
     assert error(bears) < 0.5
@@ -142,8 +142,8 @@ def test_they_bear_bad_messages_up_to_their_breakdown_and_no_more(how, bears, by
 
 
 def test_bad_messages_that_stay_within_the_norm_move_the_mean_by_no_more_than_it():
-    got = combining("clip:0.5")(messages(9, 1, 2, 1e6), torch.ones(9), SERVER)
-    good = combining("clip:0.5")(messages(9, 1, 0), torch.ones(9), SERVER)
+    got = get_rule("clip:0.5")(messages(9, 1, 2, 1e6), torch.ones(9), SERVER)
+    good = get_rule("clip:0.5")(messages(9, 1, 0), torch.ones(9), SERVER)
     moved = sum(float((got[n] - good[n]).square().sum()) for n in SERVER) ** 0.5
     assert 0 < moved <= 2 * 0.5 * 2 / 9
 
@@ -180,17 +180,17 @@ def test_the_middle_keeps_every_weight_with_its_value():
     ],
 )
 def test_others_are_refused(how):
-    with pytest.raises(ValueError, match=f"merge is '{how}'; expected mean, median"):
-        combining(how)
-    with pytest.raises(ValueError, match="merge is"):
-        fedavg.build(toys.net(), merge=how)
+    with pytest.raises(ValueError, match=f"aggregation is '{how}'; expected mean, median"):
+        get_rule(how)
+    with pytest.raises(ValueError, match="aggregation is"):
+        fedavg.build(toys.net(), aggregation=how)
 
 
 @pytest.mark.parametrize("name", others_slow(BUILDS))
 def test_methods_take_them(name, blobs):
     plain = toys.last(BUILDS[name](toys.net()), blobs, 2)
     for how in EVERY:
-        robust = toys.last(BUILDS[name](toys.net(), merge=how), blobs, 2)
+        robust = toys.last(BUILDS[name](toys.net(), aggregation=how), blobs, 2)
         assert all(bool(v.isfinite().all()) for v in robust.server.values()), how
         same = all(torch.equal(robust.server[n], v) for n, v in plain.server.items())
         assert same == (how == "mean"), how
@@ -200,14 +200,14 @@ def test_a_function_of_ones_own_will_do(blobs):
     def largest(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
         return {n: v[weight.argmax()] for n, v in message.items()}
 
-    state = toys.last(fedavg.build(toys.net(), merge=largest, epochs=1), blobs, 1)
+    state = toys.last(fedavg.build(toys.net(), aggregation=largest, epochs=1), blobs, 1)
     toys.assert_same(state.server, {n: v[1] for n, v in state.message.items()})
 
 
 def test_fedbe_teaches_from_the_robust_model(blobs):
     options = {"distil": "none", "epochs": 1, "unlabelled": blobs.x[:9]}
-    got = toys.last(fedbe.build(toys.net(), merge="median", **options), blobs, 1)
-    plain = toys.last(fedavg.build(toys.net(), merge="median", epochs=1), blobs, 1)
+    got = toys.last(fedbe.build(toys.net(), aggregation="median", **options), blobs, 1)
+    plain = toys.last(fedavg.build(toys.net(), aggregation="median", epochs=1), blobs, 1)
     toys.assert_same({n: got.server[n] for n in plain.server}, plain.server)
 
 
@@ -252,8 +252,8 @@ def test_a_fifth_of_liars_moves_no_server_beyond_the_honest(name):
     # What a hypernetwork learns is a sum; branch weights beyond 1 are refused.
     names = {"metavd": "loc/*", "pfedmb": "branch/*"}.get(name, "*")
 
-    def after(merge: str) -> float:
-        return outside(name, MEANS[name](toys.net(), merge=merge), names)
+    def after(aggregation: str) -> float:
+        return outside(name, MEANS[name](toys.net(), aggregation=aggregation), names)
 
     # A median, a trimmed mean and a message are within what honest clients sent, rounding aside.
     assert [how for how in ("median", "trimmed:0.2", "krum:2") if after(how) > 1e-9] == []
@@ -263,12 +263,14 @@ def test_a_fifth_of_liars_moves_no_server_beyond_the_honest(name):
 @pytest.mark.parametrize("name", MEANS)
 def test_the_mean_is_what_they_do_anyhow(name, blobs):
     made = MEANS[name]
-    plain, mean = (toys.last(made(toys.net(), **o), blobs, 2) for o in ({}, {"merge": "mean"}))
+    plain, mean = (
+        toys.last(made(toys.net(), **o), blobs, 2) for o in ({}, {"aggregation": "mean"})
+    )
     toys.assert_same(mean.server, plain.server)
 
 
 def test_a_lie_about_confidence_does_not_buy_the_head():
-    method = pfedvem.build(toys.net(), head_epochs=3, lr_head=0.01, merge="median")
+    method = pfedvem.build(toys.net(), head_epochs=3, lr_head=0.01, aggregation="median")
     (state,) = federate(lying(method, "tau"), toys.blobs(toys.SIZES[:10]), 1)
     (honest,) = federate(method, toys.blobs(toys.SIZES[:10]), 1)
     assert float(state.message["tau"].max()) == 1e6
@@ -278,9 +280,9 @@ def test_a_lie_about_confidence_does_not_buy_the_head():
 @pytest.mark.parametrize("how", ["median", "trimmed:0.3", "krum:0", "clip:9"])
 def test_messages_that_weigh_nothing_are_not_there(how):
     weight = sizes() * (torch.arange(9) > 2)
-    got = combining(how)(messages(9, 3, 3), weight, SERVER)
+    got = get_rule(how)(messages(9, 3, 3), weight, SERVER)
     rest = {n: v[3:] for n, v in messages(9, 3, 3).items()}
-    toys.assert_same(got, combining(how)(rest, weight[3:], SERVER))
+    toys.assert_same(got, get_rule(how)(rest, weight[3:], SERVER))
 
 
 def test_distances_from_the_population_are_robust_about_its_robust_centre():
@@ -289,7 +291,7 @@ def test_distances_from_the_population_are_robust_about_its_robust_centre():
     z = 3.0 + 0.5 * torch.randn(count, 4, generator=g, dtype=torch.float64)
     z[:400] = 1e5
     net = build("softmax", (1,), 2)
-    method = fedpop.build(net, head="*", merge="median")
+    method = fedpop.build(net, head="*", aggregation="median")
     message, at = {}, 0
     for n, shape in net.shapes.items():
         part = z[:, at : at + shape.numel()].reshape(count, *shape)
@@ -297,7 +299,7 @@ def test_distances_from_the_population_are_robust_about_its_robust_centre():
         at += shape.numel()
     server = {n: v.double() for n, v in method.init(generator(0), count).items()}
     who = Who(torch.arange(count), torch.ones(count, dtype=torch.float64))
-    new = method.merge(server, message, who, generator(0))
+    new = method.aggregate(server, message, who, generator(0))
     # 400 of 4,001 far off make the median of the rest its 5/9 quantile, both for m and for s.
     normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
     shift = normal.icdf(torch.tensor(0.5 / 0.9, dtype=torch.float64))

@@ -22,8 +22,8 @@ Combine = Callable[[Tensors, Tensor, Tensors], Tensors]
 """(message [C, *p], weight [C], server [*p]) -> one value [*p] for every name of the message."""
 
 
-class CannotMerge(ValueError):
-    """Raised by a merge that can make nothing of good messages; the server keeps its state."""
+class AggregationError(ValueError):
+    """Raised where good messages cannot be aggregated; the server keeps its state."""
 
 
 def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
 
     Raises:
         ValueError: if the weights do not fit.
-        CannotMerge: if one is negative or their sum is not finite, or all are zero.
+        AggregationError: if one is negative or their sum is not finite, or all are zero.
 
     >>> weighted_mean(torch.tensor([[1.0], [4.0]]), torch.tensor([2.0, 1.0]))
     tensor([2.])
@@ -53,7 +53,7 @@ def average(message: Tensors, weight: Tensor) -> Tensors:
             )
     total = weight.sum()
     if not bool((weight >= 0).all()) or not 0 < float(total) < float("inf"):
-        raise CannotMerge(
+        raise AggregationError(
             f"weights are {weight.tolist()}; expected finite, so their sum, not all zero, none < 0"
         )
     shares = weight / total
@@ -65,11 +65,11 @@ def blend(old: Tensors, new: Tensors, keep: float) -> Tensors:
     return {n: keep * old[n] + (1 - keep) * v for n, v in new.items()} if keep else new
 
 
-def combining(how: str | Combine) -> Combine:
+def get_rule(rule: str | Combine) -> Combine:
     """Read how messages become one.
 
     Args:
-        how: "mean" weighs clients by size; "median" takes the middle of every coordinate and
+        rule: "mean" weighs clients by size; "median" takes the middle of every coordinate and
             "trimmed:0.1" the mean without its 10% largest and 10% smallest values; "krum:2" takes
             the one message that is nearest to its neighbours, whichever 2 are bad, and
             "krum:2:5" the mean of 5 such; "clip:1.0" shortens the change of every client to a
@@ -78,9 +78,9 @@ def combining(how: str | Combine) -> Combine:
     Raises:
         ValueError: if it is none of these, or a number is out of its range.
     """
-    if callable(how):
-        return how
-    name, *words = how.split(":")
+    if callable(rule):
+        return rule
+    name, *words = rule.split(":")
     with suppress(ValueError):
         match name, [float(word) for word in words]:
             case "mean", []:
@@ -97,7 +97,7 @@ def combining(how: str | Combine) -> Combine:
             case "krum", [bad, best] if bad >= 0 and best >= 1:
                 return counted(lambda message, weight, _: krum(message, weight, bad, best))
     raise ValueError(
-        f"merge is {how!r}; expected mean, median, trimmed:SHARE below 0.5, krum:BAD, "
+        f"aggregation is {rule!r}; expected mean, median, trimmed:SHARE below 0.5, krum:BAD, "
         "krum:BAD:BEST or clip:NORM"
     )
 
@@ -108,7 +108,7 @@ def counted(rule: Combine) -> Combine:
     def some(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
         at = weight.nonzero().flatten()
         if not len(at):
-            raise CannotMerge(f"weights are {weight.tolist()}; expected one above 0")
+            raise AggregationError(f"weights are {weight.tolist()}; expected one above 0")
         return rule(cut(message, at), weight[at], server) if message else {}
 
     return some
@@ -148,7 +148,7 @@ def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
     """
     clients, least = len(weight), max(2 * bad + 3, best)
     if clients < least:
-        raise CannotMerge(
+        raise AggregationError(
             f"krum of {clients} messages, {bad} of them bad and {best} taken; expected at least "
             f"{least} messages in every round"
         )

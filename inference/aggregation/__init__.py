@@ -1,0 +1,30 @@
+"""What a server makes of messages: weighted means, merges that bear bad ones, optimiser steps."""
+
+from pyrofl.inference.aggregation.aggregator import (
+    Aggregator,
+    WeightedSum,
+    by_size,
+    descend,
+    uniform,
+    weight_by,
+    with_server_step,
+)
+from pyrofl.inference.aggregation.averages import Combine, average, blend, get_rule, weighted_mean
+from pyrofl.inference.metadata import NOT_NEGATIVE, POSITIVE
+
+__all__ = [
+    "NOT_NEGATIVE",
+    "POSITIVE",
+    "Aggregator",
+    "Combine",
+    "WeightedSum",
+    "average",
+    "blend",
+    "by_size",
+    "descend",
+    "get_rule",
+    "uniform",
+    "weight_by",
+    "weighted_mean",
+    "with_server_step",
+]
