@@ -42,7 +42,9 @@ class Kernel:
         """Return [C, B], of every row of features [C, B, d] with itself."""
         square = (2 * log_scale).exp()
         if self.kind == "linear":
-            return square * (z / log_length.exp()[..., None]).square().sum(2)
+            squares = (z / log_length.exp()[..., None]).square().sum(2)
+            # Features of zeros, as of units that are all off, would have no density and no slope.
+            return square * (squares + torch.finfo(z.dtype).eps)
         return square.expand(z.shape[:2])
 
 

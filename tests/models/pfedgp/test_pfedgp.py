@@ -17,6 +17,7 @@ from pyrofl.inference.elbo import latent, traces
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, guides, likelihoods, pfedgp, priors
 from pyrofl.nets import Network, build
@@ -90,6 +91,16 @@ def test_with_a_linear_kernel_it_is_bayesian_linear_regression():
     for j, (centre, variance) in enumerate(found):
         close(centre, at @ mean[j], 1e-8)
         close(variance, (at @ covariance[j] * at).sum(1), 1e-8)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "linear"])
+def test_rows_whose_features_are_all_zero_leave_the_parameters_finite(kernel):
+    data = replace(task().federation, x=torch.zeros_like(task().federation.x))
+    method = plain(kernel=kernel)
+    for check in (True, False):
+        (state,) = federate(method, data, 1, check=check)
+        assert state.rejected == ()
+        assert all(bool(v.isfinite().all()) for v in state.server.values())
 
 
 def test_a_client_with_too_many_rows_keeps_some_evenly_spaced():
