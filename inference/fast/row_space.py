@@ -286,16 +286,17 @@ class InRows(NamedTuple):
         many = local[OUTPUTS].shape[1] // gram.shape[2]
         outputs = [picked(local[OUTPUTS], at + k * gram.shape[2], client) for k in range(many)]
 
+        prior = InRowsPrior(model.prior, layer.name, local[INNER], tuple(self._crossed(many)))
+
         def run(w: Tensors, _: Tensor) -> Tensor:
-            y = RowProducts.apply(w[layer.name].squeeze(1), gram, at, client, *outputs)
+            given = prior.centre, prior, local[OUTPUTS], at, client, gram, *outputs
+            y, prior.half = RowProducts.apply(w[layer.name].squeeze(1), *given)
             y = y if layer.bias is None else y + w[layer.bias]
             return layer.above(w, stacked.run(layer.after, {}, y))
 
         known = {n: v for n, v in local.items() if not ours(n)}
         if not self.centre:
             return replace(model, forward=run), received, known
-        crossed = tuple(self._crossed(many))
-        prior = InRowsPrior(model.prior, layer.name, local[OUTPUTS], local[INNER], crossed)
         received = received | {self.centre: local[CENTRE]}
         return replace(model, forward=run, prior=prior), received, known
 
@@ -349,28 +350,60 @@ def made_of(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 class RowProducts(torch.autograd.Function):
-    """Outputs of rows by coefficients, with the gradient by a weight instead of theirs."""
+    """Outputs of rows by coefficients, and half the squares of weights apart from a centre.
+
+    Its gradient is by a weight instead of the coefficients: D at the rows, X X' D and the distance.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, whole: Tensor, gram: Tensor, at: Tensor, client: Tensor, *outputs: Tensor
-    ) -> Tensor:
-        """Return [C, B, out] of coefficients [C, 2 n + k, out] at rows [C, B] of clients [C, 1].
+        ctx: Any,
+        whole: Tensor,
+        centre: Tensor | None,
+        prior: InRowsPrior,
+        every: Tensor,
+        at: Tensor,
+        client: Tensor,
+        gram: Tensor,
+        *outputs: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return [C, B, out] of coefficients [C, 2 n + k, out], and [C] if the prior has a centre.
 
-        Of these rows are gram [C, B, n] and k outputs [C, B, out].
+        Of rows [C, B] of clients [C, 1] are gram [C, B, n] and k outputs [C, B, out], of every row
+        outputs [C, k n, out]. A centre that has not moved along rows is given by its a alone.
         """
-        ctx.gram, ctx.shape, n = gram, whole.shape, gram.shape[2]
+        n, ctx.gram, ctx.shape = gram.shape[2], gram, whole.shape
         ctx.rows = (at + client * whole.shape[1]).flatten()
         y = whole.view(-1, whole.shape[2]).index_select(0, ctx.rows + n).view(*at.shape, -1)
         for k, known in enumerate(outputs):
             y = torch.addcmul(y, known, whole[:, None, 2 * n + k])
-        return y
+        ctx.apart = None
+        if centre is None:
+            return y, None
+        moved = centre.shape[1] == whole.shape[1]
+        ctx.apart = whole - centre if moved else whole
+        ctx.along = ctx.apart[:, 2 * n :] if moved else whole[:, 2 * n :] - centre
+        half, own = dot(ctx.apart[:, :n], ctx.apart[:, n : 2 * n]), ctx.along[..., 0]
+        for k in {i for i, _ in prior.crossed}:
+            half = half + 2 * own[:, k] * dot(ctx.apart[:, :n], every[:, k * n : k * n + n])
+        for i, j in prior.crossed:
+            half = half + own[:, i] * own[:, j] * prior.inner[:, i, j]
+        return y, half / 2
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradient by the coefficients."""
-        (grad,), n = grads, ctx.gram.shape[2]
-        whole = grad.new_zeros(ctx.shape)
-        whole.view(-1, ctx.shape[2]).index_add_(0, ctx.rows, grad.reshape(-1, ctx.shape[2]))
-        whole[:, n : 2 * n].baddbmm_(ctx.gram.mT, grad)
-        return whole, None, None, None, *(None for _ in range(ctx.shape[1] - 2 * n))
+        """Return the gradients by the coefficients and by those of a centre that has moved."""
+        (grad, scale), n, centre = grads, ctx.gram.shape[2], None
+        if ctx.apart is None:
+            whole = grad.new_empty(ctx.shape)
+            whole[:, :n], whole[:, 2 * n :] = 0, 0
+            torch.bmm(ctx.gram.mT, grad, out=whole[:, n : 2 * n])
+        else:
+            whole = scale[:, None, None] * ctx.apart
+            whole[:, 2 * n :] = scale[:, None, None] * ctx.along
+            centre = -whole if ctx.needs_input_grad[1] else None
+        if ctx.needs_input_grad[0]:
+            whole.view(-1, ctx.shape[2]).index_add_(0, ctx.rows, grad.reshape(-1, ctx.shape[2]))
+            if ctx.apart is not None:
+                whole[:, n : 2 * n].baddbmm_(ctx.gram.mT, grad)
+        return whole, centre, *(None for _ in range(ctx.shape[1] - 2 * n + 5))
