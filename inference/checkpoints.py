@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation, Who
-from pyrofl.files import hashed
+from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import METRICS
 from pyrofl.inference.description import Description, describe
 from pyrofl.inference.engine.server_round import by_round, first
@@ -48,7 +48,9 @@ def load(
         ValueError: if the file is damaged, cut off or incomplete, or anything differs, such as the
             prior or the guide; it says what.
     """
-    return taken_up(path, hashed.read(path, about_of(data, seed, about)), method, data, seed)
+    return taken_up(
+        path, checkpoint_file.read(path, about_of(data, seed, about)), method, data, seed
+    )
 
 
 def taken_up(
@@ -82,7 +84,7 @@ def _refuse_other_method(
     if differ := [n for n in names if method.get(n) != now.parts.get(n)]:
         few = differ[:TOLD]
         named = ({n: parts.get(n) for n in few} for parts in (method, now.parts))
-        hashed.same(f"checkpoint {path}", *named)
+        checkpoint_file.refuse_differences(f"checkpoint {path}", *named)
 
 
 def _layout(one: Tensor, other: Tensor) -> bool:

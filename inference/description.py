@@ -1,9 +1,11 @@
-"""What a method is made of, in words that are the same in every process."""
+"""Descriptions of methods, equal in every process and under every version of Python."""
 
 from __future__ import annotations
 
+import ast
 import dis
 import hashlib
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -11,6 +13,8 @@ from enum import Enum
 from functools import cache, cached_property, partial
 from logging import Logger
 from pathlib import Path
+from textwrap import dedent
+from tokenize import TokenError
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -61,12 +65,18 @@ class Description:
 def describe(method: Method) -> Description:
     """Describe the parts of a method: "phases.0.updates.0.optim.lr" -> "0.01", and so on.
 
-    Functions are described by their code and by what they hold: arguments of what made them, such
-    as the family and the scale of a prior, defaults, fields of objects, tensors by their values.
-    Networks are described by their layers, attributes, hooks, frozen weights and buffers, not by
-    weights that train. Of a user's own code, functions and classes by global names, their constants
-    and helpers, are described too; libraries are compared by version. Private dicts and lists,
-    which may remember results, and global names that a function itself assigns are left out.
+    Functions are described by their source and by what they hold: arguments of the function that
+    made them, such as the family and the scale of a prior, defaults, fields of objects, tensors by
+    their values. Networks are described by their layers, attributes, hooks, frozen weights and
+    buffers, not by weights that train. A user's own functions and classes that are reached by
+    global names are described too; libraries are compared by version.
+
+    Not seen are: comments, docstrings and layout; private dicts and lists, which may cache results;
+    global names that a function itself assigns; names that are looked up as texts (`getattr`);
+    files and environment variables; and the statements of functions without source, such as those
+    typed at a prompt or made by `exec`, of which the names and constants alone are compared. Source
+    is read when a function is first described, so an edit between import and fit is attributed to
+    the function that was imported.
     """
     found = Description()
     for one in fields(method):
@@ -157,7 +167,10 @@ def _kind(value: Any) -> str:
     if isinstance(value, torch.jit.ScriptFunction):
         return f"ScriptFunction {_hash(str(value.code).encode())}"
     if isinstance(value, FunctionType):
-        return f"{value.__qualname__} {_code(value.__code__)}"
+        home = _home(value)
+        compared = home.partition(".")[0] == "pyrofl" or _is_own(home)
+        source = _source(value.__code__) if compared else ""  # other libraries: by version
+        return f"{home}.{value.__qualname__} {source}"
     if isinstance(value, set | frozenset):
         return str(sorted(map(repr, value)))
     if isinstance(value, type | BuiltinFunctionType | ModuleType):
@@ -242,7 +255,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
         return
     for name, held in sorted(vars(kind).items()):
         dunder = name.startswith("__") and name.endswith("__")
-        calls = isinstance(held, FunctionType) and name not in UNCALLED
+        calls = isinstance(held, FunctionType) and name not in UNCALLED and _is_written(held)
         if (calls or not dunder) and not _fills(kind, name, held):
             yield name, held
     yield from ((f"base.{i}", base) for i, base in enumerate(kind.__bases__))
@@ -250,7 +263,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
 
 def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a user's own function finds by global names when it runs."""
-    if not _is_own(function.__module__):
+    if not _is_own(_home(function)):
         return
     read, written, names = _names(function.__code__)
     for name in read:
@@ -314,24 +327,45 @@ def _filled(cell: CellType) -> bool:
     return True
 
 
-def _code(code: CodeType) -> str:
-    """Hash what a function does: not where it stands, nor what is said about it."""
-    found = hashlib.blake2b(
-        code.co_code + repr((code.co_names, code.co_varnames)).encode(), digest_size=6
-    )
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found.update(_code(constant).encode())
-        elif isinstance(constant, frozenset):
-            found.update(str(sorted(map(repr, constant))).encode())
-        elif constant != _said(code):
-            found.update(repr(constant).encode())
-    return found.hexdigest()
+def _home(function: FunctionType) -> str:
+    """Return the module whose global names a function reads; `wraps` does not change it."""
+    return str(function.__globals__.get("__name__", "<unnamed>"))
 
 
-def _said(code: CodeType) -> Any:
-    """Return the docstring of a function, or what stands in its place."""
-    return code.co_consts[0] if code.co_consts and isinstance(code.co_consts[0], str) else None
+def _is_written(function: FunctionType) -> bool:
+    """Return whether a user wrote a function; those that dataclasses make differ by version."""
+    return _is_own(_home(function)) and function.__code__.co_filename != "<string>"
+
+
+@cache
+def _source(code: CodeType) -> str:
+    """Return a hash of a function's source, without comments, docstring and layout."""
+    try:
+        text = dedent(inspect.getsource(code))
+    except (OSError, SyntaxError, TokenError):  # none is known; bytecode differs between versions
+        constants = [c for c in code.co_consts if isinstance(c, PLAIN)]
+        return _hash(repr((code.co_names, code.co_varnames, constants)).encode())
+    try:
+        return _hash(repr(_statements(ast.parse(text))).encode())
+    except SyntaxError:  # a part of an expression, such as a lambda in a list
+        return _hash(text.encode())
+
+
+def _statements(node: Any) -> Any:
+    """Return a syntax tree as lists: `ast.dump` differs between versions of Python."""
+    if isinstance(node, list):
+        return [_statements(one) for one in node if not _is_text(one)]
+    if not isinstance(node, ast.AST):
+        return node
+    parts = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+    return [type(node).__name__, *((name, _statements(value)) for name, value in parts)]
+
+
+def _is_text(node: Any) -> bool:
+    """Return whether a statement is a text alone, such as a docstring."""
+    value = getattr(node, "value", None)
+    constant = isinstance(node, ast.Expr) and isinstance(value, ast.Constant)
+    return constant and isinstance(getattr(value, "value", None), str)
 
 
 def _hash(content: bytes) -> str:

@@ -10,7 +10,8 @@ from pyrofl import recipes
 from pyrofl.arguments import checked
 from pyrofl.data import Federation
 from pyrofl.data.blank import hidden
-from pyrofl.files import hashed
+from pyrofl.data.fingerprint import set_fingerprint
+from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.checkpoints import taken_up
 from pyrofl.inference.description import described
@@ -35,7 +36,7 @@ def load(
     `data` nothing that asks for them can be done, such as adapting, testing or going on.
 
     Args:
-        folder: holds `checkpoint.pt`.
+        folder: holds `checkpoint.safetensors`.
         method: None makes that of the library again, with its settings. One of your own, or that
             has parts of your own, is to be given, as it was; round number -> method if it was that.
             Frozen weights and buffers of its networks are set to those of the run; all else in
@@ -43,25 +44,25 @@ def load(
         data: the federation that the run was fitted to, in the same order, or None.
 
     Raises:
-        ValueError: if the file is damaged, or of other versions of Python, PyTorch, Pyro, NumPy or
-            pyrofl; if the method or the data differ; or if a method of your own is not given.
+        ValueError: if the file is damaged, or of other versions of PyTorch, Pyro or pyrofl; if the
+            method or the data differ; or if a method of your own is not given.
     """
     path = Path(folder, CHECKPOINT)
-    about, content = hashed.opened(path, "cpu" if data is None else None)
+    about, content = checkpoint_file.read_any(path, "cpu" if data is None else None)
     try:
         seeds = {n: int(about[f"seed of {n}"]) for n in vars(Seeds())}
         same = len(set(seeds.values())) == 1
         seed = seeds["init"] if same else Seeds(**seeds)
         rows = hidden(content["data"]) if data is None else data
         if data is None:
-            hashed.remember(rows, about["hash of the data"])
+            set_fingerprint(rows, about["hash of the data"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} is incomplete ({error!r}); expected what `save` writes"
         ) from error
     now = {name: value for name, value in about_of(rows, seed, None).items()}
     now["type of device"] = about["type of device"] if data is None else now["type of device"]
-    hashed.same(f"checkpoint {path}", {n: about.get(n) for n in now}, now)
+    checkpoint_file.refuse_differences(f"checkpoint {path}", {n: about.get(n) for n in now}, now)
     return taken_up(path, content, _made(path, content) if method is None else method, rows, seed)
 
 

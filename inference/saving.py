@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from pyrofl import recipes
 from pyrofl.data import Federation
 from pyrofl.data.blank import facts
-from pyrofl.files import hashed
-from pyrofl.files.run_folder import versions
+from pyrofl.data.fingerprint import fingerprint
+from pyrofl.files import checkpoint_file
+from pyrofl.files.run_folder import compared_versions, versions
 from pyrofl.inference.description import describe
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.method import Method
@@ -44,8 +45,8 @@ def save(run: Kept, path: str | Path, about: Mapping[str, Any] | None = None) ->
         run: as `fit` returns it, or hands it to `after`.
         path: of the file, which is replaced once the new one is on the disk.
         about: settings of the run, as JSON has them; `load` refuses the file if one differs. The
-            data, the seeds, the versions of Python, pyrofl, torch, Pyro and NumPy and the parts of
-            the method, see `pyrofl.inference.description.describe`, are always among them.
+            data, the seeds, the versions of pyrofl, torch and Pyro and the parts of the method, see
+            `pyrofl.inference.description.describe`, are always among them.
 
     Raises:
         OSError: if there is no room for it.
@@ -59,7 +60,8 @@ def save(run: Kept, path: str | Path, about: Mapping[str, Any] | None = None) ->
     content: dict[str, Any] = {"state": state, "records": records, "method": found.parts}
     content["constants"] = {n: v.detach() for n, v in found.constants.items()}
     content |= {"recipe": _recipe(run.method), "data": facts(run.data)}
-    hashed.write(path, about, content)
+    content["versions"] = versions()  # to be read by people
+    checkpoint_file.write(path, about, content)
 
 
 def _recipe(method: Method) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def _recipe(method: Method) -> dict[str, Any]:
 
 def about_of(data: Federation, seed: Seed, about: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what must be the same for a run to go on from a file."""
-    found: dict[str, Any] = {"hash of the data": hashed.fingerprint(data)}
-    found |= {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
+    found: dict[str, Any] = {"hash of the data": fingerprint(data)}
+    found |= compared_versions()
     found |= {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}
     return {**found, "type of device": data.x.device.type, **(about or {})}

@@ -81,8 +81,8 @@ def tune(
         seed: of the rows held back, and of the runs, which have the same random numbers. The
             further seeds of the finalists are the next numbers.
         draws: of the guide, for predictions; None takes its mean.
-        folder: where runs are kept meanwhile, SETTING-SEED.pt. A run that is there is continued if
-            it has the same settings, and refused if not. None takes a temporary one.
+        folder: where runs are kept meanwhile, SETTING-SEED.safetensors. A run that is there is
+            continued if it has the same settings, and refused if not. None takes a temporary one.
         every: also write runs there every so many rounds.
         seeds: on how many seeds the finalists are compared.
         about: what else the runs depend on, see `save`.
@@ -106,7 +106,7 @@ def tune(
             own = later(seed, k)
             if k not in held:
                 held[k] = held_back(data, share, seed=separate(own).noise)
-            path, same = place / f"{which + 1}-{k}.pt", {"setting": told(settings[which])}
+            path, same = place / f"{which + 1}-{k}.safetensors", {"setting": told(settings[which])}
             keeper = Keeper(path, every, about={**same, **(about or {})})
             if path.exists():  # of a smaller number of rounds, or of a process that was stopped
                 keeper.last = load(path, made[which], held[k], keeper.about, seed=own)

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 import toys
 from hospitals import looped
 
+from pyrofl.files import checkpoint_file
 from pyrofl.flower.project import Project
 from pyrofl.tensors import role
 
@@ -55,7 +55,7 @@ def left(folder: Path) -> list[int]:
 
 def state(out: Path, name: str) -> Any:
     """Return what a server has written."""
-    return torch.load(out / name / "server/server.pt", weights_only=True)["content"]
+    return checkpoint_file.read_any(out / name / "server/server.safetensors")[1]
 
 
 def same(out: Path, project: Project, absent: Sequence[set[str]] = ()) -> None:

@@ -165,7 +165,10 @@ def in_write(size: int) -> None:
 
 def at_full(count: int) -> None:
     """Let the disk be full from the so-manieth time on that a file is begun, flushed or placed."""
-    from pyrofl.files import hashed, run_folder
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    from pyrofl.files import checkpoint_file, run_folder
 
     left = iter(range(1, count))
 
@@ -180,7 +183,12 @@ def at_full(count: int) -> None:
     def opened(path: Any, mode: str = "r", **options: Any) -> Any:
         return (full(open) if mode[0] == "w" else open)(path, mode, **options)
 
-    run_folder.open = hashed.open = opened
+    def saved(*args: Any) -> None:
+        if next(left, None) is None:
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        save_file(*args)
+
+    run_folder.open, checkpoint_file.save_file = opened, saved
     os.fsync, os.replace = full(os.fsync), full(os.replace)
 
 

@@ -62,9 +62,13 @@ def test_a_kill_before_or_after_any_file_takes_its_place_loses_nothing(tmp_path,
     assert ended.codes == [0]
     assert step == 1 + 2 * 7  # of seven files: two checkpoints, four results, run.json
     # A file is there, and whole, once it has taken its place; until then there is another.
-    assert left[:3] == [(set(), 1), ({"checkpoint.pt"}, 0), ({"checkpoint.pt"}, 1)]
+    assert left[:3] == [
+        (set(), 1),
+        ({"checkpoint.safetensors"}, 0),
+        ({"checkpoint.safetensors"}, 1),
+    ]
     assert [half for _, half in left] == [1, 0] * 7
-    assert left[-1][0] == {"checkpoint.pt", "figures", "run.json", *RESULTS}
+    assert left[-1][0] == {"checkpoint.safetensors", "figures", "run.json", *RESULTS}
 
 
 def test_a_kill_inside_a_write_leaves_the_old_file(tmp_path, forked):
@@ -72,16 +76,16 @@ def test_a_kill_inside_a_write_leaves_the_old_file(tmp_path, forked):
     words = command("fedavg", out, draws=400)
     assert forked(command("fedavg", whole, draws=400)).codes == [0]
     assert forked(words, step=3).codes == KILLED
-    first = (out / "checkpoint.pt").read_bytes()
-    full = (whole / "checkpoint.pt").stat().st_size
+    first = (out / "checkpoint.safetensors").read_bytes()
+    full = (whole / "checkpoint.safetensors").stat().st_size
     most = (whole / "posterior.nc").stat().st_size - 1000
     assert max(full, (whole / "rows.csv").stat().st_size) < most
-    for size, at in ((full // 2, "checkpoint.pt"), (most, "posterior.nc")):
+    for size, at in ((full // 2, "checkpoint.safetensors"), (most, "posterior.nc")):
         assert forked([*words, "--resume"], write=size).codes == [-25]
         (half,) = temporary(out)
-        assert half.endswith(at[-3:])
+        assert half.endswith(at[-3:]) or half.startswith(".tmp")
         assert not (out / "posterior.nc").exists()
-        if at == "checkpoint.pt":
+        if at == "checkpoint.safetensors":
             assert (out / at).read_bytes() == first
     go_on(forked, words, whole)
 
@@ -92,7 +96,7 @@ def killed_in_training(tmp_path: Path, forked: Nursery, method: str) -> None:
     number = random.Random(method).randint(1, 4)
     assert forked(command(method, whole, 4)).codes == [0]
     assert forked(command(method, out, 4), training=number).codes == KILLED
-    assert (out / "checkpoint.pt").exists() == (number > 1)
+    assert (out / "checkpoint.safetensors").exists() == (number > 1)
     assert not temporary(out)
     go_on(forked, command(method, out, 4), whole)
 
@@ -120,7 +124,7 @@ def test_a_run_may_go_on_to_more_rounds_if_it_was_tested_when_it_would_have_been
         ended = forked([*words(out, rounds, every), "--resume"])
         assert ended.codes == [2 if lacking else 0]
         assert not lacking or ended.told == [
-            f"pyrofl: error: {out}/checkpoint.pt was tested after rounds [2, 4]; expected "
+            f"pyrofl: error: {out}/checkpoint.safetensors was tested after rounds [2, 4]; expected "
             "--rounds and --every that ask for no others up to round 5; "
             f"{rounds} and {every} ask for round {lacking}"
         ]
@@ -137,7 +141,7 @@ def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, forked):
 
     assert forked(words(whole)).codes == [0]
     inner = ["local-5", "local-6", "fedavg-5", "fedavg-6"]
-    assert not list(whole.glob("*/checkpoint.pt"))  # nobody asked for them
+    assert not list(whole.glob("*/checkpoint.safetensors"))  # nobody asked for them
     # In the first round of the second run; in the second of the third; then in the last files.
     done: list[list[str]] = []
     files = 5 * len(inner) + 2  # results, and checkpoints that are not there yet
@@ -151,7 +155,7 @@ def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, forked):
     for name in inner:
         assert_same_folder(out / name, whole / name)
     assert (out / "compare.csv").read_bytes() == (whole / "compare.csv").read_bytes()
-    assert not list(out.glob("*/checkpoint.pt"))
+    assert not list(out.glob("*/checkpoint.safetensors"))
     assert not temporary(out)
     # What is done may be made again, to the last byte, but no other run in its place.
     (out / "compare.csv").unlink()
@@ -170,7 +174,7 @@ def test_a_disk_that_is_full_from_any_step_on_ends_the_run_in_one_line(tmp_path,
     whole, begun, out = tmp_path / "whole", tmp_path / "begun", tmp_path / "run"
     assert forked(command("fedavg", whole)).codes == [0]
     assert forked(command("fedavg", begun), training=2).codes == KILLED
-    first = (begun / "checkpoint.pt").read_bytes()
+    first = (begun / "checkpoint.safetensors").read_bytes()
     step, seen = 0, []
     while True:
         shutil.copytree(begun, out)
@@ -180,10 +184,10 @@ def test_a_disk_that_is_full_from_any_step_on_ends_the_run_in_one_line(tmp_path,
         assert ended.codes == [3]
         last = ended.told[-1]
         assert last.startswith("pyrofl: error: after round 2 of 2: No space left on device"), last
-        assert "checkpoint.pt holds round" in last
+        assert "checkpoint.safetensors holds round" in last
         assert "go on with --resume" in last
         assert not temporary(out)
-        old = (out / "checkpoint.pt").read_bytes() == first
+        old = (out / "checkpoint.safetensors").read_bytes() == first
         assert ("holds round 1" if old else "holds round 2") in last
         seen.append((old, *sorted(p.name for p in out.iterdir())))
         if seen.count(seen[-1]) == 1:  # a folder with other files than before
@@ -198,7 +202,7 @@ def test_a_run_on_a_disk_that_is_full_goes_on_once_there_is_room(tmp_path, forke
     whole, disk, copy = tmp_path / "whole", tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()
     assert forked(command("fedavg", whole, draws=999)).codes == [0]
-    size = int(share * (whole / "checkpoint.pt").stat().st_size)
+    size = int(share * (whole / "checkpoint.safetensors").stat().st_size)
     words = command("fedavg", disk / "run", draws=999)
     ended = forked(words, [*words, "--resume"], disk=(str(disk), size, str(copy)))
     assert ended.codes == [3, 0], ended

@@ -13,10 +13,11 @@ import torch
 
 from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Federation, Who
+from pyrofl.data.fingerprint import fingerprint
 from pyrofl.data.shard import Shard
-from pyrofl.files import hashed
+from pyrofl.files import checkpoint_file
 from pyrofl.files.lock import locked
-from pyrofl.files.run_folder import prepare, versions
+from pyrofl.files.run_folder import compared_versions, prepare
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.client_states import none
 from pyrofl.inference.engine.local_round import LocalRound, RoundRequest
@@ -40,7 +41,7 @@ from pyrofl.inference.transport.wire import (
 from pyrofl.tensors import Tensors, cut, under
 from pyrofl.turns import in_turn
 
-FILE = "private.pt"
+FILE = "private.safetensors"
 MIN_SCORED_ROWS = 5  # as small cell counts are suppressed in statistics of patients
 
 
@@ -322,15 +323,16 @@ class Client:
     @property
     def _about(self) -> dict[str, Any]:
         seeds = {f"seed of {n}": int(v) for n, v in vars(self.seed).items()}
-        known = {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
-        return {"hash of the data": hashed.fingerprint(self.data), **known, **seeds}
+        return {"hash of the data": fingerprint(self.data), **compared_versions(), **seeds}
 
     def _read(self) -> None:
         """Take up what the file holds, if there is one."""
         if self.file is None or not self.file.exists():
             return
-        content = hashed.read(self.file, self._about)
-        hashed.same(f"what clients keep in {self.file}", content["method"], described(self.at(0)))
+        content = checkpoint_file.read(self.file, self._about)
+        checkpoint_file.refuse_differences(
+            f"what clients keep in {self.file}", content["method"], described(self.at(0))
+        )
         self._own = {name: ClientRecord(**found) for name, found in content["own"].items()}
         self._sent = content["sent"]
 
@@ -338,4 +340,4 @@ class Client:
         if self.file is not None:
             own = {name: vars(own) for name, own in self._own.items()}
             content = {"own": own, "sent": self._sent, "method": described(self.at(0))}
-            hashed.write(self.file, self._about, content)
+            checkpoint_file.write(self.file, self._about, content)

@@ -14,9 +14,9 @@ from torch import Tensor
 from pyrofl.arguments import checked, known
 from pyrofl.data import Roster
 from pyrofl.data.roster import names_of
-from pyrofl.files import hashed
+from pyrofl.files import checkpoint_file
 from pyrofl.files.lock import locked
-from pyrofl.files.run_folder import prepare, versions
+from pyrofl.files.run_folder import compared_versions, prepare
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.participation import Draw, everyone
 from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
@@ -30,7 +30,7 @@ from pyrofl.inference.transport.wire import ASKED, Flat, agreed, column, named, 
 from pyrofl.tensors import Tensors, as_tensors, cut, role, under
 from pyrofl.turns import in_turn
 
-FILE = "server.pt"
+FILE = "server.safetensors"
 
 
 class Server:
@@ -77,7 +77,7 @@ class Server:
         self.accepted = torch.zeros(self.roster.clients, dtype=torch.long)
         self.state = first(self.at(0), self.roster, self.seed)
         if self.file is not None and self.file.exists():
-            self._take_up(hashed.read(self.file, self._about))
+            self._take_up(checkpoint_file.read(self.file, self._about))
 
     @in_turn
     def orders(self, holders: Mapping[str, Sequence[str]] | None = None) -> dict[str, Flat]:
@@ -255,7 +255,7 @@ class Server:
             return
         with locked(self.file.parent):
             if self.file.exists():
-                found = hashed.read(self.file, self._about)
+                found = checkpoint_file.read(self.file, self._about)
                 if found["round"] != (mine := self.state.number) or not torch.equal(
                     found["accepted"], self.accepted
                 ):
@@ -265,11 +265,13 @@ class Server:
                     )
             yield
             content = self.checkpoint | {"method": described(self.at(0))}
-            hashed.write(self.file, self._about, content)
+            checkpoint_file.write(self.file, self._about, content)
 
     def _take_up(self, found: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
-        hashed.same(f"checkpoint {self.file}", found["method"], described(self.at(0)))
+        checkpoint_file.refuse_differences(
+            f"checkpoint {self.file}", found["method"], described(self.at(0))
+        )
         self.accepted = found["accepted"].clone()
         self.state = replace(
             self.state,
@@ -282,9 +284,8 @@ class Server:
     @property
     def _about(self) -> dict[str, Any]:
         seeds = {f"seed of {n}": int(v) for n, v in vars(self.seed).items()}
-        about = {f"version of {n}": v for n, v in versions().items() if n != "arviz"}
         clients = dict(zip(self.roster.names, self.roster.sizes.tolist(), strict=True))
-        return {"clients": clients, "dtype": str(self.roster.dtype), **about, **seeds}
+        return {"clients": clients, "dtype": str(self.roster.dtype), **compared_versions(), **seeds}
 
     @staticmethod
     def _round(about: Flat) -> int:

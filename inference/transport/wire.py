@@ -45,9 +45,9 @@ def release() -> dict[str, str]:
 
     Equal version numbers do not prove equal code, so a hash of pyrofl's own files is included.
     """
-    known = {n: v for n, v in versions().items() if n not in ("arviz", "numpy")}
-    known = {n: v.partition("+")[0] for n, v in known.items()}  # torch's, without its build
-    return known | {"python": known["python"].rpartition(".")[0], "pyrofl's code": code_hash()}
+    names = ("pyrofl", "torch", "pyro")
+    known = {n: versions()[n].partition("+")[0] for n in names}  # torch's, without its build
+    return known | {"pyrofl's code": code_hash()}
 
 
 @cache

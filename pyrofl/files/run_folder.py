@@ -19,9 +19,9 @@ from pyrofl.files import lock
 METRICS = ("round", "model", "adapted", "population", "metric", "value")
 CLIENTS = ("client", "size", "model", "adapted", "metric", "value")
 COMPARE = ("method", "seed", "model", "adapted", "metric", "value", "tuned")
-CHECKPOINT = "checkpoint.pt"  # the run as of its last round
+CHECKPOINT = "checkpoint.safetensors"  # the run as of its last round
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # with which a formula of a spreadsheet begins
-HALF = r"\.[0-9a-f]{32}(\.\w+)?"  # name of what a killed write leaves
+HALF = r"\.[0-9a-f]{32}(\.\w+)?|\.tmp\w{6}"  # names of what a killed write leaves
 
 
 def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Path:
@@ -167,6 +167,15 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[package.removesuffix("-ppl")] = version(package)
     return found
+
+
+def compared_versions() -> dict[str, str]:
+    """Return the versions that a run is continued with; results depend on them to the last bit.
+
+    Python and NumPy are not among them: a run saved under one version of Python opens under others.
+    """
+    found = versions()
+    return {f"version of {n}": found[n] for n in ("pyrofl", "torch", "pyro")}
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -13,7 +13,7 @@ from pyrofl.data.preparation import Preparation, Prepared
 from pyrofl.data.source import Source
 from pyrofl.experiments.experiment import Experiment, default_interval
 from pyrofl.experiments.results import drawn, facts_of, main_metric, score_table, unlearned
-from pyrofl.files import hashed, run_folder
+from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.flower.project import Project
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import AskedFields
@@ -27,7 +27,7 @@ from pyrofl.inference.saving import RECORDS, save
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.wire import Flat
 
-KEPT = "records.pt"
+KEPT = "records.safetensors"
 TRIES = 3  # of a test that nobody answers
 
 
@@ -59,7 +59,7 @@ class Book:
         self.run = Run(method, data, server.state, server.seed)
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / KEPT).exists():
-            self._take_up(hashed.read(folder / KEPT, self._about))
+            self._take_up(checkpoint_file.read(folder / KEPT, self._about))
 
     @property
     def asked(self) -> list[AskedFields]:
@@ -190,4 +190,4 @@ class Book:
         records = self.run.records
         content: Flat = {name: [getattr(r, name) for r in records] for name in RECORDS}
         content |= {"number": [r.number for r in records], "history": self.run.history}
-        hashed.write(self.folder / KEPT, self._about, content)
+        checkpoint_file.write(self.folder / KEPT, self._about, content)

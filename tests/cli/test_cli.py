@@ -102,7 +102,7 @@ def test_methods_are_found_by_their_build():
 
 def test_run_writes_its_files(finished):
     assert sorted(p.name for p in finished.iterdir()) == [
-        "checkpoint.pt",
+        "checkpoint.safetensors",
         "clients.csv",
         "figures",
         "metrics.csv",
@@ -253,7 +253,7 @@ def test_overwrite_replaces_and_removes_what_is_stale(finished, tmp_path, capsys
     assert "not empty" in capsys.readouterr().err
     assert main([*again, "--overwrite"]) == 0
     assert {p.name for p in out.iterdir()} == {
-        "checkpoint.pt",
+        "checkpoint.safetensors",
         "clients.csv",
         "figures",
         "metrics.csv",

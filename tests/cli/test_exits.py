@@ -235,7 +235,7 @@ def test_a_figure_that_fails_loses_no_result(tmp_path, monkeypatch, capsys):
     assert printed.err.strip() == (
         f"pyrofl: error: {out} holds all results, but no {out}/figures/curves.png: no such colour"
     )
-    whole = {"checkpoint.pt", "clients.csv", "figures", "metrics.csv", "posterior.nc"}
+    whole = {"checkpoint.safetensors", "clients.csv", "figures", "metrics.csv", "posterior.nc"}
     whole |= {"rows.csv", "run.json"}
     assert {p.name for p in out.iterdir()} == whole
     assert (out / "figures/reliability.png").exists()
@@ -253,7 +253,7 @@ def test_a_figure_that_fails_loses_no_comparison(tmp_path, monkeypatch, capsys):
     assert printed.out.startswith("method")
     assert printed.err.count("curves.png: KeyError: 'colour' (unexpected;") == 2
     assert len(read_csv(out / "compare.csv")) > 3
-    assert not (out / "local-0/checkpoint.pt").exists()
+    assert not (out / "local-0/checkpoint.safetensors").exists()
 
 
 def test_arviz_is_imported_without_a_home(tmp_path, monkeypatch):

@@ -80,12 +80,12 @@ def device(path: Path) -> None:
 @pytest.mark.usefixtures("idle")
 @pytest.mark.parametrize("make", [directory, os.mkfifo, nowhere, device])
 def test_a_checkpoint_that_is_no_file_is_refused(make, tmp_path, capsys):
-    make(tmp_path / "checkpoint.pt")
+    make(tmp_path / "checkpoint.safetensors")
     assert main([*RUN, "--out", str(tmp_path), "--resume"]) == 2
     told = capsys.readouterr().err
-    assert "checkpoint.pt" in told
+    assert "checkpoint.safetensors" in told
     assert told.count("\n") == 1
-    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+    assert os.listdir(tmp_path) == ["checkpoint.safetensors"]
 
 
 @pytest.mark.usefixtures("idle")
@@ -105,10 +105,10 @@ def test_a_folder_of_another_method_or_version_is_refused(tmp_path, monkeypatch,
     capsys.readouterr()
     assert main(["run", "fedavg", *SMALL, *words, "--resume"]) == 2
     assert "now method is 'fedavg' and was 'local'" in capsys.readouterr().err
-    from pyrofl.files.run_folder import versions
+    from pyrofl.files.run_folder import compared_versions
 
-    other = versions() | {"pyrofl": "0.0.1"}
-    monkeypatch.setattr("pyrofl.inference.saving.versions", lambda: other)
+    other = compared_versions() | {"version of pyrofl": "0.0.1"}
+    monkeypatch.setattr("pyrofl.inference.saving.compared_versions", lambda: other)
     assert main([*RUN, *words, "--resume"]) == 2
     assert "now version of pyrofl is '0.0.1' and was " in capsys.readouterr().err
     assert {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == before

@@ -57,8 +57,8 @@ def wait_for(out: Path, process: subprocess.Popen[str], rounds: int = 1) -> None
     """Wait until a checkpoint has been written so many times, or the process has ended."""
     seen = set()
     while len(seen) < rounds and process.poll() is None:
-        if (out / "checkpoint.pt").exists():
-            seen.add((out / "checkpoint.pt").stat().st_ino)
+        if (out / "checkpoint.safetensors").exists():
+            seen.add((out / "checkpoint.safetensors").stat().st_ino)
         time.sleep(0.002)
 
 
@@ -84,7 +84,7 @@ def test_results_that_are_there_may_be_written_again_or_continued(tmp_path, whol
     assert main([*short, "--resume"]) == 2
     assert "--rounds is 3; expected at least 6, which" in capsys.readouterr().err
     assert main([*short, "--overwrite"]) == 0
-    (out / "checkpoint.pt").unlink()
+    (out / "checkpoint.safetensors").unlink()
     capsys.readouterr()
     for words, told in (
         (["--rounds", "2"], "--rounds is 2; expected at least 3, which"),
@@ -103,7 +103,10 @@ def test_rounds_of_a_schedule_are_among_what_must_be_the_same(tmp_path, capsys):
     words += ["--set", "decay=true", "--checkpoint-every", "1", "--out", str(tmp_path), "--rounds"]
     assert main([*words, "1"]) == 0
     assert main([*words, "2", "--resume"]) == 2
-    assert "checkpoint.pt is of another run; now rounds is 2 and was 1" in capsys.readouterr().err
+    assert (
+        "checkpoint.safetensors is of another run; now rounds is 2 and was 1"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_interrupted_run_says_where_it_stopped_and_goes_on(tmp_path, whole):
@@ -115,7 +118,7 @@ def test_an_interrupted_run_says_where_it_stopped_and_goes_on(tmp_path, whole):
         assert process.returncode == 130, told
     assert told[-1].startswith("pyrofl: error: ")
     assert "interrupted" in told[-1]
-    assert f"{out}/checkpoint.pt holds round " in told[-1]
+    assert f"{out}/checkpoint.safetensors holds round " in told[-1]
     assert told[-1].endswith("go on with --resume")
     assert not any("Traceback" in line for line in told)
     resume(out, whole)
@@ -138,7 +141,7 @@ def test_an_interrupt_leaves_a_checkpoint_that_nobody_asked_for(
     assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 130
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.startswith("pyrofl: error: after round 4 of 6: interrupted; ")
-    assert told.endswith("checkpoint.pt holds round 4, go on with --resume")
+    assert told.endswith("checkpoint.safetensors holds round 4, go on with --resume")
     monkeypatch.undo()
     resume(tmp_path / "run", whole)
 
@@ -154,7 +157,7 @@ def test_an_interrupt_in_a_test_loses_no_round(tmp_path, whole, monkeypatch, cap
     monkeypatch.setattr(Run, "test", stop)
     assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 130
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told.endswith("checkpoint.pt holds round 4, go on with --resume")
+    assert told.endswith("checkpoint.safetensors holds round 4, go on with --resume")
     monkeypatch.undo()
     resume(tmp_path / "run", whole)
 
@@ -173,7 +176,7 @@ def test_a_failure_on_the_way_is_no_refusal(tmp_path, monkeypatch, capsys, error
     assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 3
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"pyrofl: error: after round 6 of 6: {told}")
-    assert last.endswith("checkpoint.pt holds round 6, go on with --resume")
+    assert last.endswith("checkpoint.safetensors holds round 6, go on with --resume")
 
 
 def test_what_nobody_expects_is_not_hidden_but_kept(tmp_path, monkeypatch, capsys):
@@ -183,7 +186,7 @@ def test_what_nobody_expects_is_not_hidden_but_kept(tmp_path, monkeypatch, capsy
     told = "KeyError: 'a mistake of ours' (unexpected; PYROFL_TRACEBACK=1 shows where); "
     assert told in error.splitlines()[-1]
     assert "Traceback" not in error
-    assert (tmp_path / "run" / "checkpoint.pt").exists()
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
     monkeypatch.setenv("PYROFL_TRACEBACK", "1")
     assert main([*COMMAND, "--out", str(tmp_path / "run"), "--resume"]) == 3
     error = capsys.readouterr().err
@@ -200,7 +203,7 @@ def test_a_full_disk_ends_the_run_in_one_line(tmp_path, whole, capsys, extra):
     out, before = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
     short = [*WORDS, "2", *MORE, "--out", str(out), "--checkpoint-every", "1"]
     assert main(short) == 0
-    kept = (out / "checkpoint.pt").read_bytes()
+    kept = (out / "checkpoint.safetensors").read_bytes()
     (out / "posterior.nc").unlink()
     try:
         limited(1000 if not extra else len(kept) + 3000)
@@ -213,7 +216,7 @@ def test_a_full_disk_ends_the_run_in_one_line(tmp_path, whole, capsys, extra):
     assert "go on with --resume" in last
     if not extra:
         assert "after round 3 of 6: File too large" in last
-        assert (out / "checkpoint.pt").read_bytes() == kept
+        assert (out / "checkpoint.safetensors").read_bytes() == kept
         resume(out, whole)
 
 
@@ -253,9 +256,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
     ):
         assert main([*short, "--resume", *words]) == 2
         told_ = capsys.readouterr().err
-        assert "checkpoint.pt is of another run; now " in told_
+        assert "checkpoint.safetensors is of another run; now " in told_
         assert told in told_
-    (out / "checkpoint.pt").write_bytes(b"")
+    (out / "checkpoint.safetensors").write_bytes(b"")
     assert main([*short, "--resume"]) == 2
     assert r"expected b'\npyrofl checkpoint 4" in capsys.readouterr().err
 
@@ -311,7 +314,7 @@ def test_a_bad_message_ends_the_run_if_that_is_asked(tmp_path, monkeypatch, caps
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("pyrofl: error: after round 1 of 3: client ")
     assert all(f"client {j}: tau is nan; expected a finite number; " in last for j in (1, 3))
-    assert last.endswith("checkpoint.pt holds round 1, go on with --resume")
+    assert last.endswith("checkpoint.safetensors holds round 1, go on with --resume")
     monkeypatch.undo()
     assert main([*words, str(out), "--resume"]) == 2
     assert "is of another run; now init_client is 'build" in capsys.readouterr().err
@@ -352,11 +355,11 @@ def test_a_comparison_looks_at_all_its_folders_before_any_work(tmp_path, monkeyp
     assert main([*words, "--resume"]) == 2
     assert "local-0 is not empty, it holds mine.txt" in capsys.readouterr().err
     (tmp_path / "fedavg-0").mkdir()
-    (tmp_path / "fedavg-0" / "checkpoint.pt").touch()
+    (tmp_path / "fedavg-0" / "checkpoint.safetensors").touch()
     (tmp_path / "local-0" / "figures").touch()
     assert main([*words, "--overwrite"]) == 2
     assert "local-0/figures is a file; expected a directory" in capsys.readouterr().err
-    assert (tmp_path / "fedavg-0" / "checkpoint.pt").exists()
+    assert (tmp_path / "fedavg-0" / "checkpoint.safetensors").exists()
     (tmp_path / "mine.txt").touch()
     assert main([*words, "--resume"]) == 2
     assert f"{tmp_path} is not empty, it holds mine.txt" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_tune_writes_what_it_chose_and_the_command_that_runs_it(tmp_path, capsys
     last = {(t["setting"], t["seed"]): t["rounds"] for t in facts["tries"]}
     assert facts["rounds"] == 28 == sum(last.values())
     assert (out / "figures/tune.png").stat().st_size > 5000
-    assert not list(out.glob("*.pt"))
+    assert not list(out.glob("*.safetensors"))
     repeat = shlex.split(said.splitlines()[-1])
     assert repeat == shlex.split(facts["command"])
     assert repeat[repeat.index("--split-seed") + 1] == "0"  # a value, if a small one
@@ -68,7 +68,7 @@ def test_tune_goes_on_after_a_kill_to_the_same_bytes(tmp_path, forked):
     for resume, doom in (([], 2), (["--resume"], 4)):
         assert forked([*words(out), *resume], training=doom).codes == [-9]
         assert not (out / "tune.csv").exists()
-    assert list(out.glob("*.pt"))
+    assert list(out.glob("*.safetensors"))
     ended = forked([*words(out), "--resume", "--set", "epochs=3"])
     assert ended.codes != [0]
     assert "is of another run; now set is ['epochs=3'] and was []" in ended.told[-1]
@@ -142,10 +142,10 @@ def test_a_method_all_of_whose_settings_fail_keeps_its_own(tmp_path, capsys, mon
 def test_a_run_that_cannot_be_read_is_no_setting_that_fails(tmp_path, capsys):
     out = tmp_path / "out"
     (out / "fedavg-tune").mkdir(parents=True)
-    (out / "fedavg-tune/1-0.pt").write_bytes(b"cut off")
+    (out / "fedavg-tune/1-0.safetensors").write_bytes(b"cut off")
     words = ["compare", "fedavg", *DATA, "--seeds", "1", "--posterior-draws", "0", "--tune"]
     assert main([*words, "--settings", "2", "--resume", "--out", str(out)]) == 3
-    assert "1-0.pt is cut off or of another kind" in capsys.readouterr().err
+    assert "1-0.safetensors is cut off or of another kind" in capsys.readouterr().err
     assert not (out / "compare.csv").exists()
 
 

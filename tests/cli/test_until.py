@@ -40,7 +40,9 @@ def test_a_run_that_went_on_does_not_stop_in_its_past(tmp_path, capsys):
     assert main(words) == 0
     assert main([*words, *UNTIL, "--resume"]) == 2
     told = capsys.readouterr().err
-    assert "checkpoint.pt holds round 5 of a run that was to stop after round 3: conv" in told
+    assert (
+        "checkpoint.safetensors holds round 5 of a run that was to stop after round 3: conv" in told
+    )
 
 
 def test_each_run_of_a_comparison_stops_by_itself(tmp_path, capsys):

@@ -20,8 +20,8 @@ from pyrofl import datasets, federations, nets
 from pyrofl.cli import main
 from pyrofl.data import Federation
 from pyrofl.data.blank import facts, hidden
+from pyrofl.data.fingerprint import fingerprint
 from pyrofl.data.shard import shard
-from pyrofl.files import hashed
 from pyrofl.inference import fast
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
@@ -85,7 +85,7 @@ def test_rows_of_weight_one_are_as_rows_without(name):
     ones = replace(data, weights=torch.ones(len(data.y), dtype=torch.float64))
     one, other = (next(federate(built(name), d, 1, seed=3)) for d in (data, ones))
     toys.assert_same(one.server, other.server)
-    assert hashed.fingerprint(data) != hashed.fingerprint(ones)
+    assert fingerprint(data) != fingerprint(ones)
 
 
 def test_a_minibatch_stands_for_the_weighted_rows_of_its_client():

@@ -55,14 +55,16 @@ def fitted() -> bytes:
     method = fedavg.build(pyrofl.nets.build("softmax", (2,), 2), epochs=1)
     with TemporaryDirectory() as folder:
         pyrofl.fit(method, data, 1, progress=False).save(folder)
-        return Path(folder, "checkpoint.pt").read_bytes()
+        return Path(folder, "checkpoint.safetensors").read_bytes()
 
 
 def made(folder: Path, table: str = TABLE, content: bytes | None = None) -> None:
     """Make a run's folder, and tables."""
     places(folder)
     (folder / "run").mkdir()
-    (folder / "run" / "checkpoint.pt").write_bytes(fitted() if content is None else content)
+    (folder / "run" / "checkpoint.safetensors").write_bytes(
+        fitted() if content is None else content
+    )
     (folder / "new.csv").write_text(table)
     (folder / "own.csv").write_text("age,dose,y\n1,2,no\n3,4,yes\n5,6,no\n")
 
@@ -134,7 +136,7 @@ def of_folders() -> Iterator[Case]:
         def make(folder: Path, change: Callable[[bytes], bytes] = change) -> None:
             made(folder, content=change(fitted()))
 
-        told = ("checkpoint.pt",)
+        told = ("checkpoint.safetensors",)
         yield Case(f"predict by {name}", "flag", (*BASE, *SITE), (REFUSED,), told, make)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 
 import numpy as np
 import pytest
@@ -128,7 +130,7 @@ def test_another_network_is_refused(told, tmp_path, monkeypatch):
         pyrofl.load(tmp_path, method=other, data=data())
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match=told):
-        checkpoints.load(tmp_path / "checkpoint.pt", other, data())
+        checkpoints.load(tmp_path / "checkpoint.safetensors", other, data())
     assert described(other) == before  # nothing was restored
 
 
@@ -145,7 +147,7 @@ def test_hooks_and_other_frozen_shapes_are_refused(tmp_path):
 
 def test_a_network_that_is_built_in_each_round_is_refused(tmp_path):
     one, seeds = Network(Own()), iter(range(1, 9))
-    path = tmp_path / "checkpoint.pt"
+    path = tmp_path / "checkpoint.safetensors"
     checkpoints.save(fit(lambda number: fedavg.build(one), data(), 1, progress=False), path)
     assert checkpoints.load(path, lambda number: fedavg.build(one), data()).state.number == 1
     with pytest.raises(ValueError, match=re.escape("build the network once, outside")):
@@ -183,3 +185,65 @@ def test_a_network_outside_of_the_library_is_restored_whole(tmp_path, monkeypatc
     monkeypatch.setitem(globals(), "encoder", nn.Linear(toys.FEATURES, 1).double())
     again = pyrofl.load(tmp_path, method=pvi.hierarchical(program, numbers, shared="b"))
     assert torch.equal(again.predict(data().x[:5], "client 0").mean, expected)
+
+
+PROGRAM = """
+def made(scale):
+    def inner(x):
+        '''Say something.'''
+        return [f"{y!r} {scale}" for y in range(x)]  # a comment
+
+    return inner
+"""
+SAME = PROGRAM.replace("something", "else").replace("a comment", "more").replace("(x):", "( x ) :")
+
+
+def test_functions_are_compared_by_source_under_any_version_of_python(tmp_path):
+    def inner_parts(source: str, scale: float = 1.0) -> dict[str, str]:
+        path = tmp_path / f"own_{hash(source)}.py"
+        path.write_text(source)
+        spec = spec_from_file_location("own", path)
+        own = module_from_spec(spec)
+        spec.loader.exec_module(own)
+        found = described(replace(fedavg.build(toys.net()), statistics=own.made(scale)))
+        return {n: v for n, v in found.items() if n.startswith("statistics")}
+
+    one = inner_parts(PROGRAM)
+    assert one == {
+        "statistics": "own.made.<locals>.inner 6aaeeb320686",  # of Python 3.11, 3.12 and 3.13
+        "statistics.scale": "1.0",
+    }
+    assert inner_parts(SAME) == one
+    assert inner_parts(PROGRAM.replace("!r", "")) != one
+    assert inner_parts(PROGRAM, 2.0) == one | {"statistics.scale": "2.0"}
+
+
+def test_functions_without_source_are_compared_by_names_and_constants():
+    def parts(source: str) -> dict[str, str]:
+        names: dict[str, object] = {}
+        exec(source, names)
+        return described(replace(fedavg.build(toys.net()), statistics=names["f"]))
+
+    one = parts("def f(x): return x + 1.5")
+    assert parts("def f(x): return x + 1.5") == one
+    assert parts("def f(x): return x + 2.5") != one
+    assert parts("def f(x): return abs(x) + 1.5") != one
+
+
+def test_methods_that_a_dataclass_makes_are_not_described():
+    @dataclass(frozen=True)
+    class Statistics:
+        scale: float = 1.0
+
+        def __call__(self, received: object, local: object, batch: object) -> dict[str, Tensor]:
+            return {}
+
+    found = described(replace(fedavg.build(toys.net()), statistics=Statistics()))
+    names = {n for n in found if n.startswith("statistics.")}
+    assert names == {
+        "statistics.scale",
+        "statistics.class",
+        "statistics.class.scale",
+        "statistics.class.__call__",
+        "statistics.class.base.0",
+    }

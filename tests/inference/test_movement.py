@@ -101,8 +101,13 @@ def test_a_fit_that_stopped_goes_on_as_if_it_had_not(data: Federation, tmp_path)
     had = []
     part = pyrofl.fit(build, data, 4, after=lambda run: had.append(run.state.number), **asked)
     assert had == [1, 2, 3, 4]
-    save(part.copy(history=[r for r in part.history if r["round"] != 4]), tmp_path / "run.pt")
-    rest = pyrofl.fit(build, data, 100, start=load(tmp_path / "run.pt", build, data), **asked)
+    save(
+        part.copy(history=[r for r in part.history if r["round"] != 4]),
+        tmp_path / "run.safetensors",
+    )
+    rest = pyrofl.fit(
+        build, data, 100, start=load(tmp_path / "run.safetensors", build, data), **asked
+    )
     assert [r.moved for r in rest.records] == [r.moved for r in whole.records]
     assert rest.history == whole.history
     assert rest.history[-1]["round"] == whole.state.number  # tested where it stopped

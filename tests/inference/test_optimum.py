@@ -69,8 +69,8 @@ def test_a_run_at_its_optimum_has_converged_and_says_how_narrow_it_is(covariance
     if covariance == "diagonal":
         share = float(str(run.verdict).partition("about ")[2].partition("%")[0]) / 100
         assert share == pytest.approx(narrow, abs=0.1)  # 2 standard errors of some 200 draws
-    save(run, tmp_path / "run.pt")
-    assert load(tmp_path / "run.pt", method, LINE).verdict == run.verdict
+    save(run, tmp_path / "run.safetensors")
+    assert load(tmp_path / "run.safetensors", method, LINE).verdict == run.verdict
 
 
 def test_the_slope_of_a_hierarchical_fit_falls_to_nothing():

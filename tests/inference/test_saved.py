@@ -17,7 +17,7 @@ import toys
 
 import pyrofl
 from pyrofl import Federation
-from pyrofl.files import hashed
+from pyrofl.files import checkpoint_file
 from pyrofl.inference.fit import fit
 from pyrofl.inference.run import Run
 from pyrofl.models import fedavg, likelihoods, perfedavg, priors, pvi
@@ -153,7 +153,9 @@ def test_without_rows_nothing_is_made_up(tmp_path):
 
 def test_a_folder_is_not_shared_with_other_files(tmp_path):
     run("fedavg").save(tmp_path / "kept")
-    with pytest.raises(ValueError, match=r"is not empty, it holds checkpoint.pt; expected"):
+    with pytest.raises(
+        ValueError, match=r"is not empty, it holds checkpoint.safetensors; expected"
+    ):
         run("fedavg").save(tmp_path / "kept")
     run("fedavg").save(tmp_path / "kept", overwrite=True)
     (tmp_path / "kept" / "thesis.tex").touch()
@@ -165,14 +167,18 @@ def test_other_files_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot be read: No such file"):
         pyrofl.load(tmp_path)
     run("fedavg").save(tmp_path / "kept")
-    path = tmp_path / "kept" / "checkpoint.pt"
+    path = tmp_path / "kept" / "checkpoint.safetensors"
     whole = path.read_bytes()
-    for content, told in ((whole[:-9], "is cut off"), (whole[:99] + b"x" + whole[100:], "damaged")):
+    for content, told in (
+        (whole[:99], "is cut off"),
+        (whole[:-9], "damaged"),
+        (whole[:99] + b"x" + whole[100:], "damaged"),
+    ):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=told):
             pyrofl.load(tmp_path / "kept")
     path.write_bytes(whole)
-    about, content = hashed.opened(path)
+    about, content = checkpoint_file.read_any(path)
     for changed, told in (
         ({"recipe": {"made": {"call": "os:system", "with": {}}}}, "expected a function of the lib"),
         ({"recipe": {"made": {"call": "pyrofl.models.nothing:build", "with": {}}}}, "expected a f"),
@@ -182,11 +188,11 @@ def test_other_files_are_refused(tmp_path, monkeypatch):
         ({"data": {}}, "is incomplete"),
         ({"data": {**content["data"], "sizes": [1]}}, "is incomplete|differ in length"),
     ):
-        hashed.write(path, about, content | changed)
+        checkpoint_file.write(path, about, content | changed)
         with pytest.raises(ValueError, match=told) as caught:
             pyrofl.load(tmp_path / "kept")
         assert "\n" not in str(caught.value)
-    hashed.write(path, about | {"version of torch": "1.0"}, content)
+    checkpoint_file.write(path, about | {"version of torch": "1.0"}, content)
     with pytest.raises(
         ValueError, match=r"is of another run; now version of torch is .* was '1.0'"
     ):

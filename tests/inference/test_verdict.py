@@ -261,8 +261,10 @@ def test_a_run_that_was_stopped_is_judged_as_one_that_was_not(build_, tmp_path, 
     method = build_(toys.net())
     options = {"participation": fraction(0.5), "progress": False}
     whole = pyrofl.fit(method, blobs, 4, **options)
-    save(pyrofl.fit(method, blobs, 2, **options), tmp_path / "run.pt")
-    rest = pyrofl.fit(method, blobs, 4, start=load(tmp_path / "run.pt", method, blobs), **options)
+    save(pyrofl.fit(method, blobs, 2, **options), tmp_path / "run.safetensors")
+    rest = pyrofl.fit(
+        method, blobs, 4, start=load(tmp_path / "run.safetensors", method, blobs), **options
+    )
     assert rest.verdict == whole.verdict
     assert [r.moved for r in rest.records] == [r.moved for r in whole.records]
     assert whole.verdict.site

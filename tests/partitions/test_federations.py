@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pyrofl.data import Dataset
 from pyrofl.data.datasets import join, load
-from pyrofl.files.hashed import fingerprint
+from pyrofl.data.fingerprint import fingerprint
 from pyrofl.partitions import by_label
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts, read, split
 

@@ -16,7 +16,7 @@ from pyrofl.files.run_folder import HALF
 
 FLAGS = ("data", "own_rows", "server_data", "net", "partition")
 WRITTEN = re.compile(  # names of the files that run, compare, tune, answer and report write
-    r"(run|tune)\.json|(metrics|clients|rows|compare|answer|tune)\.csv|(checkpoint|[\d-]+)\.pt"
+    r"(run|tune)\.json|(metrics|clients|rows|compare|answer|tune)\.csv|(checkpoint|[\d-]+)\.safetensors"
     rf"|posterior\.nc|report\.html|{HALF}"
 )
 

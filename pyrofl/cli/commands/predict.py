@@ -25,7 +25,7 @@ from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import privacy
 from pyrofl.experiments.methods import Scheduled, methods
 from pyrofl.experiments.tasks import Task, network_for, participation, resolve, split, threads
-from pyrofl.files import hashed, run_folder
+from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.inference.evaluation.asked import usual
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.loading import load
@@ -106,7 +106,7 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
         raise ValueError(f"{found}, and the run was of --net {was}; expected {needed}")
     try:
         experiment, about = Experiment.of(told["experiment"]), told["data"]
-        data = hidden(hashed.opened(folder / run_folder.CHECKPOINT, "cpu")[1]["data"])
+        data = hidden(checkpoint_file.read_any(folder / run_folder.CHECKPOINT, "cpu")[1]["data"])
         net = network_for(spec, data, about["likelihood"])
         seeds = {name: told["seeds"][name] for name in vars(Seeds())}
         task = Task(

@@ -16,7 +16,7 @@ from pyrofl.experiments.jobs import Job
 from pyrofl.experiments.methods import reaching
 from pyrofl.experiments.results import LAST, RESULTS
 from pyrofl.experiments.tasks import Task
-from pyrofl.files import hashed, run_folder
+from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.checkpoints import Keeper, load
@@ -86,7 +86,7 @@ def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) ->
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error
     asked = {n: v for n, v in about.items() if n in had}
     asked["seeds"] = {"split": task.split, **vars(task.seeds)}
-    hashed.same(path, {n: had[n] for n in asked}, asked)
+    checkpoint_file.refuse_differences(path, {n: had[n] for n in asked}, asked)
     far_enough(rounds, number, path)
 
 

@@ -20,7 +20,7 @@ from pyrofl.experiments.jobs import Job, jobs
 from pyrofl.experiments.methods import Scheduled, methods, reaching
 from pyrofl.experiments.results import drawn, figures_lack
 from pyrofl.experiments.tasks import SEEDED, resolve, threads
-from pyrofl.files import hashed, run_folder
+from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.inference.tune import AllFailed, refuse_metric
 from pyrofl.inference.tune import tune as choose
@@ -82,7 +82,7 @@ def tune(experiment: Experiment) -> None:
     search = Search(job, tuple(experiment.settings), path)
     refuse_metric(experiment.metric, job.task.data)
     refuse_replaced_inputs(experiment, path)
-    own = r"tune\.(csv|json)|figures|\d+-\d+\.pt" if experiment.resume else ""
+    own = r"tune\.(csv|json)|figures|\d+-\d+\.safetensors" if experiment.resume else ""
     say(experiment, f"{len(search.settings)} settings of {job.name}, {until(search)}")
     run_folder.prepare(path, experiment.overwrite, own)
     with locked(path) as dead:
@@ -150,7 +150,7 @@ def done(search: Search) -> Tuned:
     if experiment.resume and file.exists():
         return read(file, search.about)
     if experiment.overwrite and not experiment.resume:
-        for old in (file, path / TABLE, *path.glob("*.pt")):
+        for old in (file, path / TABLE, *path.glob("*.safetensors")):
             old.unlink(missing_ok=True)
     run_folder.sweep(path)
     kept = f"; {path} holds what there is, go on with --resume"
@@ -170,7 +170,7 @@ def done(search: Search) -> Tuned:
         )
         run_folder.write_csv(path / TABLE, COLUMNS, found.lines())
         run_folder.write_json(file, facts(search, found))
-    for kept_run in () if experiment.checkpoint_every else path.glob("*.pt"):
+    for kept_run in () if experiment.checkpoint_every else path.glob("*.safetensors"):
         kept_run.unlink()
     return found
 
@@ -209,7 +209,7 @@ def read(path: Path, about: dict[str, Any]) -> Tuned:
         found = Tuned(tuple(had["about"]["settings"]), tuple(tries), had["metric"], had["place"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected what tune writes") from error
-    hashed.same(path, had["about"], json.loads(json.dumps(about)))
+    checkpoint_file.refuse_differences(path, had["about"], json.loads(json.dumps(about)))
     return found
 
 

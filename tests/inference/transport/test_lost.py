@@ -190,7 +190,9 @@ def test_one_folder_has_one_server(tmp_path):
     with locked(tmp_path / "s"), pytest.raises(ValueError, match="is in use by process"):
         one.take(replies)
     one.take(replies)
-    with pytest.raises(ValueError, match=r"server\.pt holds round 1 of another server, and this"):
+    with pytest.raises(
+        ValueError, match=r"server\.safetensors holds round 1 of another server, and this"
+    ):
         other.take(replies)
     assert other.state.number == 0
     one.take({})
@@ -396,7 +398,7 @@ def test_folders_of_other_runs_are_refused(tmp_path):
         begun(method, tmp_path / "s", seed=3)
     with pytest.raises(ValueError, match="hash of the data is"):
         Client(method, some(DATA, ["client 1"]), state=tmp_path / "client 0")
-    with pytest.raises(ValueError, match=r"is not empty, it holds server\.pt"):
+    with pytest.raises(ValueError, match=r"is not empty, it holds server\.safetensors"):
         Client(method, some(DATA, ["client 1"]), state=tmp_path / "s")
 
 

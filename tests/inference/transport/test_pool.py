@@ -82,12 +82,12 @@ def test_a_run_goes_on_with_other_workers_and_from_a_file(blobs, posts, tmp_path
     method = small()
     *_, whole = alone(method, blobs, 4, **ODD)
     run = fit(method, blobs, 2, workers=3, progress=False, **ODD)
-    save(run, tmp_path / "run.pt")
+    save(run, tmp_path / "run.safetensors")
     again = fit(
         method,
         blobs,
         4,
-        start=load(tmp_path / "run.pt", method, blobs, seed=5),
+        start=load(tmp_path / "run.safetensors", method, blobs, seed=5),
         workers=2,
         progress=False,
         **ODD,

@@ -118,7 +118,7 @@ def test_an_interrupt_leaves_a_checkpoint_and_no_process(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with process:
-        while not (out / "checkpoint.pt").exists() and process.poll() is None:
+        while not (out / "checkpoint.safetensors").exists() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         told = process.communicate()[1]

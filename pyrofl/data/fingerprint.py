@@ -1,0 +1,36 @@
+"""Hash of a federation's rows and of their split among clients."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from weakref import WeakKeyDictionary
+
+import torch
+
+from pyrofl.data.federation import Federation
+
+_fingerprints: WeakKeyDictionary[Federation, str] = WeakKeyDictionary()
+
+
+def set_fingerprint(data: Federation, fingerprint: str) -> None:
+    """Set the hash of a federation whose rows are not in memory."""
+    _fingerprints[data] = fingerprint
+
+
+def fingerprint(data: Federation) -> str:
+    """Return a hash of all rows and their split, computed once: rows must not change afterwards."""
+    if data not in _fingerprints:
+        found = hashlib.sha256()
+        for value in (data.x, data.y, *data.train, *data.test, data.pooled_test, data.unlabelled):
+            if value is not None:
+                found.update(f"{value.dtype}{list(value.shape)}".encode())
+                whole = value.detach().cpu().contiguous()
+                flat = whole.as_strided([whole.numel()], [1])  # one row may have any stride
+                found.update(flat.view(torch.uint8).numpy().data)
+            found.update(b"-")
+        if data.weights is not None:
+            found.update(data.weights.double().numpy().tobytes())
+        found.update(json.dumps([data.names, data.classes, data.held_out]).encode())
+        _fingerprints[data] = found.hexdigest()[:16]
+    return _fingerprints[data]

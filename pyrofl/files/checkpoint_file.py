@@ -1,0 +1,190 @@
+"""Checkpoint files: tensors by safetensors, all else as JSON in the header. They hold no code.
+
+A file is replaced as a whole, and a hash of its content is verified before it is used. The header's
+metadata has one entry, `pyrofl`: {"sha256": ..., "format": ..., "about": ..., "content": ...}. In
+`content` a tensor is {"@tensor": its name in the file}; KINDS lists what else JSON does not have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pyrofl.files.run_folder import replacing
+
+FORMAT = 5  # raised when older files can no longer be read
+ENTRY = "pyrofl"
+HASH = b'{\\"sha256\\": \\"'  # as it stands in the header: JSON inside JSON
+BLANK = "0" * 64  # in place of the hash while it is computed
+BLOCK = 2**20  # bytes that are hashed at once
+LONG = 99  # numbers in a list from which on it is a tensor: safetensors limits the header's size
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "@tuple": tuple,
+    "@numbers": Tensor.tolist,
+    "@complex": torch.view_as_complex,
+}
+
+
+def write(path: str | Path, about: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    """Write a checkpoint; the old file stays until the new one is on the disk.
+
+    Args:
+        path: of the file.
+        about: settings of the run, as JSON; `read` compares them.
+        content: dicts, lists and tuples of tensors, numbers, texts and None.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    tensors: dict[str, Tensor] = {}
+    head = {"sha256": BLANK, "format": FORMAT, "about": about}
+    text = json.dumps(head | {"content": _encode(content, "", tensors)})
+    seen: set[int] = set()
+    for name, value in tensors.items():  # safetensors refuses tensors that share memory
+        if (storage := value.untyped_storage().data_ptr()) in seen:
+            tensors[name] = value.clone()
+        seen.add(storage)
+    with replacing(path) as temporary:
+        try:
+            save_file(tensors, temporary, {ENTRY: text})
+        except SafetensorError as error:
+            if number := re.search(r"\(os error (\d+)\)", str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+            raise
+        with open(temporary, "r+b") as file:
+            at, found, _ = _hashes(file)
+            file.seek(at)
+            file.write(found)
+
+
+def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a checkpoint of the same run.
+
+    On POSIX systems its tensors are mapped: they are read when they are used. The file may be
+    replaced meanwhile, and writing to a tensor does not change it.
+
+    Raises:
+        ValueError: if the file is damaged, or `about` is not that of `write`.
+    """
+    written, content = read_any(path)
+    refuse_differences(f"checkpoint {path}", written, json.loads(json.dumps(about)))
+    return content
+
+
+def read_any(path: str | Path, device: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings and the content of a checkpoint of any run; see `read`.
+
+    Args:
+        path: of the file.
+        device: of the tensors; None: that which they were on.
+
+    Raises:
+        ValueError: if the file is damaged, cut off or of another kind.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+            raise ValueError(f"checkpoint {path} is a pipe or a device; expected a file")
+        with open(path, "rb") as file:
+            at, found, claimed = _hashes(file)
+    except OSError as error:
+        raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+    if not at:
+        raise ValueError(
+            f"checkpoint {path} is cut off or of another kind; expected format {FORMAT} of pyrofl"
+        )
+    if found != claimed:
+        shown = claimed[:12].decode("ascii", "backslashreplace")
+        raise ValueError(
+            f"checkpoint {path} is damaged: its hash is {found[:12].decode()}; expected {shown}"
+        )
+    try:
+        with safe_open(path, "pt") as tensors:
+            head = json.loads(tensors.metadata()[ENTRY])
+            if head["format"] != FORMAT:
+                raise ValueError(f"it has format {head['format']}; expected {FORMAT}")
+            return {**head["about"]}, {**_decode(head["content"], tensors, device)}
+    except Exception as error:  # a file with a right hash that was written by something else
+        raise ValueError(f"checkpoint {path} cannot be read: {str(error)[:200]}") from error
+
+
+def refuse_differences(what: str | Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to continue `what` with other settings.
+
+    Raises:
+        ValueError: naming all settings that differ.
+    """
+    if names := sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n)):
+        each = ", ".join(f"{n} is {now.get(n)!r} and was {was.get(n)!r}" for n in names)
+        raise ValueError(f"{what} is of another run; now {each}")
+
+
+def _hashes(file: IO[bytes]) -> tuple[int, bytes, bytes]:
+    """Return the place of a file's hash (0: it has none), its hash as it is, and as written."""
+    length = int.from_bytes(file.read(8), "little")
+    left = file.seek(0, os.SEEK_END) - 8
+    file.seek(8)
+    head = file.read(length) if 0 < length <= left else b""
+    at = head.find(HASH) + len(HASH)
+    if at < len(HASH):
+        return 0, b"", b""
+    claimed = head[at : at + len(BLANK)]
+    blank = head[:at] + BLANK.encode() + head[at + len(BLANK) :]
+    found = hashlib.sha256(length.to_bytes(8, "little") + blank)
+    while block := file.read(BLOCK):
+        found.update(block)
+    return 8 + at, found.hexdigest().encode(), claimed
+
+
+def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Return a value as JSON has it, and collect its tensors under their paths."""
+    if isinstance(value, Tensor) and value.is_complex():
+        return {"@complex": _encode(torch.view_as_real(value.resolve_conj()), path, tensors)}
+    if isinstance(value, Tensor):
+        while path in tensors:  # a name may hold a slash itself
+            path += "'"
+        # Results depend on the memory layout to the last bit, so it is kept.
+        axes = list(range(value.dim()))
+        dense = not value.is_contiguous() and 0 not in value.stride()
+        order = sorted(axes, key=value.stride, reverse=True) if dense else axes
+        tensors[path] = value.detach().cpu().permute(order).contiguous()
+        found: dict[str, Any] = {"@tensor": path}
+        found |= {"order": order} if order != axes else {}
+        return found | ({"device": str(value.device)} if value.device.type != "cpu" else {})
+    if isinstance(value, Mapping):
+        below = {n: _encode(v, f"{path}/{n}".lstrip("/"), tensors) for n, v in value.items()}
+        return {f"@{n}" if n.startswith("@") else n: v for n, v in below.items()}
+    if isinstance(value, tuple):
+        return {"@tuple": _encode(list(value), path, tensors)}
+    if isinstance(value, list) and len(value) > LONG and all(type(v) is int for v in value):
+        return {"@numbers": _encode(torch.tensor(value), path, tensors)}
+    if isinstance(value, list):
+        return [_encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+    return value
+
+
+def _decode(value: Any, tensors: Any, device: str | None) -> Any:
+    """Return the value of which `_encode` made JSON."""
+    if isinstance(value, list):
+        return [_decode(v, tensors, device) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "@tensor" in value:
+        found = tensors.get_tensor(value["@tensor"]).to(device or value.get("device", "cpu"))
+        if order := value.get("order"):
+            found = found.permute(sorted(range(len(order)), key=order.__getitem__))
+        return found
+    for kind, read_as in KINDS.items():
+        if kind in value:
+            return read_as(_decode(value[kind], tensors, device))
+    return {n.removeprefix("@"): _decode(v, tensors, device) for n, v in value.items()}
