@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -24,6 +24,7 @@ from pyrofl.inference.engine.local_round import LocalRound, RoundRequest
 from pyrofl.inference.engine.server_round import by_round, refuse_surroundings
 from pyrofl.inference.engine.state import Round, at_hand
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
+from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.method import Method, View
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport.wire import (
@@ -173,10 +174,51 @@ class Client:
         Raises:
             ValueError: as `train` and `pyrofl.evaluate`.
         """
-        who, shard, received = self._placed(question)
-        rounds, place = number(question, "round"), who.ids.cpu()
+        here, shard, state = self._deployed(question)
+        rounds, place = state.number, column(question, "ids", len(named(question)), torch.long)
         asked = {n: question[n] for n in ASKED if n in question}
         wanted = asked.pop("metrics", None)
+        part = shard.test if asked.get("part", "test") == "test" else shard.train
+        about = {"round": rounds, **{n: v for n, v in asked.items() if n != "metrics"}}
+        least = self.min_scored_rows
+        large = torch.tensor([least is not None and len(rows) >= least for rows in part])
+        if not bool(large[place].any()):
+            return {**about, "names": (), "rows": torch.zeros(0, dtype=torch.long)}
+        found = evaluate(here, shard, state, metrics=self.metrics, seed=self.seed, **asked)
+        shared = large[found.ids]
+        wanted = found.values if wanted is None else wanted
+        scores = {n: v[shared] for n, v in found.values.items() if n in wanted}
+        names = tuple(shard.names[i] for i in found.ids[shared].tolist())
+        rows = found.rows[shared]
+        return {**about, "names": names, "rows": rows, **under("score", sealed(scores))}
+
+    @in_turn
+    def predict(
+        self, question: Mapping[str, Any], x: Any, client: str, **asked: Unpack[PredictionAsked]
+    ) -> Predictions:
+        """Predict rows of one of these clients, from its own state and what the server sent.
+
+        The result equals that of `Run.predict` where all clients are in one process. Nothing is
+        sent.
+
+        Args:
+            question: the last one of `Server.questions`; it determines the model.
+            x: rows, [N, *x].
+            client: name.
+            asked: as of `Run.predict`, but the model.
+
+        Raises:
+            ValueError: as `evaluate` and `Run.predict`.
+        """
+        known(client, self.names, "client")
+        here, shard, state = self._deployed(question)
+        how: PredictionAsked = {"seed": self.seed, **asked, "model": question["model"]}
+        return predictions(here, shard, state, x, client, **how)
+
+    def _deployed(self, question: Mapping[str, Any]) -> tuple[Method, Shard, Round]:
+        """Return the method, rows and round of a question; the method reads what came down."""
+        who, shard, received = self._placed(question)
+        rounds, place = number(question, "round"), who.ids.cpu()
         self._read()
         own = self._settled(question)
         state = _state(shard, rounds, received, own)
@@ -190,21 +232,9 @@ class Client:
 
         views = {n: View(getattr(view, "read", view)) for n, view in method.views.items()}
         here = replace(method, download=download, views=views)
-        part = shard.test if asked.get("part", "test") == "test" else shard.train
-        about = {"round": rounds, **{n: v for n, v in asked.items() if n != "metrics"}}
-        least = self.min_scored_rows
-        large = torch.tensor([least is not None and len(rows) >= least for rows in part])
-        if not bool(large[place].any()):
-            return {**about, "names": (), "rows": torch.zeros(0, dtype=torch.long)}
         own_state = partial(at_hand, here, shard, state, received, who, self.seed)
         self._belonging(question, own, own_state)
-        found = evaluate(here, shard, state, metrics=self.metrics, seed=self.seed, **asked)
-        shared = large[found.ids]
-        wanted = found.values if wanted is None else wanted
-        scores = {n: v[shared] for n, v in found.values.items() if n in wanted}
-        names = tuple(shard.names[i] for i in found.ids[shared].tolist())
-        rows = found.rows[shared]
-        return {**about, "names": names, "rows": rows, **under("score", sealed(scores))}
+        return here, shard, state
 
     @in_turn
     def forget(self, names: Sequence[str]) -> None:
