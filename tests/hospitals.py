@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from pyrofl.data import Federation
-from pyrofl.flower.letters import Sheets, packed, unpacked
-from pyrofl.flower.new import new
 from pyrofl.flower.project import Project
+from pyrofl.flower.records import Records, deserialize, serialize
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import answered
+from pyrofl.flower.template import new
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
 from pyrofl.inference.engine.state import Round
@@ -85,43 +85,43 @@ def looped(made: Project, label: str, absent: Sequence[set[str]] = ()) -> Round:
 
 @dataclass
 class Wire:
-    """Sites in this process; a letter is packed and unpacked on both ways.
+    """Sites in this process; a message is serialize and deserialize on both ways.
 
     Attributes:
         sites: node -> arguments of `Site`.
-        spoil: (round of letters from 0, node, answer) -> what arrives; None: nothing does.
-        tamper: (node, letter) -> what the node gets.
-        letters: all that came by, node -> letter.
+        spoil: (round of messages from 0, node, answer) -> what arrives; None: nothing does.
+        tamper: (node, message) -> what the node gets.
+        messages: all that came by, node -> message.
     """
 
     sites: dict[int, dict[str, Any]]
-    spoil: Callable[[int, int, Sheets], Sheets | None] = lambda number, node, answer: answer
-    tamper: Callable[[int, Sheets], Sheets] = lambda node, letter: letter
-    letters: list[tuple[int, Sheets, Sheets]] = field(default_factory=list)
+    spoil: Callable[[int, int, Records], Records | None] = lambda number, node, answer: answer
+    tamper: Callable[[int, Records], Records] = lambda node, message: message
+    messages: list[tuple[int, Records, Records]] = field(default_factory=list)
     number: int = 0
 
     def present(self) -> Sequence[int]:
         return list(self.sites)
 
-    def exchange(self, letters: Mapping[int, Sheets], timeout: float) -> dict[int, Sheets]:
+    def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
         answers = {}
-        for node, letter in letters.items():
-            answer = sent(answered(self.sites[node], self.tamper(node, sent(letter))))
-            self.letters.append((node, letter, answer))
+        for node, message in messages.items():
+            answer = sent(answered(self.sites[node], self.tamper(node, sent(message))))
+            self.messages.append((node, message, answer))
             spoilt = self.spoil(self.number, node, answer)
             if spoilt is not None:
                 answers[node] = spoilt
         self.number += 1
         return answers
 
-    def tell(self, letters: Mapping[int, Sheets]) -> None:
-        for node, letter in letters.items():
-            answered(self.sites[node], sent(letter))
+    def tell(self, messages: Mapping[int, Records]) -> None:
+        for node, message in messages.items():
+            answered(self.sites[node], sent(message))
 
 
-def sent(sheets: Sheets) -> Sheets:
-    """Send a letter over a wire that keeps what NumPy and JSON keep."""
-    return unpacked(*packed(sheets))
+def sent(records: Records) -> Records:
+    """Send a message over a wire that keeps what NumPy and JSON keep."""
+    return deserialize(*serialize(records))
 
 
 def wire(made: Project, states: Path, **options: Any) -> Wire:

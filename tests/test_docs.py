@@ -27,10 +27,10 @@ import pyrofl
 from pyrofl import figures
 from pyrofl.cli.parser import parser
 from pyrofl.experiments.methods import builds
-from pyrofl.flower.leaving import leaving
-from pyrofl.flower.new import new
+from pyrofl.flower.disclosure import leaving
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
+from pyrofl.flower.template import new
 from pyrofl.inference.posteriors import corrected, weighing
 
 DOCS = Path(__file__).parent.parent / "examples" / "docs"

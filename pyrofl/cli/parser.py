@@ -207,6 +207,19 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
             Row("--show", FLAG, False, "say what will leave, and no more"),
         ),
     ),
+    "predict": (
+        "predict rows at a site, from the state that its clients keep",
+        (
+            Row("folder DIR", PATH, None, "State directory of the site (--state of join)."),
+            Row("--rows FILE.csv", REQUIRED, None, "Rows to predict, with the study's features."),
+            Row("--out FILE.csv", REQUIRED, None, "Predictions, a line for each row."),
+            Row("--method NAME", TEXT, None, "Method (default: the only one of the study)."),
+            Row("--client NAME", TEXT, None, "Client (default: the only one, or by the group)."),
+            Row("--model VIEW", TEXT, None, "Model: personal, global or ensemble."),
+            Row("--draws S", COUNT, None, "Posterior draws (default: the guide's mean)."),
+            Row("--overwrite", FLAG, False, "Overwrite an existing file."),
+        ),
+    ),
 }
 
 
@@ -214,7 +227,9 @@ def flower(name: str) -> Callable[[Namespace], None]:
     """Return a command of `pyrofl flower`, which is loaded when it is called."""
 
     def do(args: Namespace) -> None:
-        command: Callable[[Namespace], None] = getattr(import_module("pyrofl.flower.command"), name)
+        command: Callable[[Namespace], None] = getattr(
+            import_module("pyrofl.flower.commands"), name
+        )
         command(args)
 
     return do

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from pyrofl.inference.budget import Spent
 from pyrofl.inference.engine.messages import kinds
 from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
+from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import separate
@@ -229,3 +230,13 @@ def unlearned(run: Run) -> str:
     if found.kind == "diverged":
         return f"{found}; no posterior.nc; expected another, such as with smaller learning rates"
     return "" if found.merged else str(found)
+
+
+def write_predictions(
+    path: Path, owners: Sequence[str | None], found: Mapping[str | None, Predictions]
+) -> None:
+    """Write a line for each row, in the table's order."""
+    each = {owner: zip(*one.columns().values(), strict=True) for owner, one in found.items()}
+    names = list(next(iter(found.values())).columns())
+    rows = ([n, owner or "", *next(each[owner])] for n, owner in enumerate(owners, 1))
+    run_folder.write_csv(path, ("row", "client", *names), rows)

@@ -32,14 +32,14 @@ class SavedRun:
 
 
 def runs(folder: Path) -> list[SavedRun]:
-    """Read what is said of the runs in a folder of `pyrofl compare`, or of the one run.
+    """Return the runs in a folder of `pyrofl compare` or of a Flower study, or the one run.
 
     Raises:
         ValueError: if there is none, or one cannot be read.
     """
     one = folder / "run.json"
     try:
-        paths = [one] if one.is_file() else list(folder.glob("*-*/run.json"))
+        paths = [one] if one.is_file() else list(folder.glob("*/run.json"))
     except OSError as error:
         told = f"{folder}: {error.strerror}; expected a folder of pyrofl run or pyrofl compare"
         raise ValueError(told) from error

@@ -16,9 +16,9 @@ from typing import Any
 from pyrofl.experiments.console import FAILED, REFUSED, UNLEARNED, Stopped, what
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.coordinator import Settings, coordinate
-from pyrofl.flower.letters import Sheets, packed, unpacked
 from pyrofl.flower.project import Project
-from pyrofl.flower.register import WHOSE
+from pyrofl.flower.records import Records, deserialize, serialize
+from pyrofl.flower.registry import WHOSE
 from pyrofl.flower.site import answered
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 
@@ -48,10 +48,10 @@ def flower() -> Any:
         ) from error
 
 
-def to_record(sheets: Mapping[str, Any]) -> Any:
-    """Write sheets as Flower's record."""
+def to_record(records: Mapping[str, Any]) -> Any:
+    """Write records as Flower's record."""
     app = flower()["app"]
-    content, text = packed(sheets)
+    content, text = serialize(records)
     return app.RecordDict(
         {
             "arrays": app.ArrayRecord({"tensors": app.Array(content)}),
@@ -60,8 +60,8 @@ def to_record(sheets: Mapping[str, Any]) -> Any:
     )
 
 
-def from_record(record: Any) -> Sheets:
-    """Read sheets from Flower's record.
+def from_record(record: Any) -> Records:
+    """Read records from Flower's record.
 
     Raises:
         ValueError: if it is none that `to_record` wrote.
@@ -71,7 +71,7 @@ def from_record(record: Any) -> Sheets:
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         told = f"{type(error).__name__}: {error}"
         raise ValueError(f"a record cannot be read ({told}); expected arrays and words") from None
-    return unpacked(content, text)
+    return deserialize(content, text)
 
 
 def client_app(mods: Sequence[Any] = ()) -> Any:
@@ -104,8 +104,8 @@ def client_app(mods: Sequence[Any] = ()) -> Any:
     return app
 
 
-class GridPost:
-    """Carries letters over Flower's grid."""
+class GridTransport:
+    """Carries messages over Flower's grid."""
 
     def __init__(self, grid: Any) -> None:
         """Take the grid of a run."""
@@ -115,11 +115,11 @@ class GridPost:
         """Return the numbers of the nodes that are there."""
         return list(self.grid.get_node_ids())
 
-    def exchange(self, letters: Mapping[int, Sheets], timeout: float) -> dict[int, Sheets]:
-        """Send letters and return the answers that come in time; others are never asked for."""
-        end, sent = time.monotonic() + timeout, self._sent(letters, timeout)
-        waiting = {id_: node for id_, node in zip(sent, letters, strict=True) if id_}
-        answers: dict[int, Sheets] = {}
+    def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
+        """Send messages and return the answers that come in time; others are never asked for."""
+        end, sent = time.monotonic() + timeout, self._sent(messages, timeout)
+        waiting = {id_: node for id_, node in zip(sent, messages, strict=True) if id_}
+        answers: dict[int, Records] = {}
         while waiting and time.monotonic() < end:
             for reply in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -128,21 +128,19 @@ class GridPost:
             time.sleep(PULL)
         return answers
 
-    def tell(self, letters: Mapping[int, Sheets]) -> None:
-        """Send letters that nobody waits to be answered."""
-        self._sent(letters, TOLD_WITHIN)
+    def tell(self, messages: Mapping[int, Records]) -> None:
+        """Send messages that nobody waits to be answered."""
+        self._sent(messages, TOLD_WITHIN)
 
-    def _sent(self, letters: Mapping[int, Sheets], timeout: float) -> list[str]:
-        """Send letters, which are void after a while; return what stands for each."""
+    def _sent(self, messages: Mapping[int, Records], timeout: float) -> list[str]:
+        """Send messages, which are void after a while; return what stands for each."""
         app = self.modules["app"]
         kind = app.MessageType.TRAIN
-        messages = [
-            app.Message(to_record(s), node, kind, ttl=timeout) for node, s in letters.items()
-        ]
-        return list(self.grid.push_messages(messages))
+        sent = [app.Message(to_record(s), node, kind, ttl=timeout) for node, s in messages.items()]
+        return list(self.grid.push_messages(sent))
 
 
-def _read(record: Any) -> Sheets:
+def _read(record: Any) -> Records:
     """Read an answer; what cannot be read is as good as a refusal."""
     try:
         return from_record(record)
@@ -164,7 +162,7 @@ def server_app() -> Any:
         how = int(config["sites"]), int(config["least"]), float(config["timeout"])
         settings = Settings(*how, whose)
         say = partial(_say, out / LOG)
-        ended = _ended(str(config["project"]), out, GridPost(grid), settings, say)
+        ended = _ended(str(config["project"]), out, GridTransport(grid), settings, say)
         write_json(str(config["end"]), ended)
 
     return app
@@ -189,11 +187,11 @@ def _say(log: Path, text: str) -> None:
         file.write(f"{text}\n")
 
 
-def _ended(folder: str, out: Path, post: Any, settings: Settings, say: Any) -> dict[str, Any]:
+def _ended(folder: str, out: Path, transport: Any, settings: Settings, say: Any) -> dict[str, Any]:
     """Make the rounds and return how they ended: exit code, what went wrong, tables."""
     try:
-        books = coordinate(Project.read(folder), out, post, settings, say)
-        lacking = [problem for book in books.values() for problem in book.finish()]
+        stores = coordinate(Project.read(folder), out, transport, settings, say)
+        lacking = [problem for store in stores.values() for problem in store.finish()]
     except Stopped as stop:
         return {"code": stop.code, "error": str(stop), "tables": []}
     except Exception as error:
@@ -201,7 +199,7 @@ def _ended(folder: str, out: Path, post: Any, settings: Settings, say: Any) -> d
         if code == FAILED:
             say(traceback.format_exc())
         return {"code": code, "error": what(error), "tables": []}
-    lost = [f"{name} {problem}" for name, book in books.items() if (problem := book.problem)]
+    lost = [f"{name} {problem}" for name, store in stores.items() if (problem := store.problem)]
     code = UNLEARNED if lost else FAILED if lacking else 0
-    tables = [book.table() for book in books.values()]
+    tables = [store.table() for store in stores.values()]
     return {"code": code, "error": "; ".join([*lost, *lacking]), "tables": tables}

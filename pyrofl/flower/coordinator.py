@@ -13,10 +13,10 @@ from typing import Any
 from pyrofl.experiments.console import FAILED, Stopped
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import write_json
-from pyrofl.flower.letters import Sheets
 from pyrofl.flower.project import Project
-from pyrofl.flower.register import Post, Register
-from pyrofl.flower.results import Book
+from pyrofl.flower.records import Records
+from pyrofl.flower.registry import Registry, Transport
+from pyrofl.flower.results import ResultStore
 from pyrofl.flower.site import ASK, LOST, ORDER, OVER, REFUSED, REPLY, TOLD, label
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.transport import Server
@@ -40,7 +40,7 @@ class Settings:
         least: smallest number of sites that a round is made of; a round with fewer replies is
             repeated, up to `REPEATS` times.
         timeout: seconds that a round waits for replies, and that the server waits for sites.
-        whose: as of `Register`.
+        whose: as of `Registry`.
     """
 
     sites: int
@@ -50,14 +50,18 @@ class Settings:
 
 
 def coordinate(
-    project: Project, out: Path, post: Post, settings: Settings, say: Callable[[str], None]
-) -> dict[str, Book]:
+    project: Project,
+    out: Path,
+    transport: Transport,
+    settings: Settings,
+    say: Callable[[str], None],
+) -> dict[str, ResultStore]:
     """Make the rounds that are left, test after each, and write tables and figures.
 
     Args:
         project: with the methods.
         out: folder of the server's states and of the results; gone on from if it holds some.
-        post: carries letters.
+        transport: carries messages.
         settings: whom and how long to wait for.
         say: takes lines for people.
 
@@ -72,17 +76,17 @@ def coordinate(
         out.mkdir(parents=True, exist_ok=True)
         if dead := held.enter_context(locked(out)):
             say(f"{dead}; taking it over")
-        register = Register(project, post, say, whose=settings.whose)
+        register = Registry(project, transport, say, whose=settings.whose)
         sites = _roster(out / ROSTER, register, settings)
         run = Rounds(project, out, register, settings, say, sites)
         while not run.over:
             run.step()
         gone = {site.node: {OVER: dict[str, Any]()} for site in register.sites.values()}
-        post.exchange(gone, FAREWELL)
-        return run.books
+        transport.exchange(gone, FAREWELL)
+        return run.stores
 
 
-def _roster(path: Path, register: Register, settings: Settings) -> Sites:
+def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
     """Return the sites as the run began, or all that are there now.
 
     Raises:
@@ -112,7 +116,7 @@ def _sites(found: Mapping[str, Any]) -> Sites:
     return {name: (tuple(names), tuple(sizes)) for name, (names, sizes) in found.items()}
 
 
-def wait(register: Register, count: int, timeout: float) -> None:
+def wait(register: Registry, count: int, timeout: float) -> None:
     """Wait for sites.
 
     Raises:
@@ -139,13 +143,13 @@ class Rounds:
         self,
         project: Project,
         out: Path,
-        register: Register,
+        register: Registry,
         settings: Settings,
         say: Callable[[str], None],
         sites: Sites,
     ) -> None:
         """Begin, or go on from what the folder holds."""
-        self.project, self.register, self.settings, self.say = project, register, settings, say
+        self.project, self.registry, self.settings, self.say = project, register, settings, say
         self.sites = sites
         self._repeated = 0
         sizes = {
@@ -163,43 +167,43 @@ class Rounds:
             )
             for name, method in self.methods.items()
         }
-        self.books = {
-            name: Book(out / name, project, name, by_round(self.methods[name])(0), server)
+        self.stores = {
+            name: ResultStore(out / name, project, name, by_round(self.methods[name])(0), server)
             for name, server in self.servers.items()
         }
 
     @property
     def over(self) -> bool:
         """Whether all rounds are made and the last is tested."""
-        return all(book.over for book in self.books.values())
+        return all(store.over for store in self.stores.values())
 
     def step(self) -> None:
         """Ask about the last round and make the next, of all methods that have one left."""
-        wait(self.register, self.settings.least, self.settings.timeout)
+        wait(self.registry, self.settings.least, self.settings.timeout)
         holders = {
-            name: site for name, (site, _) in self.sites.items() if name in self.register.sites
+            name: site for name, (site, _) in self.sites.items() if name in self.registry.sites
         }
         begun = time.monotonic()
-        letters: dict[str, Sheets] = {name: {} for name in holders}
+        messages: dict[str, Records] = {name: {} for name in holders}
         training = [
             n for n, server in self.servers.items() if server.state.number < self.project.rounds
         ]
-        asking = [n for n, book in self.books.items() if book.due]
+        asking = [n for n, store in self.stores.items() if store.due]
         for method, server in self.servers.items():
-            sheets = {}
+            records = {}
             if method in training:
-                sheets[label(ORDER, method)] = server.orders(holders)
-            for i, asked in enumerate(self.books[method].asked if method in asking else ()):
-                sheets[label(ASK, method, i)] = server.questions(holders, **asked)
-            for what, each in sheets.items():
+                records[label(ORDER, method)] = server.orders(holders)
+            for i, asked in enumerate(self.stores[method].asked if method in asking else ()):
+                records[label(ASK, method, i)] = server.questions(holders, **asked)
+            for what, each in records.items():
                 for site, flat in each.items():
-                    letters[site][what] = flat
-        answers = self._exchange(letters)
+                    messages[site][what] = flat
+        answers = self._exchange(messages)
         if training and self._too_few(training, answers):
             return
         for method in asking:
-            count = range(len(self.books[method].asked))
-            self.books[method].scored([_told(answers, label(TOLD, method, i)) for i in count])
+            count = range(len(self.stores[method].asked))
+            self.stores[method].scored([_told(answers, label(TOLD, method, i)) for i in count])
         for method in training:
             self._take(method, self.servers[method], answers, time.monotonic() - begun)
         if training:
@@ -209,7 +213,7 @@ class Rounds:
                 f"sites replied, {time.monotonic() - begun:.1f} s"
             )
 
-    def _too_few(self, training: Sequence[str], answers: Mapping[str, Sheets]) -> bool:
+    def _too_few(self, training: Sequence[str], answers: Mapping[str, Records]) -> bool:
         """Return whether a round has to be repeated, as too few sites replied.
 
         Raises:
@@ -232,12 +236,12 @@ class Rounds:
             self._take_back(method, answers)
         return True
 
-    def _exchange(self, letters: Mapping[str, Sheets]) -> dict[str, Sheets]:
-        """Send letters to sites and return their answers; who refuses is told, and left out."""
-        at = {self.register.sites[name].node: name for name, sheets in letters.items() if sheets}
-        sent = {node: letters[name] for node, name in at.items()}
+    def _exchange(self, messages: Mapping[str, Records]) -> dict[str, Records]:
+        """Send messages to sites and return their answers; who refuses is told, and left out."""
+        at = {self.registry.sites[name].node: name for name, records in messages.items() if records}
+        sent = {node: messages[name] for node, name in at.items()}
         answers = {}
-        for node, answer in self.register.post.exchange(sent, self.settings.timeout).items():
+        for node, answer in self.registry.transport.exchange(sent, self.settings.timeout).items():
             if odd := answer.get(REFUSED):
                 self.say(f"{at[node]}: {odd.get('why')}")
             else:
@@ -247,17 +251,17 @@ class Rounds:
         return answers
 
     def _take(
-        self, method: str, server: Server, answers: Mapping[str, Sheets], seconds: float
+        self, method: str, server: Server, answers: Mapping[str, Records], seconds: float
     ) -> None:
         """Aggregate the replies of a round; clients that lost their state start as new ones."""
         old = server.state
         state = server.take(_told(answers, label(REPLY, method)))
         for reason in state.rejected:
             self.say(f"{method}: {reason}")
-        self.books[method].made(old, state, seconds)
+        self.stores[method].made(old, state, seconds)
         self._take_back(method, answers)
 
-    def _take_back(self, method: str, answers: Mapping[str, Sheets]) -> None:
+    def _take_back(self, method: str, answers: Mapping[str, Records]) -> None:
         """Make new clients of those that report that their state is lost."""
         for site, answer in answers.items():
             if lost := answer.get(label(LOST, method)):
@@ -273,6 +277,6 @@ class Rounds:
             self.say(f"{site} has lost its state of {method}: {', '.join(names)} begin anew")
 
 
-def _told(answers: Mapping[str, Sheets], what: str) -> Sheets:
-    """Return one sheet of the answers that have it, site -> sheet."""
+def _told(answers: Mapping[str, Records], what: str) -> Records:
+    """Return one record of the answers that have it, site -> record."""
     return {site: answer[what] for site, answer in answers.items() if what in answer}

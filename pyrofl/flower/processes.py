@@ -26,7 +26,7 @@ CONNECTION = "here"
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
-class Crew:
+class ProcessGroup:
     """Processes that are started together and end together.
 
     Flower's programs start others, which leave their group: these are found by a mark in their
@@ -144,13 +144,13 @@ def marked(mark: str) -> list[int]:
 
 
 @contextmanager
-def crew(home: Path) -> Iterator[Crew]:
-    """Give a crew, and end it however the body ends; a request to end is an interrupt."""
+def process_group(home: Path) -> Iterator[ProcessGroup]:
+    """Yield a group of processes and end it on every way out; SIGTERM is an interrupt."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    made, before = Crew(home), signal.getsignal(signal.SIGTERM)
+    made, before = ProcessGroup(home), signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, interrupt)
     try:
         with locked(home):
@@ -185,7 +185,7 @@ def connect(home: Path, address: str, ca: str = "") -> None:
     (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def wait_for_port(team: Crew, name: str, host: str, port: int) -> None:
+def wait_for_port(group: ProcessGroup, name: str, host: str, port: int) -> None:
     """Wait until a server listens.
 
     Raises:
@@ -193,8 +193,8 @@ def wait_for_port(team: Crew, name: str, host: str, port: int) -> None:
     """
     until = time.monotonic() + STARTING
     while time.monotonic() < until:
-        if (code := team.running[name].poll()) is not None:
-            raise Stopped(f"Flower's {name} ended with {code}: {team.last_words(name)}", FAILED)
+        if (code := group.running[name].poll()) is not None:
+            raise Stopped(f"Flower's {name} ended with {code}: {group.last_words(name)}", FAILED)
         with suppress(OSError), socket.create_connection((host, port), 1):
             return
         time.sleep(0.1)

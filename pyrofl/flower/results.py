@@ -31,7 +31,7 @@ KEPT = "records.safetensors"
 TRIES = 3  # of a test that nobody answers
 
 
-class Book:
+class ResultStore:
     """Keeps what rounds and tests told of one method, on the disk after each.
 
     Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ def rows_of(project: Project, path: str, name: str) -> Federation:
     used = {column: table[column] for column in (*project.features, *owners)}
     whole = complete(used.values(), "refuse")
     kept = {column: one.at(whole) for column, one in used.items()}
-    x = torch.from_numpy(np.stack([_numbers(kept[n]) for n in project.features], axis=1))
+    x = _features(project, kept)
     y = _response(project, kept[project.target])
     if not project.classes:
         refuse_range(path, project.likelihood, y, x[:, 0])
@@ -41,6 +43,27 @@ def rows_of(project: Project, path: str, name: str) -> Federation:
     names = tuple(f"{name}/{group}" if group else name for group in groups)
     data = Federation(x, y, tuple(train), tuple(test), names, project.classes)
     return data.to("cpu", project.type)
+
+
+def features_of(project: Project, path: str) -> tuple[Tensor, list[str]]:
+    """Return the features of rows to predict, [N, columns], and the group of each row, if any.
+
+    Raises:
+        ValueError: if the file cannot be read, or lacks a feature or a value of one.
+    """
+    table = read(path)
+    for column in project.features:
+        known(column, list(table), f"column in {path}:")
+    used = {name: table[name] for name in project.features}
+    whole = complete(used.values(), "refuse")
+    groups = table[project.group].words.tolist() if project.group in table else []
+    return _features(project, {n: one.at(whole) for n, one in used.items()}), groups
+
+
+def _features(project: Project, columns: Mapping[str, Column]) -> Tensor:
+    """Return the features in the project's order, [N, columns]."""
+    x = np.stack([_numbers(columns[name]) for name in project.features], axis=1)
+    return torch.from_numpy(x)
 
 
 def _numbers(column: Column) -> np.ndarray:

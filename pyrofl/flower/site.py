@@ -1,4 +1,4 @@
-"""What a site does with a letter: says who it is, tests and trains, and what it tells of errors."""
+"""A site: answers messages of the server, and predicts from the state of its clients."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from pyrofl.arguments import known
 from pyrofl.experiments.methods import Scheduled
-from pyrofl.flower.letters import Sheets
+from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
+from pyrofl.flower.records import Records, load, save
 from pyrofl.flower.rows import rows_of
+from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.evaluation.asked import usual
+from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.transport import Client
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.inference.transport.wire import (
@@ -29,10 +35,12 @@ HELLO, ORDER, ASK, REPLY, TOLD = "hello", "order", "ask", "reply", "told"
 REFUSED, LOST = "refused", "lost"  # what else a site may answer
 OVER = "over"  # tells a site that all rounds are made
 LOG = "site.log"
+RECEIVED = "received"  # folder of the server's last questions, which bring its models
+ABOUT = "site.json"  # name, project and rows of the site that has a folder
 
 
 def label(kind: str, method: str, which: int = 0) -> str:
-    """Name a sheet of a method.
+    """Name a record of a method.
 
     >>> label("ask", "fedavg", 1)
     'ask/fedavg/1'
@@ -40,7 +48,7 @@ def label(kind: str, method: str, which: int = 0) -> str:
     return f"{kind}/{method}/{which}"
 
 
-def greeting(project: Project) -> Sheets:
+def greeting(project: Project) -> Records:
     """Return what the server tells a site of the project, and what the site compares."""
     about = {n: json.dumps(v) for n, v in project.agreed.items()}
     return {HELLO: about | {f"version of {n}": v for n, v in release().items()}}
@@ -74,16 +82,37 @@ class Site:
         self.state = Path(state)
         self.state.mkdir(parents=True, exist_ok=True)
         self._built: dict[int, dict[str, Scheduled]] = {}
+        about = {"name": name, "project": str(project.folder.absolute())}
+        about |= {"data": str(Path(data).absolute())}
+        write_json(self.state / ABOUT, about)
 
-    def answer(self, sheets: Mapping[str, Flat]) -> Sheets:
-        """Do what a letter asks: questions first, as they are about the state before the orders."""
-        if HELLO in sheets:
-            return {HELLO: self.hello(sheets[HELLO])}
-        found: Sheets = {}
-        for what in sorted(sheets):  # "ask/..." before "order/..."
+    @classmethod
+    def read(cls, state: str | Path) -> Site:
+        """Return the site that has a folder.
+
+        Raises:
+            ValueError: if there is none, or its project or its rows cannot be read.
+        """
+        path = Path(state, ABOUT)
+        try:
+            about = json.loads(path.read_text(encoding="utf-8"))
+            name, folder, data = (str(about[n]) for n in ("name", "project", "data"))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"{path} cannot be read ({error}); expected the folder that was --state of "
+                "`pyrofl flower join`, or sites/NAME in the results of `pyrofl flower up`"
+            ) from error
+        return cls(name, Project.read(folder), data, state)
+
+    def answer(self, records: Mapping[str, Flat]) -> Records:
+        """Answer a message: questions first, as they are about the state before the orders."""
+        if HELLO in records:
+            return {HELLO: self.hello(records[HELLO])}
+        found: Records = {}
+        for what in sorted(records):  # "ask/..." before "order/..."
             kind, *of = what.split("/")
             if kind in (ASK, ORDER) and len(of) == 2:
-                found |= self._done(kind, of[0], int(of[1]), sheets[what])
+                found |= self._done(kind, of[0], int(of[1]), records[what])
         return found
 
     def hello(self, told: Flat) -> Flat:
@@ -95,11 +124,12 @@ class Site:
         names = self.data.names
         return {"site": self.name, "names": names, "sizes": self.data.sizes.clone()}
 
-    def _done(self, kind: str, method: str, which: int, flat: Flat) -> Sheets:
+    def _done(self, kind: str, method: str, which: int, flat: Flat) -> Records:
         """Follow one order or answer one question."""
         client = self.client(method, flat)
         try:
             if kind == ASK:
+                save(self._question(method, str(flat.get("model"))), {ASK: flat})
                 return {label(TOLD, method, which): client.evaluate(flat)}
             return {label(REPLY, method): client.train(flat)}
         except StateLostError as lost:
@@ -110,6 +140,40 @@ class Site:
             return {label(LOST, method): {"names": lost.names}}
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{method}: {error}") from error
+
+    def predict(
+        self, method: str, x: Tensor, client: str, model: str | None = None, **asked: Any
+    ) -> Predictions:
+        """Predict rows of a client from its own state and the server's last message.
+
+        Args:
+            method: label.
+            x: rows, [N, columns].
+            client: name.
+            model: view; default the one that the method is about.
+            asked: adapted, draws and seed of `Run.predict`.
+
+        Raises:
+            ValueError: if the server has asked for no scores yet, has made rounds since, or the
+                client's state is lost.
+        """
+        known(method, self.project.labels, "method")
+        view = model or usual(by_round(self.project.build(self.data.clients)[method])(0))[0]
+        path = self._question(method, view)
+        if not path.exists():
+            found = [one.stem.partition(" ")[2] for one in path.parent.glob(f"{method} *.npz")]
+            have = f"one of {', '.join(sorted(found))}" if found else "a study after an evaluation"
+            raise ValueError(
+                f"the server has sent no {view} model of {method} to {self.name}; expected {have}"
+            )
+        question = load(path)[ASK]
+        return self.client(method, question).predict(question, x, client, **asked)
+
+    def _question(self, method: str, model: str) -> Path:
+        """Return the file of the last question about a model."""
+        folder = self.state / RECEIVED
+        folder.mkdir(exist_ok=True)
+        return folder / f"{method} {Path(model).name}.npz"
 
     def client(self, method: str, flat: Flat) -> Client:
         """Return the clients of this site, under a method."""
@@ -125,8 +189,8 @@ class Site:
         return Client(built, self.data, self.project.seed, **how)
 
 
-def answered(site: Mapping[str, Any], sheets: Mapping[str, Flat]) -> Sheets:
-    """Answer a letter whatever happens; site: arguments of `Site`, with the project's folder.
+def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
+    """Answer a message whatever happens; site: arguments of `Site`, with the project's folder.
 
     Of an error the server is told no more than its kind, as its words may hold a value of a row;
     the log at the site has all. What does not fit, by name, number or version, is told in full.
@@ -141,15 +205,15 @@ def answered(site: Mapping[str, Any], sheets: Mapping[str, Flat]) -> Sheets:
     log.propagate = False
     torch.set_num_threads(1)
     try:
-        log.info("came: %s", ", ".join(sorted(sheets)))
-        if REFUSED in sheets:
-            log.info("refused: by the server: %s", sheets[REFUSED].get("why"))
+        log.info("came: %s", ", ".join(sorted(records)))
+        if REFUSED in records:
+            log.info("refused: by the server: %s", records[REFUSED].get("why"))
             return {}
-        if OVER in sheets:
+        if OVER in records:
             log.info("%s: all rounds are made", OVER)
             return {}
         here = Site(**(dict(site) | {"project": Project.read(site["project"])}))
-        found = here.answer(sheets)
+        found = here.answer(records)
         for what, flat in found.items():
             log.info("leaves: %s: %s", what, ", ".join(map(str, shapes(flat))) or "no tensor")
         return found
@@ -166,7 +230,7 @@ def answered(site: Mapping[str, Any], sheets: Mapping[str, Flat]) -> Sheets:
 
 
 def shapes(flat: Flat) -> list[str]:
-    """Tell the tensors of a sheet: name, shape and bytes.
+    """Tell the tensors of a record: name, shape and bytes.
 
     >>> shapes({"round": 1, "up/w": torch.zeros(1, 3)})
     ['up/w [1, 3] 12 bytes']

@@ -17,8 +17,8 @@ from deployed import left, same, until
 from hospitals import NAMES
 
 from pyrofl.experiments.console import Stopped
-from pyrofl.flower.command import kept_by, run, serve_on, start_node
-from pyrofl.flower.processes import Crew, connect, crew, end, free_port, marked
+from pyrofl.flower.commands import kept_by, run, serve_on, start_node
+from pyrofl.flower.processes import ProcessGroup, connect, end, free_port, marked, process_group
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.slow
@@ -32,9 +32,9 @@ from pyrofl.flower import apps
 real = apps.answered
 
 
-def answered(own, sheets):
-    found = real(own, sheets)
-    rounds = {flat["round"] for what, flat in sheets.items() if what.startswith("order/")}
+def answered(own, records):
+    found = real(own, records)
+    rounds = {flat["round"] for what, flat in records.items() if what.startswith("order/")}
     for number in rounds:
         fault = Path(own["state"]) / f"fault-{number}"
         kind = fault.read_text() if fault.exists() else ""
@@ -56,26 +56,26 @@ server = apps.server_app()
 """
 
 
-def kill(team: Crew, name: str) -> None:
+def kill(group: ProcessGroup, name: str) -> None:
     """Kill a node with all that it has started, at once."""
-    node = team.running[f"node-{name}"]
+    node = group.running[f"node-{name}"]
     node.kill()
     node.wait()
-    for pid in marked(team.mark):
+    for pid in marked(group.mark):
         try:
             told = (Path("/proc") / str(pid) / "cmdline").read_bytes().decode()
         except OSError:
             continue
-        if f"--parent-pid\0{node.pid}\0" in told or _runs_for(pid, team, name):
+        if f"--parent-pid\0{node.pid}\0" in told or _runs_for(pid, group, name):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _runs_for(pid: int, team: Crew, name: str) -> bool:
+def _runs_for(pid: int, group: ProcessGroup, name: str) -> bool:
     """Say whether a process calls the local port of a node."""
     with suppress(OSError):
         words = (Path("/proc") / str(pid) / "cmdline").read_bytes().decode().split("\0")
-        own = team.running[f"node-{name}"].args
+        own = group.running[f"node-{name}"].args
         port = own[own.index("--port") + 1]
         return f"127.0.0.1:{port}" in words
     return False
@@ -118,32 +118,32 @@ def test_what_dies_is_left_out_and_nothing_is_counted_twice(tmp_path):
     def said(text: str) -> bool:
         return log.exists() and text in log.read_text()
 
-    with crew(out / "flower") as team, ThreadPoolExecutor() as threads:
+    with process_group(out / "flower") as group, ThreadPoolExecutor() as threads:
 
         def start(name: str) -> None:
             rows = str(project.folder / f"sites/{name}.csv")
             node = {"name": name, "project": str(project.folder), "data": rows}
             node |= {"state": str(states[name])}
-            start_node(team, name, f"127.0.0.1:{port}", node, ["--insecure"])
+            start_node(group, name, f"127.0.0.1:{port}", node, ["--insecure"])
 
-        serve_on(team, "127.0.0.1", port, kept_by(team))
-        connect(team.home, f"127.0.0.1:{port}")
+        serve_on(group, "127.0.0.1", port, kept_by(group))
+        connect(group.home, f"127.0.0.1:{port}")
         for name in NAMES:
             start(name)
-        first = threads.submit(run, args, team, project, out)
+        first = threads.submit(run, args, group, project, out)
         until(lambda: (states["hospital_3"] / "done-4").exists())
-        kill(team, "hospital_3")  # during round 4
+        kill(group, "hospital_3")  # during round 4
         start("hospital_3")
         until(lambda: said("round 4 of 6"))
-        kill(team, "hospital_1")  # between rounds
+        kill(group, "hospital_1")  # between rounds
         start("hospital_1")
         until(lambda: said("round 5 of 6"))
-        end(team.running["superlink"])  # the server itself; its database stays
+        end(group.running["superlink"])  # the server itself; its database stays
         with pytest.raises(Stopped):
             first.result()
-        until(lambda: not [p for p in marked(team.mark) if b"serverapp" in cmdline(p)])
-        serve_on(team, "127.0.0.1", port, kept_by(team))
-        ended = run(args, team, project, out)
+        until(lambda: not [p for p in marked(group.mark) if b"serverapp" in cmdline(p)])
+        serve_on(group, "127.0.0.1", port, kept_by(group))
+        ended = run(args, group, project, out)
     print(log.read_text())
     assert ended["code"] == 0
     assert not left(tmp_path)

@@ -13,8 +13,8 @@ from certificates import authority, node_key
 from deployed import left, same, started, until
 from hospitals import NAMES
 
-from pyrofl.flower.command import safe_server, serve_on
-from pyrofl.flower.processes import crew, free_port
+from pyrofl.flower.commands import safe_server, serve_on
+from pyrofl.flower.processes import free_port, process_group
 from pyrofl.flower.project import Project
 
 pytest.importorskip("flwr")
@@ -101,12 +101,12 @@ def no_proof(study: Study, good: dict[str, str], old: dict[str, str], key: str) 
     files = {"--cert": old["cert"], "--cert-key": old["key"], "--ca": old["ca"]}
     safe = safe_server("127.0.0.1", files, sorted((study.folder / "nodes").glob("*.pub")))
     port = free_port()
-    with crew(study.folder / "out-old") as team:
-        serve_on(team, "127.0.0.1", port, safe)
+    with process_group(study.folder / "out-old") as group:
+        serve_on(group, "127.0.0.1", port, safe)
         for log, ca, why in (
             ("old", old["ca"], "certificate has expired"),
             ("other", good["ca"], "unable to get local issuer certificate"),
         ):
             assert study.join(log, "hospital_3", key, ca, port).wait(120) == 2
             assert study.says(f"{log}.log", f"does not prove who it is: {why}; expected")
-        assert "activate-node" not in (team.home / "superlink.log").read_text().lower()
+        assert "activate-node" not in (group.home / "superlink.log").read_text().lower()

@@ -11,7 +11,7 @@ import torch
 from hospitals import changed
 
 from pyrofl.cli.parser import main
-from pyrofl.flower.leaving import leaving
+from pyrofl.flower.disclosure import leaving
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
 
@@ -215,7 +215,7 @@ def test_a_message_that_grows_with_the_rows_is_refused(project, monkeypatch):
     ],
 )
 def test_commands_refuse_in_one_line(project, words, told, capsys, monkeypatch):
-    monkeypatch.setattr("pyrofl.flower.command.program", lambda name: name)
+    monkeypatch.setattr("pyrofl.flower.commands.program", lambda name: name)
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("started"))
     assert main(["flower", *(word.replace("{p}", str(project.folder)) for word in words)]) == 2
     said = capsys.readouterr().err
@@ -225,7 +225,7 @@ def test_commands_refuse_in_one_line(project, words, told, capsys, monkeypatch):
 
 
 def test_up_refuses_rows_and_methods_before_anything_starts(project, capsys, monkeypatch):
-    monkeypatch.setattr("pyrofl.flower.command.program", lambda name: name)
+    monkeypatch.setattr("pyrofl.flower.commands.program", lambda name: name)
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("started"))
     changed(project.folder, methods=("fedbabu",))
     assert main(["flower", "up", str(project.folder)]) == 2

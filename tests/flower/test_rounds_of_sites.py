@@ -1,4 +1,4 @@
-"""Sites that answer letters make the rounds of the loop, whatever happens to letters and nodes."""
+"""Sites that answer messages make the rounds of the loop, whatever happens on the way."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SOON = Settings(3, 2, 0.0)
 SMALL = ("epochs=1",)
 
 
-def made(project, out, post, settings=SOON):
+def made(project, out, transport, settings=SOON):
     """Make the rounds of a project; return the last states and what was said."""
     said = []
-    books = coordinate(project, out, post, settings, said.append)
-    return {name: book.server.state for name, book in books.items()}, said
+    stores = coordinate(project, out, transport, settings, said.append)
+    return {name: store.server.state for name, store in stores.items()}, said
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -39,11 +39,11 @@ def test_many_methods_in_one_run_are_those_of_the_loop(grouped, tmp_path):
     project = hospitals.project(tmp_path / "p", methods=methods, settings=SMALL, **more)
     if grouped:
         hospitals.wards(tmp_path / "p")
-    post = wire(project, tmp_path)
-    states, said = made(project, tmp_path / "out", post)
+    transport = wire(project, tmp_path)
+    states, said = made(project, tmp_path / "out", transport)
     for name in methods:
         toys.assert_same(states[name].server, looped(project, name).server, **CLOSE)
-    assert len(post.letters) == 3 * (
+    assert len(transport.messages) == 3 * (
         1 + project.rounds + 2
     )  # hello, rounds, the last questions, the end
     assert "round 2 of 2: 3 of 3 sites replied" in said[-1]
@@ -52,9 +52,9 @@ def test_many_methods_in_one_run_are_those_of_the_loop(grouped, tmp_path):
 FAULTY = ("fedavg", "scaffold")
 
 
-def without(project, post, tmp_path, absent):
+def without(project, transport, tmp_path, absent):
     """Make the rounds, and compare them with a loop that leaves clients out of those rounds."""
-    states, said = made(project, tmp_path / "out", post)
+    states, said = made(project, tmp_path / "out", transport)
     for name in project.labels:
         expected = looped(project, name, absent)
         toys.assert_same(states[name].server, expected.server, **CLOSE)
@@ -75,9 +75,9 @@ def test_lost_bad_and_refused_replies_are_left_out_of_their_round(tmp_path):
             return {"refused": {"site": "hospital_3", "why": "OSError; its own log tells more"}}
         return answer
 
-    post = wire(project, tmp_path, spoil=spoil)
+    transport = wire(project, tmp_path, spoil=spoil)
     absent = [{"hospital_1"}, {"hospital_2"}, {"hospital_3"}]
-    states, said = without(project, post, tmp_path, absent)
+    states, said = without(project, transport, tmp_path, absent)
     assert "no reply of hospital_1" in said
     assert "hospital_3: OSError; its own log tells more" in said
     named = [line for line in said if line.startswith("fedavg: hospital_2: ") and "is nan" in line]
@@ -92,8 +92,8 @@ def test_a_round_with_too_few_replies_is_repeated(tmp_path):
     def lose(number, node, answer):
         return None if (number, node) in ((1, 10), (3, 12)) else answer
 
-    post = wire(project, tmp_path, spoil=lose)
-    states, said = made(project, tmp_path / "out", post, Settings(3, 3, 0.0))
+    transport = wire(project, tmp_path, spoil=lose)
+    states, said = made(project, tmp_path / "out", transport, Settings(3, 3, 0.0))
     told = "2 sites replied; expected at least 3 (--min-sites); the round is repeated"
     assert [line for line in said if "repeated" in line] == [f"round 1: {told}", f"round 2: {told}"]
     for name in FAULTY:
@@ -103,10 +103,10 @@ def test_a_round_with_too_few_replies_is_repeated(tmp_path):
 
 def test_a_round_is_not_repeated_for_ever(tmp_path):
     project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
-    post = wire(project, tmp_path)
-    post.spoil = lambda number, node, answer: None if number and node == 11 else answer
+    transport = wire(project, tmp_path)
+    transport.spoil = lambda number, node, answer: None if number and node == 11 else answer
     with pytest.raises(Stopped, match=r"^round 1: 2 sites replied; .* it was repeated 3 times$"):
-        made(project, tmp_path / "out", post, Settings(3, 3, 0.0))
+        made(project, tmp_path / "out", transport, Settings(3, 3, 0.0))
 
 
 def test_a_server_that_is_stopped_goes_on_from_its_folder(tmp_path):
@@ -119,20 +119,22 @@ def test_a_server_that_is_stopped_goes_on_from_its_folder(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         made(project, tmp_path / "out", wire(project, tmp_path, spoil=stop))
-    post = wire(project, tmp_path)
-    post.sites = {node + 5: site for node, site in post.sites.items()}  # Flower's numbers change
-    without(project, post, tmp_path, [])
+    transport = wire(project, tmp_path)
+    transport.sites = {
+        node + 5: site for node, site in transport.sites.items()
+    }  # Flower's numbers change
+    without(project, transport, tmp_path, [])
     # And once more when it is over: tables are written again, with the scores of the end.
-    books = coordinate(project, tmp_path / "out", post, SOON, lambda _: None)
-    for book in books.values():
-        assert [record.number for record in book.run.records] == [1, 2, 3]
-        assert {row["round"] for row in book.run.history} == {1, 2, 3}
-        assert len(book.run.history) == len({tuple(row.items())[:5] for row in book.run.history})
-        assert book.scores
+    stores = coordinate(project, tmp_path / "out", transport, SOON, lambda _: None)
+    for store in stores.values():
+        assert [record.number for record in store.run.records] == [1, 2, 3]
+        assert {row["round"] for row in store.run.history} == {1, 2, 3}
+        assert len(store.run.history) == len({tuple(row.items())[:5] for row in store.run.history})
+        assert store.scores
     with pytest.raises(
         ValueError, match=r"holds a run of 3 sites .+; expected --sites 3, or another"
     ):
-        coordinate(project, tmp_path / "out", post, Settings(2, 2, 0.0), lambda _: None)
+        coordinate(project, tmp_path / "out", transport, Settings(2, 2, 0.0), lambda _: None)
 
 
 def test_only_one_server_works_in_a_folder(tmp_path):
@@ -144,19 +146,19 @@ def test_only_one_server_works_in_a_folder(tmp_path):
 
 def test_a_site_that_restarts_takes_its_place_and_a_second_is_refused(tmp_path):
     project = hospitals.project(tmp_path / "p", methods=("pfedvem",), rounds=3)
-    post = wire(project, tmp_path)
+    transport = wire(project, tmp_path)
     second = site(project, tmp_path / "other", "hospital_2")
 
     def come_and_go(number, node, answer):
         if (number, node) == (1, 12):
-            post.sites[13] = second
+            transport.sites[13] = second
         if (number, node) == (3, 12):  # after round 2 the first is gone, and starts as another node
-            post.sites[14] = post.sites.pop(11)
-            del post.sites[13]
+            transport.sites[14] = transport.sites.pop(11)
+            del transport.sites[13]
         return answer
 
-    post.spoil = come_and_go
-    _, said = without(project, post, tmp_path, [])
+    transport.spoil = come_and_go
+    _, said = without(project, transport, tmp_path, [])
     told = "a second node that calls itself hospital_2 is refused while the first is there"
     assert said.count(told) == 1
     assert said.count("hospital_2 is there: 1 clients, 52 training rows") == 2
@@ -187,16 +189,16 @@ def test_a_lost_state_is_said_and_rejoin_makes_a_newcomer(rejoin, tmp_path):
     methods = ("fedavg", "scaffold", "pfedvem")
     settings = (*SMALL, "remember=true")
     project = hospitals.project(tmp_path / "p", methods=methods, settings=settings, rounds=4)
-    post = wire(project, tmp_path)
-    post.sites[11]["rejoin"] = rejoin
+    transport = wire(project, tmp_path)
+    transport.sites[11]["rejoin"] = rejoin
 
     def lose(number, node, answer):
         if (number, node) == (2, 10):
             shutil.rmtree(tmp_path / "hospital_2")
         return answer
 
-    post.spoil = lose
-    states, said = made(project, tmp_path / "out", post)
+    transport.spoil = lose
+    states, said = made(project, tmp_path / "out", transport)
     if rejoin:
         assert "hospital_2 has lost its state of pfedvem: hospital_2 begin anew" in said
         assert "hospital_2 has lost its state of scaffold: hospital_2 begin anew" in said
@@ -221,15 +223,17 @@ def test_a_lost_state_is_said_and_rejoin_makes_a_newcomer(rejoin, tmp_path):
 def test_a_site_with_another_project_is_refused_by_name(change, told, tmp_path, monkeypatch):
     project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
     shutil.copytree(tmp_path / "p", tmp_path / "other")
-    post = wire(project, tmp_path)
+    transport = wire(project, tmp_path)
     if next(iter(change)).startswith("version"):
-        post.tamper = lambda node, letter: {HELLO: letter[HELLO] | change} if node == 12 else letter
+        transport.tamper = lambda node, message: (
+            {HELLO: message[HELLO] | change} if node == 12 else message
+        )
     else:
         hospitals.changed(tmp_path / "other", **change)
-        post.sites[12]["project"] = str(tmp_path / "other")
+        transport.sites[12]["project"] = str(tmp_path / "other")
     said: list[str] = []
     with pytest.raises(Stopped, match=r"2 sites are there .+, hospital_2\); expected 3"):
-        coordinate(project, tmp_path / "out", post, SOON, said.append)
+        coordinate(project, tmp_path / "out", transport, SOON, said.append)
     assert (
         len([line for line in said if line.startswith("hospital_3 is refused: ") and told in line])
         == 1
@@ -265,9 +269,9 @@ def test_a_code_that_differs_is_refused_by_the_part_of_the_method(tmp_path):
     (tmp_path / "p/own.py").write_text(code.format(1))
     shutil.copytree(tmp_path / "p", tmp_path / "other")
     (tmp_path / "other/own.py").write_text(code.format(2))
-    post = wire(project, tmp_path)
-    post.sites[12]["project"] = str(tmp_path / "other")
-    states, said = made(project, tmp_path / "out", post)
+    transport = wire(project, tmp_path)
+    transport.sites[12]["project"] = str(tmp_path / "other")
+    states, said = made(project, tmp_path / "out", transport)
     assert states["own"].who.ids.tolist() == [0, 1]
     assert any(line.startswith("hospital_3: own: method of phases is ") for line in said)
 
@@ -275,22 +279,22 @@ def test_a_code_that_differs_is_refused_by_the_part_of_the_method(tmp_path):
 def test_an_error_at_a_site_tells_the_server_its_kind_and_no_value(tmp_path):
     project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SMALL)
     rows = project.folder / "sites/hospital_3.csv"
-    post = wire(project, tmp_path)
+    transport = wire(project, tmp_path)
     rows.write_text(rows.read_text().replace("yes", "secret"))
     said: list[str] = []
     with pytest.raises(Stopped):
-        coordinate(project, tmp_path / "out", post, SOON, said.append)
+        coordinate(project, tmp_path / "out", transport, SOON, said.append)
     assert "hospital_3 is refused: ValueError; its own log, site.log, tells more" in said
-    assert not any("secret" in str(answer) for *_, answer in post.letters)
+    assert not any("secret" in str(answer) for *_, answer in transport.messages)
     assert "secret" in (tmp_path / "hospital_3/site.log").read_text()
 
 
 def test_no_tensor_that_leaves_has_an_axis_of_rows(tmp_path):
     project = hospitals.project(tmp_path / "p", methods=FAULTY, settings=SMALL)
-    post = wire(project, tmp_path)
-    made(project, tmp_path / "out", post)
+    transport = wire(project, tmp_path)
+    made(project, tmp_path / "out", transport)
     shapes = {}
-    for _, _, answer in post.letters:
+    for _, _, answer in transport.messages:
         for what, flat in answer.items():
             for name, value in flat.items():
                 if hasattr(value, "shape"):
@@ -301,27 +305,27 @@ def test_no_tensor_that_leaves_has_an_axis_of_rows(tmp_path):
 
 def test_tables_and_figures_are_written(tmp_path):
     project = hospitals.project(tmp_path / "p", methods=("pfedvem",))
-    books = coordinate(project, tmp_path / "out", wire(project, tmp_path), SOON, lambda _: None)
-    (book,) = books.values()
-    assert book.finish() == []
-    files = {str(p.relative_to(tmp_path / "out/pfedvem")) for p in book.folder.rglob("*.*")}
+    stores = coordinate(project, tmp_path / "out", wire(project, tmp_path), SOON, lambda _: None)
+    (store,) = stores.values()
+    assert store.finish() == []
+    files = {str(p.relative_to(tmp_path / "out/pfedvem")) for p in store.folder.rglob("*.*")}
     assert {"metrics.csv", "clients.csv", "run.json", "figures/curves.png"} <= files
-    assert "personal" in book.table()
-    assert "accuracy" in book.table()
-    facts = json.loads((book.folder / "run.json").read_text())
+    assert "personal" in store.table()
+    assert "accuracy" in store.table()
+    facts = json.loads((store.folder / "run.json").read_text())
     assert facts["sizes"] == {"hospital_1": 32, "hospital_2": 52, "hospital_3": 72}
     assert [row["reported"] for row in facts["each_round"]] == [3, 3]
 
 
 def test_the_folder_of_a_study_is_that_of_a_run(tmp_path, capsys):
     project = hospitals.project(tmp_path / "p", methods=("pfedvem", "fisher"))
-    books = coordinate(project, tmp_path / "out", wire(project, tmp_path), SOON, lambda _: None)
-    for book in books.values():
-        assert book.finish() == []
+    stores = coordinate(project, tmp_path / "out", wire(project, tmp_path), SOON, lambda _: None)
+    for store in stores.values():
+        assert store.finish() == []
     folder, table = tmp_path / "out/pfedvem", project.folder / "sites/hospital_1.csv"
     run = pyrofl.load(folder)
-    toys.assert_same(run.state.server, books["pfedvem"].server.state.server)
-    assert run.metrics.equals(books["pfedvem"].run.metrics)
+    toys.assert_same(run.state.server, stores["pfedvem"].server.state.server)
+    assert run.metrics.equals(stores["pfedvem"].run.metrics)
     words = ["predict", str(folder), "--data", str(table), "--out", str(tmp_path / "p.csv")]
     assert main([*words, "--client", "hospital_1"]) == 2
     assert "the state of 'hospital_1' is not here" in capsys.readouterr().err

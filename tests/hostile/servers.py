@@ -8,7 +8,7 @@ from pathlib import Path
 from hostile.case import DONE, REFUSED, Case, named, shown
 from hostile.flags import LONG, MOST, NEITHER, ODD, given, places
 
-from pyrofl.flower.new import new
+from pyrofl.flower.template import new
 
 NUMBERS = {"--sites": "1 000", "--min-sites": "0", "--port": "65536", "--timeout": "-1"}
 FILES = ("--cert", "--cert-key", "--ca", "--nodes", "--data", "--project", "--key", "--state")

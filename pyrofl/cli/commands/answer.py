@@ -52,12 +52,23 @@ def answer(args: Namespace) -> None:
     """Say at which sites federation predicts better than their own models; write table, figure."""
     folder = Path(args.folder)
     made = runs(folder)
+    refuse_study(folder, made)
     with locked(folder):
         found = compare_with_local(folder, made, args.by)
         with ending(lambda what: f"the answer cannot be written to {folder}: {what}"):
             run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
             figures.save(found.figure(), folder / FIGURE)
     show("\n\n".join(found.told()), f"{folder} holds {FILE} and {FIGURE}")
+
+
+def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
+    """Refuse the results of a Flower study, which hold no predictions of single rows."""
+    if any("project" in one.facts for one in made):
+        raise ValueError(
+            f"{folder} holds a Flower study, and the predictions of its test rows stay at the "
+            "sites; expected a folder of pyrofl compare (clients.csv of each method has the scores "
+            "that the sites sent)"
+        )
 
 
 def write(folder: Path, found: Answer) -> None:

@@ -24,6 +24,7 @@ from pyrofl.experiments.console import ending, show, tell
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import privacy
 from pyrofl.experiments.methods import Scheduled, methods
+from pyrofl.experiments.results import write_predictions
 from pyrofl.experiments.tasks import Task, network_for, participation, resolve, split, threads
 from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.inference.evaluation.asked import usual
@@ -61,7 +62,7 @@ def predict(args: Namespace) -> None:
         found = ask(run, table, owners, args)
     run_folder.prepare(path.parent, overwrite=True)
     with ending(lambda what: f"{path} cannot be written: {what}"):
-        write(path, owners, found)
+        write_predictions(path, owners, found)
     told = "\n".join(dict.fromkeys(one.about for one in found.values()))
     show(f"{columns_told(table, run, args)}\n{told}\n{path} holds {len(owners)} predictions")
 
@@ -226,13 +227,3 @@ def columns_told(table: Mapping[str, Column], run: Run, args: Namespace) -> str:
         told += ", brought into their order by name"
     other = [name for name in table if name not in (*columns, args.group)]
     return told + (f"; not used: {listed(other)}" if other else "")
-
-
-def write(
-    path: Path, owners: Sequence[str | None], found: Mapping[str | None, Predictions]
-) -> None:
-    """Write a line for each row, in the table's order."""
-    each = {owner: zip(*one.columns().values(), strict=True) for owner, one in found.items()}
-    names = list(next(iter(found.values())).columns())
-    rows = ([n, owner or "", *next(each[owner])] for n, owner in enumerate(owners, 1))
-    run_folder.write_csv(path, ("row", "client", *names), rows)

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from pyrofl.flower.certificates import refuse_certificate, refuse_unproven, wait_for_server
 from pyrofl.flower.processes import free_port
-from pyrofl.flower.proof import refuse_certificate, refuse_unproven, wait_for_server
 
 pytest.importorskip("cryptography")
 

@@ -19,19 +19,19 @@ from pyrofl.experiments import console
 from pyrofl.experiments.console import FAILED, Stopped, ending, show, tell
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
+from pyrofl.flower.certificates import refuse_certificate, wait_for_server
 from pyrofl.flower.processes import (
     CONNECTION,
-    Crew,
+    ProcessGroup,
     connect,
-    crew,
     free_port,
+    process_group,
     program,
     wait_for_port,
     words_of,
 )
 from pyrofl.flower.project import Project
-from pyrofl.flower.proof import refuse_certificate, wait_for_server
-from pyrofl.flower.register import WHOSE
+from pyrofl.flower.registry import WHOSE
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import LOG as LOG_OF_SITE
 from pyrofl.flower.site import OVER, REFUSED
@@ -48,11 +48,18 @@ ASKED = 30.0  # seconds between two questions whether the run still goes on
 
 def new(args: Namespace) -> None:
     """Write a project folder."""
-    from pyrofl.flower.new import new as write
+    from pyrofl.flower.template import new as write
 
     path = write(args.folder)
     show(f"{path} holds a project: pyproject.toml has its settings, sites/ made-up rows")
     show(f"try it with: pyrofl flower up {path} --sites 3")
+
+
+def predict(args: Namespace) -> None:
+    """Predict rows at a site."""
+    from pyrofl.flower.predict import predict as write
+
+    write(args)
 
 
 def up(args: Namespace) -> None:
@@ -70,14 +77,14 @@ def up(args: Namespace) -> None:
         rows_of(project, str(file), file.stem)
     program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
-    with crew(out / HOME) as team, ending(partial(kept, out)):
-        port = serve_on(team, LOOPBACK, free_port(), [])
-        connect(team.home, f"{LOOPBACK}:{port}")
+    with process_group(out / HOME) as group, ending(partial(kept, out)):
+        port = serve_on(group, LOOPBACK, free_port(), [])
+        connect(group.home, f"{LOOPBACK}:{port}")
         for file in files[: args.sites]:
             node = {"name": file.stem, "project": str(project.folder.absolute())}
             node |= {"data": str(file.absolute()), "state": str(out / STATES / file.stem)}
-            start_node(team, file.stem, f"{LOOPBACK}:{port}", node, ["--insecure"])
-        ended = run(args, team, project, out)
+            start_node(group, file.stem, f"{LOOPBACK}:{port}", node, ["--insecure"])
+        ended = run(args, group, project, out)
     finish(args, out, ended)
 
 
@@ -95,12 +102,12 @@ def serve(args: Namespace) -> None:
     project.build(args.sites, server=True)
     program("flower-superlink")
     out = Path(args.out or project.folder / "run").absolute()
-    with crew(out / HOME) as team, ending(partial(kept, out)):
-        serve_on(team, args.host, args.port, [*safe, *kept_by(team)])
-        connect(team.home, f"{near}:{args.port}", str(Path(args.ca).absolute()) if safe else "")
-        register(team, keys)
+    with process_group(out / HOME) as group, ending(partial(kept, out)):
+        serve_on(group, args.host, args.port, [*safe, *kept_by(group)])
+        connect(group.home, f"{near}:{args.port}", str(Path(args.ca).absolute()) if safe else "")
+        register(group, keys)
         tell(f"listening on {args.host}:{args.port} for {args.sites} sites\n")
-        ended = run(args, team, project, out)
+        ended = run(args, group, project, out)
     finish(args, out, ended)
 
 
@@ -112,9 +119,9 @@ def refuse_too_few(args: Namespace) -> None:
         )
 
 
-def kept_by(team: Crew) -> list[str]:
+def kept_by(group: ProcessGroup) -> list[str]:
     """Return the words that let Flower's server know its nodes again when it is started anew."""
-    return ["--database", str(team.home / "superlink.db")]
+    return ["--database", str(group.home / "superlink.db")]
 
 
 def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> list[str]:
@@ -139,23 +146,23 @@ def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> li
     return [*(word for pair in pairs for word in pair), "--enable-supernode-auth"]
 
 
-def register(team: Crew, keys: list[Path]) -> None:
+def register(group: ProcessGroup, keys: list[Path]) -> None:
     """Let nodes in that have one of these keys, and write down which node has whose key."""
-    file = team.home / KEYS
+    file = group.home / KEYS
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}  # key -> node
     for key in keys:
         if (own := key.read_text(encoding="utf-8")) not in known:
             words = ("flwr", "supernode", "register", str(key), CONNECTION)
-            told = json.loads(team.ask(*words, "--name", key.stem, "--format", "json"))
+            told = json.loads(group.ask(*words, "--name", key.stem, "--format", "json"))
             known[own] = told["node-id"]
             run_folder.write_json(file, known)
     whose = {known[key.read_text(encoding="utf-8")]: key.stem for key in keys}
-    run_folder.write_json(team.home / WHOSE, whose)
+    run_folder.write_json(group.home / WHOSE, whose)
 
 
 def join(args: Namespace) -> None:
     """Say what will leave a site; then take part, until the server has made all rounds."""
-    from pyrofl.flower.leaving import leaving
+    from pyrofl.flower.disclosure import leaving
 
     project = Project.read(args.project)
     safe = safe_node(args.server, args.key, args.ca)
@@ -172,20 +179,20 @@ def join(args: Namespace) -> None:
         return
     program("flower-supernode")
     run_folder.prepare(state, overwrite=True)
-    with locked(state), crew(state / HOME) as team:
+    with locked(state), process_group(state / HOME) as group:
         log, tries, before = state / LOG_OF_SITE, TRIES, ""
         tell(f"{args.name} joins {args.server}; its log is {log}\n")
         while True:
             wait_for_server(args.server, args.ca)
             begun, at = time.monotonic(), log.stat().st_size if log.exists() else 0
-            process = start_node(team, args.name, args.server, node, safe)
+            process = start_node(group, args.name, args.server, node, safe)
             for what, told in followed_site(process, log, at):
                 tell(f"{told}\n")
                 if what == OVER:
                     return
             if time.monotonic() - begun > LAPSE:  # it was in, so that it is worth another try
                 tries = TRIES
-            why, tries = not_in(team, args, process.returncode), tries - 1
+            why, tries = not_in(group, args, process.returncode), tries - 1
             if not tries:
                 raise Stopped(why, console.REFUSED if LOCKED_OUT in why else FAILED)
             if why != before:
@@ -208,9 +215,9 @@ def followed_site(
         time.sleep(LOOK)
 
 
-def not_in(team: Crew, args: Namespace, code: int) -> str:
+def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
     """Say why a node has ended."""
-    told = team.last_words(f"node-{args.name}").rpartition("Exit Code:")[2].strip()
+    told = group.last_words(f"node-{args.name}").rpartition("Exit Code:")[2].strip()
     if "[code: 2004]" not in told:
         return f"the node ended with {code}: {told}"
     return (
@@ -238,46 +245,46 @@ def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
     return ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
 
 
-def serve_on(team: Crew, host: str, port: int, more: list[str]) -> int:
+def serve_on(group: ProcessGroup, host: str, port: int, more: list[str]) -> int:
     """Start Flower's server, and wait until it listens; nothing is installed by it."""
     words = ["flower-superlink", "--host", host, "--port", str(port)]
     words += ["--disable-runtime-dependency-installation"]
     words += more if "--ssl-certfile" in more else ["--insecure", *more]
-    team.start("superlink", words)
-    wait_for_port(team, "superlink", LOOPBACK if host == "0.0.0.0" else host, port)
+    group.start("superlink", words)
+    wait_for_port(group, "superlink", LOOPBACK if host == "0.0.0.0" else host, port)
     return port
 
 
 def start_node(
-    team: Crew, name: str, address: str, node: dict[str, Any], more: list[str]
+    group: ProcessGroup, name: str, address: str, node: dict[str, Any], more: list[str]
 ) -> subprocess.Popen[bytes]:
     """Start the node of a site; what it is called with is in its settings."""
     words = ["flower-supernode", "--superlink", address, "--host", LOOPBACK]
     words += ["--port", str(free_port()), "--node-config", words_of(node), *more]
-    return team.start(f"node-{name}", words)
+    return group.start(f"node-{name}", words)
 
 
-def run(args: Namespace, team: Crew, project: Project, out: Path) -> dict[str, Any]:
+def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> dict[str, Any]:
     """Submit the run, print what the server says, and return how it ended."""
-    end = team.home / f"{team.mark}.json"  # another run of Flower's may still be there, and end
+    end = group.home / f"{group.mark}.json"  # another run of Flower's may still be there, and end
     begin = (out / LOG).stat().st_size if (out / LOG).exists() else 0
     sites = args.sites
     settings = {"project": str(project.folder.absolute()), "out": str(out), "sites": sites}
     settings |= {"least": args.min_sites or sites, "timeout": float(args.timeout)}
     settings |= {"end": str(end)}
     words = ["flwr", "run", str(project.folder), CONNECTION, "--format", "json"]
-    told = json.loads(team.ask(*words, "--run-config", words_of(settings)))
+    told = json.loads(group.ask(*words, "--run-config", words_of(settings)))
     if "run-id" not in told:
         raise Stopped(f"the run was not taken: {told}", FAILED)
     number = str(told["run-id"])
-    for line in followed(team, out, end, begin, number):
+    for line in followed(group, out, end, begin, number):
         if not args.quiet:
             tell(f"{line}\n")
     ended: dict[str, Any] = json.loads(end.read_text(encoding="utf-8"))
     return ended
 
 
-def followed(team: Crew, out: Path, end: Path, at: int, number: str) -> Iterator[str]:
+def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) -> Iterator[str]:
     """Yield what the server writes, until it has ended.
 
     Raises:
@@ -293,19 +300,21 @@ def followed(team: Crew, out: Path, end: Path, at: int, number: str) -> Iterator
                 at = file.tell()
         if over:
             return
-        if (code := team.running["superlink"].poll()) is not None:
-            raise Stopped(f"Flower's server ended with {code}: {gone(team, out)}", FAILED)
+        if (code := group.running["superlink"].poll()) is not None:
+            raise Stopped(f"Flower's server ended with {code}: {gone(group, out)}", FAILED)
         if time.monotonic() - asked > ASKED:
             asked = time.monotonic()
-            told = state(team, number)
+            told = state(group, number)
             if told.startswith("finished") and not end.exists():
-                raise Stopped(f"the run ended ({told}): {gone(team, out)}", FAILED)
+                raise Stopped(f"the run ended ({told}): {gone(group, out)}", FAILED)
         time.sleep(LOOK)
 
 
-def state(team: Crew, number: str) -> str:
+def state(group: ProcessGroup, number: str) -> str:
     """Return what Flower says of a run, such as "running"."""
-    found = json.loads(team.ask("flwr", "list", CONNECTION, "--run-id", number, "--format", "json"))
+    found = json.loads(
+        group.ask("flwr", "list", CONNECTION, "--run-id", number, "--format", "json")
+    )
     return str(found["runs"][0]["status"]) if found.get("runs") else "unknown"
 
 
@@ -314,9 +323,9 @@ def kept(out: Path, ended_by: str) -> str:
     return f"{ended_by}; {out} holds the rounds that are made, the same command goes on from there"
 
 
-def gone(team: Crew, out: Path) -> str:
+def gone(group: ProcessGroup, out: Path) -> str:
     """Say where more is told."""
-    return f"{team.last_words('superlink')[-200:]}; {team.home} holds logs, {out} what is done"
+    return f"{group.last_words('superlink')[-200:]}; {group.home} holds logs, {out} what is done"
 
 
 def finish(args: Namespace, out: Path, ended: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyrofl.flower.letters import packed, unpacked
+from pyrofl.flower.records import deserialize, serialize
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.uint8)
 FLOATS = (math.nan, math.inf, -math.inf, -0.0, 5e-324)
@@ -34,7 +34,7 @@ NAMES = st.text(min_size=1, max_size=8).filter(lambda text: "|" not in text)
     ),
 )
 def test_words_come_back_as_they_were(label, words):
-    found = unpacked(*packed({label: words, "other": {}}))
+    found = deserialize(*serialize({label: words, "other": {}}))
     assert found == ({"other": {}} | {label: words} if label != "other" else {"other": {}})
     assert all(type(found[label][n]) is type(v) for n, v in words.items() if label != "other")
 
@@ -47,7 +47,7 @@ def test_tensors_come_back_to_the_last_bit(dtype, shape):
     if dtype.is_floating_point and odd.numel() > 4:
         odd.view(-1)[:5] = torch.tensor(FLOATS).to(dtype)
     flat = {"a/b c": odd, "t": odd.transpose(0, -1) if odd.dim() else odd, "n": 3}
-    found = unpacked(*packed({"one": flat}))["one"]
+    found = deserialize(*serialize({"one": flat}))["one"]
     for name in ("a/b c", "t"):
         assert found[name].dtype == dtype
         assert found[name].shape == flat[name].shape
@@ -58,9 +58,9 @@ def test_tensors_come_back_to_the_last_bit(dtype, shape):
 def test_what_all_receive_travels_once():
     row = torch.randn(1, 1000)
     flat = {"down/w": row.expand(50, -1), "own": torch.randn(50, 2)}
-    content, _ = packed({"order": flat})
+    content, _ = serialize({"order": flat})
     assert content.nbytes == 4000 + 400
-    found = unpacked(*packed({"order": flat}))["order"]["down/w"]
+    found = deserialize(*serialize({"order": flat}))["order"]["down/w"]
     assert torch.equal(found, row.expand(50, -1))
     assert found.stride(0) == 0
 
@@ -73,7 +73,7 @@ def test_what_no_letter_holds_is_refused():
         ((1, 2), r"order: w is \(1, 2\); expected a tensor"),
     ):
         with pytest.raises(ValueError, match=told):
-            packed({"order": {"w": value}})
+            serialize({"order": {"w": value}})
 
 
 def test_what_cannot_be_read_is_refused():
@@ -82,4 +82,4 @@ def test_what_cannot_be_read_is_refused():
     texts += [f'{{"a": {{"|w": {place}}}}}' for place in PLACES]
     for text in texts:
         with pytest.raises(ValueError, match="a message cannot be read"):
-            unpacked(content, text)
+            deserialize(content, text)

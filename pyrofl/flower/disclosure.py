@@ -42,8 +42,8 @@ def leaving(
         except RuntimeError:  # of torch or Pyro, which do not name the cause
             refuse_wrong(by_round(project.build(data.clients)[method])(0), data)
             raise
-        for sheet, flat in few.items():
-            for told, other in zip(shapes(flat), shapes(more[sheet]), strict=True):
+        for record, flat in few.items():
+            for told, other in zip(shapes(flat), shapes(more[record]), strict=True):
                 if told != other:
                     raise ValueError(
                         f"{method}: of {FEW[0]} rows leaves {told}, and of {FEW[1]} rows {other}; "
@@ -51,17 +51,17 @@ def leaving(
                     )
                 name, shape, size = told.replace("] ", " [").split(" [")
                 role, _, own = name.rpartition("/") if name.count("/") == 1 else ("", "", name)
-                alike.setdefault((method, sheet, role, f"[{shape}]", size), []).append(own)
+                alike.setdefault((method, record, role, f"[{shape}]", size), []).append(own)
     names = ", ".join(data.names[:8]) + (", ..." if len(data.names) > 8 else "")
     once = (
         f"once: the names of the site and of its clients ({names}), how many training rows each "
         "has, whether they suit the project and its versions"
     )
     lines = [
-        (method, sheet, f"{role}/{', '.join(owns)}" if role else ", ".join(owns), *form)
-        for (method, sheet, role, *form), owns in alike.items()
+        (method, record, f"{role}/{', '.join(owns)}" if role else ", ".join(owns), *form)
+        for (method, record, role, *form), owns in alike.items()
     ]
-    table = run_folder.table(("method", "sheet", "tensors", "shape", "size of each"), lines)
+    table = run_folder.table(("method", "record", "tensors", "shape", "size of each"), lines)
     scores = "scores: none"
     if min_scored_rows is not None:
         part = "test" if _tested(data) == "test" else "training"

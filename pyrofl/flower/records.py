@@ -1,27 +1,30 @@
-"""What is in a message: sheets, by their labels, as one array of bytes and one text in JSON."""
+"""What is in a message: records, by their labels, as one array of bytes and one text in JSON."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyrofl.files.run_folder import replacing
 from pyrofl.inference.transport.wire import Flat
 
-Sheets = dict[str, Flat]
+Records = dict[str, Flat]
 """Label -> an order, a question, a reply or what else is told: a flat dict."""
 
 BETWEEN = "|"  # the sign before the place of a tensor
 
 
-def packed(sheets: Mapping[str, Mapping[str, Any]]) -> tuple[NDArray[np.uint8], str]:
-    """Return the bytes of all tensors of sheets, one behind the other, and all else as JSON.
+def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[NDArray[np.uint8], str]:
+    """Return the bytes of all tensors of records, one behind the other, and all else as JSON.
 
     They are one array, as Flower stores each by itself, and answers late where there are hundreds.
     A tensor that is one row for all its clients, as what all of them receive, travels as that row.
@@ -32,7 +35,7 @@ def packed(sheets: Mapping[str, Mapping[str, Any]]) -> tuple[NDArray[np.uint8], 
     """
     parts, at = list[NDArray[Any]](), 0
     words: dict[str, dict[str, Any]] = {}
-    for label, flat in sheets.items():
+    for label, flat in records.items():
         words[label] = {}
         for name, value in flat.items():
             if not torch.is_tensor(value):
@@ -51,27 +54,47 @@ def packed(sheets: Mapping[str, Mapping[str, Any]]) -> tuple[NDArray[np.uint8], 
     return np.concatenate([np.zeros(0, np.uint8), *parts]), json.dumps(words)
 
 
-def unpacked(content: NDArray[np.uint8], text: str) -> Sheets:
-    """Return the sheets that `packed` took apart.
+def deserialize(content: NDArray[np.uint8], text: str) -> Records:
+    """Return the records that `serialize` took apart.
 
     Raises:
         ValueError: if they are of another form.
     """
     try:
-        sheets: Sheets = {}
+        records: Records = {}
         for label, flat in json.loads(text).items():
-            sheets[label] = {}
+            records[label] = {}
             for name, value in flat.items():
                 if name.startswith(BETWEEN):
-                    sheets[label][name.removeprefix(BETWEEN)] = _tensor(content, *value)
+                    records[label][name.removeprefix(BETWEEN)] = _tensor(content, *value)
                 else:
-                    sheets[label][name] = tuple(value) if isinstance(value, list) else value
+                    records[label][name] = tuple(value) if isinstance(value, list) else value
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         told = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"a message cannot be read ({told}); expected what `packed` makes"
+            f"a message cannot be read ({told}); expected what `serialize` makes"
         ) from None
-    return sheets
+    return records
+
+
+def save(path: Path, records: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write records to a file, which replaces one that is there."""
+    content, text = serialize(records)
+    with replacing(path) as new, open(new, "wb") as file:
+        np.savez(file, tensors=content, words=np.array(text))
+
+
+def load(path: Path) -> Records:
+    """Return the records in a file.
+
+    Raises:
+        ValueError: if it is missing or damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return deserialize(found["tensors"], str(found["words"]))
+    except (OSError, BadZipFile, LookupError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); expected what a site writes") from error
 
 
 def _array(what: str, value: Tensor) -> NDArray[Any]:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from pyrofl.flower.letters import Sheets
 from pyrofl.flower.project import Project
+from pyrofl.flower.records import Records
 from pyrofl.flower.site import HELLO, REFUSED, greeting
 from pyrofl.inference.transport.wire import Flat, column, named
 
@@ -17,17 +17,17 @@ WHOSE = "nodes.json"  # node -> the site whose key it has
 GREETING = 60.0  # seconds that a node has to say who it is; it is asked again later
 
 
-class Post(Protocol):
-    """What carries letters to nodes, and brings their answers."""
+class Transport(Protocol):
+    """What carries messages to nodes, and brings their answers."""
 
     def present(self) -> Sequence[int]:
         """Return the numbers of the nodes that are there."""
 
-    def exchange(self, letters: Mapping[int, Sheets], timeout: float) -> dict[int, Sheets]:
-        """Send letters, node -> letter, and return the answers that come in time."""
+    def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
+        """Send messages, node -> message, and return the answers that come in time."""
 
-    def tell(self, letters: Mapping[int, Sheets]) -> None:
-        """Send letters that nobody waits to be answered."""
+    def tell(self, messages: Mapping[int, Records]) -> None:
+        """Send messages that nobody waits to be answered."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Member:
 
 
 @dataclass
-class Register:
+class Registry:
     """The sites that are there.
 
     Attributes:
@@ -50,7 +50,7 @@ class Register:
     """
 
     project: Project
-    post: Post
+    transport: Transport
     say: Callable[[str], None]
     sites: dict[str, Member] = field(default_factory=dict)
     expected: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] | None = None
@@ -60,12 +60,12 @@ class Register:
 
     def look(self) -> None:
         """Greet nodes that are new, and forget those that are gone."""
-        present = set(self.post.present())
+        present = set(self.transport.present())
         self._met = {node: said for node, said in self._met.items() if node in present}
         self.sites = {n: site for n, site in self.sites.items() if site.node in present}
         if strangers := sorted(present - self._met.keys()):
-            letters = {node: greeting(self.project) for node in strangers}
-            for node, answer in sorted(self.post.exchange(letters, GREETING).items()):
+            messages = {node: greeting(self.project) for node in strangers}
+            for node, answer in sorted(self.transport.exchange(messages, GREETING).items()):
                 self._met[node] = self._heard(node, answer)
         for node, said in sorted(self._met.items()):
             if said is not None:
@@ -75,7 +75,7 @@ class Register:
         """Return node -> the site that it speaks for."""
         return {site.node: name for name, site in self.sites.items()}
 
-    def _heard(self, node: int, answer: Sheets) -> Flat | None:
+    def _heard(self, node: int, answer: Records) -> Flat | None:
         """Return what a node says of itself; None if that is nothing, which is told."""
         if odd := answer.get(REFUSED):
             self._tell(node, f"{odd.get('site')} is refused: {odd.get('why')}")
@@ -134,4 +134,4 @@ class Register:
         if (node, text) not in self._said:
             self._said.add((node, text))
             self.say(text)
-            self.post.tell({node: {REFUSED: {"why": text}}})
+            self.transport.tell({node: {REFUSED: {"why": text}}})

@@ -1,0 +1,65 @@
+"""The command `pyrofl flower predict`: predictions at a site, from the state that it keeps."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyrofl.arguments import known
+from pyrofl.experiments.console import ending, show
+from pyrofl.experiments.results import write_predictions
+from pyrofl.experiments.tasks import threads
+from pyrofl.files import run_folder
+from pyrofl.flower.rows import features_of
+from pyrofl.flower.site import Site
+from pyrofl.inference.evaluation.predictions import Predictions
+
+
+def predict(args: Namespace) -> None:
+    """Predict rows of a site's clients, and write a table of the predictions."""
+    path = Path(args.out)
+    if path.suffix != ".csv":
+        raise ValueError(f"{path}: expected a file that ends in .csv")
+    if path.is_dir() or (path.exists() and not args.overwrite):
+        raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
+    site = Site.read(args.folder)
+    labels = site.project.labels
+    if not args.method and len(labels) > 1:
+        raise ValueError(f"the study has several methods; expected --method {' or '.join(labels)}")
+    method = args.method or labels[0]
+    known(method, labels, "method")
+    x, groups = features_of(site.project, args.rows)
+    owners = owners_of(site, len(x), groups, args)
+    how: dict[str, Any] = {"model": args.model, "draws": args.draws}
+    with threads(1):
+        found: dict[str | None, Predictions] = {
+            owner: site.predict(method, x[np.array(owners) == owner], owner, **how)
+            for owner in dict.fromkeys(owners)
+        }
+    run_folder.prepare(path.parent, overwrite=True)
+    with ending(lambda what: f"{path} cannot be written: {what}"):
+        write_predictions(path, owners, found)
+    told = "\n".join(one.about for one in found.values())
+    show(f"{told}\n{path} holds {len(owners)} predictions")
+
+
+def owners_of(site: Site, count: int, groups: list[str], args: Namespace) -> list[str]:
+    """Return the client of each row: --client, the site's only one, or by the group."""
+    names = site.data.names
+    if args.client:
+        known(args.client, names, "client")
+        return [str(args.client)] * count
+    if len(names) == 1:
+        return [names[0]] * count
+    if not groups:
+        raise ValueError(
+            f"{site.name} has {len(names)} clients, and {args.rows} has no column "
+            f"{site.project.group!r}; expected that column, or --client NAME"
+        )
+    owners = [f"{site.name}/{group}" for group in groups]
+    for owner in owners:
+        known(owner, names, "client")
+    return owners
