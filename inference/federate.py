@@ -122,7 +122,7 @@ def federate(
             for number in range(state.number, rounds):
                 now, draws = at(number), (participation, trains)
                 drawn, ids = sample_clients(now, data.clients, seed, number, *draws)
-                reporters = slow.heard(drawn, data.names, seed, number)
+                reporters = slow.reported(drawn, data.names, seed, number)
                 state = advance(
                     slow.working(now, data.names, seed, number),
                     data,

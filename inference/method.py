@@ -161,7 +161,7 @@ class Method(Pickled, Summarised):
             travel.
         upload: client: (received, local) -> message [C, ...], what goes up the wire.
         reset_clients: server: (server, who) -> the state once clients that it has heard have lost
-            what they keep and are to `init_client` anew; ValueError where nobody can tell it.
+            what they keep and are to `init_client` again; ValueError where nobody can tell it.
         adapt: client: what the paper runs before testing, such as fine-tuning.
         views: the models that can be tested, "personal", "global", "ensemble": a `View`, or its
             `read` alone.

@@ -23,7 +23,7 @@ from pyrofl.data.federation import Federation, a_row
 from pyrofl.data.roster import Who
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.aggregation.averages import AggregationError
-from pyrofl.inference.engine.state import Round, meet, to_data
+from pyrofl.inference.engine.state import Round, client_inputs, to_data
 from pyrofl.inference.gradients import ROWS, WatchedStep, refuse_still, watched
 from pyrofl.inference.look import Look
 from pyrofl.inference.metadata import INCOMPARABLE, Mark, Moments, Rule, WireCost, of_kind
@@ -160,7 +160,7 @@ def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tenso
     """Look at the programs alone, for clients together and apart."""
     first = _first(method, few, ids, server)
     state = Round(0, first, {}, torch.zeros(few.clients).bool())
-    received, private = meet(method, few, state, few.who(torch.arange(few.clients)), 0)
+    received, private = client_inputs(method, few, state, few.who(torch.arange(few.clients)), 0)
     again = Reruns(Look(method, few, received, private | received), False)
     if not again.of_rows:
         again.refuse_mixed_clients()
@@ -189,7 +189,7 @@ def _made(trial: Trial) -> Made:
     def look() -> Look:
         """Run the programs before the phases."""
         who = few.who(torch.arange(few.clients))
-        received, private = meet(trial.method, few, trial.state, who, 0)
+        received, private = client_inputs(trial.method, few, trial.state, who, 0)
         return Look(trial.method, few, received, private | received)
 
     try:

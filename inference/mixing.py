@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch, Federation, Who
-from pyrofl.inference.engine.state import Round, meet, sent_down, sent_up
-from pyrofl.inference.loop.local import train
+from pyrofl.inference.engine.state import Round, client_inputs, downloaded, uploaded
 from pyrofl.inference.method import GradientStep, Method, Phase, no_statistics
+from pyrofl.inference.training.local import train
 from pyrofl.tensors import Tensors, as_tensors, cut, under, unwritten
 
 COPIED = 2**26  # bytes of a state up to which its numbers are compared before and after
@@ -253,7 +253,7 @@ class Trial:
         """Return what comes of the round for some clients."""
         who = self.data.who(ids)
         with undrawn("download or join", self.data.device):
-            received, private = meet(self.method, self.data, self.state, who, 0)
+            received, private = client_inputs(self.method, self.data, self.state, who, 0)
         local, loss, _, begun = train(
             self.method,
             received,
@@ -287,7 +287,7 @@ class Trial:
         """Return what clients that train send up, and refuse what is not one tensor for each."""
         clients = slice(self.data.clients)
         with torch.no_grad(), undrawn("upload", self.data.device):
-            sent = sent_up(self.method, cut(made.received, clients), cut(made.local, clients))
+            sent = uploaded(self.method, cut(made.received, clients), cut(made.local, clients))
         for name, value in sent.items():
             if value.shape[:1] != (self.data.clients,):
                 expected = f"[{self.data.clients}, {', '.join(map(str, value.shape[1:])) or '...'}]"
@@ -329,8 +329,8 @@ class Trial:
         who, device = self.data.who(self.ids[clients]), self.data.device
         received, local = (cut(t, clients) for t in (made.received, made.local))
         with undrawn("upload", device):
-            found = {"upload": sent_up(method, received, local)}
-        got = sent_down(method.deployed(view), self.state.server, who)
+            found = {"upload": uploaded(method, received, local)}
+        got = downloaded(method.deployed(view), self.state.server, who)
         # As if the server had sent what clients made, as these would otherwise be all the same.
         got |= {n: local[n] for n in got.keys() & local.keys()}
         own = {n: local[n] for n in made.private}

@@ -34,7 +34,6 @@ from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, tra
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
-from pyrofl.inference.loop.noise import open_latent
 from pyrofl.inference.metadata import Optimal, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.export import smoothed
@@ -42,6 +41,7 @@ from pyrofl.inference.posteriors.pointwise import Client
 from pyrofl.inference.posteriors.proposals import effective
 from pyrofl.inference.posteriors.weighing import width
 from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors, generator, matches, times
 from pyrofl.turns import in_turn
 

@@ -18,7 +18,7 @@ from pyrofl.arguments import checked
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import with_rows
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import meet
+from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, default_type, matches
 from pyrofl.turns import in_turn
@@ -58,7 +58,7 @@ def relations(method: Method, data: Federation) -> dict[str, Related]:
         "client NAME" of what the client keeps or trains. `figures.plates` draws it.
     """
     who = data.who(torch.arange(1))
-    received, private = meet(method, data, first(method, data, 0), who, 0)
+    received, private = client_inputs(method, data, first(method, data, 0), who, 0)
     batch = data.batch(who.ids)
     with torch.no_grad(), pyro.validation_enabled(False), default_type(data.dtype):
         sent = _traced("server", with_rows(received, 1))

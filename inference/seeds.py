@@ -29,7 +29,7 @@ class Stream(IntEnum):
     MERGE = 6  # round: draws of the server
     TEST = 7  # round, client: draws of the guide; without client: of the sites that clients share
     PRIOR = 8  # the same, of the prior
-    ROWS = 9  # TEST or PRIOR, round, client: responses drawn anew; SAMPLER, chain
+    ROWS = 9  # TEST or PRIOR, round, client: responses drawn again; SAMPLER, chain
     SAMPLER = 10  # chain: draws of Pyro's samplers and automatic guides
     PRIVACY = 12  # round, client: what a client adds to its message, see `Method.privatize`
     CALIBRATION = 11  # seeds of replications; and, by those seeds, ties of ranks

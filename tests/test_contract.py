@@ -31,13 +31,10 @@ from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.elbo import Elbo
 from pyrofl.inference.engine.participation import Stragglers, bernoulli, fixed
 from pyrofl.inference.engine.server_round import advance, first
-from pyrofl.inference.engine.state import Round, meet
+from pyrofl.inference.engine.state import Round, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fast import row_space
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop import local as training
-from pyrofl.inference.loop import plans
-from pyrofl.inference.loop.plans import buckets
 from pyrofl.inference.losses import On, Seen, layers
 from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
 from pyrofl.inference.method import GradientStep, Method
@@ -45,6 +42,9 @@ from pyrofl.inference.optim import Sgd
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.programs import LocationScale, Program, Proximal, Supervised, flat
+from pyrofl.inference.training import local as training
+from pyrofl.inference.training import schedules
+from pyrofl.inference.training.schedules import buckets
 from pyrofl.models import fedhb, guides, priors
 from pyrofl.tensors import Tensors, generator, matches, size_in_bytes
 
@@ -159,7 +159,7 @@ def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
     )
     whole = next(together)
     groups: list[list[Tensor]] = []
-    monkeypatch.setattr(plans, "WORTH", 0)  # a group for every number of rows
+    monkeypatch.setattr(schedules, "WORTH", 0)  # a group for every number of rows
     monkeypatch.setattr(training, "buckets", sizes)
     toys.assert_same_round(next(apart), whole, rtol=1e-8, atol=1e-9)
     assert max(map(len, groups)) > 3
@@ -167,7 +167,9 @@ def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
 
 def steps_by_rows(method: Method) -> bool:
     """Say whether a phase moves the first layer along rows, and to the centre of a prior."""
-    received, private = meet(method, data(), first(method, data(), 0), toys.who(data(), 0), 0)
+    received, private = client_inputs(
+        method, data(), first(method, data(), 0), toys.who(data(), 0), 0
+    )
     local = private | received
 
     def along(move: object) -> bool:
@@ -329,7 +331,7 @@ def test_the_message_holds_what_the_paper_sends(name):
 @everywhere
 def test_nothing_private_travels_but_what_the_paper_sends(name):
     state = usual(name)[-1]
-    _, private = meet(built(name), data(), state, state.who, 0)
+    _, private = client_inputs(built(name), data(), state, state.who, 0)
     assert private.keys() & state.message.keys() == promises.of(name).sent
 
 
@@ -446,7 +448,7 @@ def test_states_have_the_type_of_the_data(name, dtype):
 def test_newcomers_and_held_out_clients_can_be_met(name):
     held = toys.blobs(held_out=3)
     *_, state = federate(built(name), held, 2, participation=fixed(2))
-    received, private = meet(built(name), held, state, toys.who(held, 11, 0), 0)
+    received, private = client_inputs(built(name), held, state, toys.who(held, 11, 0), 0)
     for view in built(name).views.values():
         seen = view(received, private | received)
         for local in seen if isinstance(seen, list) else [seen]:

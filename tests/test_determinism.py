@@ -169,7 +169,7 @@ def test_the_posterior_is_that_of_the_rows_of_those_who_were_heard(seed):
     start["precision"] = torch.tensor([1.0, 0.0, 1.0])
     loss = Stragglers(0.5)
     (state,) = federate(method, task.federation, 1, seed=seed, stragglers=loss, server=start)
-    heard = loss.heard(torch.arange(6), task.federation.names, seed, 0)
+    heard = loss.reported(torch.arange(6), task.federation.names, seed, 0)
     assert state.who.ids.tolist() == heard.tolist()
     assert 0 < len(heard) < 6
     normals = Normals(len(state.server["shift"]), True)

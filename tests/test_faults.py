@@ -239,7 +239,7 @@ def test_a_merge_that_overflows_is_undone(blobs):
 def test_who_is_not_heard_has_trained_and_the_rest_is_exact(name):
     loss = Stragglers(fail=0.5)
     (state,) = federate(contract.built(name), data(), 1, seed=3, chunk=6, stragglers=loss)
-    heard = loss.heard(CLIENTS, data().names, 3, 0)
+    heard = loss.reported(CLIENTS, data().names, 3, 0)
     assert 0 < len(heard) < 6
     assert torch.equal(state.who.ids, heard)
     assert torch.equal(state.trained, CLIENTS)
@@ -303,10 +303,10 @@ def test_failures_come_at_their_rate_and_are_drawn_anew():
     ids, names = torch.arange(50), [f"client {i}" for i in range(50)]
     heard = torch.zeros(40, 50)
     for number in range(40):
-        heard[number, Stragglers(0.3).heard(ids, names, 0, number)] = 1
+        heard[number, Stragglers(0.3).reported(ids, names, 0, number)] = 1
     assert rate(heard.flatten(), 0.7) < 3
     assert heard.mean(0).std() < 3 * (0.21 / 40) ** 0.5
-    again = Stragglers(0.3).heard(ids[::2], names, 0, 7)
+    again = Stragglers(0.3).reported(ids[::2], names, 0, 7)
     assert again.tolist() == [i for i in heard[7].nonzero().flatten().tolist() if i % 2 == 0]
 
 

@@ -9,7 +9,7 @@ from research_loop import MOMENTUM
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.loop.plans import Plan, plan
+from pyrofl.inference.training.schedules import Schedule, make_schedule
 from pyrofl.models.likelihoods import normalised
 from pyrofl.nets.stacked import products
 from pyrofl.tensors import generator
@@ -24,10 +24,10 @@ def chunks(data: Federation, chunk: int) -> Iterator[Tensor]:
     yield from data.sizes[: data.clients].argsort(descending=True).split(chunk)
 
 
-def schedule(data: Federation, who: Tensor, epochs: int, batch: int | None) -> Plan:
-    """Plan the minibatches of some clients."""
+def schedule(data: Federation, who: Tensor, epochs: int, batch: int | None) -> Schedule:
+    """Schedule the minibatches of some clients."""
     rows = [data.train[i] for i in who.tolist()]
-    return plan(rows, [epochs] * len(rows), batch, [generator(0, int(i)) for i in who])
+    return make_schedule(rows, [epochs] * len(rows), batch, [generator(0, int(i)) for i in who])
 
 
 def steps(
@@ -56,7 +56,7 @@ def narrowed(
     return left, new
 
 
-def minibatch(data: Federation, planned: Plan, t: int, active: int) -> Rows:
+def minibatch(data: Federation, planned: Schedule, t: int, active: int) -> Rows:
     """Pick the rows of step t of the first clients."""
     rows = planned.rows[t, :active]
     x, y = (v.index_select(0, rows.flatten()).unflatten(0, rows.shape) for v in (data.x, data.y))

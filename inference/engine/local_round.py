@@ -14,10 +14,10 @@ from torch import Tensor
 from pyrofl.data import Federation, Who
 from pyrofl.inference.engine.client_states import ClientStates, Row
 from pyrofl.inference.engine.messages import Form, form_of, inspect
-from pyrofl.inference.engine.state import Round, at_hand, chunks, sent_down, sent_up
-from pyrofl.inference.loop.local import Streams, train
+from pyrofl.inference.engine.state import Round, chunks, current_states, downloaded, uploaded
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.training.local import Streams, train
 from pyrofl.tensors import Tensors, as_tensors, cut, under
 
 
@@ -117,14 +117,14 @@ class LocalRound(RunningRound):
         data, (method, state, seed) = self.data, self._about
         who = data.who(ids)
         if received is None:
-            received = sent_down(method, state.server, who)
-        private = at_hand(method, data, state, received, who, seed)
+            received = downloaded(method, state.server, who)
+        private = current_states(method, data, state, received, who, seed)
         local, loss, steps, first = train(
             method, received, private | received, data, who, seed=seed, number=state.number
         )
         mine = {n: local[n] for n in private}
         with torch.no_grad():
-            message = sent_up(method, received, local)
+            message = uploaded(method, received, local)
         watched = mine | {f"its loss of {n}": v for n, v in loss.items()}
         reasons = inspect(message, watched, who, data.names, method.rules)
         ids, good = who.ids.cpu(), torch.tensor([not r for r in reasons])

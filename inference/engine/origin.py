@@ -67,7 +67,7 @@ def validate_resume(start: Round, data: Federation) -> Round:
         ValueError: if the clients that train, or their rows, are others; it names the first.
     """
     cure = (
-        "; expected the clients of start, in its order; server=start.server begins anew on others"
+        "; expected the clients of start, in its order; server=start.server begins again on others"
     )
     names, rows = data.names[: data.clients], rows_of(data)
     if (had := len(start.seen)) != data.clients:

@@ -80,7 +80,7 @@ def fraction(share: PositiveShare) -> Draw:
 
 @checked
 def bernoulli(probability: PositiveShare, least: Whole = 2) -> Draw:
-    """Draw each client independently; anew until there are at least `least` (pFedVEM).
+    """Draw each client independently; again until there are at least `least` (pFedVEM).
 
     Raises:
         ValueError: when drawing, if there are fewer than `least` clients, or a thousand draws
@@ -137,7 +137,7 @@ class Stragglers:
         """Check the numbers."""
         check_fields(self)
 
-    def heard(self, ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
+    def reported(self, ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
         """Return those of the clients `ids` whose messages arrive in a round; names are by id."""
         return ids[_uniform(ids, names, seed, number)[:, 0] >= self.fail] if self.fail else ids
 

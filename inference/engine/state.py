@@ -110,13 +110,13 @@ def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
     }
 
 
-def sent_down(method: Method, server: Tensors, who: Who) -> Tensors:
+def downloaded(method: Method, server: Tensors, who: Who) -> Tensors:
     """Return what some clients receive."""
     with unwritten("download", server):
         return as_tensors("what download returns", method.download(server, who))
 
 
-def at_hand(
+def current_states(
     method: Method, data: Federation, state: Round, received: Tensors, who: Who, seed: Seed
 ) -> Tensors:
     """Return the private state of some clients, that of newcomers new."""
@@ -152,22 +152,22 @@ def refuse_absent_states(
     if view == "global" or not len(seen) or len(state.private):
         return
     who = data.who(seen[:1])
-    if method.init_client(sent_down(method, state.server, who), who, stream(0, Stream.START)):
+    if method.init_client(downloaded(method, state.server, who), who, stream(0, Stream.START)):
         raise ValueError(
             f"the state of {data.names[int(seen[0])]!r} is not here: it is kept where the client "
             "trains; expected model='global', or a new client"
         )
 
 
-def meet(
+def client_inputs(
     method: Method, data: Federation, state: Round, who: Who, seed: Seed
 ) -> tuple[Tensors, Tensors]:
     """Return what some clients receive now and their private state, that of newcomers new."""
-    received = sent_down(method, state.server, who)
-    return received, at_hand(method, data, state, received, who, seed)
+    received = downloaded(method, state.server, who)
+    return received, current_states(method, data, state, received, who, seed)
 
 
-def sent_up(method: Method, received: Tensors, local: Tensors) -> Tensors:
+def uploaded(method: Method, received: Tensors, local: Tensors) -> Tensors:
     """Return the messages of clients that have trained."""
     try:
         with unwritten("upload", received, local):
@@ -202,7 +202,7 @@ def chunks(
     if chunk is not None:
         yield from ids.split(int(chunk))
         return
-    received, private = meet(method, data, state, data.who(ids[:1]), seed)
+    received, private = client_inputs(method, data, state, data.who(ids[:1]), seed)
     most = max(1, chunk_bytes() // max(size_in_bytes(private | received), 1))
     row = data.x[0].numel() * data.x.element_size()
     while len(ids):  # all clients of a chunk are padded to its first, the longest

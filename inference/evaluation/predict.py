@@ -18,8 +18,8 @@ from pyrofl.inference.elbo import observed, traces
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.prepare import ready, with_rows
-from pyrofl.inference.loop.noise import ClientNoise, GuideMean, draw
 from pyrofl.inference.method import Method
+from pyrofl.inference.training.noise import ClientNoise, GuideMean, draw
 from pyrofl.metrics import crps_of_draws, crps_of_normals
 from pyrofl.tensors import Tensors
 
@@ -90,7 +90,7 @@ def answers(
 
 
 def asked_about(batch: Batch) -> Batch:
-    """Return rows that nobody has learned from: what a row has for itself is drawn anew."""
+    """Return rows that nobody has learned from: what a row has for itself is drawn again."""
     return replace(batch, at=torch.full_like(batch.mask, -1, dtype=torch.long))
 
 

@@ -11,12 +11,12 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.inference.description import refuse_other_constants
-from pyrofl.inference.engine.state import Round, chunks, meet
+from pyrofl.inference.engine.state import Round, chunks, client_inputs
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
-from pyrofl.inference.loop.local import train
 from pyrofl.inference.metadata import REPORTED, marked
 from pyrofl.inference.method import Method, no_statistics
 from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.training.local import train
 from pyrofl.tensors import Tensors, cut, join_up, pick
 from pyrofl.turns import in_turn
 
@@ -50,7 +50,7 @@ def prepared(
     """Return what programs are to read as received and local, to ask a model of some clients."""
     how = Asked.of(asked)
     view, phases, seed = how.view(method), how.phases(method), how.seed
-    received, private = meet(method.deployed(view), data, state, who, seed)
+    received, private = client_inputs(method.deployed(view), data, state, who, seed)
     local = private | received
     if phases:
         with torch.enable_grad():

@@ -22,10 +22,10 @@ from pyrofl.inference.elbo import is_made, latent, traces
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.evaluation.prepare import single
-from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.server import Given, of_server
 from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.tensors import Tensors, join_up, matches
 from pyrofl.turns import in_turn
 

@@ -123,7 +123,7 @@ def _said(
     draws: int,
     source: Generator,
 ) -> Pointwise:
-    """Join what is said in some draws each, those of `known`; `source` draws responses anew."""
+    """Join what is said in some draws each, those of `known`; `source` draws responses again."""
     step = max(1, CELLS // client[2].mask.shape[1])
     with pyro.validation_enabled(False), torch.no_grad():
         parts = [

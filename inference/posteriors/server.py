@@ -11,9 +11,9 @@ from pyro.poutine.messenger import Messenger
 from pyrofl.data import Who
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
-from pyrofl.inference.loop.noise import open_latent
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors
 from pyrofl.turns import in_turn
 

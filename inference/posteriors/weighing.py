@@ -16,7 +16,6 @@ from pyro.poutine.messenger import Messenger
 from torch import Generator, Tensor
 
 from pyrofl.inference.elbo import is_point, latent, traces
-from pyrofl.inference.loop.noise import open_latent
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import JointNoise, Values, of_rows
 from pyrofl.inference.posteriors.export import smoothed
@@ -28,6 +27,7 @@ from pyrofl.inference.posteriors.proposals import (
     evenly,
     nearer,
 )
+from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors, matches, seeded, times
 
 LARGEST = 2000  # variables of a client that are weighted

@@ -36,7 +36,7 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class Masks:
-    """What one client needs to mask its messages: a key pair, made anew with every object.
+    """What one client needs to mask its messages: a key pair, made again with every object.
 
     Attributes:
         public: the public key, 32 bytes, for all other clients.

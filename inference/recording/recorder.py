@@ -32,14 +32,14 @@ CHECKS = 2  # comparisons of new code with the update as written; in further sha
 SMALL = 2**23  # bytes that it changes, beyond which kernels take longer than Python: measured
 KEPT = 256  # recordings
 
-Asked = tuple[Any, ...]
+Requested = tuple[Any, ...]
 """A method that draws noise, by name, and its arguments."""
 
 
 class Noise(Protocol):
     """Draws noise by its methods, and notes what it drew where there is a list."""
 
-    noted: list[tuple[Asked, Tensor]] | None
+    noted: list[tuple[Requested, Tensor]] | None
 
 
 Touched = Callable[[], tuple[Tensors, Tensors, Tensors]]
@@ -60,7 +60,7 @@ class Recording:
         """Begin; it is found by the ids of parts of these values, which are kept for that."""
         self.values, self.seen, self.checked = values, 0, 0
         self.reason = ""  # why it runs as written
-        self.asked: list[Asked] = []  # the noise that it needs
+        self.requested: list[Requested] = []  # the noise that it needs
         self.bind: Bind | None = None
         self.code: object = None  # with the kind, the same in other shapes
 
@@ -145,7 +145,7 @@ class Recorder:
         found = self.recording or self._find(touched(), batch)
         found.seen += 1
         if self.run and self.compared:
-            noise = [getattr(self.noise, kind)(*rest) for kind, *rest in found.asked]
+            noise = [getattr(self.noise, kind)(*rest) for kind, *rest in found.requested]
             self.run(*[getattr(batch, name) for name in self.passing], *noise)
             self.made[1] += 1
             return
@@ -186,7 +186,7 @@ class Recorder:
 
     def _compare(self, found: Recording, written: Callable[[], None], batch: Batch) -> None:
         """Make an update as written, and compare the recording, made now or before, with it."""
-        moving, tape, noted = self.touched[0], Tape(), list[tuple[Asked, Tensor]]()
+        moving, tape, noted = self.touched[0], Tape(), list[tuple[Requested, Tensor]]()
         copies = [
             torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in moving
         ]
@@ -200,12 +200,13 @@ class Recorder:
                 written()
         finally:
             self.noise.noted = None
-        asked, given = [one for one, _ in noted], self._given(batch, [value for _, value in noted])
-        if found.bind and asked != found.asked:
+        requested = [one for one, _ in noted]
+        given = self._given(batch, [value for _, value in noted])
+        if found.bind and requested != found.requested:
             found.reason = "it draws other noise from update to update"
         if self.numbers() != before:
             found.reason = "its optimiser counts in Python"
-        found.asked = asked
+        found.requested = requested
         try:
             if not found.bind:
                 found.bind, code = compiled(tape, given)

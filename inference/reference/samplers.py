@@ -37,7 +37,6 @@ from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.loop.noise import Message, open_latent
 from pyrofl.inference.metadata import SHARED
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import chained, of_prior
@@ -46,6 +45,7 @@ from pyrofl.inference.posteriors.draws import Values, of_rows
 from pyrofl.inference.posteriors.pointwise import pointwise_at
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.training.noise import Message, open_latent
 from pyrofl.tensors import Tensors, cut, default_type, matches, seeded
 from pyrofl.turns import in_turn
 

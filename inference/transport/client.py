@@ -22,7 +22,7 @@ from pyrofl.inference.description import described
 from pyrofl.inference.engine.client_states import none
 from pyrofl.inference.engine.local_round import LocalRound, RoundRequest
 from pyrofl.inference.engine.server_round import by_round, refuse_surroundings
-from pyrofl.inference.engine.state import Round, at_hand
+from pyrofl.inference.engine.state import Round, current_states
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.method import Method, View
@@ -138,7 +138,7 @@ class Client:
                 return before
             own = self._settled(order)
             state = _state(shard, rounds, received, own)
-            own_state = partial(at_hand, method, shard, state, received, who, self.seed)
+            own_state = partial(current_states, method, shard, state, received, who, self.seed)
             own = self._belonging(order, own, own_state)
             reporters = who.ids.cpu()[reports]
             local = LocalRound(shard, RoundRequest(method, state, who.ids, reporters, self.seed))
@@ -232,7 +232,7 @@ class Client:
 
         views = {n: View(getattr(view, "read", view)) for n, view in method.views.items()}
         here = replace(method, download=download, views=views)
-        own_state = partial(at_hand, here, shard, state, received, who, self.seed)
+        own_state = partial(current_states, here, shard, state, received, who, self.seed)
         self._belonging(question, own, own_state)
         return here, shard, state
 

@@ -20,7 +20,7 @@ from pyrofl.files.run_folder import compared_versions, prepare
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.participation import Draw, everyone
 from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
-from pyrofl.inference.engine.state import Round, sent_down, to_data
+from pyrofl.inference.engine.state import Round, downloaded, to_data
 from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.method import Method
@@ -307,7 +307,7 @@ class Server:
     ) -> dict[str, Flat]:
         """Write an order or a question for each holder of some of these clients."""
         names = self.roster.names
-        received = sent_down(method, self.state.server, self.roster.who(ids))
+        received = downloaded(method, self.state.server, self.roster.who(ids))
         table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}
         table |= {"accepted": self.accepted[ids]} | under("down", received)
         about = about | {"clients": len(names)}
@@ -326,7 +326,7 @@ class Server:
 
     def _bytes_down(self, method: Method, ids: Tensor) -> Tensor:
         """Return the bytes sent to every client, [J]; 0 to those that do not train."""
-        received = sent_down(method, self.state.server, self.roster.who(ids))
+        received = downloaded(method, self.state.server, self.roster.who(ids))
         total = torch.zeros(self.roster.clients, dtype=torch.long)
         total[ids] = method.message_bytes(received) if received else 0
         return total

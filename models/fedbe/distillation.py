@@ -14,9 +14,9 @@ import torch
 from torch import Generator, Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from pyrofl.inference.loop.plans import plan
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood
+from pyrofl.inference.training.schedules import make_schedule
 from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
@@ -143,7 +143,7 @@ def distil(
     mean = AveragedModel(student)
     steps = epochs * ceil(len(x) / batch)
     taken = set(collected(steps, cycle, swa_start) if swa else [steps])
-    order = plan([torch.arange(len(x))], [epochs], batch, [generator])
+    order = make_schedule([torch.arange(len(x))], [epochs], batch, [generator])
     with torch.enable_grad():
         for i, (index, mask) in enumerate(zip(order.rows[:, 0], order.mask[:, 0], strict=True), 1):
             if swa:

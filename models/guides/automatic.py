@@ -18,8 +18,8 @@ from torch.func import functional_call
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, with_rows
-from pyrofl.inference.loop.noise import GuideMean
 from pyrofl.inference.programs import Guide, Program
+from pyrofl.inference.training.noise import GuideMean
 from pyrofl.tensors import Tensors, role, seeded, spread_out, under
 from pyrofl.turns import in_turn
 

@@ -19,11 +19,11 @@ from pyrofl.data import Federation, Who
 from pyrofl.inference.aggregation.aggregator import descend
 from pyrofl.inference.aggregation.averages import Combine, mean
 from pyrofl.inference.engine.state import Round
-from pyrofl.inference.loop.local import train
 from pyrofl.inference.metadata import PER_CLIENT, REPORTED, MetadataByPattern
 from pyrofl.inference.method import Method
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.seeds import Seed
+from pyrofl.inference.training.local import train
 from pyrofl.tensors import Tensors, like, pick, role, spread_out, total, under
 
 PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"

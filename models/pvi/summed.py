@@ -25,12 +25,12 @@ from torch import Generator, Size, Tensor
 from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, descend, uniform
 from pyrofl.inference.elbo import elbo, latent, with_rows
-from pyrofl.inference.loop.noise import ClientNoise, open_latent
 from pyrofl.inference.metadata import SHARED, Moments, Optimal
 from pyrofl.inference.method import GradientStep, Method, Phase, View, as_received
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.weighing import width
 from pyrofl.inference.programs import Guide, Program, built_for
+from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.models.guides import Family
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.gaussians import balanced

@@ -23,8 +23,8 @@ from pyrofl import nets
 from pyrofl.data import Federation, datasets
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop import noise
 from pyrofl.inference.method import Method
+from pyrofl.inference.training import noise
 from pyrofl.models import apfl, ditto, fedavg, fedpop, fedprox, pfedbayes, pfedme, pfedvem, pvi
 from pyrofl.partitions import federations
 from pyrofl.tensors import Tensors, generator, role

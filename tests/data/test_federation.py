@@ -16,7 +16,7 @@ from pyro import poutine
 
 from pyrofl.data import Batch, Federation, check_table, stack
 from pyrofl.inference.evaluation.prepare import population_of
-from pyrofl.inference.loop.plans import plan
+from pyrofl.inference.training.schedules import make_schedule
 from pyrofl.tensors import generator
 
 SIZES = st.lists(st.integers(1, 20), min_size=1, max_size=6)
@@ -296,7 +296,7 @@ def test_what_is_known_of_rows_follows_them_through_minibatches_and_splits():
     assert torch.equal(whole.of(known), known)
     padded = torch.cat([known, torch.zeros(2, 3, 1)], 1)  # as beside clients of more rows
     assert torch.equal(whole.of(padded), known)
-    schedule = plan(list(train), [2, 2], 3, [generator(1, c) for c in range(2)])
+    schedule = make_schedule(list(train), [2, 2], 3, [generator(1, c) for c in range(2)])
     for t in range(2):
         batch = data.gather(
             data.who(torch.arange(2)), schedule.rows[t], schedule.mask[t], schedule.at[t]

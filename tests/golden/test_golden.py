@@ -20,8 +20,8 @@ from torch import Generator, Tensor
 from pyrofl.data import Federation
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop import noise
 from pyrofl.inference.method import Method
+from pyrofl.inference.training import noise
 from pyrofl.models import fedabml, fedbe, metavd, pfedmb, pfedvem
 from pyrofl.nets import build
 

@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy, softplus
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo, latent, log_densities, traces, with_rows
-from pyrofl.inference.loop.noise import ClientNoise
-from pyrofl.inference.loop.plans import plan
 from pyrofl.inference.programs import Loss, Program, Supervised, flat
+from pyrofl.inference.training.noise import ClientNoise
+from pyrofl.inference.training.schedules import make_schedule
 from pyrofl.models import guides
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.models.likelihoods import categorical
@@ -346,7 +346,9 @@ def test_minibatches_of_an_epoch_add_up_to_the_whole_likelihood(width):
     model = Supervised(toys.net(), categorical, flat)
     whole, whole_grads = ours(elbo(), model, guide, local, batch)
     data = toys.blobs()
-    schedule = plan([data.train[i] for i in IDS], [1, 1, 1], width, [generator(1, i) for i in IDS])
+    schedule = make_schedule(
+        [data.train[i] for i in IDS], [1, 1, 1], width, [generator(1, i) for i in IDS]
+    )
     total, grads = torch.zeros_like(whole), [torch.zeros_like(g) for g in whole_grads]
     for rows, mask in zip(schedule.rows, schedule.mask, strict=True):
         part = data.gather(batch.who, rows, mask)

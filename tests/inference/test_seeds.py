@@ -20,10 +20,10 @@ from pyrofl.inference import seeds
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop import local
-from pyrofl.inference.loop.local import Streams
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.training import local
+from pyrofl.inference.training.local import Streams
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi
 from pyrofl.nets import build
 from pyrofl.tensors import generator

@@ -10,7 +10,7 @@ from promises import Promises
 from toys import last
 
 from pyrofl.data.datasets import load
-from pyrofl.inference.engine.state import Round, meet
+from pyrofl.inference.engine.state import Round, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import apfl, fedavg, likelihoods, local
 from pyrofl.nets import build
@@ -25,7 +25,7 @@ def test_with_no_share_the_personal_model_is_fedavgs(tiny):
     net = build("mlp:5", (4,), 3)
     method, plain = apfl.build(net, alpha=0.0, lr_alpha=0.0, **USUAL), fedavg.build(net, **USUAL)
     state, common = last(method, tiny, 3), last(plain, tiny, 3)
-    received, private = meet(method, tiny, state, tiny.who(torch.arange(3)), seed=0)
+    received, private = client_inputs(method, tiny, state, tiny.who(torch.arange(3)), seed=0)
     mixed = method.views["personal"](received, private | received)
     for n, value in common.server.items():
         assert torch.equal(state.server[n], value)

@@ -11,7 +11,7 @@ from toys import last
 
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import meet
+from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.method import Method
 from pyrofl.models import ditto, fedavg, fedprox, likelihoods, local
@@ -102,7 +102,7 @@ def test_who_comes_later_starts_at_what_it_receives(tiny):
     method = ditto.build(build("mlp:5", (4,), 3))
     state = last(method, tiny, 1, participation=fixed(1))
     stranger = torch.tensor([int((~state.seen).nonzero()[0])])
-    _, private = meet(method, tiny, state, tiny.who(stranger), seed=0)
+    _, private = client_inputs(method, tiny, state, tiny.who(stranger), seed=0)
     for n, value in state.server.items():
         assert torch.equal(private[f"own/{n}"][0], value)
 

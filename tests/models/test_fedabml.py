@@ -26,8 +26,8 @@ from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
-from pyrofl.inference.loop.noise import open_latent
 from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.training.noise import open_latent
 from pyrofl.models import fedabml, fedavg, guides, likelihoods, priors
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator, role

@@ -15,10 +15,10 @@ from pyrofl.data import Federation
 from pyrofl.data.conjugate import ConjugateTask
 from pyrofl.inference import reference
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.state import meet
-from pyrofl.inference.loop.plans import plan
+from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.training.schedules import make_schedule
 from pyrofl.models import fedavg, guides, likelihoods, priors
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, under
@@ -93,7 +93,7 @@ def test_one_client_is_stochastic_gradient_descent(tiny):
     expected = {n: v.double() for n, v in role("w", start).items()}
     for number in range(2):
         order = stream(4, Stream.ORDER, number, alone.names[0])
-        steps = plan([torch.arange(12)], [3], 5, [order])
+        steps = make_schedule([torch.arange(12)], [3], 5, [order])
         batches = [
             (tiny.x[rows[0, mask[0]]], tiny.y[rows[0, mask[0]]])
             for rows, mask in zip(steps.rows, steps.mask, strict=True)
@@ -161,7 +161,7 @@ def test_fine_tuning_is_offered_as_the_personal_model(tiny):
     one, other = (last(method, tiny, 2) for method in (plain, tuned))
     for n, value in one.server.items():
         assert torch.equal(value, other.server[n])
-    received, private = meet(tuned, tiny, one, tiny.who(torch.arange(3)), seed=0)
+    received, private = client_inputs(tuned, tiny, one, tiny.who(torch.arange(3)), seed=0)
     trained = {n: v + 1 for n, v in received.items()}
     for n, value in received.items():
         assert torch.equal(tuned.views["global"](received, private | trained)[n], value)

@@ -11,7 +11,7 @@ from torch.distributions import kl_divergence
 
 from pyrofl.data import Federation
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop.noise import draw
+from pyrofl.inference.training.noise import draw
 from pyrofl.models import fedavg, likelihoods, pfedvem
 from pyrofl.nets import build
 from pyrofl.tensors import generator

@@ -11,7 +11,7 @@ from toys import last
 
 from pyrofl.data import Federation
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.state import meet
+from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, local
 from pyrofl.nets import build
@@ -81,7 +81,7 @@ def test_everybody_trains_whoever_reports(tiny):
 def test_the_personal_model_is_the_clients_own(tiny):
     method = local.build(build("mlp:5", (4,), 3))
     state = last(method, tiny, 1)
-    received, private = meet(method, tiny, state, tiny.who(torch.arange(3)), seed=0)
+    received, private = client_inputs(method, tiny, state, tiny.who(torch.arange(3)), seed=0)
     assert set(method.views) == {"personal"}
     for n, value in method.views["personal"](received, private | received).items():
         assert torch.equal(value, state.private[n])

@@ -12,8 +12,8 @@ from toys import last
 
 from pyrofl.data.conjugate import ConjugateTask, conjugate
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.local import train
 from pyrofl.inference.method import Method
+from pyrofl.inference.training.local import train
 from pyrofl.models import fedavg, likelihoods, metavd, perfedavg
 from pyrofl.models.shared.meta_gradients import Order
 from pyrofl.nets import build

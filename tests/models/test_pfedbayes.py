@@ -17,11 +17,11 @@ from torch.nn.functional import softplus
 from toys import last
 
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import meet
+from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.loop.noise import open_latent
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam
+from pyrofl.inference.training.noise import open_latent
 from pyrofl.models import guides, likelihoods, pfedbayes, pfedme
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors
@@ -138,7 +138,7 @@ def test_posteriors_start_at_the_prior_and_are_kept(tiny):
     net = build("mlp:5", (4,), 3)
     method = pfedbayes.build(net, scale=0.05, draws=1)
     begun = first(method, tiny, 0)
-    _, private = meet(method, tiny, begun, tiny.who(torch.arange(3)), seed=0)
+    _, private = client_inputs(method, tiny, begun, tiny.who(torch.arange(3)), seed=0)
     for n in net.shapes:
         close(softplus(private[f"own/spread/{n}"]), torch.full((3, *net.shapes[n]), 0.05), 1e-6)
     once = last(method, tiny, 1)

@@ -22,10 +22,10 @@ from toys import last
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.engine.state import meet
+from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop.noise import open_latent
 from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.training.noise import open_latent
 from pyrofl.models import guides, likelihoods, pfedvem
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, total
@@ -421,7 +421,7 @@ def test_own_base_decides_which_base_the_personal_model_has(tiny):
         method = pfedvem.build(net, own_base=own, lr_base=0.1)
         state = last(method, tiny, 2)
         who = tiny.who(torch.arange(3))
-        received, private = meet(method, tiny, state, who, seed=0)
+        received, private = client_inputs(method, tiny, state, who, seed=0)
         personal = method.views["personal"](received, private | received)
         common = method.views["global"](received, private | received)
         trained = state.message if own else received
@@ -476,7 +476,7 @@ def test_statistics_are_the_confidence_and_the_deviation_per_parameter(task):
     method = gaussian(2)
     state = last(method, task.federation, 2, server=head(0.5, 0.0))
     who = task.federation.who(torch.arange(2))
-    received, private = meet(method, task.federation, state, who, seed=0)
+    received, private = client_inputs(method, task.federation, state, who, seed=0)
     batch = task.federation.batch(who.ids)
     found = method.statistics(received, private | received, batch)
     close(found["tau"], state.message["tau"])

@@ -49,11 +49,11 @@ def test_other_clients_and_rows_are_refused_by_name():
         for start in (run, run.state):
             with pytest.raises(ValueError, match=told) as caught:
                 fit(METHOD, other, 2, start=start, progress=False)
-            assert "; server=start.server begins anew on others" in str(caught.value)
+            assert "; server=start.server begins again on others" in str(caught.value)
         with pytest.raises(ValueError, match=told):
             federate(METHOD, other, 2, start=run.state)
-        anew = fit(METHOD, other, 1, server=run.state.server, progress=False)
-        assert anew.state.number == 1
+        again = fit(METHOD, other, 1, server=run.state.server, progress=False)
+        assert again.state.number == 1
 
 
 def test_a_round_of_a_round_is_compared_too():

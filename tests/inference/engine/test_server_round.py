@@ -16,7 +16,7 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation.averages import average, blend, weighted_mean
 from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
 from pyrofl.inference.engine.server_round import advance, first
-from pyrofl.inference.engine.state import Round, chunks, meet
+from pyrofl.inference.engine.state import Round, chunks, client_inputs
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg
@@ -111,7 +111,7 @@ def test_bytes_are_counted_per_client():
 def test_private_state_is_made_once(blobs):
     method = counting()
     states = list(federate(method, blobs, 3, participation=only(0, 3)))
-    received, private = meet(method, blobs, states[-1], toys.who(blobs, 3, 4), 0)
+    received, private = client_inputs(method, blobs, states[-1], toys.who(blobs, 3, 4), 0)
     assert private["kept"].tolist() == [400 + 3 * 4, 500]
     assert torch.equal(received["sum"], states[-1].server["sum"].expand(2))
 
@@ -120,7 +120,7 @@ def test_held_out_clients_never_train():
     data = toys.blobs(held_out=4)
     (state,) = federate(counting(), data, 1)
     assert state.trained.tolist() == list(range(8))
-    _, private = meet(counting(), data, state, toys.who(data, 11, 2), 0)
+    _, private = client_inputs(counting(), data, state, toys.who(data, 11, 2), 0)
     assert private["kept"].tolist() == [1200, 303]
 
 

@@ -20,16 +20,16 @@ from pyrofl.inference import fast
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import meet
+from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fast import row_space
 from pyrofl.inference.fast.row_space import RowProducts, first_layer, pays, with_few_rows
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop import local as training
-from pyrofl.inference.loop import plans
 from pyrofl.inference.losses import Seen
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
+from pyrofl.inference.training import local as training
+from pyrofl.inference.training import schedules
 from pyrofl.models import (
     apfl,
     ditto,
@@ -64,7 +64,9 @@ TAKEN = {
 def short(method: Method) -> bool:
     """Say whether a phase of the method is cut short in the space of rows."""
     data = toys.blobs()
-    received, private = meet(method, data, first(method, data, 0), data.who(torch.arange(12)), 0)
+    received, private = client_inputs(
+        method, data, first(method, data, 0), data.who(torch.arange(12)), 0
+    )
     return any(
         with_few_rows(method, phase, received, private | received, data) for phase in method.phases
     )
@@ -96,9 +98,9 @@ WAYS += [(name, *way) for name in ("fedavg", "pfedme") for way in ((None, 2000),
 
 @pytest.mark.parametrize(("name", "chunk", "worth"), others_slow(WAYS, WAYS[::4]))
 def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
-    monkeypatch.setattr(plans, "WORTH", worth)  # 0: a group for every size
+    monkeypatch.setattr(schedules, "WORTH", worth)  # 0: a group for every size
     monkeypatch.setattr(training, "WORTH_SHORT", worth)
-    monkeypatch.setattr(plans, "ROOM_SHORT", worth)
+    monkeypatch.setattr(schedules, "ROOM_SHORT", worth)
     method, data = TAKEN[name](toys.net("mlp:7,6"), batch=4), toys.blobs()
     who = bernoulli(0.5)
     one = list(federate(method, data, 2, participation=who, chunk=chunk))

@@ -123,7 +123,7 @@ def test_a_wrong_guide_of_shared_sites_gives_the_exact_posterior():
     values = np.column_stack([p["mu"].values[0], p["eta"].values[0]])
     count = min(DRAWS, float(stats["importance_ess"][0]))
     assert float(stats["pareto_k"][0]) < 0.5
-    check(values, mean, sd, count / 2)  # draws made anew from weighted ones
+    check(values, mean, sd, count / 2)  # draws made again from weighted ones
     np.testing.assert_allclose(
         p["slope"].values, p["mu"].values[..., None] + 2 * p["eta"].values, rtol=1e-12
     )

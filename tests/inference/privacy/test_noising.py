@@ -305,7 +305,7 @@ def test_epsilon_is_that_of_the_library():
 
 
 def test_epsilon_of_a_bound_that_does_not_hold_is_not_told():
-    """A draw made anew until there are two is no Poisson sample: how likely that is costs delta."""
+    """A draw repeated until there are two is no Poisson sample: how likely that is costs delta."""
     few, plain = spent(bernoulli(0.5), 3, 6, noise=1.1), spent(everyone, 3, 6, noise=1.1)
     assert few.epsilon == plain.epsilon
     assert few.bound.startswith("Gaussian")

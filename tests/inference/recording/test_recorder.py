@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from pyrofl.data import Batch
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop.steps import StepRun
 from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.optim import Optim, adam, sgd
 from pyrofl.inference.programs import Supervised
@@ -24,6 +23,7 @@ from pyrofl.inference.recording import code, recorder
 from pyrofl.inference.recording.recorder import RECORDINGS, Recording, forget
 from pyrofl.inference.recording.tape import Tape
 from pyrofl.inference.recordings import recordings
+from pyrofl.inference.training.steps import StepRun
 from pyrofl.models import ditto, fedavg, fedper, fedprox, fedrep, guides, local, pfedme, pfedvem
 from pyrofl.models.priors import fixed
 from pyrofl.nets import Network

@@ -199,7 +199,7 @@ def test_one_folder_has_one_server(tmp_path):
 
 
 def test_who_has_lost_its_state_comes_back_as_a_newcomer(tmp_path):
-    # As PVI has it: the factor stays with the server, and what the client keeps begins anew.
+    # As PVI has it: the factor stays with the server, and what the client keeps begins again.
     method = contract.built("pfedvem")
     server, clients = begun(method, tmp_path / "server"), sites(method)
     server.take(a_round(server, clients))

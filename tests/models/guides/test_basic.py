@@ -24,7 +24,7 @@ from torch.nn.functional import softplus
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import latent, traces
-from pyrofl.inference.loop.noise import ClientNoise
+from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models import guides
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.tensors import Tensors, generator

@@ -12,9 +12,9 @@ from torch import Size, Tensor
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo, latent, traces
-from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Guide
+from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models.guides import correlated
 from pyrofl.tensors import Tensors, generator, seeded, under
 

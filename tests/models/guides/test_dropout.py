@@ -15,7 +15,7 @@ from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo, traces, with_rows
-from pyrofl.inference.loop.noise import ClientNoise
+from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models import metavd
 from pyrofl.models.guides.dropout import (
     FAMILIES,

@@ -14,7 +14,7 @@ from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo, traces
-from pyrofl.inference.loop.noise import ClientNoise
+from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models.guides import simplex
 from pyrofl.tensors import Tensors, generator
 

@@ -18,7 +18,7 @@ import pyrofl
 from pyrofl.data import Who
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import Round, meet
+from pyrofl.inference.engine.state import Round, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
@@ -472,9 +472,9 @@ def test_the_authors_head_starts_again_from_one_spread():
     method, data = small(head="code"), toys.blobs(SIZES, held_out=1)
     state = last(method, data, 2)
     who = toys.who(data, 0, 3)
-    received, _ = meet(method.deployed("personal"), data, state, who, 0)
+    received, _ = client_inputs(method.deployed("personal"), data, state, who, 0)
     close(received["spread/fc2.weight"], torch.full((2, 5, 6), -8.5))
-    own, _ = meet(method, data, state, who, 0)
+    own, _ = client_inputs(method, data, state, who, 0)
     assert bool((own["spread/fc2.weight"] != -8.5).any())
     for n in role("loc", own):
         assert torch.equal(own[f"loc/{n}"], received[f"loc/{n}"])
@@ -486,7 +486,7 @@ def test_the_authors_head_starts_again_from_one_spread():
 def test_personal_and_global_models():
     method, data = small(), toys.blobs(SIZES)
     state = last(method, data, 2)
-    received, _ = meet(method, data, state, toys.who(data, 0, 1), 0)
+    received, _ = client_inputs(method, data, state, toys.who(data, 0, 1), 0)
     local = {n: v + 1 for n, v in received.items()}
     assert method.views["personal"](received, local) is local
     common = method.views["global"](received, local)

@@ -18,13 +18,13 @@ from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.elbo import elbo, with_rows
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import Round, meet
+from pyrofl.inference.engine.state import Round, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop.local import train
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.training.local import train
 from pyrofl.models import fedavg, guides, pfedmb
 from pyrofl.models.pfedmb import layers, merged
 from pyrofl.nets import Network, build
@@ -55,7 +55,7 @@ def built(**options: Any) -> Method:
 def begun(method: Method, data: Federation) -> tuple[Tensors, Tensors]:
     """Return what all clients receive and hold before round one, alpha away from its start."""
     state = first(method, data, 0)
-    received, private = meet(method, data, state, data.who(EVERYONE[: data.clients]), 0)
+    received, private = client_inputs(method, data, state, data.who(EVERYONE[: data.clients]), 0)
     moved = {
         n: v + torch.randn(v.shape, generator=generator(8), dtype=v.dtype)
         for n, v in private.items()
@@ -170,7 +170,7 @@ def test_alpha_learns_from_the_received_branches_and_then_they_from_alpha(blobs)
 def test_alpha_stays_with_its_client(blobs):
     method = built()
     states = list(federate(method, blobs, 2, participation=lambda g, j: EVERYONE[:6]))
-    received, private = meet(method, blobs, states[-1], blobs.who(EVERYONE), 0)
+    received, private = client_inputs(method, blobs, states[-1], blobs.who(EVERYONE), 0)
     assert torch.equal(private["a/alpha"][:6], states[-1].private["a/alpha"][:6])
     close(private["a/alpha"][6:].softmax(-1), torch.full((6, 2, 3), 1 / 3), 1e-7)
     assert (states[0].message["alpha"] - 1 / 3).abs().max() > 1e-3

@@ -32,10 +32,10 @@ from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop.noise import ClientNoise
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.programs import Program
+from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models import guides, likelihoods, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.models.pvi.partitioned import Partitioned

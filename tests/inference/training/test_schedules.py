@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyrofl.inference.loop import plans
-from pyrofl.inference.loop.plans import buckets, plan, roomy
+from pyrofl.inference.training import schedules
+from pyrofl.inference.training.schedules import buckets, make_schedule, roomy
 from pyrofl.tensors import generator
 
 SIZES = st.lists(st.integers(1, 20), min_size=1, max_size=6)
@@ -23,7 +23,7 @@ def test_every_row_once_per_epoch(sizes, data, batch):
     rows = rows_of(sizes)
     some = st.lists(st.integers(0, 3), min_size=len(sizes), max_size=len(sizes))
     epochs = data.draw(some)
-    p = plan(rows, epochs, batch, [generator(1, c) for c in range(len(sizes))])
+    p = make_schedule(rows, epochs, batch, [generator(1, c) for c in range(len(sizes))])
     width = min(batch or max(sizes), max(sizes))
     assert p.rows.shape == p.mask.shape == (int(p.steps.max()), len(sizes), width)
     for c, (mine, many) in enumerate(zip(rows, epochs, strict=True)):
@@ -46,9 +46,11 @@ def test_every_row_once_per_epoch(sizes, data, batch):
 @given(SIZES, st.sampled_from([None, 1, 3, 7]))
 def test_the_plan_of_a_client_is_its_own(sizes, batch):
     rows = rows_of(sizes)
-    together = plan(rows, [2] * len(sizes), batch, [generator(1, c) for c in range(len(sizes))])
+    together = make_schedule(
+        rows, [2] * len(sizes), batch, [generator(1, c) for c in range(len(sizes))]
+    )
     for c, mine in enumerate(rows):
-        alone = plan([mine], [2], batch, [generator(1, c)])
+        alone = make_schedule([mine], [2], batch, [generator(1, c)])
         assert int(alone.steps[0]) == int(together.steps[c])
         for t in range(int(alone.steps[0])):
             ours = together.rows[t, c][together.mask[t, c]]
@@ -57,29 +59,29 @@ def test_the_plan_of_a_client_is_its_own(sizes, batch):
 
 def test_a_step_lies_in_memory_as_it_does_in_a_longer_plan():
     rows = [torch.arange(7), torch.arange(5)]
-    for part in plan(rows, [2, 3], 2, [generator(c) for c in range(2)]):
+    for part in make_schedule(rows, [2, 3], 2, [generator(c) for c in range(2)]):
         assert part.is_contiguous()  # what is recorded of a step is found by its strides
 
 
 def test_every_epoch_has_an_order_of_its_own():
-    found = plan([torch.arange(12)], [4], 5, [generator(0)])
+    found = make_schedule([torch.arange(12)], [4], 5, [generator(0)])
     orders = {tuple(e[m].tolist()) for e, m in zip(*_by_epoch(found, 4), strict=True)}
     assert len(orders) == 4
     assert tuple(range(12)) not in orders
 
 
-def _by_epoch(found: plans.Plan, epochs: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_epoch(found: schedules.Schedule, epochs: int) -> tuple[torch.Tensor, torch.Tensor]:
     return found.rows[:, 0].reshape(epochs, -1), found.mask[:, 0].reshape(epochs, -1)
 
 
 def test_epochs_are_shuffled_minibatches_only():
     (mine,) = rows_of([20])
-    whole = plan([mine], [2], None, [generator(1)])
+    whole = make_schedule([mine], [2], None, [generator(1)])
     assert torch.equal(whole.rows[:, 0], torch.stack([mine, mine]))
-    p = plan([mine], [2], 20, [generator(1)])
+    p = make_schedule([mine], [2], 20, [generator(1)])
     assert not torch.equal(p.rows[0], p.rows[1])
     assert not torch.equal(p.rows[0, 0], mine)
-    again = plan([mine], [2], 20, [generator(2)])
+    again = make_schedule([mine], [2], 20, [generator(2)])
     assert not torch.equal(p.rows, again.rows)
 
 
@@ -91,10 +93,11 @@ def test_groups_hold_every_client_once_and_a_cut_spares_what_it_costs(sizes):
     grouped = [[sizes[i] for i in group.tolist()] for group in found]
     assert [size for group in grouped for size in group] == sorted(sizes, reverse=True)
     padded = sum(len(group) * group[0] for group in grouped)
-    assert padded + plans.WORTH * (len(found) - 1) <= len(sizes) * max(sizes)
+    assert padded + schedules.WORTH * (len(found) - 1) <= len(sizes) * max(sizes)
     for group in grouped:  # nor is there a cut left that would
         assert all(
-            (group[0] - size) * (len(group) - at) <= plans.WORTH for at, size in enumerate(group)
+            (group[0] - size) * (len(group) - at) <= schedules.WORTH
+            for at, size in enumerate(group)
         )
 
 

@@ -18,8 +18,8 @@ from pyrofl import nets
 from pyrofl.data import Batch, Federation
 from pyrofl.experiments.methods import builds
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop import noise
-from pyrofl.inference.loop.steps import Feed, PhaseRun
+from pyrofl.inference.training import noise
+from pyrofl.inference.training.steps import Batches, PhaseRun
 from pyrofl.models import fedavg, guides, pfedgp, pvi, virtual
 from pyrofl.models.priors import fixed
 from pyrofl.tensors import generator
@@ -62,9 +62,9 @@ def watch(monkeypatch):
     """Watch steps and what fetches their rows; but a phase's first, which lays out its tensors."""
     found, moves, go = Watch(), PhaseRun._moves, PhaseRun.go
 
-    def fetched(self: PhaseRun, steps: Tensor, feed: Feed) -> None:
+    def fetched(self: PhaseRun, steps: Tensor, batches: Batches) -> None:
         def watched_feed(t: int, active: int, many: int) -> Iterator[Batch]:
-            rows = iter(feed(t, active, many))
+            rows = iter(batches(t, active, many))
             for i in range(many):
                 with found if t + i else nullcontext():
                     batch = next(rows)

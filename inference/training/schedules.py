@@ -26,7 +26,7 @@ Axes = dict[str, list[int]]
 """Name of a local tensor -> its axes of rows, padded to the longest client of all."""
 
 
-class Plan(NamedTuple):
+class Schedule(NamedTuple):
     """The minibatches of some clients: at step t, client c takes rows[t, c] if t < steps[c]."""
 
     rows: Tensor  # [T, C, B] int64; padding is the client's first row
@@ -34,13 +34,15 @@ class Plan(NamedTuple):
     steps: Tensor  # [C] int64
     at: Tensor  # [T, C, B] int64, which of the client's rows they are
 
-    def of(self, clients: Tensor | slice) -> Plan:
+    def of(self, clients: Tensor | slice) -> Schedule:
         """Return the plan of some clients, or of all in another order."""
         rows, mask, steps, at = self
-        return Plan(rows[:, clients], mask[:, clients], steps[clients], at[:, clients])
+        return Schedule(rows[:, clients], mask[:, clients], steps[clients], at[:, clients])
 
 
-def plan(rows: list[Tensor], epochs: list[int], batch: int | None, order: list[Generator]) -> Plan:
+def make_schedule(
+    rows: list[Tensor], epochs: list[int], batch: int | None, order: list[Generator]
+) -> Schedule:
     """Lay out the epochs of every client back to back, as one stream of minibatches.
 
     Every epoch is shuffled by the client's `order`; its last minibatch may be shorter than `batch`.
@@ -66,7 +68,7 @@ def plan(rows: list[Tensor], epochs: list[int], batch: int | None, order: list[G
     at = streams.reshape(len(rows), -1)[client, place * mask] * mask  # padding is the first row
     table = pad_sequence(rows, batch_first=True).numpy()
     found = (np.ascontiguousarray(part) for part in (table[client, at], mask, steps, at))
-    return Plan(*map(torch.from_numpy, found))  # a step lies alike in short and long plans
+    return Schedule(*map(torch.from_numpy, found))  # a step lies alike in short and long plans
 
 
 def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:

@@ -16,13 +16,13 @@ from torch.nn.functional import cross_entropy
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop import plans
-from pyrofl.inference.loop.local import train
-from pyrofl.inference.loop.plans import plan
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, clipped, sgd
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.training import schedules
+from pyrofl.inference.training.local import train
+from pyrofl.inference.training.schedules import make_schedule
 from pyrofl.models import fedavg
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, generator, role, spread_out, under
@@ -58,7 +58,7 @@ def by_torch(
     module.load_state_dict(weights)
     optimiser = optim(list(module.parameters()))
     order = stream(SEED, Stream.ORDER, NUMBER, data.names[client])
-    schedule = plan([data.train[client]], [epochs], batch, [order])
+    schedule = make_schedule([data.train[client]], [epochs], batch, [order])
     for rows, mask in zip(schedule.rows[:, 0], schedule.mask[:, 0], strict=True):
         optimiser.zero_grad()
         cross_entropy(module(data.x[rows[mask]]), data.y[rows[mask]]).backward()
@@ -102,7 +102,7 @@ def test_fedavg_with_one_client_is_centralised_sgd():
     for number in range(NUMBER + 1):
         optimiser = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
         order = stream(SEED, Stream.ORDER, number, data.names[0])
-        for rows, mask in zip(*plan([data.train[0]], [2], 10, [order])[:2], strict=True):
+        for rows, mask in zip(*make_schedule([data.train[0]], [2], 10, [order])[:2], strict=True):
             own = rows[0, mask[0]]
             optimiser.zero_grad()
             cross_entropy(module(data.x[own]), data.y[own]).backward()
@@ -132,7 +132,7 @@ def test_one_client_of_one_row_is_sgd_to_the_last_bit():
     w = torch.tensor([0.2], requires_grad=True)
     optimiser = torch.optim.SGD([w], lr=0.1, momentum=0.9)
     order = stream(SEED, Stream.ORDER, 0, data.names[0])
-    for rows in plan([data.train[0]], [7], 1, [order]).rows[:, 0]:
+    for rows in make_schedule([data.train[0]], [7], 1, [order]).rows[:, 0]:
         optimiser.zero_grad()
         (0.5 * (y[rows] - x[rows, 0] * w).square()).sum().backward()
         optimiser.step()
@@ -238,7 +238,7 @@ def test_what_is_known_of_rows_outlives_its_group(worth, monkeypatch):
         seen = (local["rows"] - batch.y) * batch.mask
         return {"z": local["z"] + seen.sum(1) + (local["cross"].shape[1] - batch.y.shape[1])}
 
-    monkeypatch.setattr(plans, "WORTH", worth)
+    monkeypatch.setattr(schedules, "WORTH", worth)
     data, ids = toys.blobs(), [8, 0, 3, 1]  # of several sizes, the largest not first
     phases = Phase((label,)), Phase((pass_by,), batch=2), Phase((compare,))
     local = counts(data, phases, ids)
@@ -254,7 +254,7 @@ def test_what_is_known_of_rows_outlives_its_group(worth, monkeypatch):
 
 @pytest.mark.parametrize("worth", [0, 10**9])
 def test_a_group_without_a_step_keeps_what_it_has(worth, monkeypatch):
-    monkeypatch.setattr(plans, "WORTH", worth)
+    monkeypatch.setattr(schedules, "WORTH", worth)
     data, ids = toys.blobs(), [8, 0, 3, 1]
 
     def add(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
@@ -271,7 +271,7 @@ def test_a_group_without_a_step_keeps_what_it_has(worth, monkeypatch):
 
 
 def test_groups_may_differ_in_rows_only(monkeypatch):
-    monkeypatch.setattr(plans, "WORTH", 0)
+    monkeypatch.setattr(schedules, "WORTH", 0)
 
     def odd(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         return {"odd": batch.x[:, 1:]}

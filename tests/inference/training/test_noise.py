@@ -21,9 +21,9 @@ from torch.nn.functional import softplus
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.federate import federate
-from pyrofl.inference.loop.noise import ClientNoise, GuideMean, draw
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.programs import Program
+from pyrofl.inference.training.noise import ClientNoise, GuideMean, draw
 from pyrofl.models import guides
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.tensors import Tensors, generator

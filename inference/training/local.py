@@ -14,20 +14,20 @@ from torch import Generator, Tensor
 from pyrofl.data import Federation, Who
 from pyrofl.inference.fast import ways
 from pyrofl.inference.fast.short import ShortPhase
-from pyrofl.inference.loop.feed import again, minibatches
-from pyrofl.inference.loop.plans import (
+from pyrofl.inference.method import GradientStep, Method, Phase
+from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.training.minibatches import minibatches, same_batch
+from pyrofl.inference.training.schedules import (
     WORTH_SHORT,
     Axes,
     alike,
     buckets,
     joined,
+    make_schedule,
     narrowed,
-    plan,
     roomy,
 )
-from pyrofl.inference.loop.steps import PhaseRun
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.training.steps import PhaseRun
 from pyrofl.tensors import Tensors, as_run, cut, join_up
 
 
@@ -51,8 +51,8 @@ def train(
     known, sizes = local.keys(), data.sizes[who.ids.cpu()]
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # goes on from phase to phase
     round_ = Training(method, data, noise, partial(stream, seed, Stream.ORDER, number))
-    asked = method.phases if phases is None else phases
-    each = [ways(method, phase, received, local, data) for phase in asked]
+    requested = method.phases if phases is None else phases
+    each = [ways(method, phase, received, local, data) for phase in requested]
     groups = []
     with pyro.validation_enabled(False), torch.enable_grad():
         for some in alike(sizes, [way.most for way in each]):
@@ -157,21 +157,23 @@ class Training(NamedTuple):
         made = torch.zeros(len(ids), dtype=torch.long)
         for phase, steps in phases:
             if phase.batch:
-                schedule = plan(rows, steps.tolist(), phase.batch, [order(name) for name in names])
+                schedule = make_schedule(
+                    rows, steps.tolist(), phase.batch, [order(name) for name in names]
+                )
                 steps = schedule.steps
             # Clients that finish early must be the last: stepping then means a shorter prefix.
             rank = as_run(steps.argsort(descending=True, stable=True))
             back = rank if isinstance(rank, slice) else rank.argsort()
             ranked = Who(who.ids[rank], who.size[rank])
             if whole and phase.batch is None:
-                feed = again(whole.some(rank))
+                batches = same_batch(whole.some(rank))
             else:
                 blind = isinstance(phase, ShortPhase) and phase.blind
-                feed = minibatches(data, ranked, schedule.of(rank), blind)
+                batches = minibatches(data, ranked, schedule.of(rank), blind)
             own = Streams(noise, [names[c] for c in torch.arange(len(ids))[rank].tolist()])
             mine = cut(received, rank), cut(local, rank)
             run = PhaseRun(method, phase, *mine, ranked, own)
-            run.go(steps[rank], feed)
+            run.go(steps[rank], batches)
             local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
             losses |= cut(run.losses(steps[rank]), back)
             first |= cut(run.first, back) | first

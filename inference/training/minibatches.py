@@ -7,21 +7,21 @@ from itertools import repeat
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.data.batch import share
-from pyrofl.inference.loop.plans import Plan
+from pyrofl.inference.training.schedules import Schedule
 
 FETCHED = 2**18  # bytes of rows that are fetched at once, which stay in the cache: measured
 BESIDE = 32  # bytes of a row without its x
 
-Feed = Callable[[int, int, int], Iterator[Batch]]
+Batches = Callable[[int, int, int], Iterator[Batch]]
 """(step, clients that have it, how many steps have the same) -> rows of each of these."""
 
 
-def again(whole: Batch) -> Feed:
+def same_batch(whole: Batch) -> Batches:
     """Let every step see the same rows."""
     return lambda _, active, many: repeat(whole.some(slice(0, active)), many)
 
 
-def minibatches(data: Federation, who: Who, schedule: Plan, blind: bool) -> Feed:
+def minibatches(data: Federation, who: Who, schedule: Schedule, blind: bool) -> Batches:
     """Let steps see minibatches of clients, of which those with the most steps are the first.
 
     Rows of several steps are fetched at once; those of a `blind` phase have no x.
@@ -30,7 +30,7 @@ def minibatches(data: Federation, who: Who, schedule: Plan, blind: bool) -> Feed
     part = share(who.size, mask)
     each = BESIDE + (0 if blind else data.x[:1].numel() * data.x.element_size())
 
-    def feed(t: int, active: int, many: int) -> Iterator[Batch]:
+    def batches(t: int, active: int, many: int) -> Iterator[Batch]:
         first = Who(who.ids[:active], who.size[:active])
         ahead, end = max(1, FETCHED // (active * rows.shape[2] * each)), t + many
         for begin in range(t, end, ahead):
@@ -38,4 +38,4 @@ def minibatches(data: Federation, who: Who, schedule: Plan, blind: bool) -> Feed
             found = data.gather(first, rows[now], mask[now], at[now], part[now], blind)
             yield from found.by_step()
 
-    return feed
+    return batches

@@ -10,11 +10,11 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Who
-from pyrofl.inference.loop.feed import Feed
-from pyrofl.inference.loop.noise import AHEAD, ClientNoise
 from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
 from pyrofl.inference.optim import initial, narrow, numbers
 from pyrofl.inference.recording.recorder import Recorder
+from pyrofl.inference.training.minibatches import Batches
+from pyrofl.inference.training.noise import AHEAD, ClientNoise
 from pyrofl.nets.stacked import LARGE
 from pyrofl.tensors import Tensors, cut, pick, under
 
@@ -63,7 +63,7 @@ class PhaseRun:
             for move in phase.updates
         ]
 
-    def go(self, steps: Tensor, feed: Feed) -> None:
+    def go(self, steps: Tensor, batches: Batches) -> None:
         """Make the steps of every client, [C] with the most first."""
         self.once = not self.steps and bool((steps == 1).all())
         times = torch.arange(int(steps.max()))
@@ -71,7 +71,7 @@ class PhaseRun:
         for active, alike in Counter(left).items():
             if active < len(steps):
                 self._narrow(active)
-            for done, batch in enumerate(feed(t, active, alike)):
+            for done, batch in enumerate(batches(t, active, alike)):
                 self._moves(batch, t + done > 0, alike - done)
             t += alike
 

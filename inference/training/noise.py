@@ -23,7 +23,7 @@ from pyrofl.tensors import lent
 BLOCK = 64  # rows drawn at once
 AHEAD = 2048  # normal numbers that a client draws at once for the steps to come
 
-Asked = tuple[Any, ...]
+Requested = tuple[Any, ...]
 """The method of `ClientNoise` that draws some noise, and its arguments."""
 
 Message = Any  # a Pyro message: a mutable mapping that Pyro types only in part
@@ -41,7 +41,8 @@ class ClientNoise(Messenger):
         super().__init__()
         self.generators, self.ahead = generators, ahead
         self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
-        self.noted: list[tuple[Asked, Tensor]] | None = None  # noise that was drawn, if recorded
+        # Noise that was drawn, while a step is recorded.
+        self.noted: list[tuple[Requested, Tensor]] | None = None
 
     def narrow(self, clients: int) -> None:
         """Go on with the first clients only."""
@@ -81,9 +82,9 @@ class ClientNoise(Messenger):
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 yield
 
-    def _note(self, asked: Asked, noise: Tensor) -> Tensor:
+    def _note(self, requested: Requested, noise: Tensor) -> Tensor:
         if self.noted is not None:
-            self.noted.append((asked, noise))
+            self.noted.append((requested, noise))
         return noise
 
     def _pyro_sample(self, msg: Message) -> None:
