@@ -358,7 +358,7 @@ def test_phases_refuse_numbers_out_of_range(options, message):
 
 
 def test_steps_refuse_numbers_out_of_range():
-    with pytest.raises(ValueError, match="repeat is 0; expected a whole number of at least 1"):
+    with pytest.raises(ValueError, match="num_steps is 0; expected a whole number of at least 1"):
         GradientStep("w", sgd(0.1), num_steps=0)
 
 
