@@ -136,7 +136,12 @@ PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 PAGES += sorted((ROOT / "examples" / "tutorials").glob("[0-9]*.py"))
 SPAN = re.compile(r"`([^`\n]+)`")
 OF_RAY = {"--head", "--num-cpus", "--node-ip-address", "--include-dashboard", "--address"}
-OTHERS = OF_RAY | {"--disable-usage-stats"}  # of other programs
+OF_FLOWER = {
+    *("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile", "--enable-supernode-auth"),
+    *("--disable-runtime-dependency-installation", "--superlink", "--root-certificates"),
+    *("--auth-supernode-private-key", "--node-config", "--run-config"),
+}
+OTHERS = OF_RAY | OF_FLOWER | {"--disable-usage-stats"}  # of other programs
 OF_SCRIPTS = {
     option
     for path in (ROOT / "examples").rglob("*.py")
@@ -199,7 +204,7 @@ def test_every_name_and_file_on_a_page_is_there():
     seen = 0
     for path in PAGES:
         for span in spans(path):
-            if file.fullmatch(span) and "NAME" not in span and span != "app.py":
+            if file.fullmatch(span) and "NAME" not in span and not span.endswith("_app.py"):
                 places = (ROOT, ROOT / "examples", DOCS)
                 assert any((place / span).exists() for place in places), (path.name, span)
                 seen += 1

@@ -72,15 +72,10 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
     drawn, and why.
     """
     folder, draws = job.path, job.experiment.posterior_draws
-    (folder / "figures").mkdir(exist_ok=True)
     for name in RESULTS:
         (folder / name).unlink(missing_ok=True)
     statistics = run.statistics()
-    metrics = ([row[c] for c in run_folder.METRICS] for row in run.history)
-    run_folder.write_csv(folder / "metrics.csv", run_folder.METRICS, metrics)
-    run_folder.write_csv(
-        folder / "clients.csv", run_folder.CLIENTS, run.client_rows(scores, statistics)
-    )
+    write_tables(folder, run, scores, statistics)
     rows.save(job.experiment, folder, run.data, scores)
     if draws and run.verdict.kind != "diverged":
         view, adapted = posterior_view(run)
@@ -94,6 +89,15 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
         export.save(found, folder / "posterior.nc")
     run_folder.write_json(folder / LAST, facts(job, run, scores))
     return drawn(folder, draw(job, run, scores, statistics))
+
+
+def write_tables(folder: Path, run: Run, scores: list[Scores], statistics: Tensors) -> None:
+    """Write metrics.csv and clients.csv, and make the folder of figures."""
+    (folder / "figures").mkdir(exist_ok=True)
+    metrics = ([row[c] for c in run_folder.METRICS] for row in run.history)
+    run_folder.write_csv(folder / "metrics.csv", run_folder.METRICS, metrics)
+    clients = run.client_rows(scores, statistics)
+    run_folder.write_csv(folder / "clients.csv", run_folder.CLIENTS, clients)
 
 
 def drawn(folder: Path, shown: Iterable[tuple[str, Callable[[], Figure]]]) -> list[str]:
@@ -178,22 +182,32 @@ def draw(
     job: Job, run: Run, scores: list[Scores], statistics: Tensors
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Yield the figures that a run has something to show in, by name."""
-    data, sizes, metric, main = run.data, run.data.sizes, main_metric(scores), usual(run.method)
-    shown = next(s for s in scores if (s.model, s.adapted) == main)
+    data = run.data
     if data.classes:
         yield "partition", lambda: figures.partition(class_counts(data), data.names, data.classes)
-    history = run.metrics.assign(method=job.name, seed=job.task.seed)
-    yield "curves", lambda: figures.curves(history, metric)
-    if not run.convergence().empty:
-        yield "convergence", lambda: figures.convergence(run)
+    yield from figures_of_rounds(run, scores, job.name, job.task.seed)
     if run.records and run.records[-1].watched:
         yield "watched", lambda: figures.watched(run)
-    yield "clients", lambda: figures.clients(sizes[shown.ids], shown.values[metric], metric)
-    if metric == "accuracy":
+    if main_metric(scores) == "accuracy":
         yield "reliability", lambda: figures.reliability(_bins(run, scores))
     if {"tau", "deviation"} <= statistics.keys():
         tau, deviation = (statistics[name].cpu() for name in ("tau", "deviation"))
-        yield "confidence", lambda: figures.confidence(tau, deviation, sizes[: data.clients])
+        yield "confidence", lambda: figures.confidence(tau, deviation, data.sizes[: data.clients])
+
+
+def figures_of_rounds(
+    run: Run, scores: list[Scores], name: str, seed: int
+) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """Yield the figures of a run that need no rows of clients: curves, clients, convergence."""
+    if scores:
+        metric, main = main_metric(scores), usual(run.method)
+        shown = next((s for s in scores if (s.model, s.adapted) == main), scores[0])
+        history = run.metrics.assign(method=name, seed=seed)
+        sizes, values = run.data.sizes[shown.ids], shown.values[metric]
+        yield "curves", lambda: figures.curves(history, metric)
+        yield "clients", lambda: figures.clients(sizes, values, metric)
+    if not run.convergence().empty:
+        yield "convergence", lambda: figures.convergence(run)
 
 
 def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:

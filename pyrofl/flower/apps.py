@@ -13,6 +13,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
+
 from pyrofl.experiments.console import FAILED, REFUSED, UNLEARNED, Stopped, what
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.coordinator import Settings, coordinate
@@ -54,7 +56,7 @@ def to_record(records: Mapping[str, Any]) -> Any:
     content, text = serialize(records)
     return app.RecordDict(
         {
-            "arrays": app.ArrayRecord({"tensors": app.Array(content)}),
+            "arrays": app.ArrayRecord({"tensors": app.Array(np.frombuffer(content, np.uint8))}),
             "words": app.ConfigRecord({"json": text}),
         }
     )
@@ -67,7 +69,7 @@ def from_record(record: Any) -> Records:
         ValueError: if it is none that `to_record` wrote.
     """
     try:
-        content, text = record["arrays"]["tensors"].numpy(), record["words"]["json"]
+        content, text = record["arrays"]["tensors"].numpy().tobytes(), record["words"]["json"]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         told = f"{type(error).__name__}: {error}"
         raise ValueError(f"a record cannot be read ({told}); expected arrays and words") from None
@@ -156,14 +158,14 @@ def server_app() -> Any:
     def main(grid: Any, context: Any) -> None:
         Thread(target=_end_as_orphan, args=(os.getppid(),), daemon=True).start()
         config = context.run_config
-        out = Path(str(config["out"]))
+        project, sites = str(config["project"]), int(config["sites"])
+        out = Path(str(config["out"]) or f"{project}/run")
         out.mkdir(parents=True, exist_ok=True)
-        whose = _whose(Path(str(config["end"])).with_name(WHOSE))
-        how = int(config["sites"]), int(config["least"]), float(config["timeout"])
-        settings = Settings(*how, whose)
+        end = Path(str(config["end"]) or out / "end.json")
+        how = sites, int(config["least"]) or sites, float(config["timeout"])
+        settings = Settings(*how, _whose(end.with_name(WHOSE)))
         say = partial(_say, out / LOG)
-        ended = _ended(str(config["project"]), out, GridTransport(grid), settings, say)
-        write_json(str(config["end"]), ended)
+        write_json(end, _ended(project, out, GridTransport(grid), settings, say))
 
     return app
 

@@ -1,120 +1,77 @@
-"""What is in a message: records, by their labels, as one array of bytes and one text in JSON."""
+"""The content of a message: records by label, as one array of bytes and a text in JSON."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
-from pyrofl.files.run_folder import replacing
 from pyrofl.inference.transport.wire import Flat
 
 Records = dict[str, Flat]
-"""Label -> an order, a question, a reply or what else is told: a flat dict."""
+"""Label -> an order, a question, a reply or another flat dict."""
 
-BETWEEN = "|"  # the sign before the place of a tensor
+MARK = "|"  # in front of the name of a tensor
 
 
-def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[NDArray[np.uint8], str]:
-    """Return the bytes of all tensors of records, one behind the other, and all else as JSON.
+def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, str]:
+    """Return all tensors of records as bytes of safetensors, and all else as JSON.
 
-    They are one array, as Flower stores each by itself, and answers late where there are hundreds.
+    The tensors are one array, as Flower stores each array by itself and slows down with hundreds.
     A tensor that is one row for all its clients, as what all of them receive, travels as that row.
 
     Raises:
-        ValueError: if a tensor is of a type that NumPy lacks, or a value is none of a number, a
-            text and a list of texts.
+        ValueError: if a value is neither a tensor, a number, a text nor a list of texts.
     """
-    parts, at = list[NDArray[Any]](), 0
+    tensors: dict[str, torch.Tensor] = {}
     words: dict[str, dict[str, Any]] = {}
     for label, flat in records.items():
         words[label] = {}
         for name, value in flat.items():
-            if not torch.is_tensor(value):
+            if torch.is_tensor(value):
+                same = value.dim() > 0 and len(value) > 1 and not value.stride(0)
+                words[label][f"{MARK}{name}"] = [
+                    key := str(len(tensors)),
+                    len(value) if same else 0,
+                ]
+                row = (value[:1] if same else value).detach().cpu()
+                tensors[key] = row.clone(memory_format=torch.contiguous_format)
+            else:
                 words[label][name] = _word(f"{label}: {name}", value)
-                continue
-            alike = value.dim() > 0 and len(value) > 1 and not value.stride(0)
-            whole = _array(f"{label}: {name}", value[:1] if alike else value)
-            words[label][f"{BETWEEN}{name}"] = [
-                str(whole.dtype),
-                at,
-                list(whole.shape),
-                len(value) if alike else 0,
-            ]
-            parts.append(whole.reshape(-1).view(np.uint8))
-            at += whole.nbytes
-    return np.concatenate([np.zeros(0, np.uint8), *parts]), json.dumps(words)
+    return save(tensors), json.dumps(words)
 
 
-def deserialize(content: NDArray[np.uint8], text: str) -> Records:
-    """Return the records that `serialize` took apart.
+def deserialize(content: bytes, text: str) -> Records:
+    """Return the records that `serialize` was given.
 
     Raises:
         ValueError: if they are of another form.
     """
     try:
-        records: Records = {}
-        for label, flat in json.loads(text).items():
-            records[label] = {}
-            for name, value in flat.items():
-                if name.startswith(BETWEEN):
-                    records[label][name.removeprefix(BETWEEN)] = _tensor(content, *value)
-                else:
-                    records[label][name] = tuple(value) if isinstance(value, list) else value
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        told = f"{type(error).__name__}: {error}"
+        tensors = load(content)
+        return {
+            label: dict(_entry(name, value, tensors) for name, value in flat.items())
+            for label, flat in json.loads(text).items()
+        }
+    except (AttributeError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError) as e:
         raise ValueError(
-            f"a message cannot be read ({told}); expected what `serialize` makes"
+            f"a message cannot be read ({type(e).__name__}: {e}); expected what `serialize` makes"
         ) from None
-    return records
 
 
-def save(path: Path, records: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write records to a file, which replaces one that is there."""
-    content, text = serialize(records)
-    with replacing(path) as new, open(new, "wb") as file:
-        np.savez(file, tensors=content, words=np.array(text))
-
-
-def load(path: Path) -> Records:
-    """Return the records in a file.
-
-    Raises:
-        ValueError: if it is missing or damaged.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as found:
-            return deserialize(found["tensors"], str(found["words"]))
-    except (OSError, BadZipFile, LookupError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); expected what a site writes") from error
-
-
-def _array(what: str, value: Tensor) -> NDArray[Any]:
-    try:
-        return np.ascontiguousarray(value.detach().cpu().numpy()).reshape(value.shape)
-    except TypeError as error:
-        raise ValueError(f"{what} is {value.dtype}; expected a type that NumPy has") from error
-
-
-def _tensor(content: NDArray[np.uint8], kind: str, at: int, shape: list[int], alike: int) -> Tensor:
-    """Return the tensor that lies at a place; alike: for how many clients it is, 0 for its own."""
-    dtype = np.dtype(kind)
-    if dtype.kind not in "biuf" or at < 0 or min(shape, default=0) < 0:
-        raise ValueError(f"{kind} {shape} at {at}")
-    size = math.prod(shape) * dtype.itemsize
-    if at + size > len(content):
-        raise ValueError(f"{size} bytes at {at} of {len(content)}")
-    own = content[at : at + size].copy()  # theirs is read-only
-    tensor = torch.from_numpy(own.view(dtype).reshape(shape))
-    return tensor.expand(alike, *tensor.shape[1:]) if alike else tensor
+def _entry(name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[str, Any]:
+    """Return the name and the value of an entry."""
+    if not name.startswith(MARK):
+        return name, tuple(value) if isinstance(value, list) else value
+    key, clients = value
+    row = tensors[key]
+    if clients < 0:
+        raise ValueError(f"{name} is for {clients} clients")
+    return name.removeprefix(MARK), row.expand(clients, *row.shape[1:]) if clients else row
 
 
 def _word(what: str, value: Any) -> Any:

@@ -7,12 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyrofl import figures
 from pyrofl.data.blank import facts, hidden, outline
 from pyrofl.data.preparation import Preparation, Prepared
 from pyrofl.data.source import Source
 from pyrofl.experiments.experiment import Experiment, default_interval
-from pyrofl.experiments.results import drawn, facts_of, main_metric, score_table, unlearned
+from pyrofl.experiments.results import (
+    drawn,
+    facts_of,
+    figures_of_rounds,
+    score_table,
+    unlearned,
+    write_tables,
+)
 from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.flower.project import Project
 from pyrofl.inference.engine.state import Round
@@ -112,16 +118,12 @@ class ResultStore:
         """Write tables and figures; return why figures are lacking."""
         run, scores = self.run, self.scores
         folder = self.folder
-        (folder / "figures").mkdir(exist_ok=True)
-        metrics = ([row[c] for c in run_folder.METRICS] for row in run.history)
-        run_folder.write_csv(folder / "metrics.csv", run_folder.METRICS, metrics)
-        rows = run.client_rows(scores, {})
-        run_folder.write_csv(folder / "clients.csv", run_folder.CLIENTS, rows)
+        write_tables(folder, run, scores, {})
         run_folder.write_json(folder / "run.json", self._facts())
         save(run, folder / run_folder.CHECKPOINT)
         if run.verdict.kind != "diverged" and (found := shared_to_arviz(run)) is not None:
             export.save(found, folder / "posterior.nc")
-        return drawn(folder, self._figures())
+        return drawn(folder, figures_of_rounds(run, scores, self.name, self.project.seed))
 
     @property
     def problem(self) -> str:
@@ -162,18 +164,6 @@ class ResultStore:
                 for record in run.records
             ],
         }
-
-    def _figures(self) -> Iterable[tuple[str, Any]]:
-        """Yield the figures that there is something to show in."""
-        run, scores = self.run, self.scores
-        if scores:
-            metric, shown, sizes = main_metric(scores), scores[0], run.data.sizes
-            rows = run.metrics.assign(method=self.name, seed=self.project.seed)
-            yield "curves", lambda: figures.curves(rows, metric)
-            values = shown.values[metric]
-            yield "clients", lambda: figures.clients(sizes[shown.ids], values, metric)
-        if not run.convergence().empty:
-            yield "convergence", lambda: figures.convergence(run)
 
     @property
     def _about(self) -> dict[str, Any]:

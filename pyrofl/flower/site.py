@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pyrofl.arguments import known
 from pyrofl.experiments.methods import Scheduled
+from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
-from pyrofl.flower.records import Records, load, save
+from pyrofl.flower.records import Records
 from pyrofl.flower.rows import rows_of
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.evaluation.asked import usual
@@ -129,7 +130,7 @@ class Site:
         client = self.client(method, flat)
         try:
             if kind == ASK:
-                save(self._question(method, str(flat.get("model"))), {ASK: flat})
+                checkpoint_file.write(self._question(method, str(flat.get("model"))), {}, flat)
                 return {label(TOLD, method, which): client.evaluate(flat)}
             return {label(REPLY, method): client.train(flat)}
         except StateLostError as lost:
@@ -161,19 +162,21 @@ class Site:
         view = model or usual(by_round(self.project.build(self.data.clients)[method])(0))[0]
         path = self._question(method, view)
         if not path.exists():
-            found = [one.stem.partition(" ")[2] for one in path.parent.glob(f"{method} *.npz")]
+            found = [
+                one.stem.partition(" ")[2] for one in path.parent.glob(f"{method} *.safetensors")
+            ]
             have = f"one of {', '.join(sorted(found))}" if found else "a study after an evaluation"
             raise ValueError(
                 f"the server has sent no {view} model of {method} to {self.name}; expected {have}"
             )
-        question = load(path)[ASK]
+        question = checkpoint_file.read(path, {})
         return self.client(method, question).predict(question, x, client, **asked)
 
     def _question(self, method: str, model: str) -> Path:
         """Return the file of the last question about a model."""
         folder = self.state / RECEIVED
         folder.mkdir(exist_ok=True)
-        return folder / f"{method} {Path(model).name}.npz"
+        return folder / f"{method} {Path(model).name}.safetensors"
 
     def client(self, method: str, flat: Flat) -> Client:
         """Return the clients of this site, under a method."""

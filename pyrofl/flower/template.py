@@ -1,4 +1,4 @@
-"""A project folder to begin with: settings, the file that Flower calls, rows of three sites."""
+"""A new project in the layout of Flower's apps: settings, two apps, rows of three sites."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ dtype = "float32"
 test-share = 0.2               # of each client's rows
 # unlabelled = "spare.csv"     # rows without target, at the server alone
 
-# What Flower needs; the run's settings are filled in by `pyrofl flower up` and `serve`.
+# What Flower needs. `pyrofl flower up` and `serve` fill in the run's settings; with `flwr run` they
+# are given by --run-config.
 
 [project]
 name = "study"
@@ -43,29 +44,29 @@ dependencies = ["flwr>=1.41,<1.43"]
 publisher = "pyrofl"
 fab-format-version = 1
 flwr-version-target = "1.41.0"
-fab-include = ["app.py", "LICENSE"]     # of this folder nothing else is sent to the sites
+fab-include = ["study/*.py", "LICENSE"]  # of this folder nothing else is sent to the sites
 
 [tool.flwr.app.components]
-serverapp = "app:server"
-clientapp = "app:client"
+serverapp = "study.server_app:app"
+clientapp = "study.client_app:app"
 
 [tool.flwr.app.config]
-project = ""
-out = ""
-end = ""
-sites = 0
-least = 0
-timeout = 0.0
+project = ""                   # this folder, at the server
+out = ""                       # results; "" is run/ in the project
+sites = 3                      # number of sites
+least = 0                      # smallest number of sites in a round; 0: all
+timeout = 600.0                # seconds to wait for sites, and for their replies
+end = ""                       # file that tells how the run ended; "" is end.json in the results
 """
 
 APP = '''\
-"""What Flower starts: at the server `server`, at a site `client`."""
+"""The app that Flower starts at {place}."""
 
-from pyrofl.flower.apps import client_app, server_app
+from pyrofl.flower.apps import {kind}_app
 
-client = client_app()
-server = server_app()
+app = {kind}_app()
 '''
+PLACES = {"client": "a site", "server": "the server"}
 
 LICENSE = "All rights reserved.\n"
 
@@ -77,7 +78,10 @@ def new(folder: str | Path) -> Path:
         ValueError: if the folder holds anything.
     """
     path = run_folder.prepare(folder)
-    for name, text in (("pyproject.toml", SETTINGS), ("app.py", APP), ("LICENSE", LICENSE)):
+    files = {"pyproject.toml": SETTINGS, "LICENSE": LICENSE, "study/__init__.py": ""}
+    files |= {f"study/{k}_app.py": APP.format(kind=k, place=at) for k, at in PLACES.items()}
+    (path / "study").mkdir()
+    for name, text in files.items():
         (path / name).write_text(text, encoding="utf-8")
     (path / "sites").mkdir()
     for number, count in enumerate(ROWS, 1):

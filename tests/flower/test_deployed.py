@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
@@ -10,13 +11,16 @@ from pathlib import Path
 import hospitals
 import pytest
 import test_contract as contract
-from deployed import abroad, called, command, environment, left, same
+from deployed import abroad, called, command, environment, left, same, until
 from hospitals import NAMES
+
+from pyrofl.flower.processes import connect, free_port, process_group, wait_for_port, words_of
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.slow
 
 METHODS = tuple(contract.METHODS)
+OFFLINE = "--disable-runtime-dependency-installation"
 SETTINGS = ("epochs=1", "distil_epochs=1")
 
 
@@ -47,6 +51,29 @@ def test_all_methods_in_one_run_are_those_of_the_loop(tmp_path):
     for name in METHODS:
         assert f"{name}\nmodel " in told
         assert (out / name / "figures/curves.png").is_file()
+
+
+def test_the_commands_of_flower_run_a_project(tmp_path):
+    """No setting is filled in by `pyrofl flower`: results go to run/ in the project."""
+    project = hospitals.project(tmp_path / "p", methods=("fedavg",), settings=SETTINGS[:1])
+    port = free_port()
+    with process_group(tmp_path / "flower") as group:
+        words = ["--host", "127.0.0.1", "--port", str(port), "--insecure"]
+        group.start("superlink", ["flower-superlink", *words, OFFLINE])
+        wait_for_port(group, "superlink", "127.0.0.1", port)
+        connect(group.home, f"127.0.0.1:{port}")
+        for name in NAMES:
+            node = hospitals.site(project, tmp_path / "states", name)
+            words = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--host", "127.0.0.1"]
+            words += ["--port", str(free_port()), "--node-config", words_of(node)]
+            group.start(name, ["flower-supernode", *words])
+        folder = words_of({"project": str(project.folder)})
+        group.ask("flwr", "run", str(project.folder), "here", "--run-config", folder)
+        until((project.folder / "run/end.json").exists)
+    end = json.loads((project.folder / "run/end.json").read_text())
+    assert (end["code"], end["error"]) == (0, "")
+    same(project.folder / "run", project)
+    assert not left(tmp_path)
 
 
 def no_axis_of_rows(out: Path) -> None:

@@ -51,8 +51,7 @@ def answered(own, records):
 
 
 apps.answered = answered
-client = apps.client_app()
-server = apps.server_app()
+app = apps.client_app()
 """
 
 
@@ -102,7 +101,7 @@ def test_what_dies_is_left_out_and_nothing_is_counted_twice(tmp_path):
         settings=("epochs=1",),
         rounds=6,
     )
-    (project.folder / "app.py").write_text(FAULTS)
+    (project.folder / "study/client_app.py").write_text(FAULTS)
     out, port = tmp_path / "out", free_port()
     states = {name: out / "sites" / name for name in NAMES}
     for name, number, kind in (

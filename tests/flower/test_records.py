@@ -1,10 +1,9 @@
-"""Letters keep what a wire has to keep, and nothing else gets in."""
+"""Messages keep tensors and words as they are, and nothing else gets in."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,9 +13,7 @@ from pyrofl.flower.records import deserialize, serialize
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.uint8)
 FLOATS = (math.nan, math.inf, -math.inf, -0.0, 5e-324)
-PLACES = ('["float64", 0, [3], 0]', '["float64", 9, [1], 0]', '["float64", -8, [1], 0]')
-PLACES += ('["object", 0, [1], 0]', '["<U1", 0, [1], 0]', '["odd", 0, [1], 0]')
-PLACES += ('["float64", 0, [2], 5]', '["float64", 0, [-1], 0]', '["float64", 0, [1]]')
+PLACES = ('"x"', "5", '["1", 0]', '["0", -1]', '["0", "2"]', '["0"]')
 NAMES = st.text(min_size=1, max_size=8).filter(lambda text: "|" not in text)
 
 
@@ -39,7 +36,11 @@ def test_words_come_back_as_they_were(label, words):
     assert all(type(found[label][n]) is type(v) for n, v in words.items() if label != "other")
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.bool])
+def bits(value):
+    return value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bool, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (1, 2), (2, 0, 3), (4, 3, 2)])
 def test_tensors_come_back_to_the_last_bit(dtype, shape):
     value = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
@@ -51,7 +52,7 @@ def test_tensors_come_back_to_the_last_bit(dtype, shape):
     for name in ("a/b c", "t"):
         assert found[name].dtype == dtype
         assert found[name].shape == flat[name].shape
-        assert found[name].numpy().tobytes() == flat[name].contiguous().numpy().tobytes()
+        assert bits(found[name]) == bits(flat[name])
         found[name].view(-1)[:0] = 0  # it may be written to
 
 
@@ -59,15 +60,14 @@ def test_what_all_receive_travels_once():
     row = torch.randn(1, 1000)
     flat = {"down/w": row.expand(50, -1), "own": torch.randn(50, 2)}
     content, _ = serialize({"order": flat})
-    assert content.nbytes == 4000 + 400
+    assert 4000 + 400 <= len(content) < 5000
     found = deserialize(*serialize({"order": flat}))["order"]["down/w"]
     assert torch.equal(found, row.expand(50, -1))
     assert found.stride(0) == 0
 
 
-def test_what_no_letter_holds_is_refused():
+def test_what_no_message_holds_is_refused():
     for value, told in (
-        (torch.zeros(2, dtype=torch.bfloat16), "order: w is torch.bfloat16; expected a type that"),
         (None, "order: w is None; expected a tensor, a number, a text or texts"),
         ({"a": 1}, "order: w is {'a': 1}; expected a tensor"),
         ((1, 2), r"order: w is \(1, 2\); expected a tensor"),
@@ -77,9 +77,10 @@ def test_what_no_letter_holds_is_refused():
 
 
 def test_what_cannot_be_read_is_refused():
-    content = np.zeros(16, np.uint8)
-    texts = ["{", "[1]", '{"a": 3}', '{"a": {"|w": "x"}}', '{"a": {"|w": 5}}']
-    texts += [f'{{"a": {{"|w": {place}}}}}' for place in PLACES]
-    for text in texts:
+    content, text = serialize({"a": {"w": torch.zeros(2)}})
+    for odd in ("{", "[1]", '{"a": 3}', *(f'{{"a": {{"|w": {place}}}}}' for place in PLACES)):
         with pytest.raises(ValueError, match="a message cannot be read"):
-            deserialize(content, text)
+            deserialize(content, odd)
+    for cut in (b"", content[:-1], content[4:]):
+        with pytest.raises(ValueError, match="a message cannot be read"):
+            deserialize(cut, text)
