@@ -35,7 +35,7 @@ from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.fit import fit
 from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seed, later, separate
-from pyrofl.inference.tuned import By, Setting, Try, Tuned, ranked, told
+from pyrofl.inference.tuned import By, Setting, Trial, TuningResult, ranked, told
 from pyrofl.inference.verdict import verdict
 from pyrofl.partitions.validation import held_back
 
@@ -52,7 +52,7 @@ class AllFailed(ValueError):
 def tune(
     build: Callable[..., Fitting],
     data: Federation,
-    over: Mapping[str, Sequence[Any]] | Sequence[Setting],
+    param_grid: Mapping[str, Sequence[Any]] | Sequence[Setting],
     rounds: Count,
     *,
     metric: By | None = None,
@@ -65,13 +65,14 @@ def tune(
     about: Mapping[str, Any] | None = None,
     progress: bool = True,
     **loop: Unpack[LoopOptions],
-) -> Tuned:
+) -> TuningResult:
     """Choose settings of a method on rows held back inside the clients, by successive halving.
 
     Args:
         build: keyword arguments -> a method, or round number -> method.
         data: the federation; its test rows are not looked at.
-        over: name -> values to try, all combinations; or a list of settings, each name -> value.
+        param_grid: name -> values to try, all combinations; or a list of settings, each
+            name -> value.
         rounds: of the last comparison. With 4 to 9 settings the first is after a third of them, so
             that with three seeds 9 settings cost as much as 11 runs, and 6 settings as 10.
         metric: mean over clients; "accuracy", or "nll" or "rmse", the smaller the better. None is
@@ -93,7 +94,7 @@ def tune(
         ValueError: if there is no setting, two are alike, build refuses one, no client has two
             training rows, the metric is not among the scores of the method, or all settings fail.
     """
-    settings = combinations(over)
+    settings = combinations(param_grid)
     made = [build(**setting) for setting in settings]
     refuse_metric(metric, data)
     by: By = metric or ("accuracy" if data.classes else "nll")
@@ -102,7 +103,7 @@ def tune(
     with ExitStack() as stack:
         place = Path(folder or stack.enter_context(TemporaryDirectory(prefix="pyrofl-")))
 
-        def attempt(which: int, number: int, k: int) -> Try:
+        def attempt(which: int, number: int, k: int) -> Trial:
             own = later(seed, k)
             if k not in held:
                 held[k] = held_back(data, share, seed=separate(own).noise)
@@ -112,10 +113,10 @@ def tune(
                 keeper.last = load(path, made[which], held[k], keeper.about, seed=own)
                 keeper.written = keeper.last.state.number
             problem = _trained(made[which], held[k], number, keeper, own, how)
-            return _judged(Try(which, number, k, nan, 0.0, problem), keeper.last, by)
+            return _judged(Trial(which, number, k, nan, 0.0, problem), keeper.last, by)
 
         tries = halved(len(settings), rounds, by, attempt, seeds)
-    return Tuned(settings, tuple(tries), by, ranked(tries, by)[0])
+    return TuningResult(settings, tuple(tries), by, ranked(tries, by)[0])
 
 
 def refuse_metric(metric: By | None, data: Federation) -> None:
@@ -131,36 +132,38 @@ def refuse_metric(metric: By | None, data: Federation) -> None:
         raise ValueError("metric is 'accuracy', and y holds numbers; expected rmse or nll")
 
 
-def combinations(over: Mapping[str, Sequence[Any]] | Sequence[Setting]) -> tuple[Setting, ...]:
+def combinations(
+    param_grid: Mapping[str, Sequence[Any]] | Sequence[Setting],
+) -> tuple[Setting, ...]:
     """Return all settings, and refuse none, or two that are alike.
 
     >>> [told(setting) for setting in combinations({"lr": (0.1, 0.3), "momentum": (0, 0.9)})]
     ['lr=0.1 momentum=0', 'lr=0.1 momentum=0.9', 'lr=0.3 momentum=0', 'lr=0.3 momentum=0.9']
     """
-    if isinstance(over, Mapping):
-        for name, values in over.items():
+    if isinstance(param_grid, Mapping):
+        for name, values in param_grid.items():
             if isinstance(values, str) or not isinstance(values, Sequence):
-                raise ValueError(f"over[{name!r}] is {values!r}; expected a list of values")
-        found = [dict(zip(over, some, strict=True)) for some in product(*over.values())]
+                raise ValueError(f"param_grid[{name!r}] is {values!r}; expected a list of values")
+        found = [dict(zip(param_grid, some, strict=True)) for some in product(*param_grid.values())]
     else:
-        found = [_named(setting) for setting in over]
+        found = [_named(setting) for setting in param_grid]
     words = [told(setting) for setting in found]
     if not found or len(set(words)) < len(words):
         again = next((f"{w!r} twice" for w in words if words.count(w) > 1), "no setting")
-        raise ValueError(f"over has {again}; expected some settings, no two alike")
+        raise ValueError(f"param_grid has {again}; expected some settings, no two alike")
     return tuple(found)
 
 
 def _named(setting: Any) -> dict[str, Any]:
     if not isinstance(setting, Mapping):
-        raise ValueError(f"over has {setting!r}; expected dicts, name -> value")
+        raise ValueError(f"param_grid has {setting!r}; expected dicts, name -> value")
     return dict(setting)
 
 
 def halved(
-    count: int, rounds: int, by: By, attempt: Callable[[int, int, int], Try], seeds: int = 3
-) -> list[Try]:
-    """Try settings 0 to count - 1 for more and more rounds, each time the best third of the last.
+    count: int, rounds: int, by: By, attempt: Callable[[int, int, int], Trial], seeds: int = 3
+) -> list[Trial]:
+    """Trial settings 0 to count - 1 for more and more rounds, each time the best third of the last.
 
     The three that remain are tried for all rounds with every seed; a single setting with one.
 
@@ -174,7 +177,7 @@ def halved(
     Raises:
         AllFailed: if all fail.
     """
-    left, tries = list(range(count)), list[Try]()
+    left, tries = list(range(count)), list[Trial]()
     *screens, last = rungs(count, rounds)
     for number in screens:
         tries += [attempt(which, number, 0) for which in left]
@@ -229,7 +232,7 @@ def _trained(
     return ""
 
 
-def _judged(found: Try, run: Run | None, by: By) -> Try:
+def _judged(found: Trial, run: Run | None, by: By) -> Trial:
     """Return a try with its score and its seconds, or with what is wrong with it."""
     if run is None:  # not one round was made
         return found

@@ -20,7 +20,7 @@ COLUMNS = ("setting", "rounds", "seed", "score", "behind", "error", "chosen", "p
 
 
 @dataclass(frozen=True)
-class Try:
+class Trial:
     """The result of a setting after so many rounds with one seed.
 
     Attributes:
@@ -63,7 +63,7 @@ class Margin:
 
 
 @dataclass(frozen=True, repr=False)
-class Tuned(Summarised):
+class TuningResult(Summarised):
     """Settings that were tried, and the one that was chosen.
 
     Attributes:
@@ -74,7 +74,7 @@ class Tuned(Summarised):
     """
 
     settings: tuple[Setting, ...]
-    tries: tuple[Try, ...]
+    tries: tuple[Trial, ...]
     metric: By
     chosen: int
 
@@ -197,13 +197,13 @@ def sign(by: By) -> int:
     return -1 if by == "accuracy" else 1
 
 
-def ranked(tries: Sequence[Try], by: By) -> list[int]:
+def ranked(tries: Sequence[Trial], by: By) -> list[int]:
     """Order settings: the most rounds first, then the best mean over seeds.
 
     Of equal ones the first comes first. One that fails in any try is left out.
     """
     failed = {one.setting for one in tries if one.problem}
-    known: dict[int, list[Try]] = {}
+    known: dict[int, list[Trial]] = {}
     for one in sorted(tries, key=lambda one: one.rounds):
         if one.setting not in failed:
             had = known.get(one.setting, [])

@@ -14,7 +14,7 @@ import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.tune import halved, rungs, tune
-from pyrofl.inference.tuned import Try, Tuned, ranked, told
+from pyrofl.inference.tuned import Trial, TuningResult, ranked, told
 from pyrofl.models import fedavg
 from pyrofl.models.likelihoods import normal
 from pyrofl.nets import Network
@@ -41,7 +41,7 @@ def step(**setting: float) -> pyrofl.Method:
     return fedavg.build(net, **plain, **setting)
 
 
-def chosen(line: Federation, **how: object) -> Tuned:
+def chosen(line: Federation, **how: object) -> TuningResult:
     return tune(step, line, {"lr": RATES}, 9, metric="rmse", progress=False, **how)
 
 
@@ -121,24 +121,24 @@ def test_what_fails_is_last_and_no_crash(line):
 
 
 def test_one_that_diverges_late_gives_way_to_the_next():
-    def attempt(which: int, rounds: int, seed: int) -> Try:
+    def attempt(which: int, rounds: int, seed: int) -> Trial:
         late = "diverged" if (which, rounds, seed) == (3, 9, 1) else ""
-        return Try(which, rounds, seed, math.nan if late else which / 9, 1.0, late)
+        return Trial(which, rounds, seed, math.nan if late else which / 9, 1.0, late)
 
     tries = halved(4, 9, "accuracy", attempt)
     assert [(one.setting, one.rounds, one.seed) for one in tries] == [
         *((k, 3, 0) for k in range(4)),
         *((3, 9, 0), (2, 9, 0), (1, 9, 0), (3, 9, 1), (2, 9, 1), (1, 9, 1), (2, 9, 2), (1, 9, 2)),
     ]
-    found = Tuned(({},) * 4, tuple(tries), "accuracy", 2)
+    found = TuningResult(({},) * 4, tuple(tries), "accuracy", 2)
     assert found.score == 2 / 9
     assert [margin.setting for margin in found.margins] == [1]
     assert [one.seed for one in halved(1, 9, "accuracy", attempt)] == [0]
 
 
 def test_equal_scores_go_to_the_first():
-    def attempt(which: int, rounds: int, seed: int) -> Try:
-        return Try(which, rounds, seed, 1.0, 0.0)
+    def attempt(which: int, rounds: int, seed: int) -> Trial:
+        return Trial(which, rounds, seed, 1.0, 0.0)
 
     tries = halved(9, 90, "nll", attempt, seeds=2)
     assert [one.setting for one in tries] == [*range(9), 0, 1, 2, 0, 1, 2]
@@ -148,12 +148,14 @@ def test_equal_scores_go_to_the_first():
 
 def test_luck_with_one_seed_does_not_decide():
     # With the first seed, and after few rounds, setting 1 is ahead; over the seeds it is behind.
-    def attempt(which: int, rounds: int, seed: int) -> Try:
+    def attempt(which: int, rounds: int, seed: int) -> Trial:
         lucky = 0.8 if seed == 0 else 0.4
-        return Try(which, rounds, seed, lucky if which else 0.7, 0.0)
+        return Trial(which, rounds, seed, lucky if which else 0.7, 0.0)
 
     tries = halved(2, 18, "accuracy", attempt)
-    found = Tuned(({"lr": 1}, {"lr": 3}), tuple(tries), "accuracy", ranked(tries, "accuracy")[0])
+    found = TuningResult(
+        ({"lr": 1}, {"lr": 3}), tuple(tries), "accuracy", ranked(tries, "accuracy")[0]
+    )
     assert found.best == {"lr": 1}
     (margin,) = found.margins
     assert margin.behind == pytest.approx(0.7 - 1.6 / 3)
@@ -175,14 +177,17 @@ def test_a_method_of_classes_with_a_schedule(method):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"over": {}}, "unused"),
-        ({"over": []}, "over has no setting; expected some settings"),
-        ({"over": {"lr": ()}}, "over has no setting"),
-        ({"over": {"lr": 0.1}}, r"over\['lr'\] is 0.1; expected a list of values"),
-        ({"over": {"lr": "0.1"}}, r"over\['lr'\] is '0.1'; expected a list of values"),
-        ({"over": {"lr": (0.1, 0.1)}}, "over has 'lr=0.1' twice; expected some settings, no two"),
-        ({"over": [3]}, "over has 3; expected dicts, name -> value"),
-        ({"over": {"lr": (0.1, -1.0)}}, "lr is -1.0; expected a number of at least 0"),
+        ({"param_grid": {}}, "unused"),
+        ({"param_grid": []}, "param_grid has no setting; expected some settings"),
+        ({"param_grid": {"lr": ()}}, "param_grid has no setting"),
+        ({"param_grid": {"lr": 0.1}}, r"param_grid\['lr'\] is 0.1; expected a list of values"),
+        ({"param_grid": {"lr": "0.1"}}, r"param_grid\['lr'\] is '0.1'; expected a list of values"),
+        (
+            {"param_grid": {"lr": (0.1, 0.1)}},
+            "param_grid has 'lr=0.1' twice; expected some",
+        ),
+        ({"param_grid": [3]}, "param_grid has 3; expected dicts, name -> value"),
+        ({"param_grid": {"lr": (0.1, -1.0)}}, "lr is -1.0; expected a number of at least 0"),
         ({"metric": "accuracy"}, "metric is 'accuracy', and y holds numbers; expected rmse"),
         ({"metric": "ece"}, "metric is 'ece'; expected one of accuracy, nll, rmse"),
         ({"seeds": 0}, "seeds is 0; expected a whole number of at least 1"),
@@ -192,7 +197,7 @@ def test_a_method_of_classes_with_a_schedule(method):
     ],
 )
 def test_bad_arguments_are_refused_in_a_line(line, given, told):
-    asked = {"over": {"lr": (0.1,)}, "rounds": 1, "metric": "rmse"} | given
+    asked = {"param_grid": {"lr": (0.1,)}, "rounds": 1, "metric": "rmse"} | given
     if told == "unused":  # nothing to choose from is one setting, the defaults
         assert tune(step, line, progress=False, **asked).best == {}
         return

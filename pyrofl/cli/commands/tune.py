@@ -24,7 +24,7 @@ from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.inference.tune import AllFailed, refuse_metric
 from pyrofl.inference.tune import tune as choose
-from pyrofl.inference.tuned import COLUMNS, Margin, Try, Tuned, told
+from pyrofl.inference.tuned import COLUMNS, Margin, Trial, TuningResult, told
 
 FACTS, TABLE, FIGURE = "tune.json", "tune.csv", "tune"
 FOLDER = "tune"  # behind the method's name, in the folder of a comparison
@@ -143,7 +143,7 @@ def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
     return words, text
 
 
-def done(search: Search) -> Tuned:
+def done(search: Search) -> TuningResult:
     """Choose settings, or read which were chosen by a command that is gone on with."""
     job, path, experiment = search.job, search.path, search.job.experiment
     file = path / FACTS
@@ -175,7 +175,7 @@ def done(search: Search) -> Tuned:
     return found
 
 
-def facts(search: Search, found: Tuned) -> dict[str, Any]:
+def facts(search: Search, found: TuningResult) -> dict[str, Any]:
     """Return what tune.json holds."""
     tries = [asdict(t) | {"score": t.score if isfinite(t.score) else None} for t in found.tries]
     return {
@@ -193,20 +193,22 @@ def facts(search: Search, found: Tuned) -> dict[str, Any]:
     }
 
 
-def margin(found: Tuned, one: Margin) -> dict[str, Any]:
+def margin(found: TuningResult, one: Margin) -> dict[str, Any]:
     """Return how far a finalist is behind the chosen setting; JSON has no NaN."""
     error = one.error if isfinite(one.error) else None
     return {**asdict(one), "setting": found.settings[one.setting], "error": error}
 
 
-def read(path: Path, about: dict[str, Any]) -> Tuned:
+def read(path: Path, about: dict[str, Any]) -> TuningResult:
     """Read what was chosen, and refuse a choice of another command."""
     try:
         had = json.loads(path.read_text(encoding="utf-8"))
         tries = [
-            Try(**t | {"score": nan if t["score"] is None else t["score"]}) for t in had["tries"]
+            Trial(**t | {"score": nan if t["score"] is None else t["score"]}) for t in had["tries"]
         ]
-        found = Tuned(tuple(had["about"]["settings"]), tuple(tries), had["metric"], had["place"])
+        found = TuningResult(
+            tuple(had["about"]["settings"]), tuple(tries), had["metric"], had["place"]
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected what tune writes") from error
     checkpoint_file.refuse_differences(path, had["about"], json.loads(json.dumps(about)))
@@ -222,7 +224,7 @@ def until(search: Search) -> str:
     )
 
 
-def sentences(search: Search, found: Tuned) -> Iterator[str]:
+def sentences(search: Search, found: TuningResult) -> Iterator[str]:
     """Say what was chosen, by what margin, and what it took."""
     yield f"{told(found.best)} is the best of {len(found.settings)} settings, {until(search)}:"
     yield f"{found.metric} {found.score:.4f} there, {found.rounds} rounds, {found.seconds:.1f} s."
@@ -230,7 +232,7 @@ def sentences(search: Search, found: Tuned) -> Iterator[str]:
         yield f"Its margin is {found.margin}."
 
 
-def table(found: Tuned) -> str:
+def table(found: TuningResult) -> str:
     """Lay out all tries."""
     marks = {True: "*", False: ""}
     lines = [
@@ -249,14 +251,14 @@ def table(found: Tuned) -> str:
     return run_folder.table(head, lines)
 
 
-def command(search: Search, found: Tuned) -> str:
+def command(search: Search, found: TuningResult) -> str:
     """Return the command that runs the method with what was chosen."""
     chosen = (f"{n}={v}" for n, v in found.best.items())
     fitted = replace(search.job.experiment, settings=(*search.fixed, *chosen))
     return spelled(["run", search.job.name], fitted, search.job.task.seed)
 
 
-def drawn_of(search: Search, found: Tuned) -> list[str]:
+def drawn_of(search: Search, found: TuningResult) -> list[str]:
     """Draw all tries; say which figure could not be."""
     run_folder.prepare(search.path / "figures", overwrite=True)
     return drawn(search.path, [(FIGURE, lambda: figures.tuning(found.frame(), found.metric))])
