@@ -17,7 +17,7 @@ import torch
 
 import pyrofl
 from pyrofl import figures, likelihoods, nets
-from pyrofl.data.conjugate import ConjugateTask, conjugate
+from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
 from pyrofl.files.run_folder import table
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.prepare import prepared

@@ -9,8 +9,8 @@ from typing import Any
 from pyrofl import recipes
 from pyrofl.arguments import checked
 from pyrofl.data import Federation
-from pyrofl.data.blank import hidden
 from pyrofl.data.fingerprint import set_fingerprint
+from pyrofl.data.outlines import hidden
 from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.checkpoints import taken_up

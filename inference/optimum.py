@@ -114,11 +114,9 @@ def _said(
     def many(tensors: Mapping[str, Tensor]) -> Tensors:
         return {n: v.expand(copies, *v.shape[1:]) for n, v in tensors.items()}
 
-    same = {n: v for n, v in vars(batch).items() if isinstance(v, Tensor)}
+    rows: Any = many({n: v for n, v in vars(batch).items() if isinstance(v, Tensor)})
     with pyro.validation_enabled(False), noise:
-        q, p = traces(
-            method.model, method.guide, many(received), local, replace(batch, **many(same))
-        )
+        q, p = traces(method.model, method.guide, many(received), local, replace(batch, **rows))
     parts = {True: batch.size.new_zeros(copies), False: batch.size.new_zeros(copies)}
     for name, site in latent(q):
         ratio = log_densities(site, p.nodes.get(name), False)[1]

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from pyrofl import recipes
 from pyrofl.data import Federation
-from pyrofl.data.blank import facts
 from pyrofl.data.fingerprint import fingerprint
+from pyrofl.data.outlines import facts
 from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import compared_versions, versions
 from pyrofl.inference.description import describe

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyrofl.arguments import Count, Range, checked
-from pyrofl.data.source import LEARNED
+from pyrofl.data.tables.source import LEARNED
 from pyrofl.inference.programs import Likelihood
 from pyrofl.recipes import repeatable
 

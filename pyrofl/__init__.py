@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 
-from pyrofl.data import Batch, Federation, Preparation
+from pyrofl.data import Batch, Federation, Preprocessor
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.budget import Privacy
 from pyrofl.inference.chains import Chains
@@ -52,7 +52,7 @@ __all__ = [
     "Method",
     "Network",
     "Phase",
-    "Preparation",
+    "Preprocessor",
     "Privacy",
     "Round",
     "Run",
@@ -77,7 +77,7 @@ __all__ = [
 MODULES = {
     "checks": "pyrofl.inference.checks",
     "data": "pyrofl.data",
-    "datasets": "pyrofl.data.datasets",
+    "datasets": "pyrofl.data.loaders.datasets",
     "federations": "pyrofl.partitions.federations",
     "figures": "pyrofl.figures",
     "guides": "pyrofl.models.guides",

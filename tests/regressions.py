@@ -6,7 +6,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyrofl.data.conjugate import linear_regression
+from pyrofl.data.loaders.conjugate import linear_regression
 from pyrofl.models import priors
 from pyrofl.tensors import Tensors
 

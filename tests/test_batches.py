@@ -25,7 +25,7 @@ from test_contract import METHODS, MODULES
 from torch import Tensor, nn
 
 from pyrofl.data import Batch, Federation
-from pyrofl.data.conjugate import ConjugateTask, conjugate
+from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
 from pyrofl.inference.engine.participation import bernoulli, fixed
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method

@@ -15,7 +15,7 @@ from promises import others_slow
 from torch import Tensor
 
 from pyrofl.data import Federation, Who
-from pyrofl.data.conjugate import linear_regression
+from pyrofl.data.loaders.conjugate import linear_regression
 from pyrofl.experiments.tasks import threads
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.engine.state import Round

@@ -9,7 +9,8 @@ import torch
 
 import pyrofl
 from pyrofl import nets
-from pyrofl.data import Federation, datasets
+from pyrofl.data import Federation
+from pyrofl.data.loaders import datasets
 from pyrofl.models import fedbe
 from pyrofl.partitions import federations
 from pyrofl.tensors import Tensors, role

@@ -18,7 +18,8 @@ import torch
 
 import pyrofl
 from pyrofl import reference
-from pyrofl.data import Federation, datasets
+from pyrofl.data import Federation
+from pyrofl.data.loaders import datasets
 from pyrofl.inference.programs import Program
 from pyrofl.models import pvi
 from pyrofl.partitions import federations

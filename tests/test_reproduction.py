@@ -8,7 +8,7 @@ import pytest
 
 import pyrofl
 from pyrofl import nets
-from pyrofl.data import datasets
+from pyrofl.data.loaders import datasets
 from pyrofl.models import fedavg, local, pfedvem
 from pyrofl.partitions import federations
 

@@ -19,7 +19,8 @@ from clients import SETTINGS, partitioned, sized
 from torch import Tensor
 
 from pyrofl import nets
-from pyrofl.data import Federation, datasets
+from pyrofl.data import Federation
+from pyrofl.data.loaders import datasets
 from pyrofl.inference import fast
 from pyrofl.inference.engine.participation import bernoulli, everyone, fraction
 from pyrofl.inference.federate import federate

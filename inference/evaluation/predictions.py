@@ -13,8 +13,8 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import known
 from pyrofl.data import Batch, Federation, Who
-from pyrofl.data.sites import inputs, responses_of
-from pyrofl.data.wording import listed
+from pyrofl.data.arrays import inputs, responses_of
+from pyrofl.data.tables.wording import listed
 from pyrofl.inference.engine.state import Round, refuse_absent_states
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked, usual
 from pyrofl.inference.evaluation.predict import (
@@ -160,7 +160,7 @@ def _rows(data: Federation, x: Any, what: str = "x") -> Tensor:
             f"{what} has shape {list(rows.shape)}; expected at least one row of "
             f"{list(data.x.shape[1:])}"
         )
-    if made and (far := made.far_off(rows)):
+    if made and (far := made.find_outlier(rows)):
         row, column, off = far
         warn(
             f"{what}: column {column.name} holds {off * column.scale + column.centre:.6g} in row "

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pyrofl.data.blank import outline
+from pyrofl.data.outlines import outline
 from pyrofl.inference.posteriors.arviz import Fitted
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.export import Fact, inference_data

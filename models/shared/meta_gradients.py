@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -137,4 +137,5 @@ def _together(a: Batch, b: Batch) -> Batch:
     joined = {n: torch.cat([getattr(a, n), getattr(b, n)], 1) for n in ("x", "y", "mask", "at")}
     order = joined["mask"].int().argsort(dim=1, descending=True, stable=True)
     client = torch.arange(len(a), device=order.device)[:, None]
-    return replace(a, **{n: v[client, order] for n, v in joined.items()})
+    rows: Any = {n: v[client, order] for n, v in joined.items()}
+    return replace(a, **rows)

@@ -1,24 +1,24 @@
 """Clients and their rows: data sets by name or file, batches, and federations."""
 
 from pyrofl.data.batch import Batch
-from pyrofl.data.blank import outline
 from pyrofl.data.federation import Dataset, Federation, stack
-from pyrofl.data.preparation import Preparation
+from pyrofl.data.outlines import outline
 from pyrofl.data.roster import Roster, Who
 from pyrofl.data.rows import check_table
-from pyrofl.data.source import Source
-from pyrofl.data.telling import tell
+from pyrofl.data.tables.column_summary import summarize_columns
+from pyrofl.data.tables.preprocessor import Preprocessor
+from pyrofl.data.tables.source import Source
 
 __all__ = [
     "Batch",
     "Dataset",
     "Federation",
-    "Preparation",
+    "Preprocessor",
     "Roster",
     "Source",
     "Who",
     "check_table",
     "outline",
     "stack",
-    "tell",
+    "summarize_columns",
 ]

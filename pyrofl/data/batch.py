@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import pyro
 import torch
@@ -18,6 +18,15 @@ from pyrofl.plates import plate
 from pyrofl.tensors import cut
 
 ROWS = "x", "y", "mask", "at", "weights"  # what a batch has of each row
+
+
+class RowScale(NamedTuple):
+    """How many of its client's rows a row stands for, and what that was computed from."""
+
+    mask: Tensor  # [C, B]
+    size: Tensor  # [C]
+    weights: Tensor | None  # [C, B]
+    scale: Tensor  # [C, 1], or [C, B] with weights
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ class Batch:
     ids: Tensor  # [C] int64
     at: Tensor | None = None  # [C, B] int64, which of its client's rows; -1: none; None: in order
     weights: Tensor | None = None  # [C, B] of rows, a client's mean being 1; None: all weigh 1
+    known_scale: RowScale | None = None  # not used once what it was computed from is replaced
 
     def __len__(self) -> int:
         """Return the number of clients."""
@@ -47,6 +57,11 @@ class Batch:
 
     @cached_property
     def _share(self) -> Tensor:
+        if (known := self.known_scale) and all(
+            was is now
+            for was, now in zip(known, (self.mask, self.size, self.weights), strict=False)
+        ):
+            return known.scale
         part = share(self.size, self.mask)
         return part if self.weights is None else part * self.weights
 
@@ -77,16 +92,16 @@ class Batch:
         if isinstance(clients, slice) and clients.indices(len(self)) == (0, len(self), 1):
             return self
         known = {n: v for n in (*ROWS, "size", "ids") if (v := getattr(self, n)) is not None}
-        return replace(self, **cut(known, clients))
+        rows: dict[str, Any] = cut(known, clients)
+        return replace(self, **rows)
 
     def by_step(self) -> Iterator[Batch]:
         """Yield what clients see at each step, of batches [T, C, B] of several steps."""
-        names = [n for n in ("_share", *ROWS) if getattr(self, n) is not None]
-        known = (getattr(self, n).unbind() for n in names)
-        for part, *rows in zip(*known, strict=True):
-            one = Batch(**dict(zip(names[1:], rows, strict=True)), size=self.size, ids=self.ids)
-            vars(one)["_share"] = part  # as cached_property would
-            yield one
+        known = {n: v.unbind() for n in ROWS if (v := getattr(self, n)) is not None}
+        for scale, *rows in zip(self._share.unbind(), *known.values(), strict=True):
+            one: dict[str, Any] = dict(zip(known, rows, strict=True))
+            one["known_scale"] = RowScale(one["mask"], self.size, one.get("weights"), scale)
+            yield Batch(**one, size=self.size, ids=self.ids)
 
     def split(self, k: int) -> list[Batch]:
         """Deal the rows into k batches (row i goes to batch i mod k): support and query.

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pyrofl.data.batch import Batch
-from pyrofl.data.recipe import Recipe
+from pyrofl.data.arrays import table_of
+from pyrofl.data.batch import Batch, RowScale
 from pyrofl.data.roster import Who, names_of
 from pyrofl.data.rows import check_alike, check_table, row_numbers
-from pyrofl.data.sites import table_of
-from pyrofl.data.source import Source
+from pyrofl.data.tables.preprocessing_plan import PreprocessingPlan
+from pyrofl.data.tables.source import Source
 from pyrofl.data.weights import OfClasses, check_weights, of_classes, of_sites
 from pyrofl.summaries import Summarised, picture
 
@@ -37,16 +37,15 @@ class Dataset:
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     likelihood: str = "categorical"  # the one that suits y
     source: Source | None = None  # which columns of a user's file x and y are; None: no such file
-    recipe: Recipe | None = None  # how `split` makes features of x [N, C] float64; None: x is so
+    recipe: PreprocessingPlan | None = (
+        None  # how `split` makes features of x [N, C] float64; None: x is so
+    )
     weights: Tensor | None = None  # [N] float64, of rows in the likelihood; None: all weigh 1
 
 
-@dataclass(frozen=True, repr=False)
-class Federation(Summarised):
-    """Who holds which rows of one table.
-
-    The last `held_out` clients never train: they stand for clients that join later.
-    """
+@dataclass(frozen=True, repr=False, eq=False)
+class FederationFields:
+    """Fields of a federation, complete and checked."""
 
     x: Tensor  # [N, *x]
     y: Tensor  # [N, ...]
@@ -60,47 +59,76 @@ class Federation(Summarised):
     source: Source | None = None  # which columns of a user's file x and y are; None: no such file
     weights: Tensor | None = None  # [N] float64, of rows in the likelihood; None: all weigh 1
 
-    def __post_init__(self) -> None:
-        """Check once what every later step relies on.
+
+@dataclass(frozen=True, init=False, repr=False)
+class Federation(FederationFields, Summarised):
+    """A table whose rows are split among clients.
+
+    The last `held_out` clients never train: they stand for clients that join later.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        train: Sequence[Tensor],
+        test: Sequence[Tensor],
+        names: Sequence[str] = (),
+        classes: Sequence[str] = (),
+        held_out: int = 0,
+        pooled_test: Tensor | None = None,
+        unlabelled: Tensor | None = None,
+        source: Source | None = None,
+        weights: Tensor | None = None,
+    ) -> None:
+        """Check the fields.
 
         Raises:
             ValueError: naming the tensor or the client, and what was expected.
         """
-        fields = vars(self)  # frozen, but for here
-        fields |= {n: _listed(n, fields[n]) for n in ("train", "test", "classes", "names")}
-        fields["names"] = self.names or tuple(f"client {j}" for j in range(len(self.train)))
-        for part in ("classes", "names"):
-            names_of(part, fields[part])
-        check_table(self.x, self.y, self.classes)
-        if self.unlabelled is not None:
-            check_alike(self.unlabelled, self.x)
-        if not len(self.train) == len(self.test) == len(self.names):
-            raise ValueError(
-                f"train, test and names differ in length: {len(self.train)}, {len(self.test)}, "
-                f"{len(self.names)}; expected one entry per client"
+        train, test, classes, names = (
+            _listed(name, value)
+            for name, value in zip(
+                ("train", "test", "classes", "names"), (train, test, classes, names), strict=True
             )
-        if not len(self.train):
+        )
+        names = names or tuple(f"client {j}" for j in range(len(train)))
+        names_of("classes", classes)
+        names_of("names", names)
+        check_table(x, y, classes)
+        if unlabelled is not None:
+            check_alike(unlabelled, x)
+        if not len(train) == len(test) == len(names):
+            raise ValueError(
+                f"train, test and names differ in length: {len(train)}, {len(test)}, {len(names)}; "
+                "expected one entry per client"
+            )
+        if not len(train):
             raise ValueError("train is empty; expected the rows of at least one client")
-        most, out = len(self.train) - 1, self.held_out
-        if isinstance(out, bool) or not isinstance(out, Integral) or not 0 <= out <= most:
-            raise ValueError(
-                f"held_out is {self.held_out!r}; expected 0 to {most}, so that one trains"
+        most = len(train) - 1
+        whole = isinstance(held_out, Integral) and not isinstance(held_out, bool)
+        if not whole or not 0 <= held_out <= most:
+            raise ValueError(f"held_out is {held_out!r}; expected 0 to {most}, so that one trains")
+        if weights is not None:
+            check_weights(weights, len(y))
+        own = {
+            part: tuple(
+                row_numbers(f"{name}: {part}", rows, len(y))
+                for name, rows in zip(names, each, strict=True)
             )
-        if self.weights is not None:
-            check_weights(self.weights, len(self.y))
-        total = len(self.y)
-        for part in ("train", "test"):
-            rows = zip(self.names, fields[part], strict=True)
-            fields[part] = tuple(row_numbers(f"{name}: {part}", v, total) for name, v in rows)
-        if self.pooled_test is not None:
-            fields["pooled_test"] = row_numbers("pooled_test", self.pooled_test, total)
-        for name, mine in zip(self.names, self.train, strict=True):
+            for part, each in (("train", train), ("test", test))
+        }
+        if pooled_test is not None:
+            pooled_test = row_numbers("pooled_test", pooled_test, len(y))
+        for name, mine in zip(names, own["train"], strict=True):
             if len(mine.unique()) < len(mine):
                 raise ValueError(f"{name} holds a training row twice; expected distinct rows")
             if not len(mine):
                 raise ValueError(f"{name} has no training row; expected at least one")
-            if self.weights is not None and not bool(self.weights[mine].sum() > 0):
+            if weights is not None and not bool(weights[mine].sum() > 0):
                 raise ValueError(f"{name}: all its training rows weigh 0; expected one that counts")
+        split = (own["train"], own["test"], names, classes, held_out)
+        super().__init__(x, y, *split, pooled_test, unlabelled, source, weights)
 
     @classmethod
     def of(
@@ -245,10 +273,9 @@ class Federation(Summarised):
             own = self._table.index_select(0, flat).unflatten(0, rows.shape)
             weights = own * self._relative[who.ids][:, None]
             share = None if share is None else share * weights
-        batch = Batch(x, y, mask.to(self.x.device), who.size, who.ids, at, weights)
-        if share is not None:
-            vars(batch)["_share"] = share  # as cached_property would
-        return batch
+        mask = mask.to(self.x.device)
+        known = None if share is None else RowScale(mask, who.size, weights, share)
+        return Batch(x, y, mask, who.size, who.ids, at, weights, known)
 
     def batch(self, ids: Tensor, part: str = "train", width: int = 1) -> Batch:
         """Return all "train" or "test" rows of some clients, padded to the longest or a width."""

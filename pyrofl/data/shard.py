@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from pyrofl.data.federation import Federation
+from pyrofl.data.federation import Federation, FederationFields
 
 
 class Shard(Federation):
     """Some clients at their places in the whole federation; the others have no rows here."""
 
-    def __post_init__(self) -> None:
-        """Check nothing: the clients that are here have been."""
+    def __init__(self, *fields: Any, **more: Any) -> None:
+        """Check nothing: the clients that are here were checked, and the others have no rows."""
+        FederationFields.__init__(self, *fields, **more)
 
 
 def shard(data: Federation, ids: Tensor) -> Shard:

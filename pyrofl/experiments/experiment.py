@@ -16,8 +16,8 @@ from functools import cache, partial
 from typing import Any, get_type_hints
 
 from pyrofl.arguments import Count, PositiveShare, ProperShare, Share, ShareBelowOne, Whole
-from pyrofl.data.columns import Missing
-from pyrofl.data.preparation import Prepare
+from pyrofl.data.tables.columns import Missing
+from pyrofl.data.tables.preprocessor import Prepare
 from pyrofl.experiments.options import (
     FLAG,
     ArvizGroups,

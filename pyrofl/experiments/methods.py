@@ -9,7 +9,7 @@ from typing import Any
 
 import pyrofl.models
 from pyrofl.arguments import known
-from pyrofl.data.source import LEARNED
+from pyrofl.data.tables.source import LEARNED
 from pyrofl.experiments.settings import DONE, Build, Value, accepted, arguments, read_settings
 from pyrofl.experiments.tasks import Task
 from pyrofl.inference.engine.server_round import first

@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pyrofl.arguments import Count, Positive, Whole
-from pyrofl.data.wording import composed
+from pyrofl.data.tables.wording import composed
 from pyrofl.inference.posteriors.axes import GROUPS
 
 Kind = dict[str, Any]

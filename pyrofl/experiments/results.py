@@ -12,7 +12,7 @@ import torch
 
 from pyrofl import figures
 from pyrofl.data import Federation
-from pyrofl.data.wording import listed
+from pyrofl.data.tables.wording import listed
 from pyrofl.experiments import rows
 from pyrofl.experiments.console import FAILED, Stopped, tell, trace, what
 from pyrofl.experiments.experiment import Experiment

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from pyrofl import nets
-from pyrofl.data import Dataset, Federation, datasets, weights
-from pyrofl.data.source import LEARNED
+from pyrofl.data import Dataset, Federation, weights
+from pyrofl.data.loaders import datasets
+from pyrofl.data.tables.source import LEARNED
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.inference.engine.participation import Draw, bernoulli, everyone, fixed, fraction
 from pyrofl.inference.seeds import Seeds

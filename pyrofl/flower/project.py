@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.data.blank import outline
-from pyrofl.data.columns import complete, read
-from pyrofl.data.csv_files import LIKELIHOODS
+from pyrofl.data.loaders.csv_files import LIKELIHOODS
+from pyrofl.data.outlines import outline
 from pyrofl.data.roster import names_of
+from pyrofl.data.tables.columns import complete, read
 from pyrofl.experiments.methods import Scheduled, methods
 from pyrofl.experiments.tasks import Task, network
 from pyrofl.inference.engine.server_round import by_round

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyrofl.data.blank import facts, hidden, outline
-from pyrofl.data.preparation import Preparation, Prepared
-from pyrofl.data.source import Source
+from pyrofl.data.outlines import facts, hidden, outline
+from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
+from pyrofl.data.tables.source import Source
 from pyrofl.experiments.experiment import Experiment, default_interval
 from pyrofl.experiments.results import (
     drawn,
@@ -59,7 +59,7 @@ class ResultStore:
         roster = server.roster
         shape, classes = (len(project.features),), project.classes
         data = outline(roster.names, roster.sizes, shape, (), classes, project.type)
-        columns = Preparation(tuple(map(Prepared, project.features)))  # read as they are
+        columns = Preprocessor(tuple(map(Prepared, project.features)))  # read as they are
         source = Source(project.target, project.features, preparation=columns)
         data = hidden(facts(replace(data, source=source)))
         self.run = Run(method, data, server.state, server.seed)

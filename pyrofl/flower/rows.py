@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pyrofl.arguments import known
 from pyrofl.data import Federation
-from pyrofl.data.columns import Column, complete, read
-from pyrofl.data.csv_files import codes_of, refuse_range
-from pyrofl.data.tested_rows import draw_test_rows
+from pyrofl.data.loaders.csv_files import codes_of, refuse_range
+from pyrofl.data.tables.columns import Column, complete, read
+from pyrofl.data.tables.holdout import draw_test_rows
 from pyrofl.flower.project import Project
 
 

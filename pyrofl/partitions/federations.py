@@ -18,11 +18,11 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked, known
 from pyrofl.data import Dataset, Federation, Source
-from pyrofl.data.doubts import of_units
 from pyrofl.data.roster import names_of
-from pyrofl.data.source import LEARNED
-from pyrofl.data.telling import told_of
-from pyrofl.data.wording import listed
+from pyrofl.data.tables.column_summary import told_of
+from pyrofl.data.tables.data_quality import of_units
+from pyrofl.data.tables.source import LEARNED
+from pyrofl.data.tables.wording import listed
 from pyrofl.partitions import allocation, by_label
 from pyrofl.partitions.allocation import Ints, Parts
 

@@ -20,7 +20,8 @@ from cases import start
 from torch import Tensor
 
 from pyrofl import nets
-from pyrofl.data import Federation, datasets
+from pyrofl.data import Federation
+from pyrofl.data.loaders import datasets
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method

@@ -18,7 +18,7 @@ import xarray
 from pyrofl.cli.commands import preflight
 from pyrofl.cli.output.comparison_table import compare_table
 from pyrofl.cli.parser import COMMANDS, main, parser
-from pyrofl.data.preparation import Preparation, Prepared
+from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
 from pyrofl.experiments.methods import builds, methods, reaching
 from pyrofl.experiments.settings import Epochs, arguments, parse, read_settings
 from pyrofl.experiments.tasks import Task, participation
@@ -399,7 +399,7 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
         "scales": "",
         "centre": pytest.approx(11 / 24),
         "scale": pytest.approx((11 * 13) ** 0.5 / 24),
-        "preparation": json.loads(Preparation((Prepared("x"), Prepared("z"))).to_json()),
+        "preparation": json.loads(Preprocessor((Prepared("x"), Prepared("z"))).to_json()),
     }
     words = ["compare", "local", *words[2:], "--seeds", "1", "--likelihood", "categorical"]
     assert main([*words, "--out", str(tmp_path / "all")]) == 0
@@ -438,7 +438,7 @@ def test_files_of_sites_are_prepared_and_how_is_kept(tmp_path, capsys):
     assert "features: 5 (day, dose, dose is missing, kind=u, kind=v); prepared: standard" in told
     facts = json.loads((tmp_path / "out/run.json").read_text())
     assert facts["experiment"]["prepare"] == "standardise"
-    made = Preparation.from_json(json.dumps(facts["data"]["preparation"]))
+    made = Preprocessor.from_json(json.dumps(facts["data"]["preparation"]))
     assert made.columns[0].centre == 3  # days 0 to 6 of a and of b
     assert made.columns[1].centre == pytest.approx((7 * 300 + 3 * 300 + 3) / 10)
     assert {r["client"] for r in read_csv(tmp_path / "out/clients.csv")} == {"a", "b", "c"}

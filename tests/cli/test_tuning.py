@@ -11,7 +11,7 @@ from promises import others_slow
 
 from pyrofl.cli.commands import grids
 from pyrofl.cli.parser import main
-from pyrofl.data import datasets
+from pyrofl.data.loaders import datasets
 from pyrofl.experiments.methods import builds, methods
 from pyrofl.experiments.settings import arguments
 from pyrofl.experiments.tasks import Task

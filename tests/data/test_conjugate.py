@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from pyrofl.data.conjugate import conjugate, gaussian_means, linear_regression
+from pyrofl.data.loaders.conjugate import conjugate, gaussian_means, linear_regression
 
 DOUBLE = torch.float64
 

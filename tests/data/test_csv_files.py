@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyrofl.data.csv_files import codes_of, draw_test_rows
-from pyrofl.data.datasets import load
+from pyrofl.data.loaders.csv_files import codes_of, draw_test_rows
+from pyrofl.data.loaders.datasets import load
 from pyrofl.partitions.federations import split
 
 ROWS = """site,species,mass,length,rank,note

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyrofl.data import Dataset, Federation
-from pyrofl.data.datasets import DATASETS, load, per_class
+from pyrofl.data.loaders.datasets import DATASETS, load, per_class
 from pyrofl.partitions.federations import split
 
 

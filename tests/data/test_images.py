@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyrofl.data.datasets import load
-from pyrofl.data.images import IMAGES
+from pyrofl.data.loaders.datasets import load
+from pyrofl.data.loaders.images import IMAGES
 from pyrofl.partitions.federations import split
 
 rng = np.random.default_rng(0)
@@ -184,7 +184,7 @@ def test_without_torchvision_the_others_still_load(tmp_path, monkeypatch):
 def test_every_name_is_loadable_by_torchvision():
     from torchvision import datasets
 
-    from pyrofl.data import images
+    from pyrofl.data.loaders import images
 
     class Recorder:
         def __getattr__(self, name):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyrofl.data import Dataset
-from pyrofl.data.datasets import join, load, resized
+from pyrofl.data.loaders.datasets import join, load, resized
 
 
 def images(name="grey", shape=(1, 4, 6), classes=("a", "b"), rows=6):

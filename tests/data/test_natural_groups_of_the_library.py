@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pyrofl.data.datasets import load
+from pyrofl.data.loaders.datasets import load
 from pyrofl.partitions.federations import split
 
 

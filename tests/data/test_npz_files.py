@@ -11,8 +11,8 @@ import torch
 from numpy.lib import format as npy
 
 from pyrofl.cli import main
-from pyrofl.data import npz_files
-from pyrofl.data.datasets import load
+from pyrofl.data.loaders import npz_files
+from pyrofl.data.loaders.datasets import load
 from pyrofl.partitions.federations import split
 
 rng = np.random.default_rng(0)

@@ -14,8 +14,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import pyrofl
 from pyrofl import datasets, federations
-from pyrofl.data.preparation import Preparation, Prepared
-from pyrofl.data.telling import Told, tell, told_of
+from pyrofl.data.tables.column_summary import ColumnSummary, summarize_columns, told_of
+from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
 from pyrofl.models import fedavg
 
 ROWS = """hospital,age,chol,pain,sex,sick
@@ -52,7 +52,7 @@ def loaded(name, **more):
 def test_sums_over_clients_are_those_of_the_pooled_rows(clients, shift):
     parts = [np.array(values) + shift for values in clients]
     pooled = np.concatenate(parts)
-    found = sum((told_of(values) for values in parts), Told())
+    found = sum((told_of(values) for values in parts), ColumnSummary())
     assert found.count == len(pooled)
     if len(pooled):
         size = np.abs(pooled).max()
@@ -72,7 +72,7 @@ def test_features_are_those_of_scikit_learn_on_pooled_rows():
         }
     )
     parts = [frame[i : i + 40] for i in (0, 40, 80)]
-    made = Preparation.of(tell(part, list(frame), ["pain"]) for part in parts)
+    made = Preprocessor.of(summarize_columns(part, list(frame), ["pain"]) for part in parts)
     scaler = StandardScaler().fit(frame[["chol", "flux"]])
     torch.testing.assert_close(
         made.centre[:2], torch.from_numpy(scaler.mean_), rtol=1e-12, atol=0.0
@@ -91,7 +91,7 @@ def test_features_are_those_of_scikit_learn_on_pooled_rows():
 def test_it_comes_back_to_the_last_bit(hospitals):
     data = federations.split(loaded(hospitals), "groups")
     made = data.source.preparation
-    again = Preparation.from_json(made.to_json())
+    again = Preprocessor.from_json(made.to_json())
     assert again == made
     new = {"chol": ["250", ""], "sex": ["f", "m"], "age": [50, 61.5], "pain": ["odd", "low"]}
     assert torch.equal(again.apply(new), made.apply(new))
@@ -219,10 +219,10 @@ def test_new_rows_that_cannot_be_are_refused(hospitals, change, message):
 
 
 def test_a_gap_is_refused_where_none_were_filled():
-    made = Preparation.of([tell({"x": [1, 2, 4]}, ["x"])])
+    made = Preprocessor.of([summarize_columns({"x": [1, 2, 4]}, ["x"])])
     with pytest.raises(ValueError, match="column x lacks a value in row 2; expected one, as no"):
         made.apply({"x": [1, None]})
-    unseen = Preparation.of([tell({"k": ["a", "b"]}, ["k"], ["k"])])
+    unseen = Preprocessor.of([summarize_columns({"k": ["a", "b"]}, ["k"], ["k"])])
     assert unseen.apply({"k": ["b", "c"]}, unseen="zero").tolist() == [[0, 1], [0, 0]]
     with pytest.raises(ValueError, match="unseen is 'none'; expected one of refuse, zero"):
         unseen.apply({"k": ["b"]}, unseen="none")
@@ -230,27 +230,32 @@ def test_a_gap_is_refused_where_none_were_filled():
 
 def test_a_number_is_one_category_however_it_is_written():
     """Data frames write whole numbers beside gaps as 1.0."""
-    made = Preparation.of([tell({"k": ["1", "2", "x"]}, ["k"], ["k"])], fill=True)
+    made = Preprocessor.of([summarize_columns({"k": ["1", "2", "x"]}, ["k"], ["k"])], fill=True)
     new = made.apply(pd.DataFrame({"k": [1.0, None, 2.0]}))
     assert new.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
     with pytest.raises(
         ValueError, match=r"k has categories '1' and '1\.0'; expected one way to wr"
     ):
-        Preparation.of([tell({"k": [word, "2"]}, ["k"], ["k"]) for word in ("1", "1.0")])
+        Preprocessor.of(
+            [summarize_columns({"k": [word, "2"]}, ["k"], ["k"]) for word in ("1", "1.0")]
+        )
 
 
 def test_clients_that_differ_are_refused():
-    one, other = tell({"x": [1, 2]}, ["x"]), tell({"x": ["u", "v"]}, ["x"], ["x"])
+    one, other = (
+        summarize_columns({"x": [1, 2]}, ["x"]),
+        summarize_columns({"x": ["u", "v"]}, ["x"], ["x"]),
+    )
     with pytest.raises(ValueError, match="column x holds numbers at one of client 0 and client 1"):
-        Preparation.of([one, other])
+        Preprocessor.of([one, other])
     with pytest.raises(ValueError, match="client 1 does not tell of column x; expected the same"):
-        Preparation.of([one, tell({"z": [1]}, ["z"])])
+        Preprocessor.of([one, summarize_columns({"z": [1]}, ["z"])])
     with pytest.raises(ValueError, match="nobody told anything of its columns; expected at least"):
-        Preparation.of([])
+        Preprocessor.of([])
     with pytest.raises(ValueError, match="unknown column 'z'; expected one of x"):
-        tell({"x": [1]}, ["z"])
+        summarize_columns({"x": [1]}, ["z"])
     with pytest.raises(ValueError, match=r"x holds 'u' in row 1, .* or name it among categories"):
-        tell({"x": ["u"]}, ["x"])
+        summarize_columns({"x": ["u"]}, ["x"])
 
 
 @pytest.mark.parametrize(
@@ -259,10 +264,10 @@ def test_clients_that_differ_are_refused():
 )
 def test_what_is_no_preparation_is_refused(text):
     with pytest.raises(ValueError, match=r"no preparation \(.*\); expected what `to_json` wrote"):
-        Preparation.from_json(text)
+        Preprocessor.from_json(text)
     bad = json.dumps({"columns": [{"name": "x", "scale": 0.0}], "left_out": {}})
     with pytest.raises(ValueError, match="no preparation"):
-        Preparation.from_json(bad)
+        Preprocessor.from_json(bad)
 
 
 def test_scales_that_are_far_apart_are_said(tmp_path):
@@ -286,7 +291,7 @@ def test_rows_left_raw_have_a_preparation_that_changes_nothing(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("x,z,y\n" + "".join(f"{i}.1,{i % 2},{i}\n" for i in range(12)))
     data = federations.split(datasets.load(f"csv:{path}", target="y"), "iid", 2)
-    assert data.source.preparation == Preparation((Prepared("x"), Prepared("z")))
+    assert data.source.preparation == Preprocessor((Prepared("x"), Prepared("z")))
     assert torch.equal(data.source.preparation.apply(path), data.x)
 
 

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 import torch
 
-from pyrofl import Federation, Preparation, datasets, federations
+from pyrofl import Federation, Preprocessor, datasets, federations
 from pyrofl.cli import main
-from pyrofl.data import tell
-from pyrofl.data.doubts import in_spelling_and_units
-from pyrofl.data.tables import columns_of
+from pyrofl.data import summarize_columns
+from pyrofl.data.tables.data_quality import in_spelling_and_units
+from pyrofl.data.tables.table_files import columns_of
 
 
 def split(path, **how):
@@ -150,12 +150,14 @@ def test_clients_with_another_unit_are_named(factor, offset, told):
     rng = np.random.default_rng(1)
     tables = {name: ward(rng) for name in ("Bern", "Genf", "Basel")}
     tables["Lyon"] = ward(rng, factor, offset)
-    sums = [tell(table, ["weight", "sex", "lab"], ["sex"]) for table in tables.values()]
+    sums = [
+        summarize_columns(table, ["weight", "sex", "lab"], ["sex"]) for table in tables.values()
+    ]
     with pytest.warns(UserWarning, match=rf"column weight: the numbers in Lyon are about {told}"):
-        Preparation.of(sums, names=list(tables))
+        Preprocessor.of(sums, names=list(tables))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Preparation.of(sums[:3], names=list(tables)[:3])
+        Preprocessor.of(sums[:3], names=list(tables)[:3])
 
 
 def test_degrees_fahrenheit_are_named():
@@ -163,7 +165,7 @@ def test_degrees_fahrenheit_are_named():
     tables = [{"t": rng.normal(37, 0.6, 50)} for _ in range(3)]
     tables.append({"t": rng.normal(37, 0.6, 50) * 1.8 + 32})
     with pytest.warns(UserWarning, match="column t: the numbers in client 3 are about 2.66 times"):
-        Preparation.of([tell(table, ["t"]) for table in tables])
+        Preprocessor.of([summarize_columns(table, ["t"]) for table in tables])
 
 
 def test_clients_that_truly_differ_are_hardly_ever_named():
@@ -181,17 +183,20 @@ def test_clients_that_truly_differ_are_hardly_ever_named():
             }
             for _ in range(4)
         ]
-        told = [tell(one, list(one)) for one in clients]
+        told = [summarize_columns(one, list(one)) for one in clients]
         named += len(in_spelling_and_units(list(told[0]), told, "ABCD"))
     assert named <= 0.01 * 200 * 6  # it is 0.4%; some differences look like those of units
 
 
 def test_spellings_that_differ_between_clients_are_named(tmp_path):
     rng = np.random.default_rng(4)
-    sums = [tell(ward(rng, sex=sex), ["weight", "sex"], ["sex"]) for sex in ("FM", "FM", "fm")]
+    sums = [
+        summarize_columns(ward(rng, sex=sex), ["weight", "sex"], ["sex"])
+        for sex in ("FM", "FM", "fm")
+    ]
     told = r"column sex holds 'F' \(in A, B\) and 'f' \(in C\), 'M' \(in A, B\) and 'm' \(in C\)"
     with pytest.warns(UserWarning, match=told):
-        Preparation.of(sums, names=["A", "B", "C"])
+        Preprocessor.of(sums, names=["A", "B", "C"])
     for name, sex, factor in (("A", "FM", 1.0), ("B", "FM", 1.0), ("C", "fm", 2.2046)):
         frame = pd.DataFrame(ward(rng, factor, sex=sex, rows=150)).assign(y=rng.normal(size=150))
         frame.assign(y=frame.y * factor * 9 + factor * 700).to_csv(tmp_path / f"{name}.csv")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pyrofl import datasets, federations
-from pyrofl.data.tables import load_table
+from pyrofl.data.tables.table_files import load_table
 
 GOOD = {
     "lyon.csv": "age,dose,won\n" + "".join(f"{40 + i},{i}.5,{'ny'[i % 2]}\n" for i in range(10)),

@@ -19,8 +19,8 @@ import pyrofl
 from pyrofl import datasets, federations, nets
 from pyrofl.cli import main
 from pyrofl.data import Federation
-from pyrofl.data.blank import facts, hidden
 from pyrofl.data.fingerprint import fingerprint
+from pyrofl.data.outlines import facts, hidden
 from pyrofl.data.shard import shard
 from pyrofl.inference import fast
 from pyrofl.inference.engine.state import Round

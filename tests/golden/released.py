@@ -20,7 +20,8 @@ import torch
 
 import pyrofl
 from pyrofl import nets
-from pyrofl.data import Federation, datasets
+from pyrofl.data import Federation
+from pyrofl.data.loaders import datasets
 from pyrofl.experiments.methods import builds
 from pyrofl.partitions import federations
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import pyrofl
 from pyrofl import Seeds, reference
 from pyrofl.data import Federation
-from pyrofl.data.conjugate import linear_regression
+from pyrofl.data.loaders.conjugate import linear_regression
 from pyrofl.inference import seeds
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.engine.state import Round

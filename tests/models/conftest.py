@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pyrofl.data.conjugate import ConjugateTask, conjugate
+from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
 
 # Two clients with losses 1/2 (w - mu_j)' Lam_j (w - mu_j).
 LAM = torch.tensor([[[4, 0], [0, 1]], [[2, 0.5], [0.5, 3]]], dtype=torch.float64)

@@ -9,7 +9,7 @@ from checks import close
 from promises import Promises
 from toys import last
 
-from pyrofl.data.datasets import load
+from pyrofl.data.loaders.datasets import load
 from pyrofl.inference.engine.state import Round, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import apfl, fedavg, likelihoods, local

@@ -13,7 +13,7 @@ from regressions import EVEN, PRIOR, TASK, posterior
 from torch import Tensor
 
 import pyrofl
-from pyrofl.data.conjugate import gaussian_means
+from pyrofl.data.loaders.conjugate import gaussian_means
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate

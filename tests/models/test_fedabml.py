@@ -18,7 +18,7 @@ from torch import Tensor
 from toys import last
 
 from pyrofl.data import Batch, Federation, Who
-from pyrofl.data.conjugate import ConjugateTask, gaussian_means
+from pyrofl.data.loaders.conjugate import ConjugateTask, gaussian_means
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.server_round import first

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from toys import last
 
 from pyrofl.data import Federation
-from pyrofl.data.conjugate import ConjugateTask
+from pyrofl.data.loaders.conjugate import ConjugateTask
 from pyrofl.inference import reference
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.state import client_inputs

@@ -16,7 +16,7 @@ from torch import Size, Tensor, nn
 from toys import crossed, last
 
 from pyrofl.data import Batch, Federation
-from pyrofl.data.conjugate import conjugate
+from pyrofl.data.loaders.conjugate import conjugate
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import evaluate

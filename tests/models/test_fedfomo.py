@@ -11,7 +11,7 @@ from checks import close
 from promises import Promises
 from toys import crossed, last
 
-from pyrofl.data.conjugate import conjugate
+from pyrofl.data.loaders.conjugate import conjugate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import Round

@@ -11,7 +11,7 @@ from checks import close
 from promises import Promises
 from torch import Tensor
 
-from pyrofl.data.conjugate import gaussian_means
+from pyrofl.data.loaders.conjugate import gaussian_means
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate

@@ -11,7 +11,7 @@ from torch import Tensor
 from toys import last
 
 from pyrofl.data import Federation
-from pyrofl.data.conjugate import gaussian_means
+from pyrofl.data.loaders.conjugate import gaussian_means
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method

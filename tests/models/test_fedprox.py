@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from toys import last
 
-from pyrofl.data.conjugate import ConjugateTask
+from pyrofl.data.loaders.conjugate import ConjugateTask
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method

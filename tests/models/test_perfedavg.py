@@ -10,7 +10,7 @@ from promises import Promises
 from torch import Tensor
 from toys import last
 
-from pyrofl.data.conjugate import ConjugateTask, conjugate
+from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.method import Method
 from pyrofl.inference.training.local import train

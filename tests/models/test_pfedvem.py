@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, softplus
 from toys import last
 
 from pyrofl.data import Batch, Federation, Who
-from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means
+from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate, gaussian_means
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.federate import federate

@@ -13,7 +13,7 @@ from torch import Tensor
 from toys import last
 
 from pyrofl.data import Federation
-from pyrofl.data.conjugate import ConjugateTask
+from pyrofl.data.loaders.conjugate import ConjugateTask
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.participation import Stragglers, fixed
 from pyrofl.inference.engine.state import Round

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyrofl.data import Dataset
-from pyrofl.data.datasets import join, load
 from pyrofl.data.fingerprint import fingerprint
+from pyrofl.data.loaders.datasets import join, load
 from pyrofl.partitions import by_label
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES, class_counts, read, split
 

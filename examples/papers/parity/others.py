@@ -33,7 +33,8 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl import nets
-from pyrofl.data import Batch, Federation, datasets
+from pyrofl.data import Batch, Federation
+from pyrofl.data.loaders import datasets
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Program
 from pyrofl.models import apfl, ditto, fedavg, fedbabu, fedrep, local, perfedavg, pfedme, pfedvem

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pyrofl.data.datasets import parts_of
-from pyrofl.data.tables import files_of
+from pyrofl.data.loaders.datasets import parts_of
+from pyrofl.data.tables.table_files import files_of
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.files.run_folder import HALF
 

@@ -8,8 +8,8 @@ from textwrap import TextWrapper
 from typing import Any, get_args
 
 from pyrofl.cli.output.cards import card
-from pyrofl.data.csv_files import LIKELIHOODS
-from pyrofl.data.datasets import DATASETS
+from pyrofl.data.loaders.csv_files import LIKELIHOODS
+from pyrofl.data.loaders.datasets import DATASETS
 from pyrofl.experiments.console import show
 from pyrofl.experiments.methods import about, builds
 from pyrofl.experiments.settings import Epochs, arguments, readable

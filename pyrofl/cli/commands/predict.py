@@ -16,10 +16,10 @@ import numpy as np
 from pyrofl.arguments import known
 from pyrofl.cli.commands.input_files import refuse_replaced_input
 from pyrofl.data import Federation
-from pyrofl.data.blank import hidden
-from pyrofl.data.columns import Column, complete
-from pyrofl.data.tables import SITE, load_table
-from pyrofl.data.wording import listed
+from pyrofl.data.outlines import hidden
+from pyrofl.data.tables.columns import Column, complete
+from pyrofl.data.tables.table_files import SITE, load_table
+from pyrofl.data.tables.wording import listed
 from pyrofl.experiments.console import ending, show, tell
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import privacy
@@ -195,7 +195,7 @@ def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:
             "run.predict(x, client) in a script"
         )
     rows = source.preparation.apply(table)
-    if far := source.preparation.far_off(rows):
+    if far := source.preparation.find_outlier(rows):
         row, column, off = far
         cell = table[column.name]
         tell(

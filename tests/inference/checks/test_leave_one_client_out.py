@@ -19,8 +19,9 @@ from scipy.special import gammaln, logsumexp, roots_hermitenorm
 from torch import Tensor
 
 import pyrofl
-from pyrofl.data import Batch, Federation, datasets
-from pyrofl.data.conjugate import linear_regression
+from pyrofl.data import Batch, Federation
+from pyrofl.data.loaders import datasets
+from pyrofl.data.loaders.conjugate import linear_regression
 from pyrofl.inference.checks.elpd import elpd_data, pareto_k
 from pyrofl.inference.metadata import PER_CLIENT, Factors, of_kind
 from pyrofl.inference.posteriors.export import import_arviz

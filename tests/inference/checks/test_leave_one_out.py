@@ -14,7 +14,7 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Batch
-from pyrofl.data.conjugate import ConjugateTask, linear_regression
+from pyrofl.data.loaders.conjugate import ConjugateTask, linear_regression
 from pyrofl.inference.metadata import SHARED
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.export import import_arviz

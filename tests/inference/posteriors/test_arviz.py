@@ -20,7 +20,8 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl import nets
-from pyrofl.data import Batch, Federation, datasets
+from pyrofl.data import Batch, Federation
+from pyrofl.data.loaders import datasets
 from pyrofl.inference.metadata import SHARED
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.posteriors import export

@@ -12,7 +12,7 @@ from promises import Promises
 from torch import nn
 from toys import crossed, last
 
-from pyrofl.data.conjugate import ConjugateTask, conjugate
+from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
 from pyrofl.inference.elbo import latent, traces
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate

@@ -11,7 +11,7 @@ import toys
 from checks import close
 
 from pyrofl.data import Batch
-from pyrofl.data.conjugate import gaussian_means
+from pyrofl.data.loaders.conjugate import gaussian_means
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg, guides, likelihoods, local, priors

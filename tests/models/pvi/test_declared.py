@@ -16,7 +16,7 @@ from pyro import poutine
 import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
-from pyrofl.data.blank import facts, hidden
+from pyrofl.data.outlines import facts, hidden
 from pyrofl.inference.posteriors.shared import shared_posterior, shared_to_arviz
 from pyrofl.models import pvi
 

@@ -13,7 +13,8 @@ import toys
 from checks import close
 
 import pyrofl
-from pyrofl.data import Batch, Federation, datasets
+from pyrofl.data import Batch, Federation
+from pyrofl.data.loaders import datasets
 from pyrofl.inference.run import Run
 from pyrofl.models import fedavg, pvi
 from pyrofl.partitions import federations

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Federation, Who
-from pyrofl.data.conjugate import gaussian_means, linear_regression
+from pyrofl.data.loaders.conjugate import gaussian_means, linear_regression
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import latent, log_densities, per_draw, traces
 from pyrofl.inference.engine.participation import fixed

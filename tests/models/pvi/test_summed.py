@@ -17,7 +17,7 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Federation
-from pyrofl.data.conjugate import gaussian_means
+from pyrofl.data.loaders.conjugate import gaussian_means
 from pyrofl.inference.checks.leave_one_out import loo
 from pyrofl.inference.engine.participation import fixed as some
 from pyrofl.inference.engine.server_round import advance, first

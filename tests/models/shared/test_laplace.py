@@ -12,7 +12,7 @@ from checks import close
 from promises import others_slow
 from regressions import PRIOR, SD
 
-from pyrofl.data.conjugate import linear_regression
+from pyrofl.data.loaders.conjugate import linear_regression
 from pyrofl.inference.method import Method
 from pyrofl.models import fald, fedep, fisher, fola, guides, likelihoods
 from pyrofl.models.pvi.gaussians import Normals

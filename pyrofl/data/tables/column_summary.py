@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyrofl.arguments import checked, known
-from pyrofl.data.columns import Column, number
-from pyrofl.data.tables import columns_of
+from pyrofl.data.tables.columns import Column, number
+from pyrofl.data.tables.table_files import columns_of
 
 SAME = 1e-12  # what a column varies by, as a share of its mean, where all its values are one
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Told:
+class ColumnSummary:
     """What a client tells of a column of its training rows; those of several may be added."""
 
     count: int = 0  # of values that are there
@@ -28,17 +28,17 @@ class Told:
     squares: float = 0.0  # sum of squared deviations from the mean
     levels: tuple[str, ...] | None = None  # its categories; None: it holds numbers
 
-    def __add__(self, other: Told) -> Told:
+    def __add__(self, other: ColumnSummary) -> ColumnSummary:
         """Return what one client would tell that had the rows of both (Chan et al. 1979)."""
         gaps, count = self.gaps + other.gaps, self.count + other.count
         if self.levels is not None and other.levels is not None:
             levels = (*self.levels, *(w for w in other.levels if w not in self.levels))
-            return Told(count, gaps, levels=levels)
+            return ColumnSummary(count, gaps, levels=levels)
         if not count:
-            return Told(0, gaps)
+            return ColumnSummary(0, gaps)
         apart, share = other.mean - self.mean, other.count / count
         squares = self.squares + other.squares + apart**2 * self.count * share
-        return Told(count, gaps, self.mean + apart * share, squares)
+        return ColumnSummary(count, gaps, self.mean + apart * share, squares)
 
     @property
     def moments(self) -> tuple[float, float]:
@@ -48,7 +48,9 @@ class Told:
 
 
 @checked
-def tell(table: Any, features: Sequence[str], categories: Sequence[str] = ()) -> dict[str, Told]:
+def summarize_columns(
+    table: Any, features: Sequence[str], categories: Sequence[str] = ()
+) -> dict[str, ColumnSummary]:
     """Return what a client tells of its training rows, column by column, and no row.
 
     Args:
@@ -59,7 +61,7 @@ def tell(table: Any, features: Sequence[str], categories: Sequence[str] = ()) ->
     Raises:
         ValueError: if a column is missing, or holds something else than numbers.
     """
-    columns, found = columns_of(table), dict[str, Told]()
+    columns, found = columns_of(table), dict[str, ColumnSummary]()
     for name in (*features, *categories):
         known(name, list(columns), "column")
     for name in features:
@@ -73,15 +75,15 @@ def tell(table: Any, features: Sequence[str], categories: Sequence[str] = ()) ->
     return found
 
 
-def told_of(values: Numbers, levels: Sequence[str] | None = None) -> Told:
+def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSummary:
     """Sum up numbers, or codes of levels, [N]; NaN is a gap."""
     there = values[~np.isnan(values)]
     count, gaps = len(there), len(values) - len(there)
     if levels is not None:
         codes = np.unique(there.astype(np.int64)).tolist()
-        return Told(count, gaps, levels=tuple(levels[code] for code in codes))
+        return ColumnSummary(count, gaps, levels=tuple(levels[code] for code in codes))
     mean = float(there.mean()) if count else 0.0
-    return Told(count, gaps, mean, float(((there - mean) ** 2).sum()))
+    return ColumnSummary(count, gaps, mean, float(((there - mean) ** 2).sum()))
 
 
 def coded(column: Column, levels: Sequence[str]) -> Numbers:

@@ -14,14 +14,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from pyrofl.arguments import Count, Whole, checked, known
-from pyrofl.data.columns import Missing
-from pyrofl.data.conjugate import ConjugateTask, conjugate, gaussian_means, linear_regression
-from pyrofl.data.csv_files import load_csv
 from pyrofl.data.federation import Dataset
-from pyrofl.data.images import IMAGES, load_images
-from pyrofl.data.npz_files import load_npz
-from pyrofl.data.preparation import Prepare
-from pyrofl.data.small import MAKERS
+from pyrofl.data.loaders.conjugate import (
+    ConjugateTask,
+    conjugate,
+    gaussian_means,
+    linear_regression,
+)
+from pyrofl.data.loaders.csv_files import load_csv
+from pyrofl.data.loaders.images import IMAGES, load_images
+from pyrofl.data.loaders.npz_files import load_npz
+from pyrofl.data.loaders.small import MAKERS
+from pyrofl.data.tables.columns import Missing
+from pyrofl.data.tables.preprocessor import Prepare
 
 __all__ = [
     "DATASETS",

@@ -18,11 +18,11 @@ import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from pyrofl.data.columns import is_missing
-from pyrofl.data.csv_files import codes_of
 from pyrofl.data.federation import Dataset
-from pyrofl.data.images import Bytes, Shape, of_pixels
-from pyrofl.data.wording import refuse_no_file
+from pyrofl.data.loaders.csv_files import codes_of
+from pyrofl.data.loaders.images import Bytes, Shape, of_pixels
+from pyrofl.data.tables.columns import is_missing
+from pyrofl.data.tables.wording import refuse_no_file
 
 MOST_CLASSES = 2**16  # where they have no names
 COPIES = 6  # bytes that a pixel takes while it becomes a float

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.data.conjugate import ConjugateTask, gaussian_means, linear_regression
 from pyrofl.data.federation import Dataset
-from pyrofl.data.tested_rows import draw_test_rows
+from pyrofl.data.loaders.conjugate import ConjugateTask, gaussian_means, linear_regression
+from pyrofl.data.tables.holdout import draw_test_rows
 from pyrofl.tensors import generator
 
 # Rubin, "Estimation in parallel randomized experiments", Journal of Educational Statistics 1981.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pyrofl.data.columns import UNNAMED, Column
+from pyrofl.data.tables.columns import UNNAMED, Column
 
 MOST_LEVELS = 20  # of a column of text that is taken for categories unasked
 FAR_APART = 100.0  # times that one feature varies as much as another

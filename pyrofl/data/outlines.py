@@ -11,7 +11,7 @@ from torch import Tensor
 from pyrofl.data.batch import Batch
 from pyrofl.data.federation import Federation
 from pyrofl.data.roster import Roster
-from pyrofl.data.source import Source
+from pyrofl.data.tables.source import Source
 
 
 def outline(

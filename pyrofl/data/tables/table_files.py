@@ -14,8 +14,8 @@ from warnings import warn
 
 import numpy as np
 
-from pyrofl.data.columns import Column, column_of, read
-from pyrofl.data.wording import composed, listed, refuse_no_file
+from pyrofl.data.tables.columns import Column, Parsed, column_of, read
+from pyrofl.data.tables.wording import composed, listed, refuse_no_file
 
 KINDS = (".csv", ".parquet")
 FEWEST = 10  # rows from which two files that are the same are no coincidence
@@ -159,11 +159,11 @@ def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Colum
         for name, part in zip(names, parts, strict=True)
         for place in part.places
     ]
-    whole = Column(path, parts[0].name, words, np.array(places, dtype=object))
-    vars(whole)["numbers"] = np.concatenate([part.numbers for part in parts])
-    vars(whole)["is_boolean"] = all(p.is_boolean or p.gaps.all() for p in parts)
-    if any(p.is_boolean for p in parts) and not vars(whole)["is_boolean"]:
-        return replace(whole, clash=_mixed(path, names, parts))
+    is_boolean = all(p.is_boolean or p.gaps.all() for p in parts)
+    known = Parsed(np.concatenate([part.numbers for part in parts]), is_boolean)
+    whole = Column(path, parts[0].name, words, np.array(places, dtype=object), known=known)
+    if any(p.is_boolean for p in parts) and not is_boolean:
+        return replace(whole, clash=_mixed(path, names, parts), known=None)
     filled = [(n, part) for n, part in zip(names, parts, strict=True) if not part.gaps.all()]
     numeric = [name for name, part in filled if part.is_numeric]
     others = [f"{part.nature} in {name}" for name, part in filled if not part.is_numeric]
@@ -196,6 +196,7 @@ def _all_boolean(parts: Sequence[Column]) -> Sequence[Column]:
                 [spelled.get(n, w) for n, w in zip(part.numbers, part.words, strict=True)],
                 dtype=object,
             ),
+            known=None,
         )
         for part in parts
     ]

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import ShareBelowOne, checked, known
-from pyrofl.data.choosing import choose, far_apart
-from pyrofl.data.columns import Column, Missing, Rows, complete, number
-from pyrofl.data.doubts import (
+from pyrofl.data.federation import Dataset
+from pyrofl.data.tables.column_summary import ColumnSummary, coded
+from pyrofl.data.tables.columns import Column, Ints, Missing, Rows, complete, number
+from pyrofl.data.tables.data_quality import (
     of_answers,
     of_copies,
     of_numbers,
@@ -21,15 +22,13 @@ from pyrofl.data.doubts import (
     of_words,
     without_common_levels,
 )
-from pyrofl.data.federation import Dataset
-from pyrofl.data.preparation import Preparation, Prepare, Prepared
-from pyrofl.data.recipe import Recipe
-from pyrofl.data.source import LEARNED, Source
-from pyrofl.data.tables import SITE, Columns, Table, load_table
-from pyrofl.data.telling import Told, coded
-from pyrofl.data.tested_rows import draw_test_rows, last_rows, told_rows
-from pyrofl.data.wording import composed
-from pyrofl.partitions.allocation import Ints
+from pyrofl.data.tables.feature_selection import choose, far_apart
+from pyrofl.data.tables.holdout import draw_test_rows, last_rows, told_rows
+from pyrofl.data.tables.preprocessing_plan import PreprocessingPlan
+from pyrofl.data.tables.preprocessor import Prepare, Prepared, Preprocessor
+from pyrofl.data.tables.source import LEARNED, Source
+from pyrofl.data.tables.table_files import SITE, Columns, Table, load_table
+from pyrofl.data.tables.wording import composed
 
 LIKELIHOODS: dict[str, str] = {
     "categorical": "classes",
@@ -132,7 +131,9 @@ def load_csv(
     if apart and prepare is None:
         warn(f"{path}: {apart}", UserWarning, stacklevel=5)
     fill = missing == "fill"
-    recipe = Recipe(chosen.names, levels, prepare or "none", fill, plain) if active else None
+    recipe = (
+        PreprocessingPlan(chosen.names, levels, prepare or "none", fill, plain) if active else None
+    )
     return Dataset(
         name=Path(path).stem,
         x=x,
@@ -151,7 +152,7 @@ def load_csv(
             lost=tuple(sorted(lost)),
             reordered=table.reordered,
             scales=apart,
-            preparation=None if active else Preparation(tuple(map(Prepared, chosen.names))),
+            preparation=None if active else Preprocessor(tuple(map(Prepared, chosen.names))),
         ),
         recipe=recipe,
         weights=weights,
@@ -196,12 +197,12 @@ def _values(
     return torch.from_numpy(np.stack(parts, 1))
 
 
-def _classes_of_groups(target: Column, group: Column) -> dict[str, Told]:
+def _classes_of_groups(target: Column, group: Column) -> dict[str, ColumnSummary]:
     """Return how many rows every group has, and of which classes."""
     found = {}
     for name in dict.fromkeys(group.words):
         words = target.words[group.words == name].tolist()
-        found[name] = Told(len(words), levels=tuple(dict.fromkeys(words)))
+        found[name] = ColumnSummary(len(words), levels=tuple(dict.fromkeys(words)))
     return found
 
 

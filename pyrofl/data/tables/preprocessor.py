@@ -2,7 +2,7 @@
 
 Every client tells of each column how many values and gaps its training rows have, their mean and
 the sum of squared deviations from it, or which categories there are; see `telling.tell`. Sums of
-those are what the pooled rows would give, and make a `Preparation`: a value that is stored with a
+those are what the pooled rows would give, and make a `Preprocessor`: a value that is stored with a
 run and applied to new rows.
 """
 
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import checked, known
-from pyrofl.data.columns import Column, number
-from pyrofl.data.doubts import in_spelling_and_units
-from pyrofl.data.tables import columns_of
-from pyrofl.data.telling import SAME, Numbers, Told, coded
-from pyrofl.data.wording import listed
+from pyrofl.data.tables.column_summary import SAME, ColumnSummary, Numbers, coded
+from pyrofl.data.tables.columns import Column, number
+from pyrofl.data.tables.data_quality import in_spelling_and_units
+from pyrofl.data.tables.table_files import columns_of
+from pyrofl.data.tables.wording import listed
 
 Prepare = Literal["standardise", "none"]
 """Whether columns of numbers get mean 0 and standard deviation 1 over the training rows."""
@@ -68,7 +68,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Preparation:
+class Preprocessor:
     """How the columns of a table become the features of x."""
 
     columns: tuple[Prepared, ...]
@@ -77,14 +77,14 @@ class Preparation:
     @classmethod
     def of(
         cls,
-        told: Iterable[Mapping[str, Told]],
+        told: Iterable[Mapping[str, ColumnSummary]],
         prepare: Prepare = "standardise",
         *,
         fill: bool = False,
         plain: Sequence[str] = (),
         names: Sequence[str] = (),
-    ) -> Preparation:
-        """Make it of what the clients tell of their columns, see `tell`.
+    ) -> Preprocessor:
+        """Make it of what the clients tell of their columns, see `summarize_columns`.
 
         A column of which clients seem to use different units, or different spellings of one
         category, is named in a warning.
@@ -180,7 +180,7 @@ class Preparation:
         ]
         return torch.from_numpy(np.stack(found, 1).astype(np.float32))
 
-    def far_off(self, features: Tensor) -> tuple[int, Prepared, float] | None:
+    def find_outlier(self, features: Tensor) -> tuple[int, Prepared, float] | None:
         """Find the number that lies farthest from its column's mean in training, beyond 20 sd.
 
         Args:
@@ -239,7 +239,7 @@ class Preparation:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Preparation:
+    def from_json(cls, text: str) -> Preprocessor:
         """Read what `to_json` wrote.
 
         Raises:
@@ -299,7 +299,7 @@ class Preparation:
         return codes
 
 
-def _gaps(column: Told, fill: bool) -> dict[str, Any]:
+def _gaps(column: ColumnSummary, fill: bool) -> dict[str, Any]:
     """Say what gaps of a column count as, where they are filled."""
     return {"filler": column.mean, "marked": column.gaps > 0} if fill else {}
 
@@ -316,7 +316,7 @@ def _sorted(name: str, levels: Sequence[str]) -> tuple[str, ...]:
     return (*(ways[value] for value in sorted(ways)), *sorted(texts))
 
 
-def _refuse_unlike(clients: Sequence[Mapping[str, Told]]) -> None:
+def _refuse_unlike(clients: Sequence[Mapping[str, ColumnSummary]]) -> None:
     if not clients:
         raise ValueError("nobody told anything of its columns; expected at least one client")
     first = clients[0]

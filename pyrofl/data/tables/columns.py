@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import nan
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyrofl.data.wording import composed, listed, refuse_no_file
+from pyrofl.data.tables.wording import composed, listed, refuse_no_file
 
 Missing = Literal["refuse", "drop", "fill"]
 """What becomes of rows that lack a value: none may, they are left out, or gaps of features are
@@ -29,6 +29,14 @@ TRUTHS = frozenset(BOOLEANS.values())
 LARGEST = float(np.finfo(np.float32).max)  # x and y are float32
 
 Rows = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+class Parsed(NamedTuple):
+    """What the words of a column are."""
+
+    numbers: NDArray[np.float64]  # [N], NaN where there is none
+    is_boolean: bool
 
 
 @dataclass(frozen=True)
@@ -43,19 +51,21 @@ class Column:
     words: NDArray[np.object_]
     places: NDArray[np.object_]
     clash: str = ""  # where files differ in what the column holds, how
+    known: Parsed | None = None  # what the words are, where that is known already
 
     @cached_property
+    def _parsed(self) -> Parsed:
+        return self.known or _parse(self.words)
+
+    @property
     def numbers(self) -> NDArray[np.float64]:
         """The column as numbers [N], NaN where there is none; True is 1 and False is 0."""
-        if self.is_boolean:
-            return np.array([float(w == "True") if w in TRUTHS else nan for w in self.words])
-        return np.array([number(word) for word in self.words])
+        return self._parsed.numbers
 
-    @cached_property
+    @property
     def is_boolean(self) -> bool:
         """Whether all cells that have a value, and one at least, are True or False."""
-        found = set(self.words)
-        return bool(found & TRUTHS) and all(w in TRUTHS or is_missing(w) for w in found)
+        return self._parsed.is_boolean
 
     @cached_property
     def gaps(self) -> Rows:
@@ -83,10 +93,9 @@ class Column:
 
     def at(self, rows: Rows) -> Column:
         """Return some rows of the column."""
-        part = replace(self, words=self.words[rows], places=self.places[rows])
-        # As cached_property would; reading is slow, and a part of all words may look different.
-        vars(part).update(numbers=self.numbers[rows], is_boolean=self.is_boolean)
-        return part
+        # Reading is slow, and a part of all words may look different.
+        known = Parsed(self.numbers[rows], self.is_boolean)
+        return replace(self, words=self.words[rows], places=self.places[rows], known=known)
 
     def refuse_clash(self, cure: str) -> None:
         """Refuse a column that holds numbers in one file and text in another."""
@@ -128,6 +137,15 @@ class Column:
                     f"{self.file}: column {self.name} holds {ways[value]!r} and, in {place}, "
                     f"{word!r}; expected one way to write a number that is a name"
                 )
+
+
+def _parse(words: NDArray[np.object_]) -> Parsed:
+    """Read the words of a column."""
+    found = set(words)
+    if found & TRUTHS and all(w in TRUTHS or is_missing(w) for w in found):
+        truths = [float(word == "True") if word in TRUTHS else nan for word in words]
+        return Parsed(np.array(truths), True)
+    return Parsed(np.array([number(word) for word in words]), False)
 
 
 def column_of(file: str, name: str, words: Sequence[str], places: NDArray[np.object_]) -> Column:

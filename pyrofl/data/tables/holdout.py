@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.data.columns import Column
-from pyrofl.partitions.allocation import Ints
+from pyrofl.data.tables.columns import Column, Ints
 
 DATE = re.compile(  # day, hour, the rest of the time of day, time zone
     r"(\d{4}-\d\d-\d\d)(?:[T ]+(\d\d?)(:\d\d(?::\d\d(?:\.\d+)?)?) ?(Z|[-+]\d\d:?\d\d)?)?"

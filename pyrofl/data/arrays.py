@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyrofl.arguments import known
-from pyrofl.data.doubts import of_words
-from pyrofl.data.preparation import Preparation, Prepared
 from pyrofl.data.roster import names_of
-from pyrofl.data.source import Source
+from pyrofl.data.tables.data_quality import of_words
+from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
+from pyrofl.data.tables.source import Source
+from pyrofl.data.tables.wording import listed
 from pyrofl.data.weights import refuse_other_index
-from pyrofl.data.wording import listed
 
 BLUR = 0.01  # most that rounding may move a column, in standard deviations
 KINDS = "fiub"  # letters that NumPy has for types of real numbers
@@ -82,7 +82,7 @@ def table_of(
         classes=labels,
         held_out=len(out),
         pooled_test=pooled if len(pooled) else None,
-        source=Source(first.target, called, preparation=Preparation(tuple(map(Prepared, called))))
+        source=Source(first.target, called, preparation=Preprocessor(tuple(map(Prepared, called))))
         if called
         else None,
     )

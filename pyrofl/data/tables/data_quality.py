@@ -13,9 +13,9 @@ from math import exp, log, sqrt
 
 import numpy as np
 
-from pyrofl.data.columns import Column, Rows
-from pyrofl.data.telling import Told
-from pyrofl.data.wording import listed
+from pyrofl.data.tables.column_summary import ColumnSummary
+from pyrofl.data.tables.columns import Column, Rows
+from pyrofl.data.tables.wording import listed
 
 CODES = (-9999, -999, -99, -9, 99, 999, 9999, 99999)  # that often stand for missing values
 ROW_NUMBER = re.compile(r"(?i)(^|[_ ])(id|index|idx|row|nr|unnamed: \d+)$")
@@ -71,7 +71,7 @@ def of_words(column: str, words: Iterable[str], kind: str) -> str:
     )
 
 
-def of_levels(column: str, told: Mapping[str, Told]) -> str:
+def of_levels(column: str, told: Mapping[str, ColumnSummary]) -> str:
     """Return a warning about categories that clients write in different ways, or "".
 
     It is about spellings of one word, and about clients without a common category.
@@ -96,7 +96,7 @@ def of_levels(column: str, told: Mapping[str, Told]) -> str:
     )
 
 
-def without_common_levels(column: str, told: Mapping[str, Told]) -> str:
+def without_common_levels(column: str, told: Mapping[str, ColumnSummary]) -> str:
     """Return a warning about a client none of whose categories another client has, or "".
 
     Args:
@@ -171,7 +171,7 @@ def of_totals(column: Column) -> str:
     )
 
 
-def of_units(column: str, told: Mapping[str, Told]) -> str:
+def of_units(column: str, told: Mapping[str, ColumnSummary]) -> str:
     """Return a warning about clients of which the numbers seem to be in another unit, or "".
 
     Such numbers have a mean and a standard deviation that are both larger by about one factor, and
@@ -207,11 +207,11 @@ def of_units(column: str, told: Mapping[str, Told]) -> str:
     )
 
 
-def _is_known(sums: Told) -> bool:
+def _is_known(sums: ColumnSummary) -> bool:
     return sums.levels is None and sums.count >= FEWEST and sums.mean != 0 and sums.squares > 0
 
 
-def _factor(one: Told, other: Told) -> float:
+def _factor(one: ColumnSummary, other: ColumnSummary) -> float:
     """Return the factor between numbers in different units; 0 if nothing speaks for units."""
     if abs(one.mean) < abs(other.mean):
         factor = _factor(other, one)
@@ -230,7 +230,7 @@ def _factor(one: Told, other: Told) -> float:
 
 
 def in_spelling_and_units(
-    columns: Sequence[str], clients: Sequence[Mapping[str, Told]], names: Sequence[str]
+    columns: Sequence[str], clients: Sequence[Mapping[str, ColumnSummary]], names: Sequence[str]
 ) -> list[str]:
     """Return the warnings about columns, given the sums and the names of all clients."""
     found = []

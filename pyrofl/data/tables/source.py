@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pyrofl.data.preparation import Preparation
-from pyrofl.data.wording import listed
+from pyrofl.data.tables.preprocessor import Preprocessor
+from pyrofl.data.tables.wording import listed
 
 LEARNED = "normal:learned"  # name of the likelihood of numbers with noise of a learned scale
 
@@ -28,7 +28,7 @@ class Source:
     scales: str = ""  # what to say where features are on very different ones
     centre: float = 0.0  # mean of a numeric target over the training rows, if it is standardised
     scale: float = 1.0  # its standard deviation there; both are by sums over clients
-    preparation: Preparation | None = None  # how columns became features; None: it is to come
+    preparation: Preprocessor | None = None  # how columns became features; None: it is to come
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -100,5 +100,5 @@ class Source:
         """
         found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
         if (made := found.get("preparation")) is not None:
-            found["preparation"] = Preparation.from_json(json.dumps(made))
+            found["preparation"] = Preprocessor.from_json(json.dumps(made))
         return cls(**found)

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyrofl.data.preparation import Preparation, Prepare
-from pyrofl.data.telling import Numbers, Told, told_of
-from pyrofl.data.wording import listed
+from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, told_of
+from pyrofl.data.tables.preprocessor import Prepare, Preprocessor
+from pyrofl.data.tables.wording import listed
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe:
+class PreprocessingPlan:
     """How the columns of x [N, C] become features: numbers, codes of `levels`, NaN for gaps."""
 
     columns: tuple[str, ...]
@@ -28,7 +28,7 @@ class Recipe:
 
     def follow(
         self, raw: Tensor, train: Sequence[Ints], names: Sequence[str] = ()
-    ) -> tuple[Tensor, Preparation, dict[str, str]]:
+    ) -> tuple[Tensor, Preprocessor, dict[str, str]]:
         """Return features of all rows by what the training rows of each client tell.
 
         Also returns which categories none of them has: they are 0 in all features of their column.
@@ -43,16 +43,16 @@ class Recipe:
             )
         values = raw.double().numpy()
         told = [self._told(values[rows]) for rows in train]
-        made = Preparation.of(told, self.prepare, fill=self.fill, plain=self.plain, names=names)
+        made = Preprocessor.of(told, self.prepare, fill=self.fill, plain=self.plain, names=names)
         return made.encode(values, self.levels, self.columns), made, self._unseen(values, made)
 
-    def _told(self, rows: Numbers) -> dict[str, Told]:
+    def _told(self, rows: Numbers) -> dict[str, ColumnSummary]:
         return {
             name: told_of(values, self.levels.get(name))
             for name, values in zip(self.columns, rows.T, strict=True)
         }
 
-    def _unseen(self, values: Numbers, made: Preparation) -> dict[str, str]:
+    def _unseen(self, values: Numbers, made: Preprocessor) -> dict[str, str]:
         """Tell of each column the categories that no client trains on, and in how many rows."""
         known = {column.name: column.levels for column in made.columns}
         found = {}

@@ -1,0 +1,1 @@
+"""Columns of tables: reading, checking, summarizing and preprocessing them."""
