@@ -39,9 +39,8 @@ rule them; see `centring`. Standard deviations of the population's spread over N
 `to_arviz(corrected=True)` weighs draws by importance: that is what to look at in the end.
 
 With a guide for what clients share, q(g) is of that family and has no factors: the server holds its
-parameters, and clients send gradients of their parts of the free energy (SFVI, the second paper):
-
-    E[log p(y_j, z_j | g) - log q_j(z_j | g) + (log p(g) - log q(g)) / J]
+parameters, and clients send gradients of their parts of the free energy (SFVI, the second paper;
+its equations are in `pyrofl.models.pvi.sfvi`):
 
     pvi.hierarchical(model, data, shared="mu tau", guide=guides.flow(3))
 
@@ -60,9 +59,8 @@ covariance="full" grows with the cube of the number of shared variables.
 Departures from the papers: the powers, shortened steps, and damping that adapts. The server keeps
 the factors and sends the cavity q / t_j, so that a client which trains and is not heard does no
 harm; the numbers on the wire are as many. Where q would not be a distribution any more, the server
-halves its step until it is. The factors start where `init` of the network says, not at 1. Of SFVI:
-natural gradients, of clients' own variables and of where q(g) lies and how wide it is, and rates
-that fall as gradients turn back (Kesten, "Accelerated stochastic approximation", 1958).
+halves its step until it is. The factors start where `init` of the network says, not at 1. Those of
+SFVI are in `pyrofl.models.pvi.sfvi`.
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.gaussians import enough
 from pyrofl.models.pvi.membership import join, leave
 from pyrofl.models.pvi.partitioned import Covariance, Partitioned
-from pyrofl.models.pvi.summed import Summed
+from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.models.pvi.unconstrained import decentred, layouts, of_network, with_hidden_rows
 from pyrofl.nets import Network
 from pyrofl.recipes import repeatable
@@ -223,7 +221,7 @@ def hierarchical(
     size = sum(layout.size for layout in sites)
     samples = enough(draws or max(USUAL, 4 * size), size, covariance)
     if guide:
-        method = Summed(model, *sites, guide, samples, lr).method(
+        method = SharedGuide(model, *sites, guide, samples, lr).method(
             2 if steps is None else steps, batch
         )
     else:

@@ -1,13 +1,22 @@
-"""The server and the clients where a guide bends what clients share; see the package.
+"""SFVI: a posterior of what clients share from any guide; clients send gradients.
 
-The guide's family draws w, and u = centre + root w are the shared variables without constraints.
-Both are learned together: centre and root by natural gradients with momentum, the family's
-parameters by Adam, slowly as long as centre and root have far to go, so that the fit is that of a
-normal first and is bent there.
-A client first moves its q(z_j | g) by natural gradients, then sends the gradient of its part of the
-free energy, of all its rows; the server takes their sum, which is an unbiased gradient of the whole
-times the share of clients that report, so that steps are as much shorter. Noise of g is the same
-for all clients of a round, as their parts have large gradients that cancel.
+Hassan, Salomone and Mengersen, "Federated Variational Inference Methods for Structured Latent
+Variable Models", 2023. `pvi.hierarchical(..., guide=...)` builds it; unlike PVI it has no factors.
+
+    q(g)          g = centre + root w, without constraints; w of the guide's family
+    q_j(z_j | g)  a normal of the client's own, linear in g, then scaled as in PVI
+
+    client   z_j: natural-gradient steps on  F_j, its part of the free energy, given q(g)
+             sends  grad F_j  by the parameters of q(g), from all its rows;
+             F_j = -E[log p(y_j, z_j | g) - log q_j(z_j | g) + (log p(g) - log q(g)) / J]
+    server   sums the gradients of the clients that report (steps are shorter where few do); moves
+             centre and root by natural gradients with momentum, the family's parameters by Adam
+
+Departures from the paper: natural gradients, of z_j and of centre and root, with rates that fall as
+gradients turn back (Kesten, "Accelerated stochastic approximation", 1958). The family's parameters
+move slowly as long as centre and root have far to go, so that a normal is fitted first and then
+bent. Noise of g is the same for all clients of a round, as their parts have large gradients that
+cancel.
 """
 
 from __future__ import annotations
@@ -63,7 +72,7 @@ class Given(Messenger):
 
 
 @dataclass(frozen=True)
-class Summed:
+class SharedGuide:
     """A program whose shared variables have any guide; the server adds up clients' gradients.
 
     The server holds centre [d], root [d, d], and the family's parameters. A client keeps its normal

@@ -29,7 +29,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.pointwise import pointwise
 from pyrofl.inference.run import Run
 from pyrofl.models import guides, pvi
-from pyrofl.models.pvi.summed import Summed
+from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.tensors import Tensors, default_type, generator
 
 B, V = torch.tensor([1.0, -2.0, 4.0, 0.5]).double(), torch.tensor([1.0, 0.25, 2.0, 0.5]).double()
@@ -127,8 +127,8 @@ def test_what_clients_send_adds_up_to_the_gradient_of_pyro(monkeypatch):
     begun, everyone = first(method, data, 0), torch.arange(8)
     for _ in range(3):
         begun = advance(method, data, begun, everyone, everyone)
-    bound = Summed.bound
-    monkeypatch.setattr(Summed, "bound", lambda *args: kept.append(args[-1]) or bound(*args))
+    bound = SharedGuide.bound
+    monkeypatch.setattr(SharedGuide, "bound", lambda *args: kept.append(args[-1]) or bound(*args))
     state = advance(method, data, begun, everyone, everyone)
     e = kept[-1][:, :, 0]  # [S, C, 3], of the gradient, which comes last
     assert len(e) == 6
