@@ -227,9 +227,8 @@ def flower(name: str) -> Callable[[Namespace], None]:
     """Return a command of `pyrofl flower`, which is loaded when it is called."""
 
     def do(args: Namespace) -> None:
-        command: Callable[[Namespace], None] = getattr(
-            import_module("pyrofl.flower.commands"), name
-        )
+        module = import_module(f"pyrofl.flower.{'predict' if name == 'predict' else 'commands'}")
+        command: Callable[[Namespace], None] = getattr(module, name)
         command(args)
 
     return do

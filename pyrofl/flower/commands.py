@@ -55,13 +55,6 @@ def new(args: Namespace) -> None:
     show(f"try it with: pyrofl flower up {path} --sites 3")
 
 
-def predict(args: Namespace) -> None:
-    """Predict rows at a site."""
-    from pyrofl.flower.predict import predict as write
-
-    write(args)
-
-
 def up(args: Namespace) -> None:
     """Run a project on this machine alone: a server and a node for each file of sites/."""
     refuse_too_few(args)

@@ -6,11 +6,12 @@ import runpy
 import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import Count, ShareBelowOne, Whole, check_fields
 from pyrofl.data import Federation
 from pyrofl.data.loaders.csv_files import LIKELIHOODS
 from pyrofl.data.outlines import outline
@@ -62,10 +63,10 @@ class Project:
     settings: tuple[str, ...] = ()
     net: str = "softmax"
     group: str = ""
-    rounds: int = 10
-    seed: int = 0
-    dtype: str = "float32"
-    test_share: float = 0.2
+    rounds: Count = 10
+    seed: Whole = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    test_share: ShareBelowOne = 0.2
     unlabelled: str = ""
 
     @classmethod
@@ -99,26 +100,21 @@ class Project:
         for name in ("methods", "features", "target"):
             if not found.get(name):
                 raise ValueError(f"{path}: {name} is missing; expected it in [{TABLE}]")
-        for name, value in found.items():
-            if kinds[name].startswith("tuple"):
-                names_of(f"{path}: {name}", value)
-                found[name] = tuple(value)
-            elif type(value).__name__ != kinds[name]:
-                told = f"{path}: {name.replace('_', '-')} is {value!r}"
-                raise ValueError(f"{told}; expected {_words(kinds[name])}")
+        for name in [name for name in found if kinds[name].startswith("tuple")]:
+            found[name] = names_of(f"{path}: {name}", found[name])
         made = cls(path.parent, **found)
         made._check(path)
         return made
 
     def _check(self, path: Path) -> None:
-        """Refuse values that are out of range."""
+        """Refuse values of another type or out of range."""
+        try:
+            check_fields(self)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
         known = self.likelihood.partition(":")[0] in LIKELIHOODS
         categorical = self.likelihood == "categorical"
         fits = {
-            "rounds": (self.rounds >= 1, "at least 1"),
-            "seed": (self.seed >= 0, "at least 0"),
-            "test-share": (0 <= self.test_share < 1, "from 0, and below 1"),
-            "dtype": (self.dtype in DTYPES, " or ".join(DTYPES)),
             "likelihood": (known, f"one of {', '.join(LIKELIHOODS)}"),
             "classes": (
                 len(self.classes) > 1 if categorical else not self.classes,
@@ -131,8 +127,7 @@ class Project:
         }
         for name, (holds, expected) in fits.items():
             if not holds:
-                value = getattr(self, name.replace("-", "_"))
-                raise ValueError(f"{path}: {name} is {value!r}; expected {expected}")
+                raise ValueError(f"{path}: {name} is {getattr(self, name)!r}; expected {expected}")
         names_of(f"{path}: names of methods", list(self.labels))
 
     @property
@@ -202,7 +197,3 @@ class Project:
         if not isinstance(method, Method) and not callable(method):
             raise ValueError(f"method {spec} gives {method!r}; expected a Method")
         return method
-
-
-def _words(kind: str) -> str:
-    return {"int": "a whole number", "float": "a number such as 0.2", "str": "a text"}[kind]

@@ -97,28 +97,24 @@ class Registry:
         site = Member(node, names, tuple(said["sizes"].tolist()))
         if (other := self.sites.get(name)) and other.node == node:
             return
-        if self.whose is not None and (owner := self.whose.get(node)) != name:
-            has = f"the key of {owner}" if owner else "none of the keys"
-            self._tell(node, f"{name} is refused: its node has {has}; expected {name}.pub's")
-            return
-        if other:
-            self._tell(
-                node, f"a second node that calls itself {name} is refused while the first is there"
-            )
-            return
-        taken = {n: own for own, member in self.sites.items() for n in member.names}
-        if both := sorted(taken.keys() & set(names)):
-            self._tell(node, f"{name} is refused: {taken[both[0]]} has a client {both[0]} too")
-            return
-        if self.expected is not None and (why := self._unexpected(name, site)):
+        if why := self._refusal(name, site):
             self._tell(node, f"{name} is refused: {why}")
             return
         self.sites[name] = site
         self.say(f"{name} is there: {len(names)} clients, {sum(site.sizes)} training rows")
 
-    def _unexpected(self, name: str, site: Member) -> str:
-        """Say why a site is none of the run's, or ""."""
-        assert self.expected is not None
+    def _refusal(self, name: str, site: Member) -> str:
+        """Return why a node may not speak for a site, or ""."""
+        if self.whose is not None and (owner := self.whose.get(site.node)) != name:
+            has = f"the key of {owner}" if owner else "none of the keys"
+            return f"its node has {has}; expected {name}.pub's"
+        if name in self.sites:
+            return "a second node has this name, and the first is still there"
+        taken = {n: own for own, member in self.sites.items() for n in member.names}
+        if both := sorted(taken.keys() & set(site.names)):
+            return f"{taken[both[0]]} has a client {both[0]} too"
+        if self.expected is None:
+            return ""
         if name not in self.expected:
             return f"the run has begun without it; expected one of {', '.join(self.expected)}"
         names, sizes = self.expected[name]

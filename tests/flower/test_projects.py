@@ -61,16 +61,16 @@ def project(tmp_path):
     ("change", "told"),
     [
         ({"colour": "red"}, "unknown entry 'colour'; expected some of methods, features, target"),
-        ({"rounds": 0}, "rounds is 0; expected at least 1"),
+        ({"rounds": 0}, "rounds is 0; expected a whole number of at least 1"),
         ({"rounds": "ten"}, "rounds is 'ten'; expected a whole number"),
-        ({"dtype": "float16"}, "dtype is 'float16'; expected float32 or float64"),
+        ({"dtype": "float16"}, "dtype is 'float16'; expected one of float32, float64"),
         ({"classes": ()}, r"classes is \(\); expected two names or more for categorical"),
         ({"classes": ("no", "no")}, "expected no two alike, found 'no' twice"),
         ({"likelihood": "cauchy"}, "likelihood is 'cauchy'; expected one of categorical"),
         ({"methods": ()}, "methods is missing; expected it in"),
         ({"methods": ("fedavg", "f.py:fedavg")}, "names of methods: expected no two alike"),
         ({"features": ("age", "recovered")}, "expected no target and no group among them"),
-        ({"test_share": 1.0}, "test-share is 1.0; expected from 0, and below 1"),
+        ({"test_share": 1.0}, "test_share is 1.0; expected a number from 0 to below 1"),
     ],
 )
 def test_settings_that_are_wrong_are_refused(project, change, told):

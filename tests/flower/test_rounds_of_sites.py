@@ -159,7 +159,7 @@ def test_a_site_that_restarts_takes_its_place_and_a_second_is_refused(tmp_path):
 
     transport.spoil = come_and_go
     _, said = without(project, transport, tmp_path, [])
-    told = "a second node that calls itself hospital_2 is refused while the first is there"
+    told = "hospital_2 is refused: a second node has this name, and the first is still there"
     assert said.count(told) == 1
     assert said.count("hospital_2 is there: 1 clients, 52 training rows") == 2
 
