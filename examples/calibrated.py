@@ -127,7 +127,9 @@ curves = {"all clients": {}, "each client": {}}
 
 def shared(method):
     """Let all clients have one w, also where the method says nothing of it."""
-    return method if method.shared else replace(method, metadata={**method.metadata, "w": SHARED})
+    return (
+        method if method.shared else replace(method, metadata=method.metadata.extend({"w": SHARED}))
+    )
 
 
 def row(claim, name, setting, method, rounds):

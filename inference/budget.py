@@ -10,12 +10,15 @@ The accountant is Google's dp-accounting, with Renyi orders; it is an extra: pip
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple
 
+from torch import Generator
+
 from pyrofl.arguments import Range, Whole, check_fields
+from pyrofl.tensors import Tensors
 
 Finite = Annotated[float, Range(0, open_low=True, open_high=True)]
 SEEDED = "not private: seeded"
@@ -100,11 +103,20 @@ def too_large(delta: float, clients: int) -> str:
 
 @dataclass(frozen=True)
 class Promise:
-    """What a private method promises to so many clients that are drawn so."""
+    """Differential privacy of a run.
+
+    Attributes:
+        privacy: Bounds and noise.
+        clients: Number of training clients.
+        sampling: How clients of a round are drawn.
+        privatize: Client: (received, message [C, ...], a generator of each client's own) ->
+            message with noise, of the same names and shapes; None if the server adds the noise.
+    """
 
     privacy: Privacy
     clients: int
     sampling: Sampling
+    privatize: Callable[[Tensors, Tensors, Sequence[Generator]], Tensors] | None = None
 
     def __post_init__(self) -> None:
         """Refuse to promise what cannot be counted."""

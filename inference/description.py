@@ -25,7 +25,6 @@ from torch import Generator, Tensor, nn
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors
 
-RECIPE = "recipe"  # says how a thing was made, not what it is
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 INTERNAL = frozenset(vars(nn.Module()))
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -80,8 +79,7 @@ def describe(method: Method) -> Description:
     """
     found = Description()
     for one in fields(method):
-        if one.name != RECIPE:
-            found.add(one.name, getattr(method, one.name))
+        found.add(one.name, getattr(method, one.name))
     return found
 
 
@@ -121,9 +119,8 @@ CLIENTS = (
     "init_client",
     "upload",
     "adapt",
-    "statistics",
-    "train_all_clients",
 )
+OF_METADATA = ("statistics", "train_all_clients")
 
 
 def clients_part(method: Method) -> dict[str, str]:
@@ -133,6 +130,7 @@ def clients_part(method: Method) -> dict[str, str]:
     the rows without labels that it learns from.
     """
     parts: dict[str, Any] = {name: getattr(method, name) for name in CLIENTS}
+    parts |= {name: getattr(method.metadata, name) for name in OF_METADATA}
     reads = {n: getattr(view, "read", view) for n, view in method.views.items()}
     hashes = {}
     for name, part in (parts | {"views": reads}).items():
@@ -308,9 +306,7 @@ def _is_own(module: str | None) -> bool:
 def _fills(whole: Any, name: str, value: Any) -> bool:
     """Say whether a thing would be the same without it, as without what remembers results."""
     private = name.startswith("_") and isinstance(value, dict | list | set)
-    return (
-        private or name == RECIPE or isinstance(getattr(type(whole), name, None), cached_property)
-    )
+    return private or isinstance(getattr(type(whole), name, None), cached_property)
 
 
 def _wrapped(value: Any) -> list[tuple[str, Any]]:

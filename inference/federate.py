@@ -78,7 +78,7 @@ def federate(
         seed: with the round and the client's name, fixes all random numbers; `Seeds` for several.
         participation: draws who reports.
         trains: draws who trains; those drawn to report who did not train stay silent. Default: the
-            reporters, or everyone if `method.train_all_clients`.
+            reporters, or everyone if `method.metadata.train_all_clients`.
         chunk: clients trained side by side; default by the size of their state.
         server: first state, instead of `method.init`.
         start: a Round to go on from, of the same clients with the same training rows.

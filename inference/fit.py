@@ -147,8 +147,8 @@ def fit(
 
     states = federate(method, data, rounds, seed=seed, start=state, **loop)
     with closing(states), Progress(rounds, state.number, data.sizes, progress) as shown:
-        if progress and run.method.sites and not state.number:
-            shown.tell(run.method.sites)
+        if progress and run.method.metadata.sites and not state.number:
+            shown.tell(run.method.metadata.sites)
         if known and all(row["round"] != state.number for row in run.history):
             test_if_due(run.state.number == rounds or (judge is not None and judge.over))
         clock = perf_counter()

@@ -43,12 +43,6 @@ class On:
     loss: Loss
     model: Program
     guide: Program
-    within: tuple[Program, Program]
-
-    @property
-    def built_for(self) -> dict[str, Program]:
-        """The programs of the method, see `programs.built_for`."""
-        return dict(zip(("model", "guide"), self.within, strict=True))
 
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch

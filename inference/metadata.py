@@ -1,19 +1,21 @@
-"""What holds for tensors and sites by their names: rules, what is shared, what travels cheaply.
+"""Metadata of methods: rules and roles of tensors by their names, and settings of a federation.
 
-A method's `metadata` map patterns of names to these:
-
-    metadata={"tau": POSITIVE, "mu log_tau": SHARED, "server/table": PER_CLIENT, "loc/*": SPARSE}
+metadata=Metadata({"tau": POSITIVE, "mu log_tau": SHARED}, train_all_clients=True)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import check_fields
+from pyrofl.data import Batch, Who
+from pyrofl.inference.budget import Promise
+from pyrofl.inference.programs import Program
 from pyrofl.tensors import Tensors, pick, role, sparse
 
 
@@ -147,6 +149,57 @@ TensorMetadata = Rule | WireCost | Moments | Factors | Monitor | Optimal | Mark
 
 MetadataByPattern = Mapping[str, TensorMetadata | tuple[TensorMetadata, ...]]
 """Patterns of names, separated by spaces -> what holds for them."""
+
+
+def keep_server_state(server: Tensors, who: Who) -> Tensors:
+    """Return the server's state unchanged, where nothing in it depends on a client's state."""
+    return server
+
+
+def no_statistics(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+    """Return no client statistics."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Metadata of a method: what holds for its tensors, and how it is run.
+
+    Attributes:
+        tensors: Patterns of names -> rules that messages must obey, sites that all clients share,
+            tables with a row for every client, costs on the wire.
+        train_all_clients: Whether every client trains in every round; participation then decides
+            who reports.
+        statistics: What the paper reports about clients besides scores: a closed-form update
+            (received, local, batch) -> name: [C], or [C, *p] for `to_arviz` alone, where
+            "NAME/SITE" has the axes of the site.
+        reset_clients: (server, who) -> server's state after these clients have lost theirs and
+            start again by `init_client`; ValueError if it cannot be computed.
+        reads: {"model": ...} and {"guide": ...}: the programs that functions of the method use
+            directly, such as moments of the guide. `dataclasses.replace` of one is refused.
+        sites: Which sites of the model clients share, and which are their own; printed by `fit`.
+        privacy: Differential privacy of the server's states, see `privacy.private`.
+    """
+
+    tensors: MetadataByPattern = field(default_factory=dict)
+    train_all_clients: bool = False
+    statistics: Callable[[Tensors, Tensors, Batch], Tensors] = no_statistics
+    reset_clients: Callable[[Tensors, Who], Tensors] = keep_server_state
+    reads: Mapping[str, Program] = field(default_factory=dict)
+    sites: str = ""
+    privacy: Promise | None = None
+
+    def __post_init__(self) -> None:
+        """Validate types and the metadata of tensors."""
+        check_fields(self)
+        for name, known in self.tensors.items():
+            if not isinstance(known, (tuple, *get_args(TensorMetadata))):
+                raise ValueError(f"metadata of {name!r} is {known!r}; expected a Rule or its like")
+
+    def extend(self, tensors: MetadataByPattern | None = None, **changes: Any) -> Metadata:
+        """Return a copy with the metadata of more tensors, and other values of attributes."""
+        return replace(self, tensors={**self.tensors, **(tensors or {})}, **changes)
+
 
 Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Monitor, Optimal, Mark)
 

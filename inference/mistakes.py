@@ -258,13 +258,16 @@ def refuse_idle_patterns(
         for move in phase.updates
         if isinstance(move, GradientStep)
     ]
-    for names, mark in of_kind(method.metadata, Mark).items():
+    for names, mark in of_kind(method.metadata.tensors, Mark).items():
         of_sites = names in method.shared
         held = local if mark is INCOMPARABLE else server
         asked.append((f"fact {mark.text!r}", names, sites if of_sites else held))
-    for names in {**of_kind(method.metadata, Rule), **of_kind(method.metadata, WireCost)}:
+    for names in {
+        **of_kind(method.metadata.tensors, Rule),
+        **of_kind(method.metadata.tensors, WireCost),
+    }:
         asked.append(("fact about messages", names, travels))
-    for names in of_kind(method.metadata, Moments):
+    for names in of_kind(method.metadata.tensors, Moments):
         asked.append(("fact about movement", names, {**server, **local}))
     for what, patterns, known in asked:
         for pattern in idle(patterns, known):

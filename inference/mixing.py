@@ -20,7 +20,8 @@ from torch import Tensor
 
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.inference.engine.state import Round, client_inputs, downloaded, uploaded
-from pyrofl.inference.method import GradientStep, Method, Phase, no_statistics
+from pyrofl.inference.metadata import no_statistics
+from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.training.local import train
 from pyrofl.tensors import Tensors, as_tensors, cut, under, unwritten
 
@@ -338,9 +339,9 @@ class Trial:
             seen = method.views[view](got, own | got)
         if isinstance(seen, dict):
             found[f"view {view!r}"] = seen
-            if method.statistics is not no_statistics:
+            if method.metadata.statistics is not no_statistics:
                 with undrawn("statistics", device):
-                    told = method.statistics(got, seen, batch)
+                    told = method.metadata.statistics(got, seen, batch)
                 found["statistics"] = as_tensors("what statistics returns", told)
         return found
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -37,8 +37,6 @@ LocationScale = Callable[[Tensor, Tensor], TorchDistribution]
 
 Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
 """(received, local, batch), tensors [C, *p] -> mean and variance of every site, [C, *p]."""
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def flat(
@@ -293,16 +291,3 @@ class Guide:
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> object:
         """Draw all sites."""
         return self.program(received, local, batch)
-
-
-def built_for(**programs: Program) -> Callable[[Function], Function]:
-    """Mark a function of a method that reads its model= or guide= by itself.
-
-    `replace(method, guide=...)` would not reach it, and so is refused; see `Method`.
-    """
-
-    def mark(function: Function) -> Function:
-        function.built_for = {**getattr(function, "built_for", {}), **programs}  # type: ignore[attr-defined]
-        return function
-
-    return mark

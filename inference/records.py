@@ -47,9 +47,9 @@ class RoundRecord:
             reported=state.who.ids.tolist(),
             silent=state.silent.tolist(),
             loss=state.of_all(state.loss),
-            begun=state.of_all(comparable(method.metadata, state.begun)),
-            moved=movement(method.metadata, old, state),
-            watched=watched(method.metadata, state.server),
+            begun=state.of_all(comparable(method.metadata.tensors, state.begun)),
+            moved=movement(method.metadata.tensors, old, state),
+            watched=watched(method.metadata.tensors, state.server),
         )
 
     def told(self, names: Sequence[str]) -> dict[str, Any]:

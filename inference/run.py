@@ -260,7 +260,7 @@ class Run(Pickled, Summarised):
     @property
     def watching(self) -> dict[str, Monitor]:
         """What the method says of each number that it watches, by the name in the records."""
-        found = of_kind(self.method.metadata, Monitor).items()
+        found = of_kind(self.method.metadata.tensors, Monitor).items()
         return {names.removeprefix("server/"): fact for names, fact in found}
 
     @property
@@ -292,7 +292,7 @@ class Run(Pickled, Summarised):
     @property
     def privacy(self) -> Spent | None:
         """What the run has spent of privacy, in all its rounds; None if there is none."""
-        promise, rounds = self.method.privacy, self.state.number
+        promise, rounds = self.method.metadata.privacy, self.state.number
         took = taken_part(self.records, rounds, self.data.clients)
         return promise.spent(rounds, took) if promise else None
 
@@ -332,5 +332,5 @@ class Run(Pickled, Summarised):
             "clients": f"{data.clients} that train, {data.held_out} held out",
             "scores": f"round {last[0]['round']}: {shown}" if last else "not tested yet",
             "bytes": f"{sent}; {len(bad)} rejected{f', the last {bad[-1]}' if bad else ''}",
-            **({"privacy": str(self.privacy)} if self.method.privacy else {}),
+            **({"privacy": str(self.privacy)} if self.method.metadata.privacy else {}),
         }

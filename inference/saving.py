@@ -66,7 +66,7 @@ def save(run: Kept, path: str | Path, about: Mapping[str, Any] | None = None) ->
 
 def _recipe(method: Method) -> dict[str, Any]:
     """Tell how a method was made, or why that cannot be told."""
-    if method.recipe is None:
+    if recipes.spec_of(method) is None:
         return {"lacking": "it is a method of one's own"}
     try:
         return {"made": recipes.told(method)}

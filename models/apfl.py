@@ -35,18 +35,19 @@ from torch import Generator
 
 from pyrofl.arguments import NotNegative, Share, checked
 from pyrofl.data import Batch, Who
+from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase, as_received
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step, seen_by, start_own
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, role
 
 TUNE_OVER = {"lr": fedavg.RATES, "alpha": (0.25, 0.5, 0.75)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -98,5 +99,5 @@ def build(
         phases=(*before, replace(train, updates=(step, mine))),
         adapt=tuple(p for phase in base.adapt for p in (*before, replace(phase, updates=(mine,)))),
         views={"personal": mixed, "global": as_received},
-        statistics=lambda received, local, data: {"alpha": local["alpha"]},
+        metadata=Metadata(statistics=lambda received, local, data: {"alpha": local["alpha"]}),
     )

@@ -29,17 +29,18 @@ from typing import Unpack
 import pyro.distributions as dist
 
 from pyrofl.arguments import NotNegative, Whole, checked
+from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, as_received
 from pyrofl.models import fedavg
 from pyrofl.models.priors import LocationScale, proximal
 from pyrofl.models.shared.personal_copies import only_step, own, run_on, seen_by, start_own
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 TUNE_OVER = {"lr": fedavg.RATES, "strength": (0.1, 1.0, 10.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -62,7 +63,7 @@ def build(
     common = fedavg.build(net, **training)
     near = fedavg.build(net, prior=proximal(strength, prior), **training)
     train, step = only_step(common)
-    send = replace(step, loss=run_on(common, step.loss, near))
+    send = replace(step, loss=run_on(common, step.loss))
     keep = replace(step, names="own/*", loss=seen_by(own, step.loss))
     epochs = train.epochs if own_epochs is None else own_epochs
     return replace(
@@ -72,4 +73,5 @@ def build(
         phases=(replace(train, updates=(send,)), replace(train, updates=(keep,), epochs=epochs)),
         adapt=tuple(replace(phase, updates=(keep,)) for phase in near.adapt),
         views={"personal": own, "global": as_received},
+        metadata=Metadata(reads={"model": near.model, "guide": near.guide}),
     )

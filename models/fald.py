@@ -53,10 +53,10 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation.aggregator import Aggregator, Weight, WeightedSum, uniform
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import INCOMPARABLE, SHARED
+from pyrofl.inference.metadata import INCOMPARABLE, SHARED, Metadata, keep_server_state
 from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase, View, as_received
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised, built_for
+from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised
 from pyrofl.models import guides
 from pyrofl.models.fedbe import members
 from pyrofl.models.fisher import STANDARD
@@ -66,7 +66,7 @@ from pyrofl.models.scaffold import gradient
 from pyrofl.models.shared.laplace import diagonal, slopes, weight_of_each, whole
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, spread_out, times, under
 
 HELD = "server/draw"  # role of the chain, [rounds, *p]
@@ -77,7 +77,7 @@ Surrogates = Literal["none", "diagonal", "full"]
 TUNE_OVER = {"lr": (4e-6, 1e-5, 4e-5, 1e-4), "temperature": (0.1, 0.3, 1.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -196,10 +196,13 @@ def build(
         upload=lambda received, local: {
             n: v for n, v in local.items() if n in names or n.startswith("change/")
         },
-        reset_clients=refused if own else lambda server, who: server,
         aggregate=Aggregator(weights, update, aggregation),
         views={"global": as_received, "ensemble": View(members, with_draws, drawn)},
-        metadata={" ".join(net.shapes): SHARED, "w/*": INCOMPARABLE},
+        metadata=Metadata(
+            {" ".join(net.shapes): SHARED, "w/*": INCOMPARABLE},
+            reset_clients=refused if own else keep_server_state,
+            reads={"model": model, "guide": q} if own else {},
+        ),
     )
 
 
@@ -238,7 +241,6 @@ class Factors:
     ) -> tuple[Phase, ...]:
         """Return what makes the new factor: two phases before the chain, one after it."""
 
-        @built_for(model=model, guide=guide)
         def slope(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Begin with the slope of -log p(D_j | w), and no information."""
             found = gradient(model, guide, elbo(kl=0.0), names, received, local, data)
@@ -249,7 +251,6 @@ class Factors:
                 "each": weight_of_each(data),
             }
 
-        @built_for(model=model)
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Add the information of some rows."""
             rows = slopes(self.net, self.likelihood, role("w", received), data)

@@ -49,16 +49,16 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator, uniform
 from pyrofl.inference.aggregation.averages import Combine, get_rule
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import normals
+from pyrofl.inference.metadata import Metadata, normals
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Program, Supervised, built_for
+from pyrofl.inference.programs import Likelihood, Program, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
 from pyrofl.models.shared.meta_gradients import descended
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
 MetaGradient = Literal["kl", "unrolled"]
@@ -70,7 +70,7 @@ FLOOR = 1e-4  # smallest standard deviation of the prior
 TUNE_OVER = {"lr": (0.03, 0.1, 0.3, 1.0), "kl": (0.01, 0.1, 1.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -164,7 +164,6 @@ def build(
         sd = sd.maximum(least.reshape(-1, *(1 for _ in sd.shape[1:])))
         return as_event(prior(local[f"loc/{name}"], sd), len(shape))
 
-    @built_for(guide=q)
     def follow(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Step on theta (line 9)."""
         mean, variance = q.moments(received, local, data)
@@ -229,7 +228,6 @@ def build(
             transform=spreads,
         )
 
-    @built_for(guide=q)
     def ahead(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
@@ -237,7 +235,6 @@ def build(
         reached = descend(model, guide, received, local | posterior(local), data)
         return loss(model, guide, received, reached, data)
 
-    @built_for(guide=q)
     def start(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Start phi at theta."""
         return posterior(local)
@@ -263,7 +260,9 @@ def build(
             "personal": lambda _, local: posterior(local) | local,
             "global": lambda received, local: local | received | posterior(received),
         },
-        metadata=normals("loc", "log_scale", torch.exp) if q.random else {},
+        metadata=Metadata(
+            normals("loc", "log_scale", torch.exp) if q.random else {}, reads={"guide": q}
+        ),
     )
 
 

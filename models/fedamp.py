@@ -41,12 +41,13 @@ from torch.nn.functional import cosine_similarity
 
 from pyrofl.arguments import NotNegative, Positive, Range, checked
 from pyrofl.data import Who
+from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, as_trained
 from pyrofl.models import fedavg
 from pyrofl.models.priors import LocationScale, proximal
 from pyrofl.models.shared import kept_models
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
 Part = Annotated[float, Range(0, 1)]
@@ -55,7 +56,7 @@ Part = Annotated[float, Range(0, 1)]
 TUNE_OVER = {"lr": fedavg.RATES, "strength": (0.3, 1.0, 3.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -132,7 +133,7 @@ def build(
         upload=upload,
         aggregate=kept_models.keep,
         views={"personal": as_trained},
-        metadata=kept_models.FACTS,
+        metadata=Metadata(kept_models.TENSORS),
     )
 
 

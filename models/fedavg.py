@@ -37,7 +37,7 @@ from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.schedules import decayed
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors
 
 
@@ -80,7 +80,7 @@ RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 TUNE_OVER = {"lr": RATES, "momentum": (0.0, 0.9)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,

@@ -28,12 +28,12 @@ from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.fedopt import stepped
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 TUNE_OVER = {"lr": fedavg.RATES, "server_lr": (0.3, 1.0), "server_momentum": (0.5, 0.9)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,

@@ -40,14 +40,15 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import with_rows
+from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, Program, built_for
+from pyrofl.inference.programs import Likelihood, Prior, Program
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import Categorical, categorical
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, pick, role, under
 
 FAMILIES: dict[str, guides.Family] = {"point": guides.delta, "dirichlet": simplex.dirichlet}
@@ -56,7 +57,7 @@ FAMILIES: dict[str, guides.Family] = {"point": guides.delta, "dirichlet": simple
 TUNE_OVER = {"lr": (0.01, 0.03, 0.05, 0.1), "components": (2, 3, 5)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -135,7 +136,6 @@ def build(
             data.y.unsqueeze(2)
         )
 
-    @built_for(model=model, guide=q)
     def expect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Set q_i (the E-step), and pi_j to what fits it best (the M-step)."""
         with torch.no_grad():
@@ -159,7 +159,6 @@ def build(
             return {"log_count/pi": count.log()}
         return {"weight/pi": (count - 1) / (count.sum(-1, keepdim=True) - components)}
 
-    @built_for(model=model, guide=q)
     def complete(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
@@ -184,6 +183,7 @@ def build(
         aggregate=Aggregator({"component/*": by_size}, rule=aggregation),
         adapt=(Phase((expect,), adapt_steps),),
         views={"personal": personal},
+        metadata=Metadata(reads={"model": model, "guide": q}),
     )
 
 

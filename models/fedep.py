@@ -66,7 +66,7 @@ from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.metadata import INCOMPARABLE, Rule
 from pyrofl.inference.method import Method, Phase, View, keep_nothing, send_all
-from pyrofl.inference.programs import Likelihood, Prior, Program, built_for
+from pyrofl.inference.programs import Likelihood, Prior, Program
 from pyrofl.models import guides
 from pyrofl.models.fedpop import at, langevin
 from pyrofl.models.fisher import STANDARD
@@ -76,7 +76,7 @@ from pyrofl.models.pvi.partitioned import HALVINGS, Partitioned
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.models.shared.vectors import flattened, parted
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, generator, pick, role, seeded, under
 
 Moments = Literal["laplace", "langevin", "nuts", "natural"]
@@ -86,7 +86,7 @@ FLOOR = 1e-10  # smallest variance of draws
 TUNE_OVER = {"lr": (0.003, 0.01, 0.03), "scale": (0.1, 0.3, 1.0), "momentum": (0.0, 0.9)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -150,7 +150,7 @@ def build(
             "nuts": partial(tilted.by_nuts, draws),
         }
         wanders = {"w/*": INCOMPARABLE} if moments == "langevin" else {}
-        method = replace(method, phases=phases[moments](), metadata={**method.metadata, **wanders})
+        method = replace(method, phases=phases[moments](), metadata=method.metadata.extend(wanders))
     return without_factors(method, core, damping) if stateless else method
 
 
@@ -166,7 +166,6 @@ class Tilted:
     ) -> tuple[Phase, ...]:
         """Find the mode, and the curvature there."""
 
-        @built_for(guide=self.guide)
         def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Take the normal around the mode."""
             precision = received["precision"] + local["information"]
@@ -204,7 +203,6 @@ class Tilted:
                 "drawn": torch.zeros_like(data.size),
             }
 
-        @built_for(guide=self.guide)
         def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Take the normal with the moments of the draws."""
             count = local["drawn"][:, None]
@@ -222,7 +220,6 @@ class Tilted:
     def by_nuts(self, draws: int) -> tuple[Phase, ...]:
         """Draw from the tilted distribution of one client after the other."""
 
-        @built_for(model=self.core.model, guide=self.guide)
         def sampled(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Draw, from a stream of the client's own."""
             with data.clients():
@@ -331,7 +328,8 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
 
     # What is sent is no change of what the server has, but a distribution as well.
     left = ("shift", "precision")
-    marks = {n: fact for n, fact in method.metadata.items() if "server/" not in n and n not in left}
+    known = method.metadata.tensors
+    marks = {n: v for n, v in known.items() if "server/" not in n and n not in left}
     marks["precision"] = Rule("a precision of a normal distribution", core.normals.proper)
     return replace(
         method,
@@ -341,5 +339,5 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
         download=cavity,
         aggregate=Aggregator({"*": uniform}, merged),
         views={"global": View(read, send_all)},
-        metadata=marks,
+        metadata=replace(method.metadata, tensors=marks),
     )

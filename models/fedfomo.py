@@ -40,14 +40,14 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Range, Share, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.metadata import PER_CLIENT, SHARE, MetadataByPattern
+from pyrofl.inference.metadata import PER_CLIENT, SHARE, Metadata, MetadataByPattern
 from pyrofl.inference.method import Method, Phase, as_trained
-from pyrofl.inference.programs import Program, built_for
+from pyrofl.inference.programs import Program
 from pyrofl.models import fedavg
 from pyrofl.models.shared import kept_models
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, role, total, under
 
 Part = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
@@ -58,7 +58,7 @@ AFFINITY, CHOSEN, WELCOME = "server/affinity", "server/chosen", "server/welcome"
 TUNE_OVER = {"lr": fedavg.RATES, "downloads": (3, 5, 10)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -125,7 +125,6 @@ def build(
         mean = {n: mixed(weight, v) for n, v in others.items()}
         return mean | under("base", mean)
 
-    @built_for(model=base.model, guide=base.guide)
     def approach(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Move b_j towards the models that are better on the held-back rows, and begin there."""
         here, others = role("base", local), role("other", received)
@@ -182,7 +181,7 @@ def build(
 
     moves = (replace(step, loss=learned),)
     go = Phase((approach,))
-    metadata: MetadataByPattern = {f"{AFFINITY} {CHOSEN}": PER_CLIENT, "weight": SHARE}
+    judged: MetadataByPattern = {f"{AFFINITY} {CHOSEN}": PER_CLIENT, "weight": SHARE}
     return replace(
         base,
         name="fedfomo",
@@ -194,7 +193,10 @@ def build(
         aggregate=aggregate,
         adapt=(go, *(replace(phase, updates=moves) for phase in base.adapt or base.phases)),
         views={"personal": as_trained},
-        metadata={**kept_models.FACTS, **({} if downloads is None else metadata)},
+        metadata=Metadata(
+            {**kept_models.TENSORS, **({} if downloads is None else judged)},
+            reads={"model": base.model, "guide": base.guide},
+        ),
     )
 
 

@@ -51,21 +51,21 @@ from pyrofl.inference.aggregation.aggregator import UNUSED, Aggregator, Weight, 
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.losses import Look
-from pyrofl.inference.metadata import NOT_NEGATIVE, SHARE, normals
+from pyrofl.inference.metadata import NOT_NEGATIVE, SHARE, Metadata, normals
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam
-from pyrofl.inference.programs import Likelihood, Program, Supervised, built_for, flat
+from pyrofl.inference.programs import Likelihood, Program, Supervised, flat
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, pick, role, under
 
 TUNE_OVER = {"lr": (0.003, 0.01, 0.03, 0.1), "spread": (0.03, 0.1, 0.3)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -136,13 +136,11 @@ def build(
         known = {"counted": torch.tensor(0.0), "server/clients": torch.tensor(float(clients))}
         return under("loc", start) | under("log_scale", width) | known
 
-    @built_for(guide=q)
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Start q_j at what came down."""
         width = {n: v.exp() for n, v in role("log_scale", received).items()}
         return q.start(role("loc", received), width)
 
-    @built_for(guide=q)
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Tell moments of q_j."""
         mean, variance = q.moments(received, local, data)
@@ -160,7 +158,6 @@ def build(
         )
         return server | known | {"counted": clients}
 
-    @built_for(guide=q)
     def anyone(received: Tensors, local: Tensors) -> Tensors:
         """Read mean and variance of Student's t, the law of a client never seen."""
         level, freedom = count + received["counted"], df + received["counted"]
@@ -185,7 +182,10 @@ def build(
         aggregate=Aggregator({"*": uniform}, update, aggregation),
         adapt=(Phase((begin,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
         views=personal_of(anyone, fine_tune),
-        metadata={"square/*": NOT_NEGATIVE, **normals("loc", "log_scale", torch.exp)},
+        metadata=Metadata(
+            {"square/*": NOT_NEGATIVE, **normals("loc", "log_scale", torch.exp)},
+            reads={"guide": q},
+        ),
     )
 
 
@@ -215,7 +215,6 @@ class Mixture:
             mass = torch.full((self.kinds,), clients / self.kinds)
             return under("loc", loc) | {"mass": mass, "server/clients": torch.tensor(1.0 * clients)}
 
-        @built_for(model=model, guide=q)
         def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Start at the centre under which the rows are likeliest."""
             at = [q.start(self.centre(received, k)) for k in range(self.kinds)]
@@ -267,7 +266,7 @@ class Mixture:
             aggregate=Aggregator(weights, update, aggregation, named),
             adapt=(Phase((choose,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
             views=personal_of(heaviest, fine_tune),
-            metadata={"kind": SHARE},
+            metadata=Metadata({"kind": SHARE}, reads={"model": model, "guide": q}),
         )
 
     def centre(self, received: Tensors, which: int | Tensor) -> Tensors:

@@ -40,7 +40,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.optim import Light, Optim, sgd
 from pyrofl.models import fedavg
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors
 
 Adaptation = Literal["adam", "yogi", "adagrad"]
@@ -49,7 +49,7 @@ Optimiser = Literal["adam", "yogi", "adagrad", "sgd"]
 TUNE_OVER = {"lr": fedavg.RATES, "server_lr": (0.003, 0.01, 0.03, 0.1)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,

@@ -41,13 +41,13 @@ from pyrofl.models.fedopt import stepped
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.models.shared.vectors import flattened, parted
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
 TUNE_OVER = {"lr": fedavg.RATES, "server_lr": (0.25, 0.5, 1.0), "rho": (0.01, 0.1)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,

@@ -43,15 +43,15 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation import Aggregator, by_size, uniform
 from pyrofl.inference.aggregation.averages import Combine, get_rule
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import INCOMPARABLE, NOT_NEGATIVE, POSITIVE, normals
+from pyrofl.inference.metadata import INCOMPARABLE, NOT_NEGATIVE, POSITIVE, Metadata, normals
 from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase, as_trained
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised, built_for
+from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, pick, role, under
 
 FLOOR = 1e-8  # smallest variance of the population, and of a client's draws
@@ -59,7 +59,7 @@ FLOOR = 1e-8  # smallest variance of the population, and of a client's draws
 TUNE_OVER = {"lr_head": (0.01, 0.03, 0.1, 0.3), "lr_base": (0.003, 0.01, 0.03, 0.1)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -150,7 +150,6 @@ def build(
         new = under("sum", z) | under("squares", {n: v.square() for n, v in z.items()})
         return {n: local[n] + v for n, v in new.items()} | {"draws": local["draws"] + 1}
 
-    @built_for(guide=q)
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Make moments of the draws, and q of them."""
         mean = {n: v / like(local["draws"], v) for n, v in role("sum", local).items()}
@@ -212,11 +211,14 @@ def build(
         if aggregation == "mean"
         else robust,
         views={"personal": as_trained, "global": common},
-        metadata={
-            "square/*": POSITIVE if q.random and temperature else NOT_NEGATIVE,
-            "z/*": INCOMPARABLE,
-            **normals("loc", "log_scale", torch.exp),
-        },
+        metadata=Metadata(
+            {
+                "square/*": POSITIVE if q.random and temperature else NOT_NEGATIVE,
+                "z/*": INCOMPARABLE,
+                **normals("loc", "log_scale", torch.exp),
+            },
+            reads={"guide": q},
+        ),
     )
 
 

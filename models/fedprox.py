@@ -29,12 +29,12 @@ from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.priors import LocationScale, proximal
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 TUNE_OVER = {"lr": fedavg.RATES, "mu": (0.01, 0.1, 1.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,

@@ -31,12 +31,12 @@ from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.shared.base_and_head import head_and_base, keep, only
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 TUNE_OVER = {"lr": fedavg.RATES, "momentum": (0.0, 0.9)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,

@@ -36,14 +36,14 @@ from pyrofl.data import Batch
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.method import Method, Phase, as_received
-from pyrofl.inference.programs import Likelihood, Prior, built_for
+from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role
 
 STANDARD = fixed()  # Normal(0, 1)
@@ -52,7 +52,7 @@ STANDARD = fixed()  # Normal(0, 1)
 TUNE_OVER = {"lr": (0.003, 0.01, 0.03, 0.1), "momentum": (0.0, 0.9), "epochs": (2, 5)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -90,13 +90,11 @@ def build(
         """Multiply factors by the prior."""
         return {n: core.factor_of_prior[n].to(v) + v for n, v in factor.items()}
 
-    @built_for(guide=core.q)
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Make the factor of the rows, and what the client would believe alone."""
         factor = core.factor(local["information"], flattened(role("w", local)))
         return factor | core.stated(*core.normals.moments(times_prior(factor)))
 
-    @built_for(guide=core.q)
     def product(server: Tensors, pooled: Tensors) -> Tensors:
         """Multiply the prior by the factors."""
         return core.posterior(times_prior(pooled))

@@ -41,20 +41,20 @@ from pyrofl.data import Batch
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, by_size, uniform
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.method import Method, Phase, as_received
-from pyrofl.inference.programs import Likelihood, Prior, built_for
+from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
 TUNE_OVER = {"lr": (0.003, 0.01, 0.03, 0.1), "strength": (0.3, 1.0, 3.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -96,19 +96,16 @@ def build(
         """Start training at the network's own draw, which is no part of the prior."""
         return core.init(generator, clients) | {"begun": torch.zeros(())}
 
-    @built_for(guide=core.q)
     def known(q: Tensors) -> Tensors:
         """Return mean and precision of the prior of this round, [C, ...]."""
         first, w = core.layout.each("mean"), flattened(role("w", q))
         begun = q["begun"][:, None] > 0
         return {"mean": torch.where(begun, w, first.to(w)), "precision": core.precision(q)}
 
-    @built_for(guide=core.q)
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Keep the prior in sight."""
         return under("prior", known(received))
 
-    @built_for(guide=core.q)
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Make q_j."""
         precision = local["prior/precision"] + local["information"]
@@ -121,7 +118,6 @@ def build(
         old = core.factor(prior["precision"], prior["mean"])
         return {n: message[n] - v for n, v in old.items() if n in message}
 
-    @built_for(guide=core.q)
     def next_prior(server: Tensors, pooled: Tensors) -> Tensors:
         """State what was pooled as the guide reads it."""
         if together:

@@ -33,19 +33,18 @@ from torch.nn.functional import one_hot
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation.aggregator import Aggregator
-from pyrofl.inference.metadata import Rule
+from pyrofl.inference.metadata import Metadata, Rule
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import built_for
 from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
 TUNE_OVER = {"lr": (0.003, 0.01, 0.05, 0.1), "momentum": (0.0, 0.9), "clusters": (2, 4)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -79,7 +78,6 @@ def build(
         client = torch.arange(len(cluster), device=cluster.device)
         return {n: v[client, cluster.long()] for n, v in role("cluster", received).items()}
 
-    @built_for(model=base.model, guide=base.guide)
     def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Set z_j to the model of the least loss, and begin there."""
         with torch.no_grad():
@@ -118,7 +116,10 @@ def build(
         init_client=init_client,
         phases=(begin, *base.phases),
         upload=upload,
-        metadata={"cluster": Rule(f"0 to {clusters - 1}", lambda k: (k >= 0) & (k < clusters))},
+        metadata=Metadata(
+            {"cluster": Rule(f"0 to {clusters - 1}", lambda k: (k >= 0) & (k < clusters))},
+            reads={"model": base.model, "guide": base.guide},
+        ),
         aggregate=Aggregator(
             {"cluster/*": by_choice},
             transform=of_clusters,

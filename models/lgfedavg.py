@@ -28,12 +28,12 @@ from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.shared.base_and_head import head_and_base, keep
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 TUNE_OVER = {"lr": fedavg.RATES, "momentum": (0.0, 0.9)}
 
 
-@repeatable
+@rebuildable
 def build(
     net: Network,
     *,

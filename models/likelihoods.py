@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from pyrofl.arguments import Count, Range, checked
 from pyrofl.data.tables.source import LEARNED
 from pyrofl.inference.programs import Likelihood
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 Finite = Annotated[float, Range(-inf, inf, open_low=True, open_high=True)]
 Deviation = Annotated[float, Range(0, inf, open_low=True, open_high=True)]
@@ -78,7 +78,7 @@ def measured(outputs: Tensor, x: Tensor) -> TorchDistribution:
     return dist.Normal(outputs.squeeze(-1), x[..., 0])
 
 
-@repeatable
+@rebuildable
 @checked
 def normal(scale: Deviation = 1.0) -> Likelihood:
     """Measure with noise of this standard deviation; one output, the mean."""
@@ -118,7 +118,7 @@ class LeastSquares(dist.Normal):
         return known + squares - squares.detach()
 
 
-@repeatable
+@rebuildable
 @checked
 def learned_normal(
     centre: Finite = 0.0, scale: Deviation = 1.0, *, least_squares: bool = False
@@ -145,7 +145,7 @@ def learned_normal(
     return likelihood
 
 
-@repeatable
+@rebuildable
 @checked
 def binomial(trials: Count | None = None) -> Likelihood:
     """Count successes: one output, the logit.

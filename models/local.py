@@ -19,16 +19,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
+from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.shared.base_and_head import keep
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 TUNE_OVER = {"lr": fedavg.RATES, "momentum": (0.0, 0.9)}
 
 
-@repeatable
+@rebuildable
 def build(net: Network, **training: Unpack[fedavg.LocalTraining]) -> Method:
     """Build training without federation; every client trains in every round.
 
@@ -44,4 +45,4 @@ def build(net: Network, **training: Unpack[fedavg.LocalTraining]) -> Method:
             f"aggregation is {dict(training)['aggregation']!r}; expected none, as nothing travels"
         )
     method = keep(fedavg.build(net, **training), "*")
-    return replace(method, name="local", train_all_clients=True)
+    return replace(method, name="local", metadata=Metadata(train_all_clients=True))

@@ -38,7 +38,7 @@ from pyrofl.models import fedavg
 from pyrofl.models.shared.meta_gradients import PARTS, Order, maml
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 TUNE_OVER = {
     "lr": (0.01, 0.03, 0.1, 0.3),
@@ -47,7 +47,7 @@ TUNE_OVER = {
 }
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,

@@ -37,25 +37,25 @@ from torch.nn.functional import softplus
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.aggregation import Aggregator, blend, uniform
+from pyrofl.inference.aggregation import Aggregator, damped, uniform
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import normals
+from pyrofl.inference.metadata import Metadata, normals
 from pyrofl.inference.method import GradientStep, Method, Phase, as_received, return_received
 from pyrofl.inference.optim import adam
-from pyrofl.inference.programs import Likelihood, Program, built_for
+from pyrofl.inference.programs import Likelihood, Program
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
 from pyrofl.models.shared.personal_copies import own, seen_by, start_own, without_rows
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors
 
 TUNE_OVER = {"lr": (0.001, 0.003, 0.01, 0.03), "kl": (0.01, 0.1, 1.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -103,7 +103,6 @@ def build(
         """Start v at the network's own draw."""
         return q.start(net.init(generator))
 
-    @built_for(guide=q)
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         """State p(w_j | v_j) and p(y | x, w_j)."""
         mean, variance = q.moments(received, received, data)
@@ -118,14 +117,9 @@ def build(
             with data.rows():
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
-    def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Go beta of the way to the mean."""
-        return server | blend(server, pooled, 1 - beta)
-
     samples = draws if q.random else None
     follow = seen_by(own, without_rows(elbo(kl=kl, mean=True)), return_received)
 
-    @built_for(guide=q)
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
@@ -145,9 +139,12 @@ def build(
         model=model,
         guide=q,
         phases=(Phase(moves, epochs, batch),),
-        aggregate=Aggregator({"*": uniform}, update, aggregation),
+        aggregate=damped(Aggregator({"*": uniform}, rule=aggregation), 1 - beta),
         adapt=(Phase(moves, fine_tune, batch),) if fine_tune else (),
         views={"personal": own, "global": as_received},
-        metadata=normals("w", "spread", softplus) if guide is guides.mean_field else {},
-        train_all_clients=True,
+        metadata=Metadata(
+            normals("w", "spread", softplus) if guide is guides.mean_field else {},
+            train_all_clients=True,
+            reads={"guide": q},
+        ),
     )

@@ -40,15 +40,15 @@ from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation.aggregator import Aggregator, Weight, by_size
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import SHARE, WireCost
+from pyrofl.inference.metadata import SHARE, Metadata, WireCost
 from pyrofl.inference.method import GradientStep, Method, Phase, as_trained, send_all
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, built_for
+from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, dense, pick, role, under
 
 FAMILIES: Mapping[str, guides.Family] = {
@@ -60,7 +60,7 @@ FAMILIES: Mapping[str, guides.Family] = {
 TUNE_OVER = {"lr": (0.03, 0.1, 0.3, 1.0), "lr_alpha": (0.3, 1.0, 3.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -163,7 +163,6 @@ def build(
         """Project alpha, where it is a parameter itself."""
         return {n: simplex.project(v) for n, v in pick(local, "point/*").items()}
 
-    @built_for(guide=q)
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Make the weights that are sent."""
         return {"alpha": simplex.trimmed(q.moments(received, local, data)[0]["alpha"], drop)}
@@ -228,8 +227,11 @@ def build(
         aggregate=Aggregator(pools | {"w/*": by_size}, rule=aggregation),
         adapt=both,
         views={"personal": as_trained, "global": common},
-        statistics=statistics,
-        metadata={"branch/*": WireCost(unsent)} | ({"alpha": SHARE} if weighted else {}),
+        metadata=Metadata(
+            {"branch/*": WireCost(unsent)} | ({"alpha": SHARE} if weighted else {}),
+            statistics=statistics,
+            reads={"guide": q},
+        ),
     )
 
 

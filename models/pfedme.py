@@ -30,8 +30,8 @@ from typing import Unpack
 import pyro.distributions as dist
 
 from pyrofl.arguments import Count, NotNegative, Positive, checked
-from pyrofl.inference.aggregation.aggregator import Aggregator, uniform
-from pyrofl.inference.aggregation.averages import blend
+from pyrofl.inference.aggregation.aggregator import Aggregator, damped, uniform
+from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, as_received, return_received
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
@@ -44,12 +44,12 @@ from pyrofl.models.shared.personal_copies import (
     without_rows,
 )
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 TUNE_OVER = {"lr": (0.01, 0.05, 0.2), "strength": (1.0, 5.0, 15.0), "lr_centre": (0.05, 0.2, 0.5)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -88,12 +88,10 @@ def build(
         name="pfedme",
         init_client=start_own,
         phases=(replace(train, updates=moves),),
-        aggregate=Aggregator(
-            {"*": uniform},
-            server_step=lambda server, pooled: server | blend(server, pooled, 1 - beta),
-            rule=training.get("aggregation", "mean"),
+        aggregate=damped(
+            Aggregator({"*": uniform}, rule=training.get("aggregation", "mean")), 1 - beta
         ),
         adapt=tuple(replace(phase, updates=moves) for phase in base.adapt),
         views={"personal": own, "global": as_received},
-        train_all_clients=True,
+        metadata=Metadata(train_all_clients=True),
     )

@@ -40,9 +40,9 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation.averages import average
-from pyrofl.inference.metadata import INCOMPARABLE
+from pyrofl.inference.metadata import INCOMPARABLE, Metadata
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import Likelihood, built_for
+from pyrofl.inference.programs import Likelihood
 from pyrofl.models import fedavg, guides
 from pyrofl.models.fedbe import distillation
 from pyrofl.models.fedpop import langevin
@@ -50,7 +50,7 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
 HALVINGS = 50  # of the interval in which beta is looked for
@@ -59,7 +59,7 @@ HALVINGS = 50  # of the interval in which beta is looked for
 TUNE_OVER = {"lr": (0.01, 0.05, 0.1), "chain_lr": (0.005, 0.05), "beta": (0.0, 0.5, 1.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -126,7 +126,6 @@ def build(
         kept = {n: torch.stack([e[f"w/{n}"] for e in each], 1) for n in net.shapes}
         return under("sample", kept)
 
-    @built_for(model=base.model)
     def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         """Distil what all messages predict together."""
         models = role("sample", message)
@@ -164,7 +163,7 @@ def build(
         phases=(burn_in, *drawn),
         upload=upload,
         aggregate=aggregate,
-        metadata={"w/*": INCOMPARABLE},
+        metadata=Metadata({"w/*": INCOMPARABLE}, reads={"model": base.model}),
     )
 
 

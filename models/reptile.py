@@ -29,12 +29,12 @@ from pyrofl.arguments import NotNegative, ShareBelowOne, checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedavgm
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 TUNE_OVER = {"lr": fedavg.RATES, "server_lr": (0.25, 0.5, 1.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,

@@ -36,14 +36,14 @@ from pyrofl.arguments import NotNegative, checked
 from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
 from pyrofl.inference.aggregation.averages import blend
-from pyrofl.inference.metadata import PER_CLIENT
+from pyrofl.inference.metadata import PER_CLIENT, Metadata
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import Loss, Program, built_for
+from pyrofl.inference.programs import Loss, Program
 from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.models.shared.schedules import decayed
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, role, under
 
 Option = Literal["I", "II"]
@@ -52,7 +52,7 @@ KNOWN = "server/own"  # every c_j, where the server remembers them
 TUNE_OVER = {"lr": fedavg.RATES, "server_lr": (0.3, 1.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -70,7 +70,7 @@ def build(
             free.
         server_lr: step of the server towards the plain mean of the clients' models.
         remember: the server keeps every c_j, so that a client that has lost its own can come back,
-            see `Method.reset_clients`: its c_j is taken out of c, and it starts with another of
+            see `Metadata.reset_clients`: its c_j is taken out of c, and it starts with another of
             zero. It costs the server a model for every client.
         training: of the clients, as of `fedavg.build`, but momentum is 0 unless given.
 
@@ -163,8 +163,6 @@ def build(
         }
         return pooled(server, message, who, generator) | changed
 
-    if option == "I":
-        renew = built_for(model=base.model, guide=base.guide)(renew)
     corrected = replace(step, loss=without_drift(step.loss, names))
     return replace(
         base,
@@ -173,9 +171,12 @@ def build(
         init_client=init_client,
         phases=(Phase((begin,)), replace(train, updates=(corrected, count)), Phase((renew,))),
         upload=upload,
-        reset_clients=taken_out,
         aggregate=remembered if remember else pooled,
-        metadata={**base.metadata, **({f"{KNOWN}/*": PER_CLIENT} if remember else {})},
+        metadata=Metadata(
+            {f"{KNOWN}/*": PER_CLIENT} if remember else {},
+            reset_clients=taken_out,
+            reads={"model": base.model, "guide": base.guide} if option == "I" else {},
+        ),
     )
 
 

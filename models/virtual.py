@@ -42,7 +42,7 @@ from pyrofl.models.pvi.gaussians import enough
 from pyrofl.models.pvi.partitioned import Covariance, Partitioned
 from pyrofl.models.pvi.unconstrained import of_network
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 WIDE = fixed(scale=3.0)  # Normal(0, 3^2)
 
@@ -50,7 +50,7 @@ WIDE = fixed(scale=3.0)  # Normal(0, 3^2)
 TUNE_OVER = {"lr": (0.1, 0.3, 1.0), "damping": (None, 0.1, 0.3, 1.0), "scale": (0.02, 0.05, 0.2)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,

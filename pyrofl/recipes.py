@@ -1,13 +1,15 @@
-"""How things of the library were made, so that another process can make them again.
+"""How objects of the library were built, so that another process can build them again.
 
-What a `repeatable` function returns remembers its arguments. `told` writes such a recipe down in
-numbers, texts, tensors, lists and dicts, and `made` follows it: only repeatable functions of the
-library are called then, and its other functions and Pyro's distributions handed on by name.
+Functions that are `rebuildable` are listed here with the arguments of what they returned. `told`
+writes such a `BuildSpec` as numbers, texts, tensors, lists and dicts, and `made` follows it: only
+rebuildable functions are called then; other functions of the library and Pyro's distributions are
+passed by name.
 """
 
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -27,18 +29,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildSpec:
     """A function of the library, "MODULE:NAME", and its arguments by name."""
 
     maker: str
     arguments: Mapping[str, Any]
 
 
-def repeatable(function: F) -> F:
-    """Record on what a function makes how it was made; that may be a closure or have a `recipe`.
+_makers: dict[str, Callable[..., Any]] = {}
+_specs: dict[int, tuple[weakref.ref[Any], BuildSpec]] = {}  # by id, as methods have no hash
 
-    Threads that make something wait for each other and for rounds of a fit, see `in_turn`: some
-    makers run Pyro programs.
+
+def rebuildable(function: F) -> F:
+    """Record the arguments of all that a function returns, for as long as it exists.
+
+    Threads wait for each other and for rounds of a fit, see `in_turn`: some functions run Pyro
+    programs.
     """
     signature = inspect.signature(function)
     maker = f"{function.__module__}:{function.__qualname__}"
@@ -52,11 +58,25 @@ def repeatable(function: F) -> F:
         for name in more:
             given |= given.pop(name, {})
         if not _of_module(made):  # others have a name, and may be returned as they are
-            object.__setattr__(made, "recipe", Recipe(maker, given))
+            key = id(made)
+            _specs[key] = weakref.ref(made, lambda _: _forget(key)), BuildSpec(maker, given)
         return made
 
-    vars(call)["repeatable"] = True
+    _makers[maker] = call
     return cast("F", call)
+
+
+def _forget(key: int) -> None:
+    """Remove the specification of an object that is gone, unless another has its id already."""
+    known = _specs.get(key)
+    if known and known[0]() is None:
+        del _specs[key]
+
+
+def spec_of(value: Any) -> BuildSpec | None:
+    """Return how an object was built; None for what no function of the library returned."""
+    known = _specs.get(id(value))
+    return known[1] if known and known[0]() is value else None
 
 
 def _of_module(value: Any) -> bool:
@@ -78,10 +98,9 @@ def told(value: Any, what: str = "it") -> Any:
         return {kind: [told(one, f"{what}[{i}]") for i, one in enumerate(value)]}
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return {"dict": {n: told(one, f"{what}[{n!r}]") for n, one in value.items()}}
-    recipe = getattr(value, "recipe", None)
-    if isinstance(recipe, Recipe):
-        own = {n: told(one, n) for n, one in recipe.arguments.items()}
-        return {"call": recipe.maker, "with": own}
+    if spec := spec_of(value):
+        own = {n: told(one, n) for n, one in spec.arguments.items()}
+        return {"call": spec.maker, "with": own}
     if _of_module(value):
         name = f"{value.__module__}:{value.__qualname__}"
         if _found(name) is value:
@@ -99,8 +118,9 @@ def made(told: Any) -> Any:
     if isinstance(told, (*PLAIN, int, float)):
         return told
     if "call" in told:
-        maker = _imported(told["call"])
-        if not getattr(maker, "repeatable", False):
+        _imported(told["call"])  # which lists its rebuildable functions
+        maker = _makers.get(told["call"])
+        if maker is None:
             raise ValueError(f"{told['call']!r} makes nothing; expected a function of the library")
         return maker(**{n: made(one) for n, one in told["with"].items()})
     if "name" in told:

@@ -72,6 +72,16 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {f"{prefix}/{n}": v for n, v in tensors.items()}
 
 
+def renamed(tensors: Mapping[str, Tensor], roles: Mapping[str, str]) -> Tensors:
+    """Return the tensors of some roles under new ones: {"mean": "loc"} makes "loc/w" of "mean/w".
+
+    >>> renamed({"mean/w": torch.zeros(1), "tau": torch.ones(1)}, {"mean": "loc"})
+    {'loc/w': tensor([0.])}
+    """
+    pairs = (under(new, role(old, tensors)) for old, new in roles.items())
+    return {name: value for pair in pairs for name, value in pair.items()}
+
+
 def pick(tensors: Mapping[str, Tensor], patterns: str) -> Tensors:
     """Return the tensors whose names match one of the patterns."""
     return {n: v for n, v in tensors.items() if matches(n, patterns)}
@@ -112,6 +122,11 @@ def like(value: Tensor, other: Tensor) -> Tensor:
 def total(tensors: Mapping[str, Tensor]) -> Tensor:
     """Sum over all entries of every client: [C, *p] -> [C]."""
     return torch.stack([v.reshape(len(v), -1).sum(1) for v in tensors.values()]).sum(0)
+
+
+def squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
+    """Return ||one - other||^2 over the tensors of `one` for every client: [C, *p] -> [C]."""
+    return total({n: (v - other[n]).square() for n, v in one.items()})
 
 
 def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:

@@ -49,9 +49,9 @@ def test_a_federation_draws_who_holds_what():
 def test_a_method_shows_its_card():
     text = pfedvem.build(toys.net())._repr_html_()
     pictures(text)
-    assert "Zhu, Ma and Blaschko" in text
-    assert "Use it where clients differ" in text
-    assert "tau_j = d / (sum softplus(pi_j)^2 + ||mu_j - w||^2)" in text
+    assert "<caption>Method pfedvem</caption>" in text
+    assert "<td>all clients train</td>" in text
+    assert "Aggregator(loc/*, base/*; mean)" in text
 
 
 @pytest.mark.parametrize("every", [0, 1])

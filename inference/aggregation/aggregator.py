@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import check_fields
 from pyrofl.data import Who
-from pyrofl.inference.aggregation.averages import Combine, get_rule, mean
+from pyrofl.inference.aggregation.averages import Combine, blend, get_rule, mean
 from pyrofl.inference.optim import Optim
 from pyrofl.tensors import Tensors, join_up, matches
 
@@ -207,6 +207,11 @@ def with_server_step(
         return change(server, aggregate(server, message, who, generator))
 
     return both
+
+
+def damped(aggregate: Aggregate, keep: float) -> Aggregate:
+    """Go part of the way: the next state is keep * old + (1 - keep) * new."""
+    return with_server_step(aggregate, lambda old, new: old | blend(old, new, keep))
 
 
 def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server/optim") -> Tensors:

@@ -115,7 +115,7 @@ def loco(
 
 def _factors(run: Run) -> Factors:
     """Return the fact that the server keeps factors, or refuse the run."""
-    found = of_kind(run.method.metadata, Factors)
+    found = of_kind(run.method.metadata.tensors, Factors)
     if not found:
         raise ValueError(
             "the server of this run holds no factors of clients; expected a run of pvi.build or "

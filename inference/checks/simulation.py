@@ -270,7 +270,7 @@ def _fits(
             for copy, reason in (*told, *refused.items()):
                 bad[copy] = bad[copy] or f"{reason} in round {state.number}"
             refused.clear()
-            begun = comparable(at(state.number - 1).metadata, state.begun)
+            begun = comparable(at(state.number - 1).metadata.tensors, state.begun)
             losses.add(state.number, state.of_all(begun), state.of_all(state.loss))
         risen = losses.risen()
         for one, reason, loss in zip(replicas.rounds_of(state, clients), bad, risen, strict=True):

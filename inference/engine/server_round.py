@@ -60,7 +60,7 @@ def sample_clients(
     reporters = validate_ids(participation(source, clients), clients)
     if trains is not None:
         return reporters, validate_ids(trains(source, clients), clients)
-    return reporters, torch.arange(clients) if method.train_all_clients else reporters
+    return reporters, torch.arange(clients) if method.metadata.train_all_clients else reporters
 
 
 @in_turn

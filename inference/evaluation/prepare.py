@@ -13,8 +13,8 @@ from pyrofl.data import Federation, Who
 from pyrofl.inference.description import refuse_other_constants
 from pyrofl.inference.engine.state import Round, chunks, client_inputs
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
-from pyrofl.inference.metadata import REPORTED, marked
-from pyrofl.inference.method import Method, no_statistics
+from pyrofl.inference.metadata import REPORTED, marked, no_statistics
+from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.local import train
 from pyrofl.tensors import Tensors, cut, join_up, pick
@@ -93,13 +93,13 @@ def with_rows(data: Federation, asked: Asked) -> tuple[Federation, tuple[Tensor,
 @in_turn
 def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -> Tensors:
     """Return what a method reports about the clients that train: name -> [J], or [J, *p]."""
-    held = pick(state.server, marked(method.metadata, REPORTED))
+    held = pick(state.server, marked(method.metadata.tensors, REPORTED))
     told = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}
-    if method.statistics is no_statistics:
+    if method.metadata.statistics is no_statistics:
         return told
     parts, found = [], []
     everyone = torch.arange(data.clients)
     for ids, received, local, _ in single(method, data, state, everyone, Asked(seed=seed)):
         parts.append(ids)
-        found.append(method.statistics(received, local, data.batch(ids)))
+        found.append(method.metadata.statistics(received, local, data.batch(ids)))
     return cut(join_up(found), torch.cat(parts).argsort()) | told

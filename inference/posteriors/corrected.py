@@ -66,7 +66,7 @@ def reason_against(method: Method, data: Federation, ids: Tensor, asked: Asked) 
     """
     if getattr(method.views.get(asked.view(method)), "posterior", None):
         return "the server draws from its own posterior, which has no density"
-    if method.privacy is not None:
+    if method.metadata.privacy is not None:
         return "the run is private, and corrected draws would reveal more than it promises"
     if not any((*data.x.stride(), *data.y.stride())) and len(data.y) > 1:
         return "the clients' rows are not here"

@@ -76,11 +76,13 @@ def private(
         ValueError: if the method needs messages apart, by its name, or is private already; if
             participation is a draw of one's own, or the accountant is not installed.
     """
-    if method.privacy is not None:
+    if method.metadata.privacy is not None:
         raise ValueError(f"{method.name}: it is private already; expected a method that is not")
-    promise = Promise(privacy, clients, sampling_of(participation, clients))
-    changes, bounds = marked(method.metadata, CHANGES), Bounds(privacy)
-    if changes and privacy.where == "server":
+    bounds, at_client = Bounds(privacy), privacy.where == "client"
+    sampling = sampling_of(participation, clients)
+    promise = Promise(privacy, clients, sampling, bounds.protected if at_client else None)
+    changes = marked(method.metadata.tensors, CHANGES)
+    if changes and not at_client:
         raise ValueError(
             f"{method.name}: its server keeps what each client says apart, and noise of a sum "
             "would be in none of it; expected where='client'"
@@ -94,16 +96,15 @@ def private(
         return replace(
             method,
             download=download,
-            metadata=without_rules(method.metadata),
-            privatize=bounds.protected,
-            privacy=promise,
+            metadata=replace(without_rules(method.metadata), privacy=promise),
         )
     sums = Sums(poolable(method), promise.sampling.expected, privacy.most, least=1.0)
     told = summed(method, sums)
-    if privacy.where == "client":
-        return replace(told, privatize=bounds.protected, privacy=promise)
+    if at_client:
+        return replace(told, metadata=replace(told.metadata, privacy=promise))
     aggregate = replace(poolable(told), transform=bounds.clipped_of, noised=bounds.noisy)
-    return replace(told, aggregate=aggregate, privacy=promise)
+    metadata = replace(told.metadata, privacy=promise)
+    return replace(told, aggregate=aggregate, metadata=metadata)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pyrofl.inference.aggregation.aggregator import (
     by_size,
     uniform,
 )
-from pyrofl.inference.metadata import MetadataByPattern, Rule, TensorMetadata, WireCost
+from pyrofl.inference.metadata import Metadata, Rule, WireCost
 from pyrofl.inference.method import Method, Phase, send_all
 from pyrofl.tensors import Tensors, matches, role, spread_out, under
 
@@ -154,15 +154,13 @@ def poolable(method: Method) -> Aggregator:
     )
 
 
-def without_rules(
-    metadata: MetadataByPattern,
-) -> dict[str, TensorMetadata | tuple[TensorMetadata, ...]]:
-    """Leave out what must hold for single messages, and what they weigh."""
-    each = {n: f if isinstance(f, tuple) else (f,) for n, f in metadata.items()}
+def without_rules(metadata: Metadata) -> Metadata:
+    """Return metadata without rules and costs of single messages."""
+    each = {n: f if isinstance(f, tuple) else (f,) for n, f in metadata.tensors.items()}
     kept = {
         n: tuple(f for f in own if not isinstance(f, Rule | WireCost)) for n, own in each.items()
     }
-    return {n: own for n, own in kept.items() if own}
+    return replace(metadata, tensors={n: own for n, own in kept.items() if own})
 
 
 def shown(server: Tensors, who: Who, names: str) -> Tensors:

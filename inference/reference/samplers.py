@@ -37,7 +37,7 @@ from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.metadata import SHARED
+from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import chained, of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
@@ -331,7 +331,7 @@ def joined(
     joint = Joint(method, data, state, received, view, batch)
     with alone(data, seed):
         common = " ".join([once, *(n for n, site in joint.sites().items() if not site.own)])
-    metadata = {**method.metadata, common.strip(): SHARED}
+    metadata = method.metadata.extend({common.strip(): SHARED})
     return replace(joint, method=replace(method, metadata=metadata))
 
 
@@ -343,7 +343,7 @@ def _bare(model: Program, shared: str = "") -> Method:
         guide=model,
         phases=(),
         aggregate=lambda server, message, who, generator: server,
-        metadata={shared: SHARED},
+        metadata=Metadata({shared: SHARED}),
     )
 
 

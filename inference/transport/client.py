@@ -133,7 +133,10 @@ class Client:
         refuse_others(order, method)
         with self._held():
             self._refuse_late(names, rounds + 1)
-            noisy = method.privacy is not None and method.privacy.privacy.where == "client"
+            noisy = (
+                method.metadata.privacy is not None
+                and method.metadata.privacy.privacy.where == "client"
+            )
             if noisy and (before := self._replied(names, rounds + 1)) is not None:
                 return before
             own = self._settled(order)
@@ -158,7 +161,7 @@ class Client:
                 "sends": torch.isin(who.ids.cpu(), reply.sender.ids.cpu()),
                 "odd": tuple(reply.reasons),
                 "steps": reply.report["steps"],
-                **({} if method.privacy else sealed(_losses(reply.report))),
+                **({} if method.metadata.privacy else sealed(_losses(reply.report))),
                 **under("up", sealed(reply.message)),
             }
             self._sent |= dict.fromkeys(names, answer) if noisy else {}

@@ -143,7 +143,7 @@ class Server:
 
     @in_turn
     def reset_clients(self, names: Sequence[str]) -> None:
-        """Take clients that lost their state for newcomers, see `Method.reset_clients`.
+        """Take clients that lost their state for newcomers, see `Metadata.reset_clients`.
 
         The next orders are to bring what comes of it; replies to former ones are not to be merged.
 
@@ -156,7 +156,7 @@ class Server:
         ids = ids[self.accepted[ids] > 0].sort().values
         method = self.at(max(self.state.number - 1, 0))
         with self._held():
-            server = method.reset_clients(dict(self.state.server), self.roster.who(ids))
+            server = method.metadata.reset_clients(dict(self.state.server), self.roster.who(ids))
             server = to_data(as_tensors("what reset_clients returns", server), self.roster)
             self.accepted = self.accepted.index_fill(0, ids, 0)
             self.state = replace(self.state, server=server, seen=self.accepted > 0)

@@ -59,7 +59,7 @@ from pyrofl.data import Who
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.metadata import Monitor
 from pyrofl.inference.method import Method, View
-from pyrofl.inference.programs import Likelihood, built_for
+from pyrofl.inference.programs import Likelihood
 from pyrofl.models import fedavg, fedavgm, fedprox, scaffold
 from pyrofl.models.fedbe import distillation
 from pyrofl.models.fedbe.posteriors import (
@@ -73,7 +73,7 @@ from pyrofl.models.fedbe.posteriors import (
 )
 from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, join_up, role, spread_out, under
 
 Base = Literal["fedavg", "fedprox", "fedavgm", "scaffold"]
@@ -125,7 +125,7 @@ class Settings(Teaching, fedavg.Training, total=False):
 TUNE_OVER = {"lr": fedavg.RATES, "distil_lr": (0.001, 0.003, 0.01)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -279,7 +279,6 @@ def distilled(
         )
         return taught, {AGREED: after, LOST: before - after}
 
-    @built_for(**({} if rows is None else {"model": method.model}))
     def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         """Distil the ensemble, for which all messages are needed, as teachers."""
         merged = method.aggregate(server, message, who, generator)
@@ -321,12 +320,15 @@ def distilled(
         return method.download(server, who) | spread_out(held, len(who.ids))
 
     ensemble = View(members, with_teachers, drawn)
+    metadata = method.metadata
+    if rows is not None:
+        metadata = metadata.extend(WATCHED, reads={**metadata.reads, "model": method.model})
     return replace(
         method,
         name="fedbe",
         aggregate=aggregate,
         views={**method.views, "ensemble": ensemble},
-        metadata={**method.metadata, **({} if rows is None else WATCHED)},
+        metadata=metadata,
     )
 
 

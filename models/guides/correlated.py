@@ -23,7 +23,7 @@ from pyrofl.arguments import Count, Positive, checked
 from pyrofl.data import Batch
 from pyrofl.inference.programs import Guide
 from pyrofl.models.guides.basic import Family, Shapes
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
 LARGEST = 2_000  # parameters of a client that a full covariance is made for
@@ -88,7 +88,7 @@ def copula(shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: st
     return _deviating(shapes, scale, (loc, spread), first, f, moments)
 
 
-@repeatable
+@rebuildable
 @checked
 def low_rank(rank: Count = 5) -> Family:
     """Return a family whose covariance is S (I + V V') S, with V of `rank` columns.
@@ -119,7 +119,7 @@ def low_rank(rank: Count = 5) -> Family:
     return family
 
 
-@repeatable
+@rebuildable
 @checked
 def flow(layers: Count = 2, hidden: Count = 16) -> Family:
     """Return a family that bends a normal by affine coupling layers: skewed, curved posteriors.

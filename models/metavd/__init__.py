@@ -61,10 +61,10 @@ from pyrofl.arguments import (
 )
 from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation.averages import Combine, get_rule
-from pyrofl.inference.metadata import INCOMPARABLE, SPARSE, Monitor
+from pyrofl.inference.metadata import INCOMPARABLE, SPARSE, Metadata, Monitor
 from pyrofl.inference.method import GradientStep, Method, Phase, View, as_trained, return_received
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, built_for
+from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.guides.dropout import BOUND, FAMILIES, TINY, Coordinates, log_variance, product
 from pyrofl.models.likelihoods import categorical
@@ -73,7 +73,7 @@ from pyrofl.models.metavd.hypernetwork import Source, embed
 from pyrofl.models.metavd.programs import DropoutModel, Sampling, objective, warm_up
 from pyrofl.models.shared.meta_gradients import Order, maml
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
 __all__ = ["build", "embed", "layer_before_output"]
@@ -95,7 +95,7 @@ RUNAWAY = Monitor(
 TUNE_OVER = {"lr": (0.02, 0.07, 0.2), "hyper_lr": (0.01, 0.09, 0.9), "beta": (1.0, 10.0, 100.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -225,7 +225,6 @@ def build(
         """Send theta_m and s_m."""
         return pruning.drop(return_received(received, local), moments, limit)
 
-    @built_for(guide=q)
     def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
         """Step on theta, psi and e_m; the hypernetwork learns from every message apart."""
         if limit is not None:
@@ -288,13 +287,16 @@ def build(
             "personal": View(as_trained, to_predict),
             "global": View(lambda received, _: begun(received), to_predict),
         },
-        statistics=statistics,
-        metadata={
-            **source.metadata,
-            **({SATURATED: RUNAWAY} if q.random else {}),
-            **({} if prune is None else {"*": SPARSE}),
-            **({both: INCOMPARABLE} if warm_up(done) < 1 else {}),
-        },
+        metadata=Metadata(
+            {
+                **source.metadata,
+                **({SATURATED: RUNAWAY} if q.random else {}),
+                **({} if prune is None else {"*": SPARSE}),
+                **({both: INCOMPARABLE} if warm_up(done) < 1 else {}),
+            },
+            statistics=statistics,
+            reads={"model": model, "guide": q},
+        ),
     )
 
 

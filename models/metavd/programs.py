@@ -16,7 +16,7 @@ from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.programs import Guide, Likelihood, Loss, Prior, Program, built_for, flat
+from pyrofl.inference.programs import Guide, Likelihood, Loss, Prior, Program, flat
 from pyrofl.models.guides.dropout import Coordinates, hierarchical, normal
 from pyrofl.nets import Network
 from pyrofl.nets.reparametrised import Reparametrised
@@ -151,7 +151,6 @@ def objective(
     trained = replace(model, pool_logits=pool_logits)
     pair = trained.by_activations() if sampling == "activations" else (trained, model.q)
 
-    @built_for(model=model, guide=model.q)
     def of_pair(_: Program, __: Program, received: Tensors, local: Tensors, batch: Batch) -> Tensor:
         """Train with other programs of the same posterior."""
         return loss(*pair, received, local, batch)

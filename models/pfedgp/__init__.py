@@ -50,16 +50,17 @@ from pyrofl.data.batch import share
 from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo, with_rows
+from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, Program, built_for, flat
+from pyrofl.inference.programs import Likelihood, Prior, Program, flat
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pfedgp.processes import Kernel, lower, predicted, sites
 from pyrofl.models.shared.personal_copies import own, start_own
 from pyrofl.nets import Network
 from pyrofl.nets.architectures import Noise
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under
 
 SPREADS = ("log_length", "log_scale")  # log l and log s, which are trained as w is
@@ -68,7 +69,7 @@ SPREADS = ("log_length", "log_scale")  # log l and log s, which are trained as w
 TUNE_OVER = {"lr": (0.01, 0.03, 0.05, 0.1), "length": (0.5, 1.0, 2.0)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -196,7 +197,6 @@ def build(
     inner = elbo(draws, 0.0, mean=True)
     q = replace(points, program=recall, random=True, points="")
 
-    @built_for(model=model, guide=q)
     def predictive(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
@@ -211,7 +211,6 @@ def build(
             cost = cost - before.reshape(len(data)) / data.size
         return cost
 
-    @built_for(model=model, guide=q)
     def remember(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Keep what the client's rows say of f under the network as it is now."""
         count = data.mask.sum(1)
@@ -235,6 +234,7 @@ def build(
         aggregate=Aggregator({"*": by_size}, rule=aggregation),
         adapt=(keep,),
         views={"personal": own},
+        metadata=Metadata(reads={"model": model, "guide": q}),
     )
 
 

@@ -28,7 +28,7 @@ from pyrofl.inference.programs import (
     flat,
 )
 from pyrofl.models.priors.horseshoe import Horseshoe
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-@repeatable
+@rebuildable
 @checked
 def fixed(family: LocationScale = dist.Normal, loc: float = 0.0, scale: Positive = 1.0) -> Prior:
     """Give every parameter the same prior, whatever the server says."""
@@ -60,7 +60,7 @@ def fixed(family: LocationScale = dist.Normal, loc: float = 0.0, scale: Positive
     return prior
 
 
-@repeatable
+@rebuildable
 @checked
 def proximal(strength: NotNegative, family: LocationScale = dist.Normal, loc: str = "w") -> Prior:
     """Centre the prior at what came down: scale (strength n_j)^-1/2 for a client of n_j rows.
@@ -75,7 +75,7 @@ def proximal(strength: NotNegative, family: LocationScale = dist.Normal, loc: st
     return Proximal(strength, family, loc) if strength else flat
 
 
-@repeatable
+@rebuildable
 @checked
 def student_t(df: Positive) -> LocationScale:
     """Return Student's t with `df` degrees of freedom as a location-scale family."""
@@ -87,7 +87,7 @@ def student_t(df: Positive) -> LocationScale:
     return family
 
 
-@repeatable
+@rebuildable
 def mixture(
     weights: Sequence[float] = (0.5, 0.5), scales: Sequence[float] = (1.0, 0.1)
 ) -> LocationScale:
@@ -121,7 +121,7 @@ def mixture(
     return family
 
 
-@repeatable
+@rebuildable
 def by_name(priors: Mapping[str, Prior]) -> Prior:
     """Choose a prior by the parameter's name: that of the first patterns that match it.
 

@@ -30,7 +30,7 @@ from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator, unifo
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.metadata import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import LocationScale, Prior, around, built_for
+from pyrofl.inference.programs import LocationScale, Prior, around
 from pyrofl.models.guides.automatic import site_moments
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
@@ -97,7 +97,6 @@ def learning(
         scales = spread_out(pick(server, "prior/*"), len(who.ids))
         return method.download(rest(server), who) | scales
 
-    @built_for(guide=method.guide)
     def measure(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Make m_j."""
         mean, spread = site_moments(method.guide, received, local, batch)
@@ -134,6 +133,8 @@ def learning(
         download=download,
         phases=(*method.phases, Phase((measure,))),
         upload=upload,
-        metadata={**method.metadata, "second/*": NOT_NEGATIVE},
+        metadata=method.metadata.extend(
+            {"second/*": NOT_NEGATIVE}, reads={**method.metadata.reads, "guide": method.guide}
+        ),
         aggregate=both,
     )

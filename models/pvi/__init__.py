@@ -85,7 +85,7 @@ from pyrofl.models.pvi.partitioned import Covariance, Partitioned
 from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.models.pvi.unconstrained import decentred, layouts, of_network, with_hidden_rows
 from pyrofl.nets import Network
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 __all__ = ["build", "hierarchical", "join", "leave"]
 
@@ -95,7 +95,7 @@ USUAL = 128  # Monte Carlo draws of a client with few variables
 TUNE_OVER = {"scale": (0.05, 0.1, 0.2), "epochs": (10, 20, 30)}
 
 
-@repeatable
+@rebuildable
 @checked
 def build(
     net: Network,
@@ -227,4 +227,4 @@ def hierarchical(
     else:
         core = Partitioned(model, *sites, covariance, samples, damping)
         method = core.method(40 if steps is None else steps, batch, lr)
-    return replace(method, sites=declared.text())
+    return replace(method, metadata=replace(method.metadata, sites=declared.text()))

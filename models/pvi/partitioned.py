@@ -23,12 +23,13 @@ from pyrofl.inference.metadata import (
     PER_CLIENT,
     SHARED,
     Factors,
+    Metadata,
     Moments,
     Optimal,
     Rule,
 )
 from pyrofl.inference.method import GradientStep, Method, Phase, View, send_all
-from pyrofl.inference.programs import HalfSquares, Program, built_for
+from pyrofl.inference.programs import HalfSquares, Program
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.centring import Centring
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked
@@ -80,7 +81,7 @@ class Partitioned:
             within = torch.block_diag(*(torch.ones(v.size, v.size) for v in sides))
         reach = REACH * torch.cat([v.each("sd") for v in sides])
         optim = natural(lr, -(-steps // 2), reach, within, self.draws is None, self.scales)
-        loss = built_for(model=self.model, guide=guide)(partial(self.free_energy))
+        loss = partial(self.free_energy)
         factors = Factors(View(self.together, self.cavity), self.densities, without)
         climb = Phase(
             (self.drawn, GradientStep(self.moving, optim, loss), self.shortened), steps, batch
@@ -96,18 +97,21 @@ class Partitioned:
             init_client=self.init_client,
             upload=self.upload,
             views={"personal" if self.mine.size else "global": View(self.together, self.result)},
-            metadata={
-                "shift": CHANGES,
-                "precision": (
-                    Rule("a precision of a normal distribution", self.normals.proper),
-                    CHANGES,
-                ),
-                f"{self.ours.names} _u {NOISE[0]}": SHARED,
-                "server/shift server/precision": (PER_CLIENT, factors),
-                # The cavity that a loss is relative to is another in each round.
-                self.moving: (INCOMPARABLE, *self.best),
-                f"shift precision{'' if self.exact else ' share'}": Moments(self.moments),
-            },
+            metadata=Metadata(
+                {
+                    "shift": CHANGES,
+                    "precision": (
+                        Rule("a precision of a normal distribution", self.normals.proper),
+                        CHANGES,
+                    ),
+                    f"{self.ours.names} _u {NOISE[0]}": SHARED,
+                    "server/shift server/precision": (PER_CLIENT, factors),
+                    # The cavity that a loss is relative to is another in each round.
+                    self.moving: (INCOMPARABLE, *self.best),
+                    f"shift precision{'' if self.exact else ' share'}": Moments(self.moments),
+                },
+                reads={"model": self.model, "guide": guide},
+            ),
         )
 
     # The server

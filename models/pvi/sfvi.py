@@ -34,11 +34,11 @@ from torch import Generator, Size, Tensor
 from pyrofl.data import Batch, Who
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, descend, uniform
 from pyrofl.inference.elbo import elbo, latent, with_rows
-from pyrofl.inference.metadata import SHARED, Moments, Optimal
+from pyrofl.inference.metadata import SHARED, Metadata, Moments, Optimal
 from pyrofl.inference.method import GradientStep, Method, Phase, View, as_received
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.weighing import width
-from pyrofl.inference.programs import Guide, Program, built_for
+from pyrofl.inference.programs import Guide, Program
 from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.models.guides import Family
 from pyrofl.models.guides.correlated import standard_noise
@@ -98,7 +98,7 @@ class SharedGuide:
     def method(self, steps: int, batch: int | None) -> Method:
         """Return the method; arguments are those of `hierarchical`."""
         guide = self.guide  # every time it is asked for it is another object
-        loss = built_for(model=self.model, guide=guide)(partial(self.told))
+        loss = partial(self.told)
         settle = (Phase((self.recentre,)), Phase((self.settle,), steps, batch))
         slope = Phase(
             (GradientStep(LEARNED, sgd(1.0), loss),)
@@ -114,11 +114,14 @@ class SharedGuide:
             init_client=self.init_client,
             upload=self.upload,
             views={view: View(as_received)},
-            metadata={
-                self.names: SHARED,
-                "centre root": (Moments(self.moments), Optimal("centre", "root", sizes)),
-                f"loc/* {BEND}/*": Moments(lambda q: {n: (v, v * 0 + 1) for n, v in q.items()}),
-            },
+            metadata=Metadata(
+                {
+                    self.names: SHARED,
+                    "centre root": (Moments(self.moments), Optimal("centre", "root", sizes)),
+                    f"loc/* {BEND}/*": Moments(lambda q: {n: (v, v * 0 + 1) for n, v in q.items()}),
+                },
+                reads={"model": self.model, "guide": guide},
+            ),
         )
 
     # The server

@@ -14,7 +14,7 @@ from pyrofl.inference.metadata import PER_CLIENT, MetadataByPattern
 from pyrofl.tensors import Tensors, role, spread_out, under
 
 MODEL, HEARD = "server/model", "server/heard"
-FACTS: MetadataByPattern = {f"{MODEL}/* {HEARD}": PER_CLIENT}
+TENSORS: MetadataByPattern = {f"{MODEL}/* {HEARD}": PER_CLIENT}
 
 
 def begin(start: Tensors, clients: int) -> Tensors:

@@ -21,10 +21,10 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import NOT_NEGATIVE, SHARED, Moments, TensorMetadata
+from pyrofl.inference.metadata import NOT_NEGATIVE, SHARED, Metadata, Moments, TensorMetadata
 from pyrofl.inference.method import GradientStep, Phase
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Guide, Likelihood, Prior, Supervised, built_for
+from pyrofl.inference.programs import Guide, Likelihood, Prior, Supervised
 from pyrofl.models import guides
 from pyrofl.models.fedpop import at
 from pyrofl.models.pvi.gaussians import LARGEST, PARAMETERS, Normals
@@ -122,7 +122,6 @@ class Laplace:
         both together rest at the optimum, and no precision is too high.
         """
 
-        @built_for(model=self.model)
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Add the information of some rows."""
             rows = slopes(self.net, self.likelihood, role("w", local), data)
@@ -206,13 +205,14 @@ class Laplace:
         return Normals(self.layout.size, self.guide is guides.full_covariance)
 
     @property
-    def metadata(self) -> dict[str, TensorMetadata | tuple[TensorMetadata, ...]]:
-        """What holds by name."""
+    def metadata(self) -> Metadata:
+        """Metadata of the tensors; the model and the guide are read directly."""
         known: dict[str, TensorMetadata | tuple[TensorMetadata, ...]] = {
             f"{self.layout.names}{' _spread' if self.normals.full else ''}": SHARED,
             "w/* spread/*": Moments(self._moments),
         }
-        return known if self.normals.full else known | {"precision": NOT_NEGATIVE}
+        positive = {} if self.normals.full else {"precision": NOT_NEGATIVE}
+        return Metadata(known | positive, reads={"model": self.model, "guide": self.q})
 
     def _moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return mean and standard deviation of every parameter."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.arguments import NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Loss, Program, built_for
+from pyrofl.inference.programs import Loss, Program
 from pyrofl.tensors import Tensors, like, pick, total
 
 Order = Literal["exact", "first", "hessian_free"]
@@ -91,7 +91,6 @@ def maml(
     """
     step = descended(inner or loss, names, lr, clip=clip)
 
-    @built_for(**getattr(loss, "built_for", {}))
     def outer(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:

@@ -30,9 +30,9 @@ def seen_by(view: Look, loss: Loss, centre: Look | None = None) -> Loss:
     return Seen(loss, view, centre)
 
 
-def run_on(method: Method, loss: Loss, within: Method) -> Loss:
+def run_on(method: Method, loss: Loss) -> Loss:
     """Let a loss run a method's programs as part of another one."""
-    return On(loss, method.model, method.guide, (within.model, within.guide))
+    return On(loss, method.model, method.guide)
 
 
 def without_rows(loss: Loss) -> Loss:

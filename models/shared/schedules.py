@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, Share, checked
 from pyrofl.inference.seeds import Stream, stream
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 
 
 @checked
@@ -22,7 +22,7 @@ def decayed(lr: float, done: Share | None) -> float:
     return lr / 10.0 ** sum(done is not None and done >= share for share in (0.3, 0.6))
 
 
-@repeatable
+@rebuildable
 @checked
 def uneven(most: Count, seed: int = 0) -> Callable[[Tensor], Tensor]:
     """Give every client epochs of its own, uniform on 1 ... most (section 5.3).

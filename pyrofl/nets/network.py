@@ -17,7 +17,7 @@ from pyrofl.arguments import Count, checked, known
 from pyrofl.nets import stacked
 from pyrofl.nets.architectures import Chain, Noise, module
 from pyrofl.nets.drawing import Drawn
-from pyrofl.recipes import repeatable
+from pyrofl.recipes import rebuildable
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, matches, seeded
 
@@ -167,7 +167,6 @@ class Network(Summarised):
         part = copy.copy(self)
         part.module = nn.Sequential(OrderedDict(layers))
         part.shapes, part.parts = _trained(part.module), stacked.parts(part.module)
-        vars(part).pop("recipe", None)
         return part
 
     def _without_rows(self, weights: Mapping[str, Tensor], clients: int) -> Tensors:
@@ -219,7 +218,7 @@ class Network(Summarised):
             raise ValueError(f"{told}; expected {(1, outputs)}")
 
 
-@repeatable
+@rebuildable
 @checked
 def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
     """Build a network by name for rows of one shape.
@@ -242,7 +241,7 @@ def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
     return Network(module(spec, tuple(map(int, input_shape)), int(outputs)))
 
 
-@repeatable
+@rebuildable
 @checked
 def with_noise(net: Network) -> Network:
     """Append a second output to a network with one: the log of the noise's standard deviation.

@@ -25,6 +25,7 @@ from pyrofl.inference.checkpoints import Keeper, load, save
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.fit import fit
+from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.run import Run
@@ -430,7 +431,7 @@ def test_functions_are_told_by_what_they_do_and_hold():
         return inner
 
     def with_model(model: object) -> dict[str, str]:
-        return described(replace(plain(), statistics=model, init=plain().init))
+        return described(replace(plain(), metadata=Metadata(statistics=model), init=plain().init))
 
     one = with_model(prior(1.0, 2))
     assert one == with_model(prior(1.0, 2))

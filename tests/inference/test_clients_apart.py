@@ -20,6 +20,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.aggregation import Aggregator, by_size
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.fit import fit
+from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import sgd
@@ -335,10 +336,12 @@ def test_a_wrong_upload_is_refused(upload, told):
 
 
 def test_wrong_statistics_are_refused():
-    wrong = method(statistics=lambda r, local, b: {"rank": local["q/mu"].softmax(0)})
+    wrong = method(
+        metadata=Metadata(statistics=lambda r, local, b: {"rank": local["q/mu"].softmax(0)})
+    )
     with pytest.raises(ValueError, match=f"statistics .*'rank'.* {MIXES}"):
         check(wrong, numbers())
-    wrong = method(statistics=lambda r, local, b: {"mean": b.y.mean(1)})
+    wrong = method(metadata=Metadata(statistics=lambda r, local, b: {"mean": b.y.mean(1)}))
     with pytest.raises(ValueError, match=f"statistics .*'mean'.* {PADDING}"):
         check(wrong, numbers())
 

@@ -21,7 +21,7 @@ from pyrofl.experiments.methods import builds
 from pyrofl.inference.aggregation import Aggregator, by_size, weight_by
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.federate import federate
-from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, SHARED
+from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, SHARED, Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import sgd
@@ -294,12 +294,15 @@ def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
             {"model": negative_share, "guide": guide_of_shares},
             "distribution of 'p' is 2, -1; expec",
         ),
-        ({"metadata": {"theta thetta": SHARED}}, "'thetta' in the fact .* did you mean theta?"),
         (
-            {"metadata": {"server/tabel": PER_CLIENT}},
+            {"metadata": Metadata({"theta thetta": SHARED})},
+            "'thetta' in the fact .* did you mean theta?",
+        ),
+        (
+            {"metadata": Metadata({"server/tabel": PER_CLIENT})},
             "'server/tabel' in the fact .* matches no name",
         ),
-        ({"metadata": {"q/mue": POSITIVE}}, "'q/mue' in the fact .* did you mean q/mu?"),
+        ({"metadata": Metadata({"q/mue": POSITIVE})}, "'q/mue' in the fact .* did you mean q/mu?"),
     ],
 )
 def test_what_would_be_wrong_in_silence_is_refused(wrong, told):
@@ -441,7 +444,7 @@ def test_a_server_state_of_all_clients_is_looked_at_by_its_rows():
         init=init,
         download=download,
         upload=lambda received, local: {n: local[n] for n in ("q/mu", "q/pi")},
-        metadata={"server/sd": PER_CLIENT},
+        metadata=Metadata({"server/sd": PER_CLIENT}),
     )
     server = made.init(torch.Generator(), 3)
     check(made, numbers(), server=server)

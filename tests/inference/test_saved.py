@@ -16,7 +16,7 @@ import torch
 import toys
 
 import pyrofl
-from pyrofl import Federation
+from pyrofl import Federation, recipes
 from pyrofl.files import checkpoint_file
 from pyrofl.inference.fit import fit
 from pyrofl.inference.run import Run
@@ -358,7 +358,7 @@ def test_what_does_not_suit_a_client_is_refused():
 def test_a_prior_and_numbers_survive(tmp_path):
     net = toys.net()
     method = perfedavg.build(net, lr=0.01)
-    assert method.recipe is not None
+    assert recipes.spec_of(method) is not None
     own = fedavg.build(net, prior=priors.fixed(), guide=pyrofl.guides.mean_field, epochs=1)
     done = fit(own, data(), 1, progress=False, draws=4)
     done.save(tmp_path)

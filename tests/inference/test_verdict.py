@@ -100,7 +100,7 @@ def test_natural_parameters_move_as_far_as_their_mean(covariance: str):
     mean = torch.tensor([1.0, -2.0], dtype=torch.float64)
     sd = (root @ root.T).diagonal().sqrt() if full else root
     old, new = normals.naturals(mean, 2 * root), normals.naturals(mean + sd * 0.5 * mean, root)
-    found = movement(method.metadata, state(0, old), state(1, new))
+    found = movement(method.metadata.tensors, state(0, old), state(1, new))
     assert found is not None
     (site,) = net.shapes
     assert found == {site: pytest.approx({"mean": 1.0, "sd": 1.0}, rel=1e-6)}

@@ -478,7 +478,7 @@ def test_statistics_are_the_confidence_and_the_deviation_per_parameter(task):
     who = task.federation.who(torch.arange(2))
     received, private = client_inputs(method, task.federation, state, who, seed=0)
     batch = task.federation.batch(who.ids)
-    found = method.statistics(received, private | received, batch)
+    found = method.metadata.statistics(received, private | received, batch)
     close(found["tau"], state.message["tau"])
     deviation = (state.message["mean/w"] - state.server["loc/w"]).square().mean(1)
     close(found["deviation"], deviation)

@@ -102,7 +102,7 @@ def not_past(run: Run, until: str | None, path: Path) -> None:
     for record in run.records[:-1] if until else ():
         judge.add(record)
         # One that has converged may have gone on because its objective had not.
-        if judge.over and not of_kind(run.method.metadata, Optimal):
+        if judge.over and not of_kind(run.method.metadata.tensors, Optimal):
             raise ValueError(
                 f"--until is {until}, and {path} holds round {run.state.number} of a run that was "
                 f"to stop after round {record.number}: {judge.verdict()}; expected no --until, or "

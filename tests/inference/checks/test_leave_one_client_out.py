@@ -276,11 +276,9 @@ def with_refits(run: pyrofl.Run, seed: int = 1) -> pyrofl.Run:
         q = {n: others[n] + server[f"server/{n}"][at] for n in ("shift", "precision")}
         return replace(run.state, server=server | q | {"share": torch.zeros_like(server["share"])})
 
-    (at, factors), metadata = (
-        next(iter(of_kind(run.method.metadata, Factors).items())),
-        run.method.metadata,
-    )
-    known = {**metadata, at: (PER_CLIENT, replace(factors, without=refitted))}
+    metadata = run.method.metadata
+    at, factors = next(iter(of_kind(metadata.tensors, Factors).items()))
+    known = metadata.extend({at: (PER_CLIENT, replace(factors, without=refitted))})
     return run.copy(method=replace(run.method, metadata=known))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch
 from pyrofl.data.loaders.conjugate import ConjugateTask, linear_regression
-from pyrofl.inference.metadata import SHARED
+from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.models import guides
@@ -62,7 +62,7 @@ def exact(narrow: float = 1.0, tau: float = TAU, shared: str = "") -> Method:
         guide=full_covariance(SHAPES).program,
         phases=(),
         aggregate=lambda server, message, who, generator: server,
-        metadata={shared: SHARED},
+        metadata=Metadata({shared: SHARED}),
     )
 
 

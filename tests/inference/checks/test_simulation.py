@@ -31,7 +31,7 @@ from pyrofl.inference.checks.simulation import Ranks, rank, simulated
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.federate import federate
-from pyrofl.inference.metadata import SHARED
+from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.programs import Program
@@ -103,7 +103,7 @@ def prior_only(width: float = 1.0, shared: str = "") -> Method:
         guide=guide,
         phases=(Phase((lambda received, local, batch: {"at": local["at"]},)),),
         aggregate=lambda server, message, who, generator: server,
-        metadata={shared: SHARED},
+        metadata=Metadata({shared: SHARED}),
     )
 
 

@@ -18,6 +18,7 @@ from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fr
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import Round, chunks, client_inputs
 from pyrofl.inference.federate import federate
+from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg
 from pyrofl.tensors import Tensors, generator, spread_out
@@ -78,7 +79,7 @@ def test_who_trains_and_who_reports_are_drawn_apart(blobs):
 
 
 def test_all_may_train_while_some_report(blobs):
-    method = replace(counting(), train_all_clients=True)
+    method = replace(counting(), metadata=Metadata(train_all_clients=True))
     (state,) = federate(method, blobs, 1, participation=only(5, 2))
     assert state.trained.tolist() == list(range(12))
     assert state.who.ids.tolist() == [2, 5]

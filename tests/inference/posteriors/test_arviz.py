@@ -22,7 +22,7 @@ import pyrofl
 from pyrofl import nets
 from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders import datasets
-from pyrofl.inference.metadata import SHARED
+from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.axes import GROUPS
@@ -74,8 +74,9 @@ def method(guide: Program = guide, model: Program = model, shared: str = "mu") -
         guide=guide,
         phases=(Phase((lambda received, local, batch: {"m": local["m"]},)),),
         aggregate=lambda server, message, who, generator: server,
-        statistics=lambda received, local, batch: {"m": local["m"]},
-        metadata={shared: SHARED},
+        metadata=Metadata(
+            {shared: SHARED}, statistics=lambda received, local, batch: {"m": local["m"]}
+        ),
     )
 
 
@@ -314,7 +315,7 @@ def test_families_that_couple_clients_are_studied_one_by_one():
         replace(
             method(guide=auto.program, shared=""),
             init_client=init_client,
-            statistics=no_numbers,
+            metadata=Metadata({}, statistics=no_numbers),
             phases=(),
         ),
         schools(),
@@ -591,7 +592,9 @@ def test_statistics_of_sites_have_the_axes_of_these():
         return {"m": local["m"], "rate/both": value, "own": value}
 
     fitted = run()
-    fitted.method = replace(fitted.method, statistics=told)
+    fitted.method = replace(
+        fitted.method, metadata=replace(fitted.method.metadata, statistics=told)
+    )
     stats = fitted.to_arviz(3, {"both": ("term",)})["sample_stats"]
     assert stats["rate.both"].dims == ("chain", "client", "term")
     assert stats["own"].dims == ("chain", "client", "own_dim_0")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.metadata import SHARED
+from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.posteriors import corrected
 from pyrofl.inference.posteriors.export import smoothed
@@ -86,7 +86,7 @@ def still(guide: object, shared: bool) -> Method:
         guide=guide,  # type: ignore[arg-type]
         phases=(Phase((lambda received, local, batch: {"m": local["m"]},)),),
         aggregate=lambda server, message, who, generator: server,
-        metadata={"mu": SHARED} if shared else {},
+        metadata=Metadata({"mu": SHARED} if shared else {}),
     )
 
 

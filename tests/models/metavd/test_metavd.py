@@ -582,7 +582,7 @@ def test_dropped_weights_are_zero_both_ways_and_cost_a_bit():
     zero = received["loc/fc2.weight"] == 0
     after = next(federate(method, data, 4, start=state))
     assert bool((after.message["loc/fc2.weight"][zero] == 0).all())
-    found = method.statistics(received, received, data.batch(torch.arange(4)))
+    found = method.metadata.statistics(received, received, data.batch(torch.arange(4)))
     close(found["sparsity"], zero.flatten(1).double().mean(1))
     assert bool((found["dropout_rate"] > 0).all())
 

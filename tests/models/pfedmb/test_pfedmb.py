@@ -331,7 +331,7 @@ def test_the_global_model_mixes_evenly(blobs):
 def test_statistics_say_how_many_branches_a_client_uses(blobs):
     method = built(drop=0.2, guide="projection")
     alpha = torch.tensor([[1.0, 0, 0], [0.5, 0.4, 0.1]]).double().expand(12, 2, 3)
-    found = method.statistics({}, {"point/alpha": alpha}, blobs.batch(EVERYONE))
+    found = method.metadata.statistics({}, {"point/alpha": alpha}, blobs.batch(EVERYONE))
     close(found["alpha_entropy"], torch.full((12,), 0.943348392 / 2), 1e-7)
     close(found["branches_kept"], torch.full((12,), 1.5))
 

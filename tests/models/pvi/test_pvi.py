@@ -32,6 +32,7 @@ from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
+from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.programs import Program
@@ -423,7 +424,7 @@ def test_a_round_that_leaves_no_distribution_keeps_the_server_and_says_so(quadra
         return sent | {"precision": torch.full_like(sent["precision"], -1e300)}
 
     begun = first(method, quadratic.federation, 0)
-    blind = replace(method, upload=hopeless, metadata={})
+    blind = replace(method, upload=hopeless, metadata=Metadata())
     (state,) = federate(blind, quadratic.federation, 1)
     assert state.rejected == ("the server: q is no distribution after 30 halvings of the damping",)
     for n, v in begun.server.items():
