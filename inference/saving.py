@@ -67,7 +67,7 @@ def save(run: Kept, path: str | Path, about: Mapping[str, Any] | None = None) ->
 def _recipe(method: Method) -> dict[str, Any]:
     """Tell how a method was made, or why that cannot be told."""
     if recipes.spec_of(method) is None:
-        return {"lacking": "it is a method of one's own"}
+        return {"lacking": "it is your own, or a part of it was replaced"}
     try:
         return {"made": recipes.told(method)}
     except ValueError as error:
