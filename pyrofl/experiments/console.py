@@ -1,8 +1,8 @@
-"""How a command ends: its exit code, and the one line that says why.
+"""How a command ends: its exit code, and one line with the reason.
 
 0 if it is done, 2 if it was refused before any work, 3 if it ended on its way, 4 if all rounds were
-made and a run diverged or merged nothing, 130 if it was interrupted. What is printed may find no
-taker; then files that are written stay, and 2 is no lie.
+made and a run diverged or aggregated no update, 130 if it was interrupted. If standard output is
+closed, the files that were written stay, and a refusal still ends with 2.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Protocol
 from pyrofl.inference.engine.messages import BadMessage
 
 REFUSED, FAILED, UNLEARNED, INTERRUPTED = 2, 3, 4, 130
-LONGEST = 900  # characters of a line that anybody reads
+LONGEST = 900  # characters of an error line
 TRACEBACK = "PYROFL_TRACEBACK"  # set to 1, it shows where an error was raised
 
 
 class Stopped(Exception):
-    """What a command has to end with: the process ends with this code."""
+    """Ends a command with an exit code and one line."""
 
     def __init__(self, text: str, code: int) -> None:
         """Take what happened, in one line, and 3 or 4, or 130 if it was interrupted."""
@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 
 def ended(parse: Callable[[], Namespace]) -> int:
-    """Do what the words ask for, say in one line what ended it too early; return the exit code."""
+    """Run a command, print in one line the error that ends it, and return the exit code."""
     _open_streams()
     try:
         try:
@@ -54,7 +54,7 @@ def ended(parse: Callable[[], Namespace]) -> int:
 
 
 def flushed(code: int) -> int:
-    """Bring to standard output what is left for it, and return the exit code."""
+    """Flush standard output, and return the exit code."""
     try:
         show()
     except Stopped as stop:
@@ -74,7 +74,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
 
 
 def show(text: str = "", kept: str = "") -> None:
-    """Print what a command is for, at once; `kept` says what is there even if that fails."""
+    """Print the result of a command at once; `kept` names the files that exist if that fails."""
     try:
         if text:
             print(text)
@@ -83,13 +83,13 @@ def show(text: str = "", kept: str = "") -> None:
         # Or Python would try again at its end, and change the exit code.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # whoever reads has seen enough
+        if not isinstance(error, BrokenPipeError):  # the reader has closed the pipe
             told = f"cannot print: {what(error)}{f'; {kept}' if kept else ''}"
             raise Stopped(told, FAILED) from error
 
 
 def what(error: BaseException) -> str:
-    """Tell an error in words; of a kind that nobody expects, also how to find where it was."""
+    """Return an error in words; for an unexpected kind, also how to get the traceback."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, OSError) and error.strerror:
@@ -104,18 +104,18 @@ def what(error: BaseException) -> str:
 
 
 def complain(error: BaseException, first: str = "") -> None:
-    """Tell an error in one line, behind its traceback if that is asked for."""
+    """Print an error in one line, after its traceback if PYROFL_TRACEBACK is set."""
     tell(f"{trace(error) or first}{complaint(what(error))}")
 
 
 def trace(error: BaseException) -> str:
-    """Return where an error was raised, if that is asked for."""
+    """Return the traceback of an error if PYROFL_TRACEBACK is set, else ""."""
     asked = os.environ.get(TRACEBACK, "0") not in ("", "0")
     return "".join(traceback.format_exception(error)) if asked else ""
 
 
 def complaint(message: str) -> str:
-    r"""Put what is wrong in one line of what can be seen; what is very long lacks its middle.
+    r"""Return an error message as one printable line; a very long one lacks its middle.
 
     >>> complaint("too few\n  rows \x1b[2J")
     'pyrofl: error: too few rows \\x1b[2J\n'
@@ -130,7 +130,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def tell(text: str) -> None:
-    """Write to people, who may not be there to read."""
+    """Write to standard error, which may be closed."""
     with suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -154,7 +154,7 @@ def _open_streams() -> None:
     """Let both streams take any text: there may be none, or one that knows only ASCII."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started the process
+        if stream is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif isinstance(stream, TextIOWrapper):
             with suppress(OSError):  # what is behind it may have been replaced

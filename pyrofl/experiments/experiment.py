@@ -48,8 +48,8 @@ SECTIONS = {
 }
 """First field -> heading in the help of it and those that follow."""
 EVALUATIONS = 20  # of a run, without --every
-TRIES = 9  # settings of every method, unless asked for otherwise
-MAX_UNREQUESTED = 5_000_000  # numbers in groups of posterior.nc that nobody asked for
+TRIES = 9  # settings of every method, without --settings
+MAX_UNREQUESTED = 5_000_000  # numbers in groups of posterior.nc without --groups
 PRIVACY = (
     "Differential privacy: clip client updates and add noise. Also delta=, most=, where=server or "
     "client; seed= makes the noise repeatable and therefore not private."

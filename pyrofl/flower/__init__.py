@@ -6,13 +6,12 @@
     pyrofl flower join HOST:PORT --data ...      at every site
     pyrofl flower predict STATE --rows ...       at a site, from the state that its clients keep
 
-Flower brings the messages and knows the nodes; what is in them is `pyrofl.Server`'s and
-`pyrofl.Client`'s. A site is called by its name and never by a number of Flower's, which changes
-when a node starts anew. Every message starts a process at the site, so one message has the question
-about the last round and the order of the next, of all methods of the project.
+Flower carries the messages; their content is that of `pyrofl.Server` and `pyrofl.Client`. Sites are
+identified by name and never by Flower's number of a node, which changes when the node restarts.
+Every message starts a process at the site, so one message has the evaluation of the last round and
+the order of the next, of all methods of the project.
 
 `project` and `rows` define the study and the rows of a site, `records` the form of messages, `site`
 and `coordinator` what both sides do, `apps` how Flower calls them, `processes` and `commands` start
-Flower's programs.
-Only `apps` and `processes` need Flower; nothing of it is imported before.
+Flower's programs. Flower is imported only when one of its programs or apps starts.
 """

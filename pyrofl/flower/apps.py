@@ -25,14 +25,14 @@ from pyrofl.flower.site import answered
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 
 PULL = 0.25  # seconds between two looks for replies
-TOLD_WITHIN = 60.0  # seconds after which what nobody waits for is void
+TOLD_WITHIN = 60.0  # seconds after which a message without a reply expires
 LOG = "server.log"
 ODD_MODS = {
-    "LocalDpMod": "it clips and blurs orders' answers as if they were weights of a network",
-    "fixedclipping_mod": "it takes all that is sent for changes of weights, and clips them",
-    "adaptiveclipping_mod": "it takes all that is sent for changes of weights, and clips them",
-    "secagg_mod": "no server of ours adds up what is encrypted",
-    "secaggplus_mod": "no server of ours adds up what is encrypted",
+    "LocalDpMod": "it clips and adds noise to replies as if they were weights of a network",
+    "fixedclipping_mod": "it clips replies as if they were changes of weights",
+    "adaptiveclipping_mod": "it clips replies as if they were changes of weights",
+    "secagg_mod": "the server cannot add encrypted replies",
+    "secaggplus_mod": "the server cannot add encrypted replies",
 }
 
 
@@ -77,7 +77,7 @@ def from_record(record: Any) -> Records:
 
 
 def client_app(mods: Sequence[Any] = ()) -> Any:
-    """Return the app of a site, which reads from the node's settings who it is.
+    """Return the app of a site, which is identified by the node's settings.
 
     Args:
         mods: Flower's, or your own, that look at messages.
@@ -118,7 +118,7 @@ class GridTransport:
         return list(self.grid.get_node_ids())
 
     def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
-        """Send messages and return the answers that come in time; others are never asked for."""
+        """Send messages and return the answers that come in time; later ones are dropped."""
         end, sent = time.monotonic() + timeout, self._sent(messages, timeout)
         waiting = {id_: node for id_, node in zip(sent, messages, strict=True) if id_}
         answers: dict[int, Records] = {}
@@ -131,11 +131,11 @@ class GridTransport:
         return answers
 
     def tell(self, messages: Mapping[int, Records]) -> None:
-        """Send messages that nobody waits to be answered."""
+        """Send messages without waiting for answers."""
         self._sent(messages, TOLD_WITHIN)
 
     def _sent(self, messages: Mapping[int, Records], timeout: float) -> list[str]:
-        """Send messages, which are void after a while; return what stands for each."""
+        """Send messages, which expire after a while; return their identifiers."""
         app = self.modules["app"]
         kind = app.MessageType.TRAIN
         sent = [app.Message(to_record(s), node, kind, ttl=timeout) for node, s in messages.items()]
@@ -143,7 +143,7 @@ class GridTransport:
 
 
 def _read(record: Any) -> Records:
-    """Read an answer; what cannot be read is as good as a refusal."""
+    """Read an answer; one that cannot be read counts as a refusal."""
     try:
         return from_record(record)
     except ValueError as error:
@@ -151,7 +151,7 @@ def _read(record: Any) -> Records:
 
 
 def server_app() -> Any:
-    """Return the app of the server, which reads from the run's settings what to do."""
+    """Return the app of the server, which is configured by the run's settings."""
     app = flower()["serverapp"].ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator]
@@ -171,14 +171,14 @@ def server_app() -> Any:
 
 
 def _end_as_orphan(parent: int) -> None:
-    """End when Flower's server is gone, which would be called for ever, and hold no folder."""
+    """End the process when Flower's server is gone; it would keep the folder locked."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(FAILED)
 
 
 def _whose(file: Path) -> dict[int, str] | None:
-    """Read which node has whose key; None if nodes need none."""
+    """Return node -> site whose key it has; None without keys."""
     if not file.exists():
         return None
     return {int(n): name for n, name in json.loads(file.read_text(encoding="utf-8")).items()}

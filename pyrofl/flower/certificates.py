@@ -1,7 +1,4 @@
-"""Certificates: whether a server proves who it is, looked at before anything of Flower's starts.
-
-Flower's node would try again without a word.
-"""
+"""Certificates of servers, verified before Flower starts: a node of Flower's retries silently."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ AGAIN = 1.0  # seconds between two tries
 
 
 def wait_for_server(address: str, ca: str | None) -> None:
-    """Wait until somebody listens at HOST:PORT who, given who signs, can prove who it is.
+    """Wait until a server listens at HOST:PORT; verify its certificate if `ca` is given.
 
     Raises:
         ValueError: as `refuse_unproven`.
@@ -34,16 +31,16 @@ def wait_for_server(address: str, ca: str | None) -> None:
             return
         except OSError as error:
             if not tries:
-                tell(f"nobody answers at {address} yet ({error.strerror or error}); waiting\n")
+                tell(f"no server answers at {address} yet ({error.strerror or error}); waiting\n")
             time.sleep(AGAIN)
 
 
 def refuse_unproven(host: str, port: int, ca: str) -> None:
-    """Refuse a server that cannot prove who it is.
+    """Refuse a server without a valid certificate.
 
     Raises:
         ValueError: if its certificate has expired, is of another name or signed by another.
-        OSError: if nobody answers.
+        OSError: if no server answers.
     """
     trusted = _trusting(ca)
     with _refused(f"the server at {host}:{port}", ca):
@@ -78,7 +75,7 @@ def refuse_certificate(host: str, cert: str, key: str, ca: str) -> None:
 
 
 def _trusting(ca: str) -> ssl.SSLContext:
-    """Return what trusts those alone whom a certificate names."""
+    """Return a context that trusts certificates signed by one authority."""
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
@@ -89,7 +86,7 @@ def _trusting(ca: str) -> ssl.SSLContext:
 
 @contextmanager
 def _refused(who: str, ca: str, host: str = "") -> Iterator[None]:
-    """Say in one line why TLS has failed."""
+    """Report in one line why TLS has failed."""
     try:
         yield
     except ssl.SSLError as error:

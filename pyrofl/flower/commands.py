@@ -40,7 +40,7 @@ LOG, HOME, STATES = "server.log", "flower", "sites"
 KEYS = "keys.json"  # public key -> node
 LOOPBACK = "127.0.0.1"
 LOOK = 0.25  # seconds between two looks at how far the server is
-LAPSE = 60.0  # seconds after which a node that ended had been let in
+LAPSE = 60.0  # seconds after which a node that ended had been accepted
 PAUSE, TRIES = 10.0, 8  # a node that was killed is known to the server for about a minute
 LOCKED_OUT = "does not let in the node of"
 ASKED = 30.0  # seconds between two questions whether the run still goes on
@@ -113,12 +113,12 @@ def refuse_too_few(args: Namespace) -> None:
 
 
 def kept_by(group: ProcessGroup) -> list[str]:
-    """Return the words that let Flower's server know its nodes again when it is started anew."""
+    """Return options with which Flower's server knows its nodes after a restart."""
     return ["--database", str(group.home / "superlink.db")]
 
 
 def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> list[str]:
-    """Return the words that make Flower's server safe; none for one that listens on loopback.
+    """Return the options for TLS and node keys; none for a server on loopback.
 
     Raises:
         ValueError: if a file is missing, or others could reach a server that is not safe.
@@ -140,7 +140,10 @@ def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> li
 
 
 def register(group: ProcessGroup, keys: list[Path]) -> None:
-    """Let nodes in that have one of these keys, and write down which node has whose key."""
+    """Register the public keys of nodes, and record the site of each node.
+
+    `flwr supernode list` shows neither names nor keys, so both are recorded here.
+    """
     file = group.home / KEYS
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}  # key -> node
     for key in keys:
@@ -154,7 +157,7 @@ def register(group: ProcessGroup, keys: list[Path]) -> None:
 
 
 def join(args: Namespace) -> None:
-    """Say what will leave a site; then take part, until the server has made all rounds."""
+    """Print what will leave a site; then take part until the server has made all rounds."""
     from pyrofl.flower.disclosure import leaving
 
     project = Project.read(args.project)
@@ -197,7 +200,7 @@ def join(args: Namespace) -> None:
 def followed_site(
     process: subprocess.Popen[bytes], log: Path, at: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield what a site's log says of refusals and of the end, while its node is there."""
+    """Yield refusals and the end from a site's log while its node is running."""
     while process.poll() is None:
         with suppress(OSError), open(log, encoding="utf-8") as file:
             file.seek(at)
@@ -209,7 +212,7 @@ def followed_site(
 
 
 def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
-    """Say why a node has ended."""
+    """Return why a node has ended."""
     told = group.last_words(f"node-{args.name}").rpartition("Exit Code:")[2].strip()
     if "[code: 2004]" not in told:
         return f"the node ended with {code}: {told}"
@@ -221,7 +224,7 @@ def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
 
 
 def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
-    """Return the words that make Flower's node safe; it reaches a server on loopback without.
+    """Return the options for TLS and the node's key; none for a server on loopback.
 
     Raises:
         ValueError: if the address is none, a file is missing, or the server is on another machine
@@ -251,14 +254,14 @@ def serve_on(group: ProcessGroup, host: str, port: int, more: list[str]) -> int:
 def start_node(
     group: ProcessGroup, name: str, address: str, node: dict[str, Any], more: list[str]
 ) -> subprocess.Popen[bytes]:
-    """Start the node of a site; what it is called with is in its settings."""
+    """Start the node of a site with its settings."""
     words = ["flower-supernode", "--superlink", address, "--host", LOOPBACK]
     words += ["--port", str(free_port()), "--node-config", words_of(node), *more]
     return group.start(f"node-{name}", words)
 
 
 def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> dict[str, Any]:
-    """Submit the run, print what the server says, and return how it ended."""
+    """Submit the run, print the server's log, and return how it ended."""
     end = group.home / f"{group.mark}.json"  # another run of Flower's may still be there, and end
     begin = (out / LOG).stat().st_size if (out / LOG).exists() else 0
     sites = args.sites
@@ -278,10 +281,10 @@ def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> di
 
 
 def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) -> Iterator[str]:
-    """Yield what the server writes, until it has ended.
+    """Yield the lines of the server's log until it has ended.
 
     Raises:
-        Stopped: if it is gone without a word.
+        Stopped: if it ends without a result.
     """
     asked = time.monotonic()
     while True:
@@ -304,7 +307,7 @@ def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) ->
 
 
 def state(group: ProcessGroup, number: str) -> str:
-    """Return what Flower says of a run, such as "running"."""
+    """Return the status of a run in Flower, such as "running"."""
     found = json.loads(
         group.ask("flwr", "list", CONNECTION, "--run-id", number, "--format", "json")
     )
@@ -312,12 +315,12 @@ def state(group: ProcessGroup, number: str) -> str:
 
 
 def kept(out: Path, ended_by: str) -> str:
-    """Say where what was done is, whatever ended a command."""
+    """Return where the results of an interrupted command are."""
     return f"{ended_by}; {out} holds the rounds that are made, the same command goes on from there"
 
 
 def gone(group: ProcessGroup, out: Path) -> str:
-    """Say where more is told."""
+    """Return the end of the server's log, and where the logs are."""
     return f"{group.last_words('superlink')[-200:]}; {group.home} holds logs, {out} what is done"
 
 

@@ -1,4 +1,4 @@
-"""The server of a project: waits for sites, makes the rounds of all methods, writes them down."""
+"""The server of a project: waits for sites, makes the rounds of all methods, stores the results."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """Name of a site -> names of its clients, and how many training rows each has."""
 
 ROSTER = "sites.json"
-FAREWELL = 20.0  # seconds that sites have to hear that all is over
+FAREWELL = 20.0  # seconds to inform sites of the end
 REPEATS = 3  # of a round with too few replies
-PAUSE = 0.5  # seconds between two looks for sites
+PAUSE = 0.5  # seconds between two checks for sites
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long a server waits, and for whom.
+    """How long a server waits, and for how many sites.
 
     Attributes:
         sites: it begins when so many are there.
@@ -60,13 +60,13 @@ def coordinate(
 
     Args:
         project: with the methods.
-        out: folder of the server's states and of the results; gone on from if it holds some.
+        out: folder of the server's states and of the results; a run in it is resumed.
         transport: carries messages.
-        settings: whom and how long to wait for.
-        say: takes lines for people.
+        settings: how many sites, and how long, to wait for.
+        say: prints a line.
 
     Returns:
-        What was written of every method.
+        The results of every method.
 
     Raises:
         ValueError: if the folder is in use, or of another run.
@@ -90,7 +90,7 @@ def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
     """Return the sites as the run began, or all that are there now.
 
     Raises:
-        ValueError: if the run has begun with more or fewer than are asked for.
+        ValueError: if the run has begun with another number of sites.
         Stopped: if too few come.
     """
     if path.exists():
@@ -101,7 +101,7 @@ def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
                 f"--sites {len(found)}, or another --out"
             )
         register.expected = _sites(found)
-        with suppress(Stopped):  # who is late misses rounds, and no more
+        with suppress(Stopped):  # a late site only misses rounds
             wait(register, len(found), settings.timeout)
         return register.expected
     wait(register, settings.sites, settings.timeout)
@@ -137,7 +137,7 @@ def wait(register: Registry, count: int, timeout: float) -> None:
 
 
 class Rounds:
-    """All methods' servers, side by side."""
+    """The servers of all methods."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Rounds:
         say: Callable[[str], None],
         sites: Sites,
     ) -> None:
-        """Begin, or go on from what the folder holds."""
+        """Start, or resume the run in the folder."""
         self.project, self.registry, self.settings, self.say = project, register, settings, say
         self.sites = sites
         self._repeated = 0
@@ -178,7 +178,7 @@ class Rounds:
         return all(store.over for store in self.stores.values())
 
     def step(self) -> None:
-        """Ask about the last round and make the next, of all methods that have one left."""
+        """Evaluate the last round and make the next, of all methods that have one left."""
         wait(self.registry, self.settings.least, self.settings.timeout)
         holders = {
             name: site for name, (site, _) in self.sites.items() if name in self.registry.sites
@@ -237,7 +237,7 @@ class Rounds:
         return True
 
     def _exchange(self, messages: Mapping[str, Records]) -> dict[str, Records]:
-        """Send messages to sites and return their answers; who refuses is told, and left out."""
+        """Send messages to sites and return their answers; refusals are printed and left out."""
         at = {self.registry.sites[name].node: name for name, records in messages.items() if records}
         sent = {node: messages[name] for node, name in at.items()}
         answers = {}
@@ -274,7 +274,7 @@ class Rounds:
         except ValueError as error:
             self.say(f"{site} cannot rejoin {method}: {error}")
         else:
-            self.say(f"{site} has lost its state of {method}: {', '.join(names)} begin anew")
+            self.say(f"{site} has lost its state of {method}: {', '.join(names)} restart")
 
 
 def _told(answers: Mapping[str, Records], what: str) -> Records:

@@ -1,4 +1,4 @@
-"""What will leave a site: tried on a few of its rows, with nobody listening."""
+"""The data that leave a site, found by a trial round on a few of its rows without a server."""
 
 from __future__ import annotations
 

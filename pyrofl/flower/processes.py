@@ -1,4 +1,4 @@
-"""Flower's programs as processes of ours: started, watched, and gone when we are."""
+"""Flower's programs as child processes, which are ended with this process."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ProcessGroup:
     """
 
     def __init__(self, home: Path) -> None:
-        """Prepare Flower's folder `home`; nothing in the user's own is touched."""
+        """Prepare Flower's folder `home`; the user's own is not used."""
         self.home, self.mark = home, uuid4().hex
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         home.mkdir(parents=True, exist_ok=True)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of all programs: they call nobody but each other."""
+        """Environment of all programs: no telemetry and no update checks."""
         own = {
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -99,7 +99,7 @@ class ProcessGroup:
 
 
 def _not_to_outlive() -> Callable[[], None] | None:
-    """Return what lets a process end when we are killed, where the system can."""
+    """Return a function that ends a child when this process is killed (Linux); else None."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl  # before the fork: nothing may be loaded after it
@@ -166,7 +166,7 @@ def process_group(home: Path) -> Iterator[ProcessGroup]:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on now."""
+    """Return a free port of this machine."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -1,4 +1,4 @@
-"""A project: what the server and all sites agree on before anything is sent."""
+"""A project: the settings that the server and all sites have in common."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Project:
         likelihood: see `pyrofl list`.
         settings: of methods, as --set.
         net: network, as --net.
-        group: column that says whose a row is, if a site has several clients.
+        group: column that identifies the client, if a site has several.
         rounds: of training.
         seed: of all random numbers.
         dtype: "float32" or "float64".
@@ -152,7 +152,7 @@ class Project:
         return outline(names, [1] * clients, (len(self.features),), (), self.classes, self.type)
 
     def build(self, clients: int, server: bool = False) -> dict[str, Scheduled]:
-        """Build all methods, label -> method or round -> method, as everybody builds them.
+        """Build all methods, label -> method or round -> method, as the server and all sites do.
 
         Raises:
             ValueError: if one cannot be built.

@@ -1,4 +1,4 @@
-"""Which node speaks for which site: sites are known by name, and nodes come and go."""
+"""The sites of a study and their nodes: sites are known by name, and nodes may restart."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pyrofl.flower.site import HELLO, REFUSED, greeting
 from pyrofl.inference.transport.wire import Flat, column, named
 
 WHOSE = "nodes.json"  # node -> the site whose key it has
-GREETING = 60.0  # seconds that a node has to say who it is; it is asked again later
+GREETING = 60.0  # seconds that a node has to introduce its site; it is asked again later
 
 
 class Transport(Protocol):
-    """What carries messages to nodes, and brings their answers."""
+    """Sends messages to nodes and returns their answers."""
 
     def present(self) -> Sequence[int]:
         """Return the numbers of the nodes that are there."""
@@ -27,7 +27,7 @@ class Transport(Protocol):
         """Send messages, node -> message, and return the answers that come in time."""
 
     def tell(self, messages: Mapping[int, Records]) -> None:
-        """Send messages that nobody waits to be answered."""
+        """Send messages without waiting for answers."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Registry:
     _said: set[tuple[int, str]] = field(default_factory=set)
 
     def look(self) -> None:
-        """Greet nodes that are new, and forget those that are gone."""
+        """Contact nodes that are new, and remove those that are gone."""
         present = set(self.transport.present())
         self._met = {node: said for node, said in self._met.items() if node in present}
         self.sites = {n: site for n, site in self.sites.items() if site.node in present}
@@ -76,7 +76,7 @@ class Registry:
         return {site.node: name for name, site in self.sites.items()}
 
     def _heard(self, node: int, answer: Records) -> Flat | None:
-        """Return what a node says of itself; None if that is nothing, which is told."""
+        """Return the introduction of a node; None, with a line, if there is none."""
         if odd := answer.get(REFUSED):
             self._tell(node, f"{odd.get('site')} is refused: {odd.get('why')}")
             return None
@@ -87,12 +87,12 @@ class Registry:
                 raise ValueError("site is no text")
             column(said, "sizes", len(names), torch.int64)
         except (LookupError, ValueError) as error:
-            self._tell(node, f"a node is refused: it says who it is in another form ({error})")
+            self._tell(node, f"a node is refused: its introduction cannot be read ({error})")
             return None
         return said
 
     def _place(self, node: int, said: Flat) -> None:
-        """Let a node speak for its site, unless another does or it is none of the run's."""
+        """Assign a node to its site, or refuse it."""
         name, names = said["site"], tuple(said["names"])
         site = Member(node, names, tuple(said["sizes"].tolist()))
         if (other := self.sites.get(name)) and other.node == node:
@@ -126,7 +126,7 @@ class Registry:
         return ""
 
     def _tell(self, node: int, text: str) -> None:
-        """Say once why a node is refused, here and to its site."""
+        """Report once, here and to its site, why a node is refused."""
         if (node, text) not in self._said:
             self._said.add((node, text))
             self.say(text)

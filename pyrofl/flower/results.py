@@ -1,4 +1,4 @@
-"""What is written of a method: its records, scores, tables and figures."""
+"""The stored results of a method: records, scores, tables and figures."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.wire import Flat
 
 KEPT = "records.safetensors"
-TRIES = 3  # of a test that nobody answers
+TRIES = 3  # of an evaluation without answers
 
 
 class ResultStore:
-    """Keeps what rounds and tests told of one method, on the disk after each.
+    """Stores the records of rounds and the scores of one method on disk after each.
 
     Args:
         folder: of the method's results.
@@ -51,7 +51,7 @@ class ResultStore:
     def __init__(
         self, folder: Path, project: Project, name: str, method: Method, server: Server
     ) -> None:
-        """Take up what the folder holds, of no later round than the server's."""
+        """Load what the folder holds, up to the server's round."""
         self.folder, self.project, self.name = folder, project, name
         self.method, self.server = method, server
         self.scores: list[Scores] = []
@@ -69,7 +69,7 @@ class ResultStore:
 
     @property
     def asked(self) -> list[AskedFields]:
-        """What is asked of all clients in a test: every view, the personal one also adapted."""
+        """Evaluations after a round: every view, the personal one also adapted."""
         part: AskedFields = {"part": "test" if self.project.test_share else "train"}
         found: list[AskedFields] = [{"model": view, **part} for view in self.method.views]
         if self.method.adapt and "personal" in self.method.views:
@@ -92,10 +92,10 @@ class ResultStore:
         return self.server.state.number >= self.project.rounds and not self.due
 
     def scored(self, answers: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
-        """Write a test down; answers: one for each of `asked`, site -> answer."""
+        """Store an evaluation; answers: one for each of `asked`, site -> answer."""
         try:
             self.scores = [self.server.scores(each) for each in answers]
-        except ValueError:  # nobody has answered, or not the same
+        except ValueError:  # no answers, or of different evaluations
             self._tries += 1
             return
         self._tries, number = 0, self.server.state.number
@@ -108,7 +108,7 @@ class ResultStore:
         self._write()
 
     def made(self, old: Round, new: Round, seconds: float) -> None:
-        """Write a round down."""
+        """Store a round."""
         self.run = self.run.copy(state=new)
         self.run.records.append(RoundRecord.of(new, old, self.method, seconds))
         self._tries = 0
@@ -127,7 +127,7 @@ class ResultStore:
 
     @property
     def problem(self) -> str:
-        """Say that the run diverged or merged nothing, or ""."""
+        """Return that the run diverged or aggregated no update, or ""."""
         return unlearned(self.run)
 
     def table(self) -> str:

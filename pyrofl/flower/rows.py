@@ -17,7 +17,7 @@ from pyrofl.flower.project import Project
 
 
 def rows_of(project: Project, path: str, name: str) -> Federation:
-    """Return the rows of a site that is called `name`; with groups its clients are "NAME/group".
+    """Return the rows of the site `name`; with groups its clients are "NAME/group".
 
     Raises:
         ValueError: if the file cannot be read, or lacks a column or a value of the project's.

@@ -34,7 +34,7 @@ from pyrofl.inference.transport.wire import (
 
 HELLO, ORDER, ASK, REPLY, TOLD = "hello", "order", "ask", "reply", "told"
 REFUSED, LOST = "refused", "lost"  # what else a site may answer
-OVER = "over"  # tells a site that all rounds are made
+OVER = "over"  # informs a site that all rounds are made
 LOG = "site.log"
 RECEIVED = "received"  # folder of the server's last questions, which bring its models
 ABOUT = "site.json"  # name, project and rows of the site that has a folder
@@ -50,20 +50,20 @@ def label(kind: str, method: str, which: int = 0) -> str:
 
 
 def greeting(project: Project) -> Records:
-    """Return what the server tells a site of the project, and what the site compares."""
+    """Return the project and versions, which the site compares with its own."""
     about = {n: json.dumps(v) for n, v in project.agreed.items()}
     return {HELLO: about | {f"version of {n}": v for n, v in release().items()}}
 
 
 class Site:
-    """The rows of a site, and what its clients keep.
+    """The rows of a site and the states of its clients.
 
     Args:
-        name: which no other site has.
+        name: unique among the sites.
         project: the site's own copy of the project; its method is run, and no other.
         data: CSV file.
-        state: folder for what clients keep and for the log.
-        rejoin: clients that have lost what they keep come back as newcomers.
+        state: folder of the clients' states and of the log.
+        rejoin: clients that have lost their state return as new clients.
         min_scored_rows: as of `pyrofl.Client`.
     """
 
@@ -117,7 +117,7 @@ class Site:
         return found
 
     def hello(self, told: Flat) -> Flat:
-        """Say who is here, how many rows each has; refuse a server with another project."""
+        """Return the clients and their numbers of rows; refuse a server with another project."""
         mine = greeting(self.project)[HELLO]
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)
@@ -135,7 +135,7 @@ class Site:
             return {label(REPLY, method): client.train(flat)}
         except StateLostError as lost:
             if not self.rejoin:
-                told = "; --rejoin makes newcomers of them"
+                told = "; --rejoin makes them new clients"
                 raise StateLostError(f"{method}: {lost}{told}", lost.names) from lost
             client.forget(lost.names)
             return {label(LOST, method): {"names": lost.names}}
@@ -195,8 +195,8 @@ class Site:
 def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
     """Answer a message whatever happens; site: arguments of `Site`, with the project's folder.
 
-    Of an error the server is told no more than its kind, as its words may hold a value of a row;
-    the log at the site has all. What does not fit, by name, number or version, is told in full.
+    The server receives only the kind of an error, as its text may hold a value of a row; the log at
+    the site has the text. Names, numbers or versions that do not fit are sent in full.
     """
     state = Path(site["state"])
     state.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
         return {REFUSED: {"site": str(site["name"]), "why": str(error)}}
     except Exception as error:
         log.error("%s", traceback.format_exc())
-        why = f"{type(error).__name__}; its own log, {LOG}, tells more"
+        why = f"{type(error).__name__}; see its log, {LOG}"
         return {REFUSED: {"site": str(site["name"]), "why": why}}
     finally:
         log.removeHandler(handler)
@@ -233,7 +233,7 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
 
 
 def shapes(flat: Flat) -> list[str]:
-    """Tell the tensors of a record: name, shape and bytes.
+    """Return the tensors of a record: name, shape and bytes.
 
     >>> shapes({"round": 1, "up/w": torch.zeros(1, 3)})
     ['up/w [1, 3] 12 bytes']

@@ -13,7 +13,7 @@ ROWS = (40, 65, 90)
 
 SETTINGS = """\
 # What the server and all sites agree on. Every site needs a copy of this folder, without sites/:
-# its own copy says what is run on its rows, and a difference is refused by name.
+# only the methods of its own copy are run on its rows, and a difference is refused by name.
 
 [tool.pyrofl]
 methods = ["pfedvem"]          # see `pyrofl list`, or "FILE.py:NAME", a function data -> Method
@@ -23,7 +23,7 @@ features = ["age", "dose", "pressure"]   # columns of the sites' CSV files
 target = "recovered"
 classes = ["no", "yes"]        # of the target; without this line for a number
 likelihood = "categorical"     # see `pyrofl list`
-# group = "ward"               # column that says whose a row is, if a site has several clients
+# group = "ward"               # column that identifies the client, if a site has several
 rounds = 10
 seed = 0
 dtype = "float32"
@@ -56,7 +56,7 @@ out = ""                       # results; "" is run/ in the project
 sites = 3                      # number of sites
 least = 0                      # smallest number of sites in a round; 0: all
 timeout = 600.0                # seconds to wait for sites, and for their replies
-end = ""                       # file that tells how the run ended; "" is end.json in the results
+end = ""                       # file with how the run ended; "" is end.json in the results
 """
 
 APP = '''\
@@ -72,7 +72,7 @@ LICENSE = "All rights reserved.\n"
 
 
 def new(folder: str | Path) -> Path:
-    """Write a project folder, and made-up rows of three sites to try it with.
+    """Write a project folder, and simulated rows of three sites.
 
     Raises:
         ValueError: if the folder holds anything.
@@ -92,7 +92,7 @@ def new(folder: str | Path) -> Path:
 
 
 def _patients(random: np.random.Generator, count: int, shift: float) -> list[list[object]]:
-    """Make up rows; hospitals differ in how many recover."""
+    """Return simulated rows; hospitals differ in how many patients recover."""
     x = random.normal(size=(count, 3)).round(3)
     odds = x @ [-1.0, 1.5, 0.5] + 0.8 * shift
     recovered = random.random(count) < 1 / (1 + np.exp(-odds))

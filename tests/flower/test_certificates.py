@@ -78,4 +78,4 @@ def test_a_server_is_waited_for_and_refused_if_it_speaks_no_tls(made, capsys):
         ):
             wait_for_server(f"127.0.0.1:{port}", made["good"]["ca"])
         late.join()
-    assert capsys.readouterr().err.count("nobody answers at 127.0.0.1:") == 1
+    assert capsys.readouterr().err.count("no server answers at 127.0.0.1:") == 1

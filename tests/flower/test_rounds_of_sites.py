@@ -72,14 +72,14 @@ def test_lost_bad_and_refused_replies_are_left_out_of_their_round(tmp_path):
                 for name in [n for n in flat if n.startswith("up/")]:
                     flat[name] = flat[name] * float("nan")
         if (number, node) == (3, 12):  # the site raises after it has saved
-            return {"refused": {"site": "hospital_3", "why": "OSError; its own log tells more"}}
+            return {"refused": {"site": "hospital_3", "why": "OSError; see its log"}}
         return answer
 
     transport = wire(project, tmp_path, spoil=spoil)
     absent = [{"hospital_1"}, {"hospital_2"}, {"hospital_3"}]
     states, said = without(project, transport, tmp_path, absent)
     assert "no reply of hospital_1" in said
-    assert "hospital_3: OSError; its own log tells more" in said
+    assert "hospital_3: OSError; see its log" in said
     named = [line for line in said if line.startswith("fedavg: hospital_2: ") and "is nan" in line]
     assert len(named) == 1
     assert all(server.number == 4 for server in states.values())
@@ -200,12 +200,12 @@ def test_a_lost_state_is_said_and_rejoin_makes_a_newcomer(rejoin, tmp_path):
     transport.spoil = lose
     states, said = made(project, tmp_path / "out", transport)
     if rejoin:
-        assert "hospital_2 has lost its state of pfedvem: hospital_2 begin anew" in said
-        assert "hospital_2 has lost its state of scaffold: hospital_2 begin anew" in said
+        assert "hospital_2 has lost its state of pfedvem: hospital_2 restart" in said
+        assert "hospital_2 has lost its state of scaffold: hospital_2 restart" in said
         assert not [line for line in said if "of fedavg" in line]  # which keeps nothing
         assert [len(states[name].who.ids) for name in methods] == [3] * 3
     else:
-        assert any("--rejoin makes newcomers of them" in line for line in said)
+        assert any("--rejoin makes them new clients" in line for line in said)
         assert [len(states[name].who.ids) for name in methods] == [2] * 3
 
 
@@ -284,7 +284,7 @@ def test_an_error_at_a_site_tells_the_server_its_kind_and_no_value(tmp_path):
     said: list[str] = []
     with pytest.raises(Stopped):
         coordinate(project, tmp_path / "out", transport, SOON, said.append)
-    assert "hospital_3 is refused: ValueError; its own log, site.log, tells more" in said
+    assert "hospital_3 is refused: ValueError; see its log, site.log" in said
     assert not any("secret" in str(answer) for *_, answer in transport.messages)
     assert "secret" in (tmp_path / "hospital_3/site.log").read_text()
 
