@@ -1,4 +1,4 @@
-"""Runs on the disk: written while they go on, and taken up to the last bit."""
+"""Checkpoints: write runs during training, and resume them with the same bits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pyrofl.inference.engine.state import Round
 from pyrofl.inference.method import Method
 from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.run import Run
-from pyrofl.inference.saving import RECORDS, about_of, save
+from pyrofl.inference.saving import RECORDS, save, settings_of_run
 from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors
 
-__all__ = ["Keeper", "load", "save", "taken_up"]
+__all__ = ["Keeper", "load", "restore_run", "save"]
 
-TOLD = 3  # parts of a method that differ
+MAX_NAMED = 3  # parts of a method that differ
 
 
 def load(
@@ -36,10 +36,10 @@ def load(
     *,
     seed: Seed = 0,
 ) -> Run:
-    """Read a run that `save` wrote; as `start` of `fit` it goes on as if it had never stopped.
+    """Load a run that `save` wrote; as `start` of `fit` it continues with the same bits.
 
-    What clients keep lies in the file until the next round has a copy of it. Frozen weights and
-    buffers of the method's networks are set to those of the run.
+    The clients' state is mapped from the file until the next round has a copy of it. Frozen weights
+    and buffers of the method's networks are set to those of the run.
 
     Args are those of the run that was saved, the data on the same device; method may be round
     number -> method; `about` is what `save` was given.
@@ -48,22 +48,22 @@ def load(
         ValueError: if the file is damaged, cut off or incomplete, or anything differs, such as the
             prior or the guide; it says what.
     """
-    return taken_up(
-        path, checkpoint_file.read(path, about_of(data, seed, about)), method, data, seed
+    return restore_run(
+        path, checkpoint_file.read(path, settings_of_run(data, seed, about)), method, data, seed
     )
 
 
-def taken_up(
+def restore_run(
     path: str | Path,
     content: dict[str, Any],
     method: Method | Callable[[int], Method],
     data: Federation,
     seed: Seed,
 ) -> Run:
-    """Return the run that a checkpoint's content is of, and refuse a method that differs."""
+    """Return the run of a checkpoint's content; refuse a method that differs."""
     try:
-        run = _made(content, method, data, seed)
-        _refuse_unlike(run)
+        run = _build_run(content, method, data, seed)
+        _check_shapes(run)
         was = {n: content[n] for n in ("method", "constants")}
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         told = f"{type(error).__name__}: {error}"
@@ -71,7 +71,7 @@ def taken_up(
             f"checkpoint {path} is incomplete ({told}); expected what `save` writes"
         ) from error
     _refuse_other_method(path, **was, now=describe(run.method))
-    _restore(path, was["constants"], method, run)
+    _restore_constants(path, was["constants"], method, run)
     return run
 
 
@@ -82,7 +82,7 @@ def _refuse_other_method(
     alike = {n for n, v in constants.items() if n in now.constants and _layout(v, now.constants[n])}
     names = (n for n in method | now.parts if n not in alike)
     if differ := [n for n in names if method.get(n) != now.parts.get(n)]:
-        few = differ[:TOLD]
+        few = differ[:MAX_NAMED]
         named = ({n: parts.get(n) for n in few} for parts in (method, now.parts))
         checkpoint_file.refuse_differences(f"checkpoint {path}", *named)
 
@@ -91,7 +91,7 @@ def _layout(one: Tensor, other: Tensor) -> bool:
     return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
-def _restore(
+def _restore_constants(
     path: str | Path,
     held: Mapping[str, Tensor],
     method: Method | Callable[[int], Method],
@@ -115,26 +115,26 @@ def _restore(
             )
 
 
-def _made(
+def _build_run(
     content: dict[str, Any],
     method: Method | Callable[[int], Method],
     data: Federation,
     seed: Seed,
 ) -> Run:
-    """Make a run of what a file holds."""
+    """Build a run from the content of a file."""
     state = content["state"]
     who = Who(state.pop("ids").clone(), state.pop("size").clone())
-    last = Round(who=who, private=state.pop("private"), **_copied(state))
+    last = Round(who=who, private=state.pop("private"), **_to_memory(state))
     now = by_round(method)(max(last.number - 1, 0))
-    known = _copied(content["records"])
+    known = _to_memory(content["records"])
     rows = list(zip(*(known[name] for name in RECORDS), strict=True))
     records = [RoundRecord(n, *row) for n, row in enumerate(rows, last.number - len(rows) + 1)]
     told = {"history": known["metrics"], "ending": known["ending"]}
     return Run(now, data, last, seed, known["draws"], records=records, **told)
 
 
-def _refuse_unlike(run: Run) -> None:
-    """Refuse a state whose parts do not fit the data, the method or each other."""
+def _check_shapes(run: Run) -> None:
+    """Raise if parts of a state do not fit the data, the method or each other."""
     state, clients = run.state, run.data.clients
     if not isinstance(state.number, int) or state.number < len(run.records):
         raise ValueError(f"number is {state.number!r}, of {len(run.records)} records")
@@ -151,18 +151,18 @@ def _refuse_unlike(run: Run) -> None:
             raise ValueError(f"a line of metrics has {', '.join(row)}")
 
 
-def _copied(value: Any) -> Any:
-    """Take tensors, in whatever they are, out of the file that they lie in."""
+def _to_memory(value: Any) -> Any:
+    """Copy tensors, at any depth, out of the mapped file: it would stay on the disk with them."""
     if isinstance(value, dict):
-        return {n: _copied(v) for n, v in value.items()}
+        return {n: _to_memory(v) for n, v in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_copied(v) for v in value)
+        return type(value)(_to_memory(v) for v in value)
     return value.clone() if isinstance(value, Tensor) else value
 
 
 @dataclass
 class Keeper:
-    """Keeps a run on the disk; `after` of `fit`."""
+    """Writes checkpoints of a run; pass it as `after` of `fit`."""
 
     path: Path
     every: int | None = None  # rounds between two checkpoints; None: only `rescue` writes one
@@ -172,15 +172,15 @@ class Keeper:
     written: int | None = None  # the round that the file holds
 
     def __call__(self, run: Run) -> None:
-        """Remember a round, and write it if it is its turn."""
-        # A copy: whoever interrupts the next round may do so between two of its records.
+        """Store a round, and write it if it is due."""
+        # A copy: an interrupt in the next round may come between two of its records.
         self.last = run.copy()
         number = run.state.number
         if self.every and (number % self.every == 0 or number == self.rounds):
             self.rescue()
 
     def rescue(self) -> None:
-        """Write the last whole round, if the file does not hold it already."""
+        """Write the last complete round, unless the file holds it already."""
         if self.last is not None and self.written != self.last.state.number:
             save(self.last, self.path, self.about)
             self.written = self.last.state.number

@@ -1,4 +1,4 @@
-"""Runs loaded from a folder, in a process that did not make them."""
+"""Load runs from folders."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pyrofl.data.fingerprint import set_fingerprint
 from pyrofl.data.outlines import hidden
 from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import CHECKPOINT
-from pyrofl.inference.checkpoints import taken_up
+from pyrofl.inference.checkpoints import restore_run
 from pyrofl.inference.description import described
 from pyrofl.inference.method import Method
 from pyrofl.inference.run import Run
-from pyrofl.inference.saving import about_of
+from pyrofl.inference.saving import settings_of_run
 from pyrofl.inference.seeds import Seeds
 
-FEW = 3  # parts of a method that are named
+MAX_NAMED = 3  # parts of a method that differ
 
 
 @checked
@@ -60,14 +60,16 @@ def load(
         raise ValueError(
             f"{path} is incomplete ({error!r}); expected what `save` writes"
         ) from error
-    now = {name: value for name, value in about_of(rows, seed, None).items()}
+    now = {name: value for name, value in settings_of_run(rows, seed, None).items()}
     now["type of device"] = about["type of device"] if data is None else now["type of device"]
     checkpoint_file.refuse_differences(f"checkpoint {path}", {n: about.get(n) for n in now}, now)
-    return taken_up(path, content, _made(path, content) if method is None else method, rows, seed)
+    return restore_run(
+        path, content, _rebuild_method(path, content) if method is None else method, rows, seed
+    )
 
 
-def _made(path: Path, content: dict[str, Any]) -> Method:
-    """Make the method again that a run was fitted with."""
+def _rebuild_method(path: Path, content: dict[str, Any]) -> Method:
+    """Build the method that a run was fitted with."""
     cure = "expected pyrofl.load(DIR, method=...), built as it was"
     recipe = content.get("recipe", {})
     if "made" not in recipe:
@@ -81,7 +83,7 @@ def _made(path: Path, content: dict[str, Any]) -> Method:
         raise ValueError(f"{path} makes a {type(made).__name__}; expected a method")
     was, now = content["method"], described(made)
     if changed := [name for name in was | now if was.get(name) != now.get(name)]:
-        few = ", ".join(changed[:FEW])
+        few = ", ".join(changed[:MAX_NAMED])
         raise ValueError(
             f"the method in {path} has parts that {made.name or 'the library'} does not make: "
             f"{few}; {cure}"

@@ -1,4 +1,4 @@
-"""Runs written to a file, with all that it takes to make their method again."""
+"""Write runs to files, with the specification that their method is built from."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RECORDS = tuple(f.name for f in fields(RoundRecord) if f.name != "number")  # th
 STATE = tuple(f.name for f in fields(Round) if f.name != "who")
 
 
-class Kept(Protocol):
-    """What of a run is kept; see `Run`, which knows this module."""
+class SavableRun(Protocol):
+    """Attributes of a run that are saved; see `Run`, which imports this module."""
 
     method: Method
     data: Federation
@@ -36,17 +36,17 @@ class Kept(Protocol):
     ending: dict[str, str]
 
 
-def save(run: Kept, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
-    """Write a run's last round and all its records into one file; its own metrics are not kept.
+def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
+    """Write a run's last round and all its records to a file; custom metrics are not saved.
 
-    Frozen weights and buffers of its networks are written too, and `load` restores them.
+    Frozen weights and buffers of its networks are saved too, and `load` restores them.
 
     Args:
-        run: as `fit` returns it, or hands it to `after`.
-        path: of the file, which is replaced once the new one is on the disk.
-        about: settings of the run, as JSON has them; `load` refuses the file if one differs. The
-            data, the seeds, the versions of pyrofl, torch and Pyro and the parts of the method, see
-            `pyrofl.inference.description.describe`, are always among them.
+        run: as `fit` returns it, or passes it to `after`.
+        path: file, replaced once the new one is on the disk.
+        about: settings of the run, as JSON; `load` refuses the file if one differs. The data, the
+            seeds, the versions of pyrofl, torch and Pyro and the parts of the method, see
+            `pyrofl.inference.description.describe`, are always compared.
 
     Raises:
         OSError: if there is no room for it.
@@ -55,17 +55,17 @@ def save(run: Kept, path: str | Path, about: Mapping[str, Any] | None = None) ->
     state["private"] = dict(run.state.private.items())
     records: dict[str, Any] = {"draws": run.draws, "metrics": run.history, "ending": run.ending}
     records |= {name: [getattr(record, name) for record in run.records] for name in RECORDS}
-    about = about_of(run.data, run.seed, about)
+    about = settings_of_run(run.data, run.seed, about)
     found = describe(run.method)
     content: dict[str, Any] = {"state": state, "records": records, "method": found.parts}
     content["constants"] = {n: v.detach() for n, v in found.constants.items()}
-    content |= {"recipe": _recipe(run.method), "data": facts(run.data)}
+    content |= {"recipe": _specification(run.method), "data": facts(run.data)}
     content["versions"] = versions()  # to be read by people
     checkpoint_file.write(path, about, content)
 
 
-def _recipe(method: Method) -> dict[str, Any]:
-    """Tell how a method was made, or why that cannot be told."""
+def _specification(method: Method) -> dict[str, Any]:
+    """Return how the library builds a method, or why it cannot."""
     if recipes.spec_of(method) is None:
         return {"lacking": "it is your own, or a part of it was replaced"}
     try:
@@ -74,8 +74,10 @@ def _recipe(method: Method) -> dict[str, Any]:
         return {"lacking": str(error)}
 
 
-def about_of(data: Federation, seed: Seed, about: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what must be the same for a run to go on from a file."""
+def settings_of_run(
+    data: Federation, seed: Seed, about: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the settings that must be the same when a run is resumed."""
     found: dict[str, Any] = {"hash of the data": fingerprint(data)}
     found |= compared_versions()
     found |= {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from pyrofl.data import Federation
 from pyrofl.data.fingerprint import fingerprint
 from pyrofl.files import checkpoint_file as container
-from pyrofl.files.run_folder import compared_versions
+from pyrofl.files.run_folder import compared_versions, versions
 from pyrofl.inference.checkpoints import Keeper, load, save
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
@@ -135,6 +135,10 @@ def test_another_seed_other_data_and_another_version_are_refused(file, monkeypat
     for other in (replace(data(), x=x), replace(data(), names=names), toys.blobs((3, 9, 7, 12))):
         with pytest.raises(ValueError, match="now hash of the data is"):
             load(file, plain(), other, ABOUT)
+    for name in ("python", "numpy"):  # a file of one version of Python opens under others
+        other = versions() | {name: "0.9"}
+        monkeypatch.setattr("pyrofl.files.run_folder.versions", lambda other=other: other)
+        assert load(file, plain(), data(), ABOUT).state.number == 2
     for name in ("pyrofl", "torch", "pyro"):
         other = compared_versions() | {f"version of {name}": "0.9"}
         monkeypatch.setattr("pyrofl.inference.saving.compared_versions", lambda other=other: other)
