@@ -112,15 +112,3 @@ def test_fine_tuning_leaves_the_common_model(tiny):
         for a in ("adapt", "none")
     ]
     assert common[0] == common[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha": 1.5}, "alpha is 1.5"),
-        ({"lr_alpha": -0.1}, "lr_alpha is -0.1; expected a number of at least 0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        apfl.build(build("softmax", (4,), 3), **options)

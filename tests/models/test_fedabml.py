@@ -546,35 +546,15 @@ def test_a_network_that_knows_nothing_has_the_largest_entropy(blobs):
     close(found, [log(toys.CLASSES)] * 12)
 
 
-def test_two_rounds_give_the_numbers_they_gave_before(tiny):
-    method = fedabml.build(build("mlp:3", (4,), 3), draws=2, epochs=2, batch=2, lr=0.01, kl=1.0)
-    state = last(method, tiny, 2)
-    # The start is drawn in single precision, which vector units round differently.
-    close(state.server["loc/head.bias"], [-0.2390147, -0.1994620, 0.1514691], 1e-6)
-    close(state.server["log_scale/head.bias"].exp(), [0.0504785, 0.0506828, 0.0505656], 1e-6)
-    close(state.loss["mu/* pi/*"], [1.1845932, 1.1694754, 1.0827456], 1e-6)
-
-
 # What is refused
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"meta_grad": "maml"}, "meta_grad is 'maml'"),
-        ({"average": "sum"}, "average is 'sum'"),
-        ({"scale": 0.0}, "scale is 0.0"),
         ({"scale": 0.0, "guide": guides.delta}, "scale is 0.0"),
-        ({"kl": -1.0}, "kl is -1.0; expected a number of at least 0"),
         ({"lr_prior": 1.1}, "lr_prior is 1.1; expected 0 to 1, a share of the way, if natural"),
         ({"lr_prior": -0.1, "natural": False}, "lr_prior is -0.1; expected a number of at least 0"),
-        ({"lr": float("nan"), "natural": False}, "nan"),
-        ({"steps": 0}, "steps is 0; expected a whole number of at least 1"),
-        ({"draws": 0}, "draws is 0"),
-        ({"epochs": -1}, "epochs is -1"),
-        ({"fine_tune": -1}, "fine_tune is -1; expected a whole number of at least 0"),
-        ({"batch": 0}, "batch is 0"),
-        ({"lr": -1.0}, "lr is -1.0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options, message):

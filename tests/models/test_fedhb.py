@@ -136,9 +136,6 @@ def test_points_are_a_guide_too():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"df": 0.0}, "df is 0.0; expected a number above 0"),
-        ({"count": -1.0}, "count is -1.0; expected a number above 0"),
-        ({"spread": 0.0}, "spread is 0.0"),
         ({"centres": 2}, "centres is 2, guide .*; expected the guide delta and a normal prior"),
     ],
 )

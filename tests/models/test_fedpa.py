@@ -102,15 +102,3 @@ def test_the_servers_step_is_fedopts(quadratic):
     other = fedopt.build(net, optimiser="sgd", epochs=2, server_lr=0.7, beta1=0.9, **usual)
     a, b = (last(m, quadratic.federation, 4, server=w).server["w/w"] for m in (one, other))
     close(a, b)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples": 0}, "samples is 0"),
-        ({"rho": -1.0}, "rho is -1.0; expected a number of at least 0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedpa.build(build("softmax", (4,), 3), **options)

@@ -145,16 +145,3 @@ def test_a_batch_is_that_of_a_part():
     # The first order needs no third part for H; with one it made two steps where others make three.
     assert perfedavg.build(net, order="first", batch=7).phases[0].batch == 14
     assert perfedavg.build(net, batch=None).phases[0].batch is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"order": "second"}, "order is 'second'"),
-        ({"inner_lr": -1.0}, "inner_lr is -1.0; expected a number of at least 0"),
-        ({"adapt_steps": 0}, "adapt_steps is 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        perfedavg.build(build("softmax", (4,), 3), **options)

@@ -153,16 +153,3 @@ def test_the_common_model_is_the_prior(tiny):
     state = last(method, tiny, 2)
     scores = [evaluate(method, tiny, state, model=m).mean("nll") for m in ("personal", "global")]
     assert scores[0] < scores[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"beta": 0.0}, "beta is 0.0"),
-        ({"kl": 0.0}, "kl is 0.0; expected a number above 0"),
-        ({"noise": 0.0}, "noise is 0.0; expected a number above 0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        pfedbayes.build(build("softmax", (4,), 3), **options)

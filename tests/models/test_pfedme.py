@@ -116,17 +116,3 @@ def test_everybody_trains_whoever_reports(tiny):
     assert len(few.who.ids) == 1
     for n, value in few.private.items():
         assert torch.equal(value, everyone.private[n])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"beta": 0.0}, "beta is 0.0"),
-        ({"steps": 0}, "at least 1"),
-        ({"strength": 0.0}, "strength is 0.0; expected a number above 0"),
-        ({"lr_centre": -1.0}, "lr_centre is -1.0; expected a number of at least 0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        pfedme.build(build("softmax", (4,), 3), **options)

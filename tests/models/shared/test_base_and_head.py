@@ -203,16 +203,3 @@ def test_a_head_that_is_not_there_is_refused(name):
 def test_turns_need_two_parts(name, head):
     with pytest.raises(ValueError, match="expected patterns of some but not all of fc1"):
         made(name, head=head)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("fedbabu", {"tune": "tail"}, "tune is 'tail'; expected one of head, base, all"),
-        ("fedrep", {"head_epochs": -1}, "epochs is -1"),
-        ("fedper", {"lr": -0.1}, "lr is -0.1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        made(name, **options)
