@@ -43,6 +43,7 @@ from pyrofl.inference.privacy.sums import (
 from pyrofl.tensors import Tensors, generator, like, matches, pick, role, total
 
 
+@checked
 def with_privacy(
     method: Method | Callable[[int], Method],
     privacy: Privacy | None,
@@ -53,7 +54,7 @@ def with_privacy(
     if privacy is None:
         return method
     if large := too_large(privacy.delta, clients):
-        warn(large, UserWarning, stacklevel=4)
+        warn(large, UserWarning, stacklevel=5)
     if isinstance(method, Method):
         return private(method, privacy, clients, participation)
     return lambda number: private(method(number), privacy, clients, participation)

@@ -88,35 +88,6 @@ def test_per_class_cuts_types_and_groups_too():
     assert few.y.tolist() == [0, 0, 1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "message"),
-    [
-        ("digits", 0, "count is 0; expected a whole number of at least 1"),
-        ("linear", 5, "linear has no classes; expected data with classes"),
-    ],
-)
-def test_per_class_refuses(name, count, message):
-    with pytest.raises(ValueError, match=message):
-        per_class(load(name), count)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("digts", {}, "unknown data set 'digts'; did you mean digits"),
-        ("zzz", {}, "unknown data set 'zzz'; expected one of digits"),
-        ("csv", {}, "data set 'csv' lacks its file; expected csv: and a path"),
-        ("npz:", {}, "data set 'npz:' lacks its file"),
-        ("digits", {"target": "x"}, "target is 'x'; expected none, as digits has no choice"),
-        ("digits", {"group": "g"}, "group is 'g'"),
-        ("digits", {"seed": -1}, "seed is -1; expected a whole number of at least 0"),
-    ],
-)
-def test_refuses(name, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        load(name, **arguments)
-
-
 def test_every_data_set_is_described_in_one_line():
     assert all(about and "\n" not in about for about in DATASETS.values())
     assert set(DATASETS) >= {"digits", "eight_schools", "mnist", "npz:PATH", "csv:PATH"}

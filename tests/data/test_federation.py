@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -194,64 +193,6 @@ def test_rows_of_the_server_unlike_the_clients_are_refused(rows, message):
 
 
 NOTHING = torch.zeros(0, dtype=torch.long)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"train": (torch.tensor([0]), NOTHING)}, "client 1 has no training row"),
-        ({"train": (torch.tensor([0]),)}, "differ in length: 1, 2, 2; expected one entry per"),
-        ({"names": ("a",)}, "differ in length: 2, 2, 1"),
-        ({"names": ("a", "a")}, "expected no two alike"),
-        ({"held_out": 2}, "held_out is 2; expected 0 to 1"),
-        ({"held_out": -1}, "held_out is -1; expected 0 to 1"),
-        (
-            {"train": (torch.tensor([0]), torch.tensor([4, 99]))},
-            "client 1: train names row 99; expected 0 to 15",
-        ),
-        (
-            {"test": (torch.tensor([5, -1]), torch.tensor([4]))},
-            "client 0: test names row -1; expected 0 to 15",
-        ),
-        ({"y": torch.zeros(3, dtype=torch.long)}, "x has 16 rows and y has 3; expected as many"),
-        ({"names": ["a", ""]}, r"names\[1\] is ''; expected a text that is not empty"),
-        ({"names": [7, "b"]}, r"names\[0\] is 7; expected a text"),
-        ({"classes": ("a", "b")}, "labels run from 0 to 4; expected 0 to 1$"),
-        ({"y": torch.full((16,), -1)}, "labels run from -1 to -1; expected 0 to 4"),
-        ({"y": torch.zeros(16)}, "y is torch.float32; expected integer labels for 5 classes"),
-        (
-            {"train": (torch.tensor([0.2, 1.9]), torch.tensor([4]))},
-            r"client 0: train is torch.float32; expected int64 row numbers: train.long\(\), if",
-        ),
-        (
-            {"test": (torch.tensor([5]), torch.ones(16, dtype=torch.bool))},
-            r"client 1: test is torch.bool; expected int64 row numbers: test.nonzero\(\).flatten",
-        ),
-        (
-            {"train": (torch.tensor([0]), np.array([4]))},
-            r"client 1: train is a numpy.ndarray; .* a torch tensor: torch.from_numpy\(train\)",
-        ),
-        (
-            {"test": ([1, 2], torch.tensor([4]))},
-            r"client 0: test is a list; expected a torch tensor: torch.tensor\(test\)",
-        ),
-        (
-            {"train": (torch.tensor([[0]]), torch.tensor([4]))},
-            r"client 0: train has shape \[1, 1\]; expected row numbers on one axis",
-        ),
-        ({"pooled_test": torch.tensor([0.5])}, "pooled_test is torch.float32; expected int64 row"),
-        ({"pooled_test": torch.tensor([16])}, "pooled_test names row 16; expected 0 to 15"),
-        (
-            {"x": np.zeros((16, 8))},
-            r"^x is a numpy.ndarray; expected a torch tensor: torch.from_numpy\(x\)$",
-        ),
-        ({"y": [0] * 16}, r"^y is a list; expected a torch tensor: torch.tensor\(y\)$"),
-        ({"unlabelled": np.zeros((2, 8))}, r"^unlabelled is a numpy.ndarray; .*\(unlabelled\)$"),
-    ],
-)
-def test_a_federation_that_cannot_train_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        replace(toys.blobs((3, 5)), **change)
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.uint8])

@@ -77,19 +77,6 @@ def test_data_sets_are_joined_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ("digits+digits", "data sets are digits, digits; expected two or more, no two alike"),
-        ("digits+linear", "linear has no classes"),
-        ("digits+dgits", "unknown data set 'dgits'"),
-    ],
-)
-def test_refuses_to_join(names, message):
-    with pytest.raises(ValueError, match=message):
-        load(names)
-
-
-@pytest.mark.parametrize(
     ("shape", "wanted"), [((64,), (1, 8, 8)), ((3, 4, 4), (1, 4, 4)), ((1, 4, 4), (16,))]
 )
 def test_refuses_shapes(shape, wanted):

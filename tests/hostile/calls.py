@@ -73,6 +73,17 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ),
     ("datasets.resized(dataset,_)", "", "(8,8) () None 3 (0,8,8) (1,-8,8) (1,2.5,8) 'x'"),
     ("federations.split(dataset,_,3)", "", f"{NO_NAMES} 'iid:3' 'slices:0' 'slices:nan' 'groups'"),
+    (
+        "federations.split(dataset,_,3)",
+        "",
+        "'zzz' 'dirichlet' 'dirichlet:' 'dirichlet:-1' 'labels:2.5'",
+    ),
+    (
+        "federations.split(dataset,_,3)",
+        "",
+        "'labels:2,equal' 'dirichlet:1,min' 'dirichlet:1,min=x'",
+    ),
+    ("federations.split(dataset,_,3)", "", "'drift' 'slices:3' 'step:3,minor=999' 'dirichelt:1'"),
     ("federations.split(dataset,'iid',_)", "clients", f"0 None 10**30 10**9 {NO_WHOLE}"),
     ("federations.split(dataset,'iid',3,seed=_)", "seed", NO_WHOLE),
     ("federations.split(dataset,'iid',3,held_out=_)", "", f"10**30 {NO_WHOLE}"),
@@ -88,6 +99,8 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ("federations.split(_,'iid',3)", "", "None 3 'digits' x data"),
     # networks
     ("nets.build(_,(4,),3)", "", NO_SPEC),
+    ("nets.build(_,(3,9,9),3)", "", "'mlp:5,x' 'cnn-metavd:5,6' 'cnn-pfedwem' 'cnn-pfedvem'"),
+    ("nets.build('linear',(4,),_)", "", "10"),
     ("nets.build('softmax',_,3)", "input_shape", NO_SHAPE),
     ("nets.build('softmax',(4,),_)", "outputs", f"10**30 None {NO_COUNT}"),
     ("nets.build('cnn-pfedmb',_,3)", "", "(4,) (1,3,3) (3,0,9) (1,8,8,8)"),
@@ -165,6 +178,10 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ("fedavg.build(net,likelihood=_)", "likelihood", "3 'normal' [] {} nan"),
     ("fedavg.build(net,guide=_)", "guide", "3 'normal' [] nan"),
     ("fedavg.build(net,aggregation=_)", "aggregation", "3 'nothing' [] nan None {} ''"),
+    ("fedavg.build(net,aggregation=_)", "aggregation", "'average' 'median:1' 'trimmed' 'clip:nan'"),
+    ("fedavg.build(net,aggregation=_)", "aggregation", "'trimmed:0.5' 'trimmed:-0.1' 'trimmed:x'"),
+    ("fedavg.build(net,aggregation=_)", "aggregation", "'krum' 'krum:-1' 'krum:1.5' 'krum:1:0'"),
+    ("fedavg.build(net,aggregation=_)", "aggregation", "'clip' 'clip:0' 'mean:1'"),
     ("fedavg.build(net,_=3)", "", "nothing rate momentun LR"),
     # functions that do not keep to the rules
     (

@@ -143,12 +143,18 @@ def names() -> dict[str, Any]:
     }
 
 
+@cache
+def fitted() -> Any:
+    """Return the run that calls ask about."""
+    known_names = names()
+    return known_names["fit"](known_names["method"], known_names["data"], 1, progress=False)
+
+
 def call(code: str) -> int:
     """Evaluate a call; return the exit code that a command would have."""
     known_names = dict(names())
     if "run" in code or "state" in code:
-        fitted = known_names["fit"](known_names["method"], known_names["data"], 1, progress=False)
-        known_names |= {"run": fitted, "state": fitted.state}
+        known_names |= {"run": fitted(), "state": fitted().state}
     for name in ("dataset", "schools"):
         if name in code:
             data = {"dataset": "digits", "schools": "eight_schools"}[name]

@@ -48,7 +48,17 @@ def every() -> Iterator[Case]:
         yield from cases(part)
 
 
-@pytest.mark.parametrize("part", PARTS)
+def wrong(part: str) -> dict[str, str]:
+    return {case.id: problem for case in cases(part) if (problem := met(case)[1])}
+
+
+def test_all_odd_calls_from_python_are_refused_or_right() -> None:
+    import arviz  # noqa: F401  # which writes into the home folder once a day
+
+    assert not wrong("python")
+
+
+@pytest.mark.parametrize("part", sorted(PARTS.keys() - {"python"}))
 def test_hostile_inputs_end_as_they_must(part: str) -> None:
     @drawn
     @given(st.sampled_from(cases(part)))
@@ -59,10 +69,9 @@ def test_hostile_inputs_end_as_they_must(part: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", sorted(PARTS.keys() - {"python"}))
 def test_all_hostile_inputs_end_as_they_must(part: str) -> None:
-    wrong = {case.id: problem for case in cases(part) if (problem := met(case)[1])}
-    assert not wrong
+    assert not wrong(part)
 
 
 # Texts that nobody wrote down: they are refused, or happen to be right.

@@ -143,18 +143,6 @@ def test_rows_are_drawn_by_the_seed_of_noise_and_work_by_that_of_participation()
         assert not torch.equal(a, c)
 
 
-@pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
-def test_what_is_no_seed_is_refused_before_any_work(wrong):
-    told = f"seed of .* is {wrong!r}; expected a whole number >= 0"
-    for made in (lambda: Seeds(noise=wrong), lambda: seeds.separate(wrong)):
-        with pytest.raises(ValueError, match=told):
-            made()
-    with pytest.raises(ValueError, match=told):
-        federate(fedavg.build(toys.net()), toys.blobs(), 1, seed=wrong)
-    with pytest.raises(ValueError, match=told):
-        pyrofl.fit(fedavg.build(toys.net()), toys.blobs(), 1, seed=wrong, progress=False)
-
-
 def test_streams_are_made_when_they_are_needed_and_once():
     made: list[str] = []
 

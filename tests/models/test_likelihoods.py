@@ -117,18 +117,6 @@ def test_the_loss_falls(name, method):
         assert share @ states[-1].loss[step] < share @ first
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: likelihoods.normal(0.0), "scale is 0.0; expected a number above 0"),
-        (lambda: likelihoods.binomial(0), "trials is 0; expected a whole number of at least 1"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_a_likelihood_is_named_with_its_number():
     outputs = torch.zeros(2, 5, 1)
     assert float(likelihoods.named("normal:0.5")(outputs, outputs).scale[0, 0]) == 0.5

@@ -359,25 +359,6 @@ def test_data_that_do_not_fit_are_refused():
         net.check(torch.zeros(1, 1, 1, 9, 9), 10)
 
 
-@pytest.mark.parametrize(
-    ("spec", "shape", "outputs", "message"),
-    [
-        ("cnn-pfedwem", CIFAR, 10, "unknown network 'cnn-pfedwem'; did you mean cnn-pfedvem"),
-        ("mlp:", (4,), 10, "found widths ''; expected positive integers"),
-        ("mlp:5,x", (4,), 10, "found widths '5,x'; expected positive integers"),
-        ("mlp:0", (4,), 10, "found widths '0'; expected positive integers"),
-        ("softmax:5", (4,), 10, "found 1 widths; expected none"),
-        ("cnn-metavd:5,6", CIFAR, 10, "found 2 widths; expected 1"),
-        ("linear", (4,), 10, "has 1 output; 10 outputs are wanted"),
-        ("cnn-pfedvem", (1, 8, 8), 10, "images are 8 x 8; expected 16 or more"),
-        ("cnn-fedabml", (28, 28), 10, r"rows have shape \(28, 28\); expected \(channels"),
-    ],
-)
-def test_bad_specifications_are_refused(spec, shape, outputs, message):
-    with pytest.raises(ValueError, match=message):
-        build(spec, shape, outputs)
-
-
 def test_the_smallest_image_named_in_the_message_is_taken():
     with pytest.raises(ValueError, match="18 or more"):
         build("cnn-pfedvem-100", (1, 17, 40), 10)

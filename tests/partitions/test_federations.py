@@ -381,47 +381,6 @@ def test_rows_of_another_shape_do_not_fit_the_server():
 
 
 @pytest.mark.parametrize(
-    ("partition", "message"),
-    [
-        ("dirichelt:0.3", "unknown partition 'dirichelt'; did you mean dirichlet"),
-        ("zzz", "unknown partition 'zzz'; expected one of iid, dirichlet"),
-        ("dirichlet", "lacks its number; expected dirichlet:A"),
-        ("dirichlet:", "has ''; expected a number"),
-        ("dirichlet:x", "has 'x'; expected a number"),
-        ("dirichlet:-1", "alpha is -1.0; expected a number above 0"),
-        ("labels:2.5", "has '2.5'; expected a whole number"),
-        ("labels:2,equal", "has 'equal'; expected labels:S"),
-        ("dirichlet:1,min", "has 'min'; expected dirichlet:A"),
-        ("dirichlet:1,min=x", "has 'x'; expected a whole number"),
-        ("iid:3", "has '3'; expected iid"),
-        ("drift", "has no classes finer than its labels"),
-        ("groups", "toy has no natural groups"),
-        ("slices:3", "expected a divisor of the 10 classes"),
-        ("step:3,minor=59", "class 0 has 60 rows"),
-    ],
-)
-def test_refuses_partitions_that_cannot_be_made(partition, message):
-    with pytest.raises(ValueError, match=message):
-        split(toy(), partition, 10)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"clients": 0}, "clients is 0; expected a whole number of at least 1"),
-        ({"clients": None}, "clients is None"),
-        ({"clients": 601}, "clients is 601; expected 1 to 600"),
-        ({"clients": 4, "held_out": -1}, "held_out is -1; expected a whole number of at least 0"),
-        ({"clients": 4, "seed": -1}, "seed is -1"),
-        ({"clients": 4, "test": "same_share"}, "unknown test policy 'same_share'; did you mean"),
-    ],
-)
-def test_refuses_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        split(toy(), "iid", **arguments)
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"clients": 19}, "clients is 19 with 0 held out; expected 20 together"),

@@ -119,27 +119,6 @@ def test_what_a_function_may_not_do_is_said(blobs, changes, told):
         list(federate(made(**changes), blobs, 1))
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"method": fedavg}, "method is a module; expected a Method or a function"),
-        ({"method": fedavg.build}, "net is 0; expected a Network"),
-        ({"method": lambda _: None}, r"method\(0\) is a NoneType; expected a Method for each"),
-        ({"data": torch.ones(3)}, "data is a Tensor; expected a Federation"),
-        ({"rounds": 2.5}, "rounds is 2.5; expected a whole number of at least 0"),
-        ({"participation": 0.4}, "participation is 0.4; expected a function: .*fraction"),
-        ({"stragglers": 0.3}, "stragglers is 0.3; expected a Stragglers"),
-        ({"server": {"w/fc1.weight": torch.ones(6, 8)}}, "server lacks w/fc1.bias, "),
-        ({"server": {"w/fc1.weight": 1.0}}, "server holds 'w/fc1.weight', a float; expected ten"),
-        ({"after": 3}, "after is 3; expected a function"),
-        ({"metrics": ["accuracy"]}, "metrics is a list; expected a dict"),
-    ],
-)
-def test_arguments_of_another_kind_are_refused(blobs, given, told):
-    with pytest.raises(ValueError, match=told):
-        fit(**{"method": made(), "data": blobs, "rounds": 1, "progress": False, **given})
-
-
 def test_an_argument_that_there_is_not_is_named_with_the_function(blobs):
     with pytest.raises(TypeError, match=r"federate\(\) got an unexpected keyword .*participaton"):
         fit(made(), blobs, 1, participaton=None)

@@ -203,40 +203,12 @@ def test_everyone_is_everyone():
     assert everyone(generator(1), 4).tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("make", "value", "message"),
-    [
-        (fixed, 0, "count is 0; expected a whole number of at least 1"),
-        (fraction, 0.0, "share is 0.0; expected a number above 0 to 1"),
-        (fraction, 1.1, "share is 1.1; expected a number above 0 to 1"),
-        (bernoulli, 0.0, "probability is 0.0; expected a number above 0 to 1"),
-        (bernoulli, 1.5, "probability is 1.5; expected a number above 0 to 1"),
-    ],
-)
-def test_participation_out_of_range_is_refused(make, value, message):
-    with pytest.raises(ValueError, match=message):
-        make(value)
-
-
 @pytest.mark.parametrize("ids", [[], [3, 3], [-1], [12]])
 def test_draws_that_do_not_fit_are_refused(blobs, ids):
     draw = only(*ids) if ids else (lambda generator, clients: torch.zeros(0, dtype=torch.long))
     for options in ({"participation": draw}, {"trains": draw}):
         with pytest.raises(ValueError, match="expected distinct ids below 12"):
             next(federate(counting(), blobs, 1, **options))
-
-
-@pytest.mark.parametrize(
-    ("rounds", "options", "told"),
-    [
-        (-1, {}, "rounds is -1; expected a whole number of at least 0"),
-        (1, {"chunk": 0}, "chunk is 0; expected a whole number of at least 1"),
-        (1, {"seed": -1}, "seed of init is -1; expected a whole number >= 0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(blobs, rounds, options, told):
-    with pytest.raises(ValueError, match=told):
-        federate(counting(), blobs, rounds, **options)
 
 
 # Seeds and resuming.

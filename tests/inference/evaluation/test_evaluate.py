@@ -129,27 +129,6 @@ def test_a_metric_that_is_nan_for_a_client_is_left_out(method: Method, state: Ro
     assert "odd" not in evaluate(method, constants(), state, metrics={"odd": odd}).values
 
 
-@pytest.mark.parametrize(
-    ("metrics", "told"),
-    [
-        (
-            {"rmse": worst},
-            r"metrics\['rmse'\] is <function worst.*; expected a function, and a name",
-        ),
-        ({"top2": 2}, r"metrics\['top2'\] is 2; expected a function"),
-        (
-            {"flat": lambda p, y, mask: p.mean.mean()},
-            r"metric 'flat' gives torch.float64 of shape \[\]; expected .* of shape \[3\]",
-        ),
-        ({"rows": lambda p, y, mask: p.mean}, r"metric 'rows' gives .* of shape \[3, 2\]"),
-        ({"text": lambda p, y, mask: "good"}, "metric 'text' gives str; expected a tensor"),
-    ],
-)
-def test_a_metric_that_is_none_is_refused(method: Method, state: Round, metrics, told):
-    with pytest.raises(ValueError, match=told):
-        evaluate(method, constants(), state, metrics=metrics)
-
-
 def test_the_smallest_clients_can_be_looked_at_alone():
     values = {"rmse": torch.tensor([1.0, 2.0, 3.0, 4.0])}
     ids = torch.tensor([0, 2, 3, 5])
@@ -253,18 +232,12 @@ def test_draws_average_probabilities_not_logits():
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ({"model": "cluster"}, "no 'cluster' model; this method has global, personal"),
-        ({"model": "global", "adapted": "twice"}, "adapted is 'twice'"),
-        ({"population": "new"}, "population is 'new'"),
-        ({"chunk": 0}, "chunk is 0; expected a whole number of at least 1"),
-        ({"part": "validation"}, "part is 'validation'; expected one of test, train"),
-        ({"draws": 2.5}, "draws is 2.5; expected a whole number of at least 1"),
         ({"modle": "global"}, "unknown argument 'modle'; did you mean model?"),
         ({"adapted": "adapt"}, "adapted is 'adapt'; this method runs nothing before its test"),
         ({"population": "pooled", "part": "train"}, "'pooled' only unadapted and on test rows"),
     ],
 )
-def test_unknown_settings_are_refused(
+def test_settings_that_do_not_fit_are_refused(
     method: Method, state: Round, what: dict[str, object], message: str
 ):
     if what == {"adapted": "adapt"}:

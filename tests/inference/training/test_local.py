@@ -346,17 +346,6 @@ def test_epochs_must_be_one_number_for_each_client(blobs, epochs):
         together(method, blobs, [0, 1], (phase,))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"epochs": -1}, "epochs is -1"), ({"batch": 0}, "batch is 0"), ({"batch": -3}, "is -3")],
-)
-def test_phases_refuse_numbers_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        Phase((), **options)
-    with pytest.raises(ValueError, match=message):
-        fedavg.build(toys.net(), **options)
-
-
 def test_steps_refuse_numbers_out_of_range():
     with pytest.raises(ValueError, match="num_steps is 0; expected a whole number of at least 1"):
         GradientStep("w", sgd(0.1), num_steps=0)
