@@ -41,6 +41,11 @@ def recordings(
     `pyro.sample` from normals, writes into tensors that it should only read, or depends on what is
     no tensor. It then runs as written, up to ten times slower.
 
+    A recorded update does not run its Python code again. Side effects of a loss, a program or a
+    closed form, such as a counter, a list of losses or a printed line, therefore happen only in the
+    updates that run as written, and their number differs from run to run. Keep what is to be
+    observed in local tensors, or read it from the rounds that `federate` yields.
+
     Args:
         method: the method.
         data: the federation, or a small one of the same kind.

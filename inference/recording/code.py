@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from pyrofl.inference.recording.tape import Call, NotRecorded, Tape, storage, tensors
+from pyrofl.inference.recording.tape import Call, NotRecorded, Tape, storage
 
 EMPTY = "empty", "new_empty", "empty_like"
 ZEROS = "zeros", "new_zeros", "zeros_like"
-FEW = 2**14  # entries of a result whose memory serves all runs
+FEW = 2**18  # entries of a result whose memory serves all runs: measured
+NUMBERS = {"add", "sub", "mul", "div"}  # take less time with a tensor than with a Python number
 # Operations that can write into memory that is given to them.
 PLACED = {
     *("add", "sub", "mul", "div", "neg", "pow", "sqrt", "rsqrt", "exp", "log", "where", "addcmul"),
@@ -77,9 +78,6 @@ def compiled(tape: Tape, given: Given) -> tuple[Bind, object]:
         raise NotRecorded(tape.reason)
     calls = _needed(tape.calls, given)
     code = _Code(given, {v for call in calls for v in call.written})
-    made = {_seen(v) for call in calls for v in tensors((call.out,))}
-    read = [v for call in calls for v in tensors((*call.args, *call.options.values()))]
-    code.viewed = {storage(v) for v in read if _seen(v) not in made}
     for call in calls:
         code.add(call)
     return code.done()
@@ -110,7 +108,6 @@ class _Code:
 
     def __init__(self, given: Given, written: set[int]) -> None:
         self.written = written  # storages that any call writes into
-        self.viewed: set[int] = set()  # storages of which calls read views
         self.twins: dict[tuple[Any, ...], int] = {}  # an operation and what it reads -> variable
         self.lines: tuple[list[Line], list[Line]] = [], []  # of every run, and of binding
         self.constants: tuple[list[Any], list[Any]] = [], []  # of both
@@ -144,18 +141,29 @@ class _Code:
                 return
             if name in ZEROS and out.numel() <= FEW:
                 return  # captured where it is read
+        if name == "relu":  # which cannot write into given memory
+            name, call = "clamp_min", call._replace(op=torch.ops.aten.clamp_min.default)
+            call = call._replace(args=(*call.args, 0))
         constants: list[Any] = []
-        args = tuple(self._lower(v, constants) for v in call.args)
+        args = tuple(self._lower(v, constants) for v in _numbers(name, call.args))
         options = tuple((n, self._lower(v, constants)) for n, v in call.options.items())
         pure = not call.written and not self.written & (call.made | call.read)
         once = pure and self.still.issuperset(_variables((args, tuple(v for _, v in options))))
         whole = isinstance(out, Tensor)
         target, key = _target(name, call.op), (name, args, options, repr(constants))
+        if (
+            pure
+            and name == "mul"
+            and _is_one(call.args[1])
+            and _layout(call.args[0]) == _layout(out)
+        ):
+            self._know(out, args[0])
+            return
         if pure and whole and key in self.twins:
             self._know(out, self.twins[key])
             return
-        if not once and not call.written and _is_placed(name, call) and self.viewed & call.made:
-            home = self._memory(out, False)  # so that its views need not be made in every run
+        if not once and not call.written and _is_placed(name, call):
+            home = self._memory(out, False)  # nor need its views be made in every run
             self._line(target, args, (*options, ("out", home)), constants, False, False)
             return
         node = self._line(target, args, options, constants, once, once)
@@ -297,6 +305,29 @@ def _target(name: str, op: Any) -> Any:
         return name
     quick = getattr(torch, name, None)
     return quick if isinstance(quick, BuiltinFunctionType) else op
+
+
+def _numbers(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with what torch would make of a number beside a tensor in every run."""
+    if name not in NUMBERS or len(args) < 2 or type(args[1]) not in (int, float):
+        return args
+    one = args[0]
+    if not isinstance(one, Tensor) or not one.dim() or not one.is_floating_point():
+        return args
+    return one, _number(float(args[1])), *args[2:]
+
+
+@lru_cache(maxsize=256)
+def _number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def _is_one(value: Any) -> bool:
+    return isinstance(value, float) and value == 1
+
+
+def _layout(value: Tensor) -> tuple[Any, ...]:
+    return value.shape, value.stride(), value.dtype
 
 
 def _is_placed(name: str, call: Call) -> bool:
