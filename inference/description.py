@@ -337,14 +337,20 @@ def _is_written(function: FunctionType) -> bool:
 def _source(code: CodeType) -> str:
     """Return a hash of a function's source, without comments, docstring and layout."""
     try:
-        text = dedent(inspect.getsource(code))
+        lines, first = inspect.getsourcelines(code)
     except (OSError, SyntaxError, TokenError):  # none is known; bytecode differs between versions
         constants = [c for c in code.co_consts if isinstance(c, PLAIN)]
         return _hash(repr((code.co_names, code.co_varnames, constants)).encode())
+    text = dedent("".join(lines))
+    # A line may hold several lambdas: count those before the first place in the body of this one.
+    several = code.co_name == "<lambda>" and text.count("lambda") > 1
+    spots = [(line - first, at) for line, _, at, _ in code.co_positions() if line and at]
+    line, at = min(spots) if spots and several else (0, 0)
+    place = lines[line].encode()[:at].count(b"lambda")
     try:
-        return _hash(repr(_statements(ast.parse(text))).encode())
+        return _hash(repr((place, _statements(ast.parse(text)))).encode())
     except SyntaxError:  # a part of an expression, such as a lambda in a list
-        return _hash(text.encode())
+        return _hash(repr((place, text)).encode())
 
 
 def _statements(node: Any) -> Any:

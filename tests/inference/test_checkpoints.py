@@ -440,7 +440,7 @@ def test_functions_are_told_by_what_they_do_and_hold():
     one = with_model(prior(1.0, 2))
     assert one == with_model(prior(1.0, 2))
     differ = {n for n, v in with_model(prior(1.5, 2)).items() if one[n] != v}
-    assert differ == {"statistics.scale"}
+    assert differ == {"metadata.statistics.scale"}
     assert with_model(again(1.0, 2)) != one  # - instead of +
 
 
