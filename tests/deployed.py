@@ -16,6 +16,7 @@ import toys
 from hospitals import looped
 
 from pyrofl.files import checkpoint_file
+from pyrofl.flower.processes import end
 from pyrofl.flower.project import Project
 from pyrofl.tensors import role
 
@@ -28,11 +29,23 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "pyrofl", "flower", *words]
 
 
+STARTED: list[subprocess.Popen[bytes]] = []
+
+
 def started(log: Path, *words: str) -> subprocess.Popen[bytes]:
-    """Start a command whose output goes to a file."""
+    """Start a command whose output goes to a file; see `end_started`."""
     with open(log, "wb") as file:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command(*words), stdout=file, stderr=file, env=environment)
+        process = subprocess.Popen(command(*words), stdout=file, stderr=file, env=environment)
+    STARTED.append(process)
+    return process
+
+
+def end_started() -> None:
+    """End the commands that a failed test has left running."""
+    for process in STARTED:
+        end(process)
+    STARTED.clear()
 
 
 def until(what: Callable[[], object], seconds: float = 600) -> None:

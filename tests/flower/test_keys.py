@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import hospitals
 import pytest
 from certificates import authority, node_key
-from deployed import left, same, started, until
+from deployed import end_started, left, same, started, until
 from hospitals import NAMES
 
 from pyrofl.flower.commands import safe_server, serve_on
@@ -19,6 +20,12 @@ from pyrofl.flower.project import Project
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    end_started()
 
 
 @dataclass
