@@ -19,7 +19,8 @@ from torch.distributions import kl_divergence
 
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Program, Spherical, distances
+from pyrofl.inference.programs import Program
+from pyrofl.inference.spherical import Spherical, distances
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors, default_type
 
@@ -198,10 +199,10 @@ def pulled(pulls: Iterable[tuple[Any, Tensor]]) -> Iterator[Tensor]:
     together: dict[tuple[object, float], list[tuple[Spherical, Tensor]]] = {}
     for site, value in pulls:
         fn = site["fn"]
-        if fn.of is None or site["mask"] is not None or torch.is_tensor(site["scale"]):
+        if fn.group is None or site["mask"] is not None or torch.is_tensor(site["scale"]):
             yield weighed(site, fn.distance(value))
         else:
-            together.setdefault((fn.of, site["scale"]), []).append((fn, value))
+            together.setdefault((fn.group, site["scale"]), []).append((fn, value))
     for (_, scale), some in together.items():
         priors, values = zip(*some, strict=True)
         yield scale_and_mask(distances(priors, values), scale)

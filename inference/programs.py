@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, cast
 
 import pyro
@@ -17,8 +16,9 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.spherical import spherical
 from pyrofl.nets import Forward, Network
-from pyrofl.tensors import Tensors, like, matches, role
+from pyrofl.tensors import Tensors, matches, role
 
 Program = Callable[[Tensors, Tensors, Batch], object]
 """A Pyro model or guide: (received, local, batch), both dicts with tensors [C, 1, *p]."""
@@ -62,116 +62,16 @@ def _improper(clients: int, shape: Size) -> TorchDistribution:
     return prior
 
 
-def around(family: LocationScale, centre: Tensor, scale: Tensor) -> TorchDistribution:
-    """Centre a family at parameters [C, 1, *p] with one scale per client, [C, 1]."""
+def around(
+    family: LocationScale, centre: Tensor, scale: Tensor, group: object = None
+) -> TorchDistribution:
+    """Center a family at parameters [C, 1, *p] with one scale per client, [C, 1].
+
+    Parameters of one `group` have the same scale.
+    """
     axes = centre.dim() - scale.dim()
     fn = family(centre, scale.reshape(*scale.shape, *(1,) * axes))
-    return Spherical(fn, axes) if type(fn) is dist.Normal and axes else as_event(fn, axes)
-
-
-class Spherical(dist.Independent):
-    """Independent normals whose events have one scale each, of which one logarithm is enough.
-
-    Attributes:
-        of: the prior that gives sites of a batch the same scale, or None.
-    """
-
-    of: object = None
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of events."""
-        constant = self.scale.log() + 0.5 * math.log(2 * math.pi)
-        return -self.distance(value) - self.entries * constant
-
-    def distance(self, value: Tensor) -> Tensor:
-        """Return the log density of the centre less that of events: half the squares, in scales."""
-        return self.half_squares(value - self.base_dist.loc) / self.scale.square()
-
-    def half_squares(self, apart: Tensor) -> Tensor:
-        """Return half the squared distance of events that are so far apart."""
-        found: Tensor = HalfSquares.apply(apart, self._axes)
-        return found
-
-    @property
-    def entries(self) -> int:
-        """Numbers in an event."""
-        return int(self.event_shape.numel())
-
-    @property
-    def scale(self) -> Tensor:
-        """The scale of every event."""
-        scale: Tensor = self.base_dist.scale[(..., *(0,) * self._axes)]
-        return scale
-
-    @property
-    def _axes(self) -> int:
-        return int(self.reinterpreted_batch_ndims)
-
-
-def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
-    """Return the sum of distances of sites [C, 1, *p] whose priors have the same scale, [C, 1]."""
-    centres = [prior.base_dist.loc for prior in priors]
-    pairs = zip(values, centres, strict=True)
-    if any(v.shape != c.shape or v.dtype != c.dtype or v.shape[1] != 1 for v, c in pairs):
-        each = (prior.distance(v) for prior, v in zip(priors, values, strict=True))
-        return reduce(torch.add, each)
-    found: Tensor = HalfSquaresOfAll.apply(len(values), *values, *centres)
-    return found / priors[0].scale.square()
-
-
-class HalfSquares(torch.autograd.Function):
-    """Half the sum of squares over the last axes; its gradient takes one product.
-
-    Without a rule for `torch.func`, as torch looks for arguments of such functions at every call.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, axes: int) -> Tensor:
-        """Return [*batch] of values [*batch, *event] with as many axes of the event."""
-        ctx.save_for_backward(values)
-        ctx.event = (..., *(None,) * axes)
-        length: Tensor = torch.linalg.vector_norm(values, dim=tuple(range(-axes, 0)))
-        return length.square() / 2
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradient by the values."""
-        (values,) = ctx.saved_tensors
-        return grads[0][ctx.event] * values, None
-
-
-class HalfSquaresOfAll(torch.autograd.Function):
-    """Half the sum of squares of what several values are apart from their centres.
-
-    All of it lies in one piece of memory, so that one operation does for all values.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, many: int, *given: Tensor) -> Tensor:
-        """Return [C, 1] of so many values [C, 1, *p] and as many centres."""
-        values, centres = given[:many], given[many:]
-        ctx.save_for_backward(*given)
-        ctx.sizes = [v[0].numel() for v in values]
-        ctx.apart = values[0].new_empty(len(values[0]), sum(ctx.sizes))
-        parts = ctx.apart.split(ctx.sizes, 1)
-        for value, centre, part in zip(values, centres, parts, strict=True):
-            torch.sub(value, centre, out=part.view(value.shape))
-        length: Tensor = torch.linalg.vector_norm(ctx.apart, dim=1, keepdim=True)
-        return length.square() / 2
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients by values and centres."""
-        given = ctx.saved_tensors
-        values, centres = given[: len(given) // 2], given[len(given) // 2 :]
-        if torch.is_grad_enabled():  # who differentiates again asks what was given
-            pairs = zip(values, centres, strict=True)
-            up = [like(grads[0], v) * (v - c) for v, c in pairs]
-        else:
-            parts = (grads[0] * ctx.apart).split(ctx.sizes, 1)
-            up = [part.view(v.shape) for part, v in zip(parts, values, strict=True)]
-        needed = ctx.needs_input_grad[1 + len(up) :]
-        return None, *up, *(-v if asked else None for v, asked in zip(up, needed, strict=True))
+    return spherical(fn, axes, group) if type(fn) is dist.Normal and axes else as_event(fn, axes)
 
 
 @dataclass(frozen=True)
@@ -192,10 +92,7 @@ class Proximal:
                 f"parameter {name} has no centre for its proximal prior, as it does not come down; "
                 "expected by_name with another prior for what stays at home"
             )
-        found = around(self.family, centre, scale)
-        if isinstance(found, Spherical):
-            found.of = self
-        return found
+        return around(self.family, centre, scale, group=self)
 
 
 @dataclass(frozen=True)

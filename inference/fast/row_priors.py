@@ -8,7 +8,8 @@ from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Prior, Spherical
+from pyrofl.inference.programs import Prior
+from pyrofl.inference.spherical import Spherical
 from pyrofl.tensors import Tensors
 
 

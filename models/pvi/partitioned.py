@@ -29,7 +29,7 @@ from pyrofl.inference.metadata import (
     Rule,
 )
 from pyrofl.inference.method import GradientStep, Method, Phase, View, send_all
-from pyrofl.inference.programs import HalfSquares, Program
+from pyrofl.inference.programs import Program
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.centring import Centring
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked
@@ -277,7 +277,7 @@ class Partitioned:
             both = self.normals.log_det(root)
             first = self.normals.log_det(self.normals.leading(root))
             constant = 0.5 * e.shape[-1] * math.log(2 * math.pi)
-            known = 0.0 if counted else -HalfSquares.apply(e, 1) - constant
+            known = 0.0 if counted else -0.5 * e.square().sum(-1) - constant
             of_ours = (known - first).expand(u.shape[:-1])
             if self.centring:
                 ours, bent = self.centring.effects(ours, received)

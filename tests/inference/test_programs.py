@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.programs import Spherical, Supervised, around, distances, flat
+from pyrofl.inference.programs import Supervised, around, flat
+from pyrofl.inference.spherical import Spherical, distances
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import by_name, proximal

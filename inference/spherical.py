@@ -1,0 +1,127 @@
+"""Normal priors with one scale per client, and their gradients in few operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+
+from pyrofl.tensors import like
+
+
+def spherical(fn: TorchDistribution, axes: int, group: object = None) -> Spherical:
+    """Make one event of the last axes of a normal whose scale is the same over them."""
+    found = Spherical(fn, axes)
+    found.group = group
+    return found
+
+
+class Spherical(dist.Independent):
+    """Independent normals whose events have one scale each, of which one logarithm is enough.
+
+    Attributes:
+        group: Sites of one group have the same scale; None belongs to none.
+    """
+
+    group: object = None
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of events."""
+        constant = self.scale.log() + 0.5 * math.log(2 * math.pi)
+        return -self.distance(value) - self.entries * constant
+
+    def distance(self, value: Tensor) -> Tensor:
+        """Return the log density of the centre less that of events: half the squares, in scales."""
+        return self.half_squares(value - self.base_dist.loc) / self.scale.square()
+
+    def half_squares(self, apart: Tensor) -> Tensor:
+        """Return half the squared distance of events that are so far apart."""
+        found: Tensor = HalfSquares.apply(apart, self._axes)
+        return found
+
+    @property
+    def entries(self) -> int:
+        """Numbers in an event."""
+        return int(self.event_shape.numel())
+
+    @property
+    def scale(self) -> Tensor:
+        """The scale of every event."""
+        scale: Tensor = self.base_dist.scale[(..., *(0,) * self._axes)]
+        return scale
+
+    @property
+    def _axes(self) -> int:
+        return int(self.reinterpreted_batch_ndims)
+
+
+def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
+    """Return the sum of distances of sites [C, 1, *p] whose priors have the same scale, [C, 1]."""
+    centres = [prior.base_dist.loc for prior in priors]
+    pairs = zip(values, centres, strict=True)
+    if any(v.shape != c.shape or v.dtype != c.dtype or v.shape[1] != 1 for v, c in pairs):
+        each = (prior.distance(v) for prior, v in zip(priors, values, strict=True))
+        return reduce(torch.add, each)
+    found: Tensor = HalfSquaresOfAll.apply(len(values), *values, *centres)
+    return found / priors[0].scale.square()
+
+
+class HalfSquares(torch.autograd.Function):
+    """Half the sum of squares over the last axes; its gradient takes one product.
+
+    Without a rule for `torch.func`, as torch looks for arguments of such functions at every call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, axes: int) -> Tensor:
+        """Return [*batch] of values [*batch, *event] with as many axes of the event."""
+        ctx.save_for_backward(values)
+        ctx.event = (..., *(None,) * axes)
+        length: Tensor = torch.linalg.vector_norm(values, dim=tuple(range(-axes, 0)))
+        return length.square() / 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradient by the values."""
+        (values,) = ctx.saved_tensors
+        return grads[0][ctx.event] * values, None
+
+
+class HalfSquaresOfAll(torch.autograd.Function):
+    """Half the sum of squares of what several values are apart from their centres.
+
+    All of it lies in one piece of memory, so that one operation does for all values.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, many: int, *given: Tensor) -> Tensor:
+        """Return [C, 1] of so many values [C, 1, *p] and as many centres."""
+        values, centres = given[:many], given[many:]
+        ctx.save_for_backward(*given)
+        ctx.sizes = [v[0].numel() for v in values]
+        ctx.apart = values[0].new_empty(len(values[0]), sum(ctx.sizes))
+        parts = ctx.apart.split(ctx.sizes, 1)
+        for value, centre, part in zip(values, centres, parts, strict=True):
+            torch.sub(value, centre, out=part.view(value.shape))
+        length: Tensor = torch.linalg.vector_norm(ctx.apart, dim=1, keepdim=True)
+        return length.square() / 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradients by values and centres."""
+        given = ctx.saved_tensors
+        values, centres = given[: len(given) // 2], given[len(given) // 2 :]
+        if torch.is_grad_enabled():  # who differentiates again asks what was given
+            pairs = zip(values, centres, strict=True)
+            up = [like(grads[0], v) * (v - c) for v, c in pairs]
+        else:
+            parts = (grads[0] * ctx.apart).split(ctx.sizes, 1)
+            up = [part.view(v.shape) for part, v in zip(parts, values, strict=True)]
+        needed = ctx.needs_input_grad[1 + len(up) :]
+        return None, *up, *(-v if asked else None for v, asked in zip(up, needed, strict=True))
