@@ -282,8 +282,8 @@ def test_a_promise_is_for_one_method_and_so_many_clients():
 
 def spent(draw: Any, rounds: int, clients: int = 1000, delta: float = 1e-5, **how: Any) -> Any:
     made = private(PLAIN, Privacy(clip=1.0, delta=delta, **how), clients, draw)
-    assert made.privacy
-    return made.privacy.spent(rounds, [rounds] * clients)
+    assert made.metadata.privacy
+    return made.metadata.privacy.spent(rounds, [rounds] * clients)
 
 
 def test_epsilon_is_that_of_the_library():

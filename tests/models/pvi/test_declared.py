@@ -75,7 +75,7 @@ def test_sites_are_shown_before_the_fit(schools, capsys):
     assert lines[0] == expected
     pyrofl.fit(method, schools, 2, start=run)
     assert expected not in capsys.readouterr().err
-    lines = pvi.hierarchical(programs.lines, two_each(), shared="beta sd sigma").sites
+    lines = pvi.hierarchical(programs.lines, two_each(), shared="beta sd sigma").metadata.sites
     assert lines == "shared by all clients: beta (2), sd (2), sigma; own to each client: w (2)"
 
 
