@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Loss, Program
 from pyrofl.tensors import Tensors
 
@@ -64,6 +65,21 @@ class WithoutRows:
         none, first = torch.zeros_like(batch.mask[:, :1]), torch.zeros_like(batch.ids)[:, None]
         row = replace(batch, x=batch.x[:, :1], y=batch.y[:, :1], mask=none, at=first)
         return self.loss(model, guide, received, local, row)
+
+
+def seen_by(view: Look, loss: Loss, centre: Look | None = None) -> Loss:
+    """Return a loss whose programs read a view as local, and `centre` as received."""
+    return Seen(loss, view, centre)
+
+
+def run_on(method: Method, loss: Loss) -> Loss:
+    """Return a loss of the programs of another method."""
+    return On(loss, method.model, method.guide)
+
+
+def without_rows(loss: Loss) -> Loss:
+    """Return a loss of no rows: the divergence of the guide from the prior, on the same scale."""
+    return WithoutRows(loss)
 
 
 def layers(loss: Loss) -> Iterator[Loss]:

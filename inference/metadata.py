@@ -1,6 +1,8 @@
 """Metadata of methods: rules and roles of tensors by their names, and settings of a federation.
 
-metadata=Metadata({"tau": POSITIVE, "mu log_tau": SHARED}, train_all_clients=True)
+    metadata=Metadata({"tau": POSITIVE, "mu log_tau": SHARED}, train_all_clients=True)
+
+Patterns of names are separated by spaces.
 """
 
 from __future__ import annotations

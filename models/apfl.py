@@ -35,11 +35,12 @@ from torch import Generator
 
 from pyrofl.arguments import NotNegative, Share, checked
 from pyrofl.data import Batch, Who
+from pyrofl.inference.losses import seen_by
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase, as_received
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.shared.personal_copies import only_step, seen_by, start_own
+from pyrofl.models.shared.personal_copies import only_step, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, role

@@ -29,11 +29,12 @@ from typing import Unpack
 import pyro.distributions as dist
 
 from pyrofl.arguments import NotNegative, Whole, checked
+from pyrofl.inference.losses import run_on, seen_by
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, as_received
 from pyrofl.models import fedavg
 from pyrofl.models.priors import LocationScale, proximal
-from pyrofl.models.shared.personal_copies import only_step, own, run_on, seen_by, start_own
+from pyrofl.models.shared.personal_copies import only_step, own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 

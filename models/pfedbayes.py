@@ -40,6 +40,7 @@ from pyrofl.data import Batch
 from pyrofl.inference.aggregation import Aggregator, damped, uniform
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.losses import seen_by, without_rows
 from pyrofl.inference.metadata import Metadata, normals
 from pyrofl.inference.method import GradientStep, Method, Phase, as_received, return_received
 from pyrofl.inference.optim import adam
@@ -47,7 +48,7 @@ from pyrofl.inference.programs import Likelihood, Program
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import LocationScale, as_event
-from pyrofl.models.shared.personal_copies import own, seen_by, start_own, without_rows
+from pyrofl.models.shared.personal_copies import own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors

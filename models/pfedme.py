@@ -31,18 +31,13 @@ import pyro.distributions as dist
 
 from pyrofl.arguments import Count, NotNegative, Positive, checked
 from pyrofl.inference.aggregation.aggregator import Aggregator, damped, uniform
+from pyrofl.inference.losses import seen_by, without_rows
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, as_received, return_received
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.priors import LocationScale, proximal
-from pyrofl.models.shared.personal_copies import (
-    only_step,
-    own,
-    seen_by,
-    start_own,
-    without_rows,
-)
+from pyrofl.models.shared.personal_copies import only_step, own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 

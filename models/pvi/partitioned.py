@@ -277,7 +277,7 @@ class Partitioned:
             both = self.normals.log_det(root)
             first = self.normals.log_det(self.normals.leading(root))
             constant = 0.5 * e.shape[-1] * math.log(2 * math.pi)
-            known = 0.0 if counted else -0.5 * e.square().sum(-1) - constant
+            known = 0.0 if counted else -torch.linalg.vector_norm(e, dim=-1).square() / 2 - constant
             of_ours = (known - first).expand(u.shape[:-1])
             if self.centring:
                 ours, bent = self.centring.effects(ours, received)

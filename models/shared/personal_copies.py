@@ -9,9 +9,7 @@ from __future__ import annotations
 from torch import Generator
 
 from pyrofl.data import Who
-from pyrofl.inference.losses import Look, On, Seen, WithoutRows
 from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.programs import Loss
 from pyrofl.tensors import Tensors, role, under
 
 
@@ -23,24 +21,6 @@ def own(received: Tensors, local: Tensors) -> Tensors:
 def start_own(received: Tensors, who: Who, generator: Generator) -> Tensors:
     """Let a client's own parameters start at what it receives when it is first seen."""
     return under("own", received)
-
-
-def seen_by(view: Look, loss: Loss, centre: Look | None = None) -> Loss:
-    """Let a loss read a view as local, such as `own`, and `centre` as received, with slopes."""
-    return Seen(loss, view, centre)
-
-
-def run_on(method: Method, loss: Loss) -> Loss:
-    """Let a loss run a method's programs as part of another one."""
-    return On(loss, method.model, method.guide)
-
-
-def without_rows(loss: Loss) -> Loss:
-    """Take a loss of no rows: what is left is the divergence of the guide from the prior.
-
-    It keeps its scale.
-    """
-    return WithoutRows(loss)
 
 
 def only_step(method: Method) -> tuple[Phase, GradientStep]:

@@ -11,16 +11,10 @@ from checks import close
 
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.evaluation.evaluate import evaluate
+from pyrofl.inference.losses import run_on, seen_by, without_rows
 from pyrofl.inference.method import return_received
 from pyrofl.models import fedavg, fedprox, guides, local, scaffold
-from pyrofl.models.shared.personal_copies import (
-    only_step,
-    own,
-    run_on,
-    seen_by,
-    start_own,
-    without_rows,
-)
+from pyrofl.models.shared.personal_copies import only_step, own, start_own
 from pyrofl.tensors import Tensors, generator, seeded
 
 DATA = toys.blobs((3, 9))
