@@ -87,12 +87,12 @@ def method(
     model: Program | None = None,
     guide: Program | None = None,
     batch: int | None = MINI,
-    moves: tuple[object, ...] = (),
+    updates: tuple[object, ...] = (),
     **changes: object,
 ) -> Method:
     """Return a method that trains the guide and makes some moves of its own."""
     step = GradientStep("q/*", sgd(0.01), elbo(4))
-    phases = (Phase((step,), 2, batch), *((Phase(moves, 1, batch),) if moves else ()))
+    phases = (Phase((step,), 2, batch), *((Phase(updates, 1, batch),) if updates else ()))
     made = Method(
         init, model or model_of(), guide or guide_of(), phases, Aggregator({"*": by_size})
     )
