@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from pyrofl.data import Federation, Who
 from pyrofl.inference.engine.client_states import ClientStates, Row
-from pyrofl.inference.engine.messages import Form, form_of, inspect
+from pyrofl.inference.engine.messages import Form, form_of, inspect, unlike
 from pyrofl.inference.engine.state import Round, chunks, current_states, downloaded, uploaded
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.local import Streams, train
-from pyrofl.tensors import Tensors, as_tensors, cut, under
+from pyrofl.tensors import Tensors, as_tensors, cut, join_up, under
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,25 @@ class Reply:
     form: Form
     reasons: list[str]
     report: Tensors
+
+
+def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
+    """Return the replies of all chunks as one, in the order of the clients' ids [C].
+
+    Raises:
+        ValueError: if the messages of two chunks have other names, shapes or types.
+    """
+    if odd := next(filter(None, (unlike(reply.form, replies[0].form) for reply in replies)), ""):
+        raise ValueError(f"messages of clients that trained apart differ: {odd}")
+    report, reasons = join_up(r.report for r in replies), [x for r in replies for x in r.reasons]
+    place = (ids[:, None] == report["ids"]).int().argmax(1)
+    sent = torch.cat([reply.sender.ids for reply in replies])
+    size = torch.cat([reply.sender.size for reply in replies])
+    senders = ids[torch.isin(ids, sent.cpu())].to(sent.device)
+    row = (sent == senders[:, None]).nonzero()[:, 1]
+    message = cut(join_up(r.message for r in replies if r.message), row)
+    reasons = [reasons[c] for c in place.tolist()]
+    return Reply(Who(senders, size[row]), message, replies[0].form, reasons, cut(report, place))
 
 
 class RunningRound(AbstractContextManager["RunningRound", None], Protocol):
@@ -107,17 +126,11 @@ class LocalRound(RunningRound):
         gone = set(back.tolist())
         return self.states.updated({i: r for i, r in self.written.items() if i not in gone})
 
-    def train(self, ids: Tensor, received: Tensors | None = None) -> Reply:
-        """Train clients side by side, write what they keep, and return their reply.
-
-        Args:
-            ids: of the clients, [C].
-            received: what came from the server, [C, ...]; default: what `download` gives.
-        """
+    def train(self, ids: Tensor) -> Reply:
+        """Train clients [C] side by side, write what they keep, and return their reply."""
         data, (method, state, seed) = self.data, self._about
         who = data.who(ids)
-        if received is None:
-            received = downloaded(method, state.server, who)
+        received = downloaded(method, state.server, who)
         private = current_states(method, data, state, received, who, seed)
         local, loss, steps, first = train(
             method, received, private | received, data, who, seed=seed, number=state.number

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+from torch import Tensor
 
 from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Federation, Who
@@ -20,7 +21,7 @@ from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import compared_versions, prepare
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.client_states import none
-from pyrofl.inference.engine.local_round import LocalRound, RoundRequest
+from pyrofl.inference.engine.local_round import LocalRound, RoundRequest, as_one
 from pyrofl.inference.engine.server_round import by_round, refuse_surroundings
 from pyrofl.inference.engine.state import Round, current_states
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
@@ -65,6 +66,17 @@ class ClientRecord:
 def _losses(report: Tensors) -> Tensors:
     """Return the losses of a report; private methods send none, as losses depend on rows."""
     return {n: v for n, v in report.items() if n.startswith(("loss/", "begun/"))}
+
+
+def _as_sent(ids: Tensor) -> Callable[[Tensors, Who], Tensors]:
+    """Return a download that gives some of the clients [C] what came over the wire, [C, ...]."""
+
+    def download(server: Tensors, some: Who) -> Tensors:
+        """Return what came down to some of the clients."""
+        place = (some.ids.cpu()[:, None] == ids).int().argmax(1)
+        return cut(server, place.to(some.ids.device))
+
+    return download
 
 
 def _state(shard: Shard, rounds: int, server: Tensors, own: Mapping[str, ClientRecord]) -> Round:
@@ -144,8 +156,10 @@ class Client:
             own_state = partial(current_states, method, shard, state, received, who, self.seed)
             own = self._belonging(order, own, own_state)
             reporters = who.ids.cpu()[reports]
-            local = LocalRound(shard, RoundRequest(method, state, who.ids, reporters, self.seed))
-            reply = local.train(who.ids, received)
+            ids = who.ids.cpu()
+            here = replace(method, download=_as_sent(ids))
+            local = LocalRound(shard, RoundRequest(here, state, ids, reporters, self.seed))
+            reply = as_one([*local.replies()], ids)
             for i, reason in zip(who.ids.tolist(), reply.reasons, strict=True):
                 if reason:
                     continue
@@ -221,20 +235,15 @@ class Client:
     def _deployed(self, question: Mapping[str, Any]) -> tuple[Method, Shard, Round]:
         """Return the method, rows and round of a question; the method reads what came down."""
         who, shard, received = self._placed(question)
-        rounds, place = number(question, "round"), who.ids.cpu()
+        rounds = number(question, "round")
         self._read()
         own = self._settled(question)
         state = _state(shard, rounds, received, own)
         method = self.at(max(rounds - 1, 0))
         refuse_others(question, method)
 
-        def download(server: Tensors, some: Who) -> Tensors:
-            """Return what came down to some of the clients."""
-            where = (some.ids.cpu()[:, None] == place).int().argmax(1)
-            return cut(server, where.to(some.ids.device))
-
         views = {n: View(getattr(view, "read", view)) for n, view in method.views.items()}
-        here = replace(method, download=download, views=views)
+        here = replace(method, download=_as_sent(who.ids.cpu()), views=views)
         own_state = partial(current_states, here, shard, state, received, who, self.seed)
         self._belonging(question, own, own_state)
         return here, shard, state
