@@ -404,11 +404,11 @@ def test_folders_of_other_runs_are_refused(tmp_path):
 
 @contract.on_archetypes
 def test_a_server_needs_no_rows(name, monkeypatch):
-    def refuse(self: Federation) -> None:
+    def refuse(self: Federation, *_: object, **__: object) -> None:
         raise AssertionError("a server has rows")
 
     method = contract.built(name)
-    monkeypatch.setattr(Federation, "__post_init__", refuse)
+    monkeypatch.setattr(Federation, "__init__", refuse)
     server = begun(method)
     assert server.orders().keys() == server.questions().keys() == set(DATA.names)
     assert server.take({}).number == 1
