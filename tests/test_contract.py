@@ -85,6 +85,13 @@ def usual(name: str, chunk: int = 12) -> tuple[Round, ...]:
     return tuple(federate(built(name), data(), 3, participation=bernoulli(0.5), chunk=chunk))
 
 
+@cache
+def trained(name: str) -> tuple[Round, Round]:
+    """Return the first and the last of five rounds of all clients."""
+    one, *_, done = federate(built(name), data(), 5)
+    return one, done
+
+
 def tried(work: Callable[[], Result]) -> tuple[Result | None, str]:
     """Return what comes of it, and how it is refused."""
     try:
@@ -312,7 +319,7 @@ def test_the_callers_random_state_does_not_matter(name):
 
 @everywhere
 def test_the_message_holds_what_the_paper_sends(name):
-    state, method = usual(name)[-1], built(name)
+    state, method = trained(name)[-1], built(name)
     count = len(state.who.ids)
     up = sum(v[0].numel() for v in state.message.values())
     received = method.download(state.server, state.who)
@@ -330,19 +337,19 @@ def test_the_message_holds_what_the_paper_sends(name):
 
 @everywhere
 def test_nothing_private_travels_but_what_the_paper_sends(name):
-    state = usual(name)[-1]
+    state = trained(name)[-1]
     _, private = client_inputs(built(name), data(), state, state.who, 0)
     assert private.keys() & state.message.keys() == promises.of(name).sent
 
 
 @everywhere
 def test_the_message_survives_a_file(name):
-    message = usual(name)[-1].message
+    message = trained(name)[-1].message
     file = io.BytesIO()
     torch.save(message, file)
     file.seek(0)
     toys.assert_same(torch.load(file, weights_only=True), message)
-    assert not any(v.requires_grad for v in tensors(usual(name)[-1]))
+    assert not any(v.requires_grad for v in tensors(trained(name)[-1]))
 
 
 @on_archetypes
@@ -412,8 +419,7 @@ def test_all_clients_turn_bad(name):
 
 @everywhere
 def test_the_loss_falls_and_predictions_get_better_in_five_rounds(name):
-    begun = first(built(name), data(), 0)
-    one, *_, done = federate(built(name), data(), 5)
+    begun, (one, done) = first(built(name), data(), 0), trained(name)
     rises = promises.of(name).rises
     names = one.loss.keys() - rises
     assert names or rises

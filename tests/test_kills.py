@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import test_contract as contract
 from dying import Nursery
+from promises import others_slow
 
 from pyrofl.files import lock
 
@@ -51,24 +52,35 @@ def go_on(forked: Nursery, words: Sequence[str], whole: Path) -> None:
     assert_same_folder(Path(words[words.index("--out") + 1]), whole)
 
 
-def test_a_kill_before_or_after_any_file_takes_its_place_loses_nothing(tmp_path, forked):
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    assert forked(command("fedavg", whole)).codes == [0]
-    step, left = 0, []
-    while (ended := forked(command("fedavg", out), step=(step := step + 1))).codes == KILLED:
-        left.append(({p.name for p in out.iterdir() if p.name[0] != "."}, len(temporary(out))))
-        go_on(forked, command("fedavg", out), whole)
-        shutil.rmtree(out)
-    assert ended.codes == [0]
-    assert step == 1 + 2 * 7  # of seven files: two checkpoints, four results, run.json
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, forked: Nursery) -> Path:
+    """A run that nothing has stopped; tests read it only."""
+    out: Path = tmp_path_factory.mktemp("whole") / "run"
+    assert forked(command("fedavg", out)).codes == [0]
+    return out
+
+
+# Of seven files: two checkpoints, four results, run.json; a kill before and after each.
+STEPS = range(1, 1 + 2 * 7)
+LEFT = {1: set(), 2: {"checkpoint.safetensors"}, 3: {"checkpoint.safetensors"}}
+LEFT[14] = {"checkpoint.safetensors", "figures", "run.json", *RESULTS}
+
+
+@pytest.mark.parametrize("step", others_slow(STEPS, LEFT))
+def test_a_kill_before_or_after_any_file_takes_its_place_loses_nothing(
+    tmp_path, forked, whole, step
+):
+    out = tmp_path / "run"
+    assert forked(command("fedavg", out), step=step).codes == KILLED
     # A file is there, and whole, once it has taken its place; until then there is another.
-    assert left[:3] == [
-        (set(), 1),
-        ({"checkpoint.safetensors"}, 0),
-        ({"checkpoint.safetensors"}, 1),
-    ]
-    assert [half for _, half in left] == [1, 0] * 7
-    assert left[-1][0] == {"checkpoint.safetensors", "figures", "run.json", *RESULTS}
+    assert len(temporary(out)) == step % 2
+    left = {p.name for p in out.iterdir() if p.name[0] != "."}
+    assert left == LEFT.get(step, left)
+    go_on(forked, command("fedavg", out), whole)
+
+
+def test_there_are_no_more_files(tmp_path, forked):
+    assert forked(command("fedavg", tmp_path / "run"), step=1 + len(STEPS)).codes == [0]
 
 
 def test_a_kill_inside_a_write_leaves_the_old_file(tmp_path, forked):
@@ -170,30 +182,45 @@ def test_a_comparison_goes_on_with_the_run_that_it_was_at(tmp_path, forked):
     assert (out / "compare.csv").read_bytes() == (whole / "compare.csv").read_bytes()
 
 
-def test_a_disk_that_is_full_from_any_step_on_ends_the_run_in_one_line(tmp_path, forked):
-    whole, begun, out = tmp_path / "whole", tmp_path / "begun", tmp_path / "run"
-    assert forked(command("fedavg", whole)).codes == [0]
-    assert forked(command("fedavg", begun), training=2).codes == KILLED
-    first = (begun / "checkpoint.safetensors").read_bytes()
-    step, seen = 0, []
-    while True:
-        shutil.copytree(begun, out)
-        ended = forked([*command("fedavg", out), "--resume"], full=(step := step + 1))
-        if ended.codes == [0]:
-            break
-        assert ended.codes == [3]
-        last = ended.told[-1]
-        assert last.startswith("pyrofl: error: after round 2 of 2: No space left on device"), last
-        assert "checkpoint.safetensors holds round" in last
-        assert "go on with --resume" in last
-        assert not temporary(out)
-        old = (out / "checkpoint.safetensors").read_bytes() == first
-        assert ("holds round 1" if old else "holds round 2") in last
-        seen.append((old, *sorted(p.name for p in out.iterdir())))
-        if seen.count(seen[-1]) == 1:  # a folder with other files than before
-            go_on(forked, command("fedavg", out), whole)
-        shutil.rmtree(out)
-    assert len(set(seen)) == 6
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, forked: Nursery) -> Path:
+    """A run that was killed in its second round; tests copy it."""
+    out: Path = tmp_path_factory.mktemp("begun") / "run"
+    assert forked(command("fedavg", out), training=2).codes == KILLED
+    return out
+
+
+def filled(forked: Nursery, begun: Path, whole: Path, out: Path, step: int) -> bool:
+    """Go on with a disk that is full from a step on; return whether it was."""
+    shutil.copytree(begun, out)
+    ended = forked([*command("fedavg", out), "--resume"], full=step)
+    if ended.codes == [0]:
+        return False
+    assert ended.codes == [3]
+    last = ended.told[-1]
+    assert last.startswith("pyrofl: error: after round 2 of 2: No space left on device"), last
+    assert "go on with --resume" in last
+    assert not temporary(out)
+    first, now = ((at / "checkpoint.safetensors").read_bytes() for at in (begun, out))
+    assert f"checkpoint.safetensors holds round {1 if now == first else 2}" in last
+    go_on(forked, command("fedavg", out), whole)
+    return True
+
+
+@pytest.mark.parametrize("step", [1, 6, 15])
+def test_a_disk_that_is_full_from_a_step_on_ends_the_run_in_one_line(
+    tmp_path, forked, begun, whole, step
+):
+    assert filled(forked, begun, whole, tmp_path / "run", step)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_from_any_step_on_ends_the_run_in_one_line(
+    tmp_path, forked, begun, whole
+):
+    step = 1
+    while filled(forked, begun, whole, tmp_path / f"run{step}", step):
+        step += 1
     assert step > 15
 
 
