@@ -91,10 +91,9 @@ FAULTS = (
         "the same bytes after `--resume`",
     ),
     Fault(
-        "SIGKILL before and after each of six files takes its place",
+        "SIGKILL before and after each of seven files takes its place",
         r"kills::test_a_kill_before_or_after",
         "the same",
-        12,
     ),
     Fault("SIGKILL inside a write", r"kills::test_a_kill_inside", "the same", 2),
     Fault("SIGKILL of a comparison", r"kills::test_a_comparison_goes_on", "the same", 3),

@@ -362,6 +362,7 @@ def test_a_run_is_taken_up_to_the_last_bit(name):
     options = {"participation": bernoulli(0.5), "chunk": 12, "start": loaded}
     *_, again = federate(built(name), data(), 3, **options)
     toys.assert_same_round(again, usual(name)[-1])
+    assert not list(federate(built(name), data(), 3, **options | {"start": again}))
 
 
 @on_archetypes
@@ -415,6 +416,7 @@ def test_all_clients_turn_bad(name):
     method = toys.poisoned(built(name), *range(12))
     (state,) = federate(method, data(), 1, chunk=12)
     toys.assert_same(state.server, first(method, data(), 0).server)
+    assert not bool(state.seen.any())
 
 
 @everywhere

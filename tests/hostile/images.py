@@ -43,15 +43,6 @@ def _typed(name: str, kind: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda plain: plain[name].astype(kind)
 
 
-def _put(name: str, value: Any, kind: Any = None) -> Callable[[dict[str, Any]], Any]:
-    def change(plain: dict[str, Any]) -> Any:
-        made = plain[name].astype(kind or plain[name].dtype)
-        made.reshape(-1)[4] = value
-        return made
-
-    return change
-
-
 # name -> arrays that are changed, and words that must be told beside the file.
 BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {}
 for _name in ("images", "labels", "is_test"):
@@ -71,32 +62,8 @@ for _name in ("images", "labels", "is_test"):
         f"{_name} with an axis more": ({_name: lambda p, n=_name: p[n][..., None, None]}, (_name,)),
         f"{_name} capitals": ({_name.upper(): lambda p, n=_name: p[n], _name: None}, (_name,)),
     }
-for _kind in ("bool", "int8", "int32", "uint16", "int64", "float16", "float32", "float64"):
-    BAD[f"images {_kind}"] = ({"images": _typed("images", _kind)}, ("images", _kind))
-for _value in ("nan", "inf", "-1", "256"):
-    BAD[f"images with {_value}"] = ({"images": _put("images", float(_value), float)}, ("images",))
-for _value in (-1, -(2**31), 3, 255, 2**31, 2 * 10**12, -(2**63), 2**63 - 1):
-    told = ("label",)
-    BAD[f"labels with {_value}"] = ({"labels": _put("labels", _value, np.int64)}, told)
-    unnamed = {"labels": _put("labels", _value, np.int64), "classes": None}
-    if _value not in (3, 255):
-        BAD[f"labels with {_value}, no classes"] = (unnamed, told)
+# What else is refused, and how, is in tests/data.
 BAD |= {
-    "labels with 2**63, unsigned": ({"labels": _put("labels", 2**63, np.uint64)}, ("label",)),
-    "labels floats": ({"labels": _typed("labels", float)}, ("labels", "float64")),
-    "labels with nan": ({"labels": _put("labels", np.nan, float)}, ("labels",)),
-    "labels with halves": ({"labels": _put("labels", 0.5, float)}, ("labels",)),
-    "labels bool": ({"labels": _typed("labels", bool)}, ("labels", "bool")),
-    "labels one for each class": ({"labels": lambda p: np.eye(3)[p["labels"]]}, ("labels",)),
-    "labels in a column": ({"labels": lambda p: p["labels"][:, None]}, ("labels",)),
-    "labels in a row": ({"labels": lambda p: p["labels"][None]}, ("labels",)),
-    "images of no pixels": ({"images": np.zeros((ROWS, 0, 6), np.uint8)}, ("images",)),
-    "images of one axis": ({"images": np.zeros(ROWS, np.uint8)}, ("images",)),
-    "images of two axes": ({"images": np.zeros((ROWS, 36), np.uint8)}, ("images",)),
-    "images of five axes": ({"images": np.zeros((ROWS, 1, 6, 6, 3), np.uint8)}, ("images",)),
-    "images of two channels": ({"images": np.zeros((ROWS, 6, 6, 2), np.uint8)}, ("images",)),
-    "images of four channels": ({"images": np.zeros((ROWS, 6, 6, 4), np.uint8)}, ("images",)),
-    "images channels first": ({"images": np.zeros((ROWS, 3, 6, 6), np.uint8)}, ("images",)),
     "no rows": (
         {
             "images": np.zeros((0, 6, 6), np.uint8),
@@ -106,51 +73,25 @@ BAD |= {
         },
         (),
     ),
-    "all rows for testing": ({"is_test": np.ones(ROWS, bool)}, ()),
-    "is_test with twos": ({"is_test": np.arange(ROWS) % 3}, ("is_test",)),
-    "is_test with nan": ({"is_test": np.full(ROWS, np.nan)}, ("is_test",)),
-    "is_test words": ({"is_test": np.array(["True", "False"] * 6)}, ("is_test",)),
+    "images of no pixels": ({"images": np.zeros((ROWS, 0, 6), np.uint8)}, ("images",)),
+    "images of four channels": ({"images": np.zeros((ROWS, 6, 6, 4), np.uint8)}, ("images",)),
+    "labels with nan": ({"labels": np.full(ROWS, np.nan)}, ("labels",)),
+    "labels one for each class": ({"labels": lambda p: np.eye(3)[p["labels"]]}, ("labels",)),
+    "labels in a column": ({"labels": lambda p: p["labels"][:, None]}, ("labels",)),
     "is_test row numbers": ({"is_test": np.array([8, 9, 10, 11])}, ("is_test",)),
     "classes too few": ({"classes": np.array(["ant", "bee"])}, ()),
-    "classes alike": ({"classes": np.array(["ant", "ant", "cat"])}, ("classes",)),
     "classes empty": ({"classes": np.array([], str)}, ()),
     "classes with an empty name": ({"classes": np.array(["ant", "", "cat"])}, ("classes",)),
-    "classes one text": ({"classes": np.array("ant bee cat")}, ("classes",)),
     "classes in a table": ({"classes": np.array([["ant", "bee", "cat"]])}, ("classes",)),
     "classes objects": ({"classes": np.array(["ant", None, 3], object)}, ()),
     "classes with nan": ({"classes": np.array([0.0, np.nan, 2.0])}, ("classes",)),
-    "jpeg without offsets": ({"images": None, "jpeg": np.zeros(50, np.uint8)}, ("offsets",)),
-    "jpeg that is none": (
-        {"images": None, "jpeg": np.zeros(120, np.uint8), "offsets": np.arange(0, 121, 10)},
-        ("JPEG",),
-    ),
     "jpeg empty": (
         {"images": None, "jpeg": np.zeros(0, np.uint8), "offsets": np.zeros(13, int)},
         ("JPEG",),
     ),
-    "jpeg with offsets beyond": (
-        {"images": None, "jpeg": np.zeros(50, np.uint8), "offsets": np.arange(13) * 10**9},
-        (),
-    ),
-    "jpeg with offsets backwards": (
-        {"images": None, "jpeg": np.zeros(120, np.uint8), "offsets": np.arange(120, -1, -10)},
-        (),
-    ),
     "jpeg with negative offsets": (
         {"images": None, "jpeg": np.zeros(120, np.uint8), "offsets": np.arange(13) - 20},
         (),
-    ),
-    "jpeg with offsets in floats": (
-        {"images": None, "jpeg": np.zeros(120, np.uint8), "offsets": np.linspace(0, 120, 13)},
-        (),
-    ),
-    "jpeg with offsets of text": (
-        {"images": None, "jpeg": np.zeros(120, np.uint8), "offsets": np.array(["a"] * 13)},
-        (),
-    ),
-    "jpeg of floats": (
-        {"images": None, "jpeg": np.zeros(120), "offsets": np.arange(0, 121, 10)},
-        ("jpeg",),
     ),
 }
 QUESTIONS: dict[str, tuple[str, ...]] = {

@@ -10,10 +10,11 @@ import torch
 import toys
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Generator, Tensor
+from torch import Generator
 
 from pyrofl.data import Batch, Who
-from pyrofl.inference.aggregation.averages import average, blend, weighted_mean
+from pyrofl.inference.aggregation.averages import average
+from pyrofl.inference.engine import state as engine_state
 from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import Round, chunks, client_inputs
@@ -21,7 +22,7 @@ from pyrofl.inference.federate import federate
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg
-from pyrofl.tensors import Tensors, generator, spread_out
+from pyrofl.tensors import Tensors, generator
 
 # A method whose every number is known: clients add their id + 1 to what they keep and what they
 # send; a round's average is then plain arithmetic.
@@ -218,31 +219,11 @@ def noisy(data: object) -> Method:
     return toys.trained(toys.FAMILIES["mean_field"], data)  # type: ignore[arg-type]
 
 
-def test_equal_seeds_give_equal_bits(blobs):
-    runs = [
-        list(federate(noisy(blobs), blobs, 2, seed=s, participation=fixed(5))) for s in (4, 4, 5)
-    ]
-    for a, b in zip(runs[0], runs[1], strict=True):
-        toys.assert_same_round(a, b)
-    assert all(
-        (runs[0][-1].server[n] != v).any() for n, v in runs[2][-1].server.items() if "mu" in n
-    )
-
-
 def test_rounds_draw_afresh(blobs):
     drawn = [s.trained.tolist() for s in federate(counting(), blobs, 6, participation=fixed(4))]
     assert len({tuple(ids) for ids in drawn}) > 3
     servers = [float(s.server["server/draw"]) for s in federate(counting(), blobs, 6)]
     assert len(set(servers)) == 6
-
-
-def test_a_run_is_taken_up_to_the_last_bit(blobs):
-    options = {"participation": bernoulli(0.4), "seed": 3, "chunk": 5}
-    whole = list(federate(noisy(blobs), blobs, 4, **options))
-    for done in (1, 3):
-        *_, again = federate(noisy(blobs), blobs, 4, start=whole[done - 1], **options)
-        toys.assert_same_round(again, whole[-1])
-    assert list(federate(noisy(blobs), blobs, 4, start=whole[-1], **options)) == []
 
 
 def test_a_run_is_taken_up_from_a_file(blobs):
@@ -312,17 +293,6 @@ def test_a_newcomer_that_turns_bad_stays_unseen(blobs):
     assert all((v[3] == 0).all() for v in state.private.values())
 
 
-def test_all_clients_turn_bad(blobs):
-    bad = toys.poisoned(noisy(blobs), *range(12))
-    (state,) = federate(bad, blobs, 1, seed=2)
-    toys.assert_same(state.server, first(bad, blobs, 2).server)
-    assert len(state.rejected) == 12
-    assert not bool(state.seen.any())
-    assert len(state.who.ids) == 0
-    *_, later = federate(noisy(blobs), blobs, 2, start=state)
-    assert bool(later.seen.all())
-
-
 def test_overflow_in_training_is_caught_too(blobs):
     x = blobs.x.clone()
     x[blobs.train[3]] = 1e300
@@ -330,60 +300,6 @@ def test_overflow_in_training_is_caught_too(blobs):
     (state,) = federate(method, replace(blobs, x=x), 1)
     # Everybody explodes at this rate, client 3 beyond what floating point can hold.
     assert "client 3" in {r.split(":")[0] for r in state.rejected}
-
-
-# Closed-form server updates.
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    st.lists(st.floats(0, 1e6), min_size=1, max_size=8), st.integers(0, 2**32), st.floats(0.1, 10)
-)
-def test_weighted_mean_is_one(weights, seed, factor):
-    weight = torch.tensor(weights, dtype=torch.float64)
-    if not weight.sum() > 1e-100:  # below, floating point has no digits left
-        return
-    value = torch.randn(len(weights), 2, 3, generator=generator(seed), dtype=torch.float64)
-    mean = weighted_mean(value, weight)
-    exact = torch.stack([w * v for w, v in zip(weight, value, strict=True)]).sum(0) / weight.sum()
-    torch.testing.assert_close(mean, exact, rtol=1e-9, atol=1e-12)
-    # Only ratios count, the order does not, and no mean leaves the range of its values.
-    torch.testing.assert_close(weighted_mean(value, factor * weight), mean, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(
-        weighted_mean(value.flip(0), weight.flip(0)), mean, rtol=1e-9, atol=1e-12
-    )
-    assert (mean <= value.amax(0) + 1e-12).all()
-    assert (mean >= value.amin(0) - 1e-12).all()
-    torch.testing.assert_close(
-        weighted_mean(torch.ones_like(value), weight), torch.ones(2, 3).double()
-    )
-
-
-@pytest.mark.parametrize(
-    ("weight", "message"),
-    [
-        ([1.0, -1.0], "none < 0"),
-        ([0.0, 0.0], "not all zero"),
-        ([1.0, torch.nan], "expected finite"),
-        ([1.0, torch.inf], "expected finite"),
-        ([1.0], r"weight has shape \(1,\)"),
-    ],
-)
-def test_weights_that_make_no_mean_are_refused(weight, message):
-    with pytest.raises(ValueError, match=message):
-        weighted_mean(torch.ones(2, 3), torch.tensor(weight))
-
-
-def test_blend_keeps_a_share():
-    old, new = {"a": torch.tensor(1.0), "b": torch.tensor(5.0)}, {"a": torch.tensor(3.0)}
-    assert blend(old, new, 0.25) == {"a": torch.tensor(2.5)}
-    assert blend(old, new, 0.0) is new
-
-
-def test_average_is_of_every_tensor():
-    message = spread_out({"a": torch.tensor(2.0)}, 3) | {"b": torch.tensor([0.0, 1.0, 2.0])}
-    weight: Tensor = torch.tensor([0.0, 1.0, 3.0])
-    assert average(message, weight) == {"a": torch.tensor(2.0), "b": torch.tensor(1.75)}
 
 
 def test_what_federate_is_given_is_checked_before_the_first_round(blobs):
@@ -424,14 +340,13 @@ def test_too_few_messages_for_krum_leave_the_server_as_it_is(blobs):
     )
 
 
-@pytest.mark.parametrize("options", [{"on_bad_message": "Raise"}, {"state_memory": -1}])
-def test_words_and_sizes_that_mean_nothing_are_refused(blobs, options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))}"):
-        federate(fedavg.build(toys.net()), blobs, 1, **options)
-
-
-def test_the_largest_clients_train_first(blobs):
+@pytest.mark.parametrize("chunk", [5, None])
+def test_all_clients_train_once_the_largest_first(blobs, monkeypatch, chunk):
     method = fedavg.build(toys.net())
-    some = chunks(method, blobs, first(method, blobs, 0), torch.arange(12), 5, 0)
-    sizes = blobs.sizes[torch.cat(list(some))].tolist()
-    assert sizes == sorted(toys.SIZES, reverse=True)
+    begun = first(method, blobs, 0)
+    one = sum(v.numel() * v.element_size() for v in begun.server.values())
+    monkeypatch.setattr(engine_state, "chunk_bytes", lambda: 5 * one)
+    some = list(chunks(method, blobs, begun, torch.arange(12), chunk, 0))
+    assert [len(ids) for ids in some] == [5, 5, 2]
+    assert torch.cat(some).unique().tolist() == list(range(12))
+    assert blobs.sizes[torch.cat(some)].tolist() == sorted(toys.SIZES, reverse=True)
