@@ -23,10 +23,10 @@ from pyrofl.inference.engine.server_round import (
 )
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.method import Method
-from pyrofl.inference.mistakes import check as refuse_wrong
 from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport.start import Engine, create_engine
+from pyrofl.inference.validation.validate import check as refuse_wrong
 from pyrofl.tensors import Tensors
 
 SHOWN = 3  # reasons in one line

@@ -10,18 +10,18 @@ from typing import Any, Unpack, overload
 
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
-from pyrofl.inference.chains import Chains, FitOptions, Fitting, Until, beginnings
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import Metric
 from pyrofl.inference.federate import LoopOptions, federate
+from pyrofl.inference.fitted_run.chains import Chains, FitOptions, Fitting, Until, beginnings
+from pyrofl.inference.fitted_run.records import RoundRecord
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.monitoring.progress import Progress
+from pyrofl.inference.monitoring.status import Judge, trained_by
 from pyrofl.inference.privacy.noising import with_privacy
-from pyrofl.inference.progress import Progress
-from pyrofl.inference.records import RoundRecord
-from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seed, continued
-from pyrofl.inference.verdict import Judge, trained_by
 from pyrofl.tensors import Tensors
 
 WAIT = 5  # rounds, or a tenth of them, between two tests whether a quiet run is at its optimum

@@ -19,24 +19,24 @@ from types import ModuleType
 from pyrofl.data import Batch, Federation, Preprocessor
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.budget import Privacy
-from pyrofl.inference.chains import Chains
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
-from pyrofl.inference.loading import load
+from pyrofl.inference.fitted_run.chains import Chains
+from pyrofl.inference.fitted_run.loading import load
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.recordings import recordings
 from pyrofl.inference.relations import relations
-from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.transport import Client, Server
-from pyrofl.inference.tune import tune
+from pyrofl.inference.tuning.tune import tune
+from pyrofl.inference.validation.validate import check
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -82,7 +82,7 @@ MODULES = {
     "figures": "pyrofl.figures",
     "guides": "pyrofl.models.guides",
     "likelihoods": "pyrofl.models.likelihoods",
-    "loggers": "pyrofl.inference.loggers",
+    "loggers": "pyrofl.inference.fitted_run.loggers",
     "meta_gradients": "pyrofl.models.shared.meta_gradients",
     "metrics": "pyrofl.metrics",
     "models": "pyrofl.models",

@@ -27,7 +27,7 @@ from references import cached
 
 import pyrofl
 from pyrofl import Run
-from pyrofl.inference.verdict import verdict
+from pyrofl.inference.monitoring.status import verdict
 
 HERE = Path(__file__).parent
 EXACT = HERE / "exact.json"

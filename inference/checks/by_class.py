@@ -10,7 +10,7 @@ import torch
 
 from pyrofl.inference.evaluation.asked import AskedFields
 from pyrofl.inference.evaluation.predict import predict
-from pyrofl.inference.run import Run
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.turns import in_turn
 
 if TYPE_CHECKING:

@@ -30,11 +30,11 @@ from torch import Tensor
 from pyrofl.arguments import Range, Whole, checked
 from pyrofl.inference.checks.elpd import elpd_data, pareto_k
 from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.metadata import Factors, of_kind
 from pyrofl.inference.posteriors.arviz import refuse_diverged, refuse_other_data
 from pyrofl.inference.posteriors.export import refuse_no_runs
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
-from pyrofl.inference.run import Run
 from pyrofl.tensors import matches
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.export import refuse_no_groups
-from pyrofl.inference.run import Run
 
 if TYPE_CHECKING:
     import pandas

@@ -27,12 +27,12 @@ from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
+from pyrofl.inference.monitoring.status import Losses, comparable
 from pyrofl.inference.posteriors.arviz import of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.export import coordinates
 from pyrofl.inference.seeds import Seed, Stream, stream
-from pyrofl.inference.verdict import Losses, comparable
 from pyrofl.tensors import Tensors, matches
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def sbc(
         bins: of ranks, a divisor of draws + 1; default as many as leave 10 replications in each,
             and 20 at most.
         chunk: clients trained side by side.
-        allow_diverged: rank fits whose loss rose too; see `pyrofl.inference.verdict`.
+        allow_diverged: rank fits whose loss rose too; see `pyrofl.inference.monitoring.status`.
         what: further arguments of `pyrofl.posterior`: model and adapted.
 
     Raises:

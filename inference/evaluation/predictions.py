@@ -26,9 +26,9 @@ from pyrofl.inference.evaluation.predict import (
 )
 from pyrofl.inference.evaluation.prepare import ready
 from pyrofl.inference.method import Method
+from pyrofl.inference.monitoring.status import trained_by
 from pyrofl.inference.programs import Supervised
 from pyrofl.inference.seeds import Stream, stream
-from pyrofl.inference.verdict import trained_by
 from pyrofl.metrics import entropies
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, generator, lent, matches

@@ -8,10 +8,10 @@ from time import perf_counter
 from typing import Any
 
 from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.monitoring.status import Verdict
 from pyrofl.inference.posteriors.axes import Groups
 from pyrofl.inference.posteriors.export import STOPPED, Fact
 from pyrofl.inference.seeds import Seed, separate
-from pyrofl.inference.verdict import Verdict
 
 
 def facts(

@@ -35,6 +35,8 @@ from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.method import Method
+from pyrofl.inference.monitoring.progress import in_notebook
+from pyrofl.inference.monitoring.status import Verdict
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.pointwise import Client, Pointwise, pointwise_at
@@ -46,9 +48,7 @@ from pyrofl.inference.posteriors.weighing import (
     Weights,
 )
 from pyrofl.inference.programs import Supervised
-from pyrofl.inference.progress import in_notebook
 from pyrofl.inference.seeds import Stream, stream
-from pyrofl.inference.verdict import Verdict
 from pyrofl.turns import in_turn
 
 TRIED = 1000  # values of g that are weighted, or five for four draws that are asked for

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.export import coordinates, import_arviz, refuse_no_groups
-from pyrofl.inference.run import Run
 
 if TYPE_CHECKING:
     import pandas

@@ -37,7 +37,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.fit import fit
-from pyrofl.inference.run import Run
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals
 from pyrofl.tensors import Tensors, pick
 

@@ -22,10 +22,10 @@ from torch.distributions import biject_to
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import latent
-from pyrofl.inference.look import refuse_subsampling
-from pyrofl.inference.mistakes import idle, nearest
 from pyrofl.inference.programs import Prior, Program
 from pyrofl.inference.training.noise import ClientNoise, open_latent
+from pyrofl.inference.validation.program_checker import refuse_subsampling
+from pyrofl.inference.validation.validate import idle, nearest
 from pyrofl.models.pvi.sites import Layout, Site
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, default_type, generator, like, matches

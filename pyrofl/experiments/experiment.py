@@ -31,11 +31,11 @@ from pyrofl.experiments.options import (
     kind_of,
 )
 from pyrofl.files.run_folder import CHECKPOINT
-from pyrofl.inference.chains import Until
 from pyrofl.inference.engine.messages import OnBadMessage
-from pyrofl.inference.loggers import Logger
+from pyrofl.inference.fitted_run.chains import Until
+from pyrofl.inference.fitted_run.loggers import Logger
 from pyrofl.inference.transport.start import Engine
-from pyrofl.inference.tuned import By as Metric
+from pyrofl.inference.tuning.results import By as Metric
 
 SECTIONS = {
     "data": "Data",

@@ -23,8 +23,8 @@ from pyrofl.inference.engine.messages import kinds
 from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.predictions import Predictions
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
-from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import separate
 from pyrofl.metrics import Bins
 from pyrofl.partitions.federations import class_counts

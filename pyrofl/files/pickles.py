@@ -20,7 +20,7 @@ class Pickled:
             raise TypeError(
                 f"a {type(self).__name__} cannot be pickled without cloudpickle, as its programs "
                 "are functions inside functions; install that, or save a run with "
-                "pyrofl.inference.checkpoints.save"
+                "pyrofl.inference.fitted_run.checkpoints.save"
             ) from error
         return _made, (type(self), cloud.dumps(vars(self)))
 

@@ -13,10 +13,10 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.site import shapes
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.evaluation.asked import Part
-from pyrofl.inference.mistakes import check as refuse_wrong
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.inference.transport.wire import Flat
+from pyrofl.inference.validation.validate import check as refuse_wrong
 
 FEW = (2, 3)  # rows of each client; what leaves must not depend on how many there are
 

@@ -24,12 +24,12 @@ from pyrofl.flower.project import Project
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import AskedFields
 from pyrofl.inference.evaluation.evaluate import Scores
+from pyrofl.inference.fitted_run.records import RoundRecord
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.fitted_run.saving import RECORDS, save
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.shared import shared_to_arviz
-from pyrofl.inference.records import RoundRecord
-from pyrofl.inference.run import Run
-from pyrofl.inference.saving import RECORDS, save
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.wire import Flat
 

@@ -108,7 +108,7 @@ def test_a_folder_of_another_method_or_version_is_refused(tmp_path, monkeypatch,
     from pyrofl.files.run_folder import compared_versions
 
     other = compared_versions() | {"version of pyrofl": "0.0.1"}
-    monkeypatch.setattr("pyrofl.inference.saving.compared_versions", lambda: other)
+    monkeypatch.setattr("pyrofl.inference.fitted_run.saving.compared_versions", lambda: other)
     assert main([*RUN, *words, "--resume"]) == 2
     assert "now version of pyrofl is '0.0.1' and was " in capsys.readouterr().err
     assert {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == before

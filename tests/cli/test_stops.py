@@ -21,9 +21,9 @@ from pyrofl.cli.commands import fitting
 from pyrofl.cli.parser import main
 from pyrofl.experiments import jobs
 from pyrofl.files import run_folder
-from pyrofl.inference import mistakes
 from pyrofl.inference.engine.messages import BadMessage
-from pyrofl.inference.run import Run
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.validation import validate as mistakes
 from pyrofl.tensors import Tensors
 
 WORDS = ["run", "pfedvem", "--per-class", "12", "--clients", "4", "--net", "mlp:6", "--rounds"]

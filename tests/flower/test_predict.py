@@ -13,7 +13,7 @@ from pyrofl.cli import main
 from pyrofl.flower.coordinator import Settings, coordinate
 from pyrofl.flower.rows import rows_of
 from pyrofl.inference.engine.server_round import by_round
-from pyrofl.inference.run import Run
+from pyrofl.inference.fitted_run.run import Run
 
 METHODS = ("pfedvem", "ditto")
 SOON = Settings(3, 2, 0.0)

@@ -27,8 +27,8 @@ from pyrofl.data import Federation
 from pyrofl.experiments.settings import accepted
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.method import Method
-from pyrofl.inference.run import Run
 from pyrofl.models.likelihoods import normal
 from pyrofl.nets import build
 from pyrofl.tensors import generator

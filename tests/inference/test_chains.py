@@ -7,7 +7,7 @@ import toys
 
 import pyrofl
 from pyrofl.data import Federation
-from pyrofl.inference.chains import Chains
+from pyrofl.inference.fitted_run.chains import Chains
 from pyrofl.models import fedabml, fedavg
 
 

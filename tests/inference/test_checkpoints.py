@@ -21,14 +21,14 @@ from pyrofl.data import Federation
 from pyrofl.data.fingerprint import fingerprint
 from pyrofl.files import checkpoint_file as container
 from pyrofl.files.run_folder import compared_versions, versions
-from pyrofl.inference.checkpoints import Keeper, load, save
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.fit import fit
+from pyrofl.inference.fitted_run.checkpoints import Keeper, load, save
+from pyrofl.inference.fitted_run.records import RoundRecord
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method
-from pyrofl.inference.records import RoundRecord
-from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seeds
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.models.priors import student_t
@@ -141,7 +141,9 @@ def test_another_seed_other_data_and_another_version_are_refused(file, monkeypat
         assert load(file, plain(), data(), ABOUT).state.number == 2
     for name in ("pyrofl", "torch", "pyro"):
         other = compared_versions() | {f"version of {name}": "0.9"}
-        monkeypatch.setattr("pyrofl.inference.saving.compared_versions", lambda other=other: other)
+        monkeypatch.setattr(
+            "pyrofl.inference.fitted_run.saving.compared_versions", lambda other=other: other
+        )
         with pytest.raises(ValueError, match=f"now version of {name} is '0.9' and was '[^,]*$"):
             load(file, plain(), data(), ABOUT)
 

@@ -23,9 +23,9 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.federate import federate
 from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, SHARED, Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.mistakes import check
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Program
+from pyrofl.inference.validation.validate import check
 from pyrofl.models import fedavg, likelihoods
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, spread_out

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.checkpoints import load, save
-from pyrofl.inference.verdict import LAST, SMALL, verdict
+from pyrofl.inference.fitted_run.checkpoints import load, save
+from pyrofl.inference.monitoring.status import LAST, SMALL, verdict
 from pyrofl.models import fedavg, pfedvem, pvi
 from pyrofl.tensors import Tensors, generator
 

@@ -19,7 +19,7 @@ import pyrofl
 from pyrofl import Federation, recipes
 from pyrofl.files import checkpoint_file
 from pyrofl.inference.fit import fit
-from pyrofl.inference.run import Run
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.models import fedavg, likelihoods, perfedavg, priors, pvi
 
 NAMES = ("ward 1", "ward 2", "ward 3", "ward 4")

@@ -16,8 +16,8 @@ from torch import Size, Tensor
 import pyrofl
 from pyrofl import GradientStep, Method, Phase, adam, aggregation, elbo, guides, sgd
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.run import Run
-from pyrofl.inference.verdict import verdict
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.monitoring.status import verdict
 from pyrofl.models import pfedgp, pvi
 from pyrofl.tensors import Tensors, generator
 

@@ -13,8 +13,8 @@ from torch import nn
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.tune import halved, rungs, tune
-from pyrofl.inference.tuned import Trial, TuningResult, ranked, told
+from pyrofl.inference.tuning.results import Trial, TuningResult, ranked, told
+from pyrofl.inference.tuning.tune import halved, rungs, tune
 from pyrofl.models import fedavg
 from pyrofl.models.likelihoods import normal
 from pyrofl.nets import Network
@@ -76,7 +76,7 @@ def test_the_right_rate_is_chosen_and_all_scores_are_the_closed_forms(line):
 def test_nothing_is_trained_twice_and_what_is_there_is_gone_on_from(line, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "pyrofl.inference.tune.fit",
+        "pyrofl.inference.tuning.tune.fit",
         lambda *args, **how: (
             made.append(how["start"] and how["start"].state.number) or pyrofl.fit(*args, **how)
         ),

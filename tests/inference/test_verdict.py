@@ -16,13 +16,13 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Federation
-from pyrofl.inference.checkpoints import load, save
 from pyrofl.inference.engine.participation import Stragglers, fraction
 from pyrofl.inference.engine.state import Round
+from pyrofl.inference.fitted_run.checkpoints import load, save
+from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.metadata import INCOMPARABLE, normals
-from pyrofl.inference.movement import Moved, movement
-from pyrofl.inference.records import RoundRecord
-from pyrofl.inference.verdict import Losses, Verdict, comparable, verdict
+from pyrofl.inference.monitoring.parameter_changes import Moved, movement
+from pyrofl.inference.monitoring.status import Losses, Verdict, comparable, verdict
 from pyrofl.models import fedavg, likelihoods, local, pfedvem, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import build
@@ -116,7 +116,7 @@ def test_without_a_server_the_client_that_moves_most_counts():
 
 def test_what_clients_keep_is_compared_in_parts(monkeypatch: pytest.MonkeyPatch):
     whole = pyrofl.fit(local.build(toys.net()), toys.blobs(), 3, progress=False)
-    monkeypatch.setattr("pyrofl.inference.movement.COMPARED", 0)
+    monkeypatch.setattr("pyrofl.inference.monitoring.parameter_changes.COMPARED", 0)
     parts = pyrofl.fit(local.build(toys.net()), toys.blobs(), 3, progress=False)
     assert [r.moved for r in parts.records] == [r.moved for r in whole.records]
     assert all(r.moved for r in whole.records)

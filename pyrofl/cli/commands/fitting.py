@@ -23,12 +23,12 @@ from pyrofl.experiments.methods import builds
 from pyrofl.experiments.results import unlearned
 from pyrofl.experiments.tasks import resolve, split, threads
 from pyrofl.files import run_folder
-from pyrofl.inference import loggers
-from pyrofl.inference.checkpoints import Keeper
 from pyrofl.inference.engine.messages import kinds
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import fit
-from pyrofl.inference.run import Run
+from pyrofl.inference.fitted_run import loggers
+from pyrofl.inference.fitted_run.checkpoints import Keeper
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.partitions.federations import class_counts
 
 COMPARISON = ("compare.csv", "figures/curves.png", "figures/comparison.png")

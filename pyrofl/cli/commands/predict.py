@@ -29,9 +29,9 @@ from pyrofl.experiments.tasks import Task, network_for, participation, resolve, 
 from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.inference.evaluation.asked import usual
 from pyrofl.inference.evaluation.predictions import Predictions
-from pyrofl.inference.loading import load
+from pyrofl.inference.fitted_run.loading import load
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.privacy.noising import with_privacy
-from pyrofl.inference.run import Run
 from pyrofl.inference.seeds import Seeds
 
 WHOSE = ("client", "group", "new_client")

@@ -15,14 +15,14 @@ from pyrofl.experiments.experiment import MAX_UNREQUESTED
 from pyrofl.experiments.jobs import Job
 from pyrofl.experiments.results import posterior_view
 from pyrofl.experiments.tasks import Task
-from pyrofl.inference import loggers
 from pyrofl.inference.engine.server_round import by_round, first
-from pyrofl.inference.mistakes import check
+from pyrofl.inference.fitted_run import loggers
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.arviz import CHEAP
 from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.run import Run
+from pyrofl.inference.validation.validate import check
 from pyrofl.nets import NETWORKS
 
 

@@ -19,11 +19,11 @@ from pyrofl.experiments.tasks import Task
 from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import CHECKPOINT
-from pyrofl.inference.checkpoints import Keeper, load
+from pyrofl.inference.fitted_run.checkpoints import Keeper, load
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.metadata import Optimal, of_kind
 from pyrofl.inference.method import Method
-from pyrofl.inference.run import Run
-from pyrofl.inference.verdict import Judge, trained_by
+from pyrofl.inference.monitoring.status import Judge, trained_by
 
 
 @contextmanager

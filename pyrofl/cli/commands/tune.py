@@ -22,9 +22,9 @@ from pyrofl.experiments.results import drawn, figures_lack
 from pyrofl.experiments.tasks import SEEDED, resolve, threads
 from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.files.lock import locked
-from pyrofl.inference.tune import AllFailed, refuse_metric
-from pyrofl.inference.tune import tune as choose
-from pyrofl.inference.tuned import COLUMNS, Margin, Trial, TuningResult, told
+from pyrofl.inference.tuning.results import COLUMNS, Margin, Trial, TuningResult, told
+from pyrofl.inference.tuning.tune import AllFailed, refuse_metric
+from pyrofl.inference.tuning.tune import tune as choose
 
 FACTS, TABLE, FIGURE = "tune.json", "tune.csv", "tune"
 FOLDER = "tune"  # behind the method's name, in the folder of a comparison

@@ -12,7 +12,7 @@ from pyrofl.experiments.saved_runs import OPEN
 from pyrofl.files import run_folder
 from pyrofl.inference.budget import SEEDED
 from pyrofl.inference.evaluation.evaluate import Scores
-from pyrofl.inference.run import Run
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.paired import interval_over_seeds
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.monitoring.status import Verdict
 from pyrofl.inference.posteriors import corrected
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.proposals import evenly
-from pyrofl.inference.verdict import Verdict
 from pyrofl.models import fedavg, pfedvem, pvi
 from pyrofl.tensors import Tensors
 

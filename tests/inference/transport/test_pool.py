@@ -13,10 +13,10 @@ import toys
 from engine_posts import Fake
 
 from pyrofl.inference import federate as rounds
-from pyrofl.inference.checkpoints import load, save
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
+from pyrofl.inference.fitted_run.checkpoints import load, save
 from pyrofl.inference.transport import start
 from pyrofl.inference.transport.pool import Pool
 from pyrofl.models import fedavg, pfedvem

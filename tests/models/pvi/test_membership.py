@@ -15,7 +15,7 @@ from checks import close
 import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders import datasets
-from pyrofl.inference.run import Run
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.models import fedavg, pvi
 from pyrofl.partitions import federations
 from pyrofl.tensors import Tensors, generator

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.evaluation.predict import predict
 from pyrofl.inference.fit import fit
-from pyrofl.inference.run import Run
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.models import pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.tensors import Tensors, generator

@@ -25,9 +25,9 @@ from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.pointwise import pointwise
-from pyrofl.inference.run import Run
 from pyrofl.models import guides, pvi
 from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.tensors import Tensors, default_type, generator

@@ -51,7 +51,7 @@ from torch import Tensor
 
 from pyrofl.inference.metadata import INCOMPARABLE, MetadataByPattern, marked
 from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.movement import Moved
+from pyrofl.inference.monitoring.parameter_changes import Moved
 from pyrofl.tensors import Tensors, matches
 
 LAST, LEAST, RISEN = 5, 3, 2  # merges that are looked at; rounds in which a loss has risen

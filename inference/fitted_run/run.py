@@ -16,7 +16,6 @@ from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
-from pyrofl.inference import saving
 from pyrofl.inference.budget import Spent
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import Round
@@ -24,15 +23,16 @@ from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.evaluation.prepare import statistics
+from pyrofl.inference.fitted_run import saving
+from pyrofl.inference.fitted_run.records import RoundRecord, taken_part
 from pyrofl.inference.metadata import Monitor, of_kind
 from pyrofl.inference.method import Method
-from pyrofl.inference.movement import table
-from pyrofl.inference.optimum import optimum
+from pyrofl.inference.monitoring.parameter_changes import table
+from pyrofl.inference.monitoring.status import Verdict, trained_by, verdict
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.records import RoundRecord, taken_part
+from pyrofl.inference.posteriors.optimum import optimum
 from pyrofl.inference.seeds import Seed
-from pyrofl.inference.verdict import Verdict, trained_by, verdict
 from pyrofl.metrics import Bins
 from pyrofl.summaries import Summarised, picture
 from pyrofl.tensors import Tensors
@@ -230,9 +230,9 @@ class Run(Pickled, Summarised):
     def test_ending(self) -> None:
         """Test whether a run that moves no more is at the optimum of its objective, if it has one.
 
-        A method of what clients share, such as PVI, has: see `pyrofl.inference.optimum`. Of all
-        others predictions for some training rows are compared: if they are one and the same, and
-        were not before round one, gradients have vanished.
+        A method of what clients share, such as PVI, has: see
+        `pyrofl.inference.posteriors.optimum`. Of all others, predictions for some training rows are
+        compared: if they are equal, and were not before the first round, gradients have vanished.
         """
         if verdict(self.records, trained_by(self.method)).kind != "converged":
             return

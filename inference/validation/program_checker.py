@@ -19,10 +19,10 @@ from torch.distributions.utils import lazy_property
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, observed, traces
 from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.mixing import Drew, rows_of, unchanged, undrawn, unlike
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
+from pyrofl.inference.validation.independence import Drew, rows_of, unchanged, undrawn, unlike
 from pyrofl.tensors import Tensors, matches
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import is_made, latent, observed, recorded, weighed, with_rows
-from pyrofl.inference.gradients import CURE
-from pyrofl.inference.look import Look, equal, factors, log_prob_of
-from pyrofl.inference.mixing import (
+from pyrofl.inference.posteriors.draws import of_rows
+from pyrofl.inference.validation.gradients import CURE
+from pyrofl.inference.validation.independence import (
     AGAIN,
     CLIENTS,
     PADDING,
@@ -27,7 +27,7 @@ from pyrofl.inference.mixing import (
     scrambled,
     unlike,
 )
-from pyrofl.inference.posteriors.draws import of_rows
+from pyrofl.inference.validation.program_checker import Look, equal, factors, log_prob_of
 from pyrofl.plates import KeptPlates
 from pyrofl.tensors import Tensors, cut, default_type
 

@@ -13,11 +13,11 @@ from pyrofl.data.fingerprint import set_fingerprint
 from pyrofl.data.outlines import hidden
 from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import CHECKPOINT
-from pyrofl.inference.checkpoints import restore_run
 from pyrofl.inference.description import described
+from pyrofl.inference.fitted_run.checkpoints import restore_run
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.fitted_run.saving import settings_of_run
 from pyrofl.inference.method import Method
-from pyrofl.inference.run import Run
-from pyrofl.inference.saving import settings_of_run
 from pyrofl.inference.seeds import Seeds
 
 MAX_NAMED = 3  # parts of a method that differ

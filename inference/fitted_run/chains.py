@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from pyrofl.inference.evaluation.evaluate import Metric
 from pyrofl.inference.federate import LoopOptions
+from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.method import Method
+from pyrofl.inference.monitoring.status import Kind, Verdict
 from pyrofl.inference.posteriors.arviz import Fitted, to_arviz
-from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed, Seeds, separate
-from pyrofl.inference.verdict import Kind, Verdict
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors
 

@@ -13,10 +13,17 @@ from torch.optim import Optimizer
 
 from pyrofl.data import Batch
 from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
-from pyrofl.inference.mixing import Trial, named, rows_of, unchanged, undrawn, unlike
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
+from pyrofl.inference.validation.independence import (
+    Trial,
+    named,
+    rows_of,
+    unchanged,
+    undrawn,
+    unlike,
+)
 from pyrofl.tensors import Tensors, matches
 
 ROWS = 3  # of a minibatch, as of the largest client that is looked at: a step for each

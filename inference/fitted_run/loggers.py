@@ -13,8 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from pyrofl.inference.records import RoundRecord
-from pyrofl.inference.run import Run
+from pyrofl.inference.fitted_run.records import RoundRecord
+from pyrofl.inference.fitted_run.run import Run
 
 Log = Callable[[Run, RoundRecord], None]
 Logger = Literal["tensorboard", "mlflow"]

@@ -16,10 +16,10 @@ from pyrofl.files.run_folder import METRICS
 from pyrofl.inference.description import Description, describe
 from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.engine.state import Round
+from pyrofl.inference.fitted_run.records import RoundRecord
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.fitted_run.saving import RECORDS, save, settings_of_run
 from pyrofl.inference.method import Method
-from pyrofl.inference.records import RoundRecord
-from pyrofl.inference.run import Run
-from pyrofl.inference.saving import RECORDS, save, settings_of_run
 from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors
 

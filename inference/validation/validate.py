@@ -24,13 +24,13 @@ from pyrofl.data.roster import Who
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.state import Round, client_inputs, to_data
-from pyrofl.inference.gradients import ROWS, WatchedStep, refuse_still, watched
-from pyrofl.inference.look import Look
 from pyrofl.inference.metadata import INCOMPARABLE, Mark, Moments, Rule, WireCost, of_kind
 from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.mixing import Drew, Made, Mixed, Trial, filled, undrawn
-from pyrofl.inference.reruns import Reruns
 from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.validation.gradients import ROWS, WatchedStep, refuse_still, watched
+from pyrofl.inference.validation.independence import Drew, Made, Mixed, Trial, filled, undrawn
+from pyrofl.inference.validation.program_checker import Look
+from pyrofl.inference.validation.repeatability import Reruns
 from pyrofl.tensors import Tensors, as_tensors, cut, default_type, matches, pick
 from pyrofl.turns import in_turn
 

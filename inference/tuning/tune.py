@@ -27,16 +27,16 @@ from typing import Any, Unpack
 
 from pyrofl.arguments import Count, ProperShare, checked
 from pyrofl.data import Federation
-from pyrofl.inference.chains import Fitting
-from pyrofl.inference.checkpoints import Keeper, load
 from pyrofl.inference.engine.messages import BadMessage
 from pyrofl.inference.evaluation.asked import usual
 from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.fit import fit
-from pyrofl.inference.run import Run
+from pyrofl.inference.fitted_run.chains import Fitting
+from pyrofl.inference.fitted_run.checkpoints import Keeper, load
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.monitoring.status import verdict
 from pyrofl.inference.seeds import Seed, later, separate
-from pyrofl.inference.tuned import By, Setting, Trial, TuningResult, ranked, told
-from pyrofl.inference.verdict import verdict
+from pyrofl.inference.tuning.results import By, Setting, Trial, TuningResult, ranked, told
 from pyrofl.partitions.validation import held_back
 
 KEEP = 3  # one of so many settings goes on, for so many times as many rounds

@@ -15,8 +15,8 @@ from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import compared_versions, versions
 from pyrofl.inference.description import describe
 from pyrofl.inference.engine.state import Round
+from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.method import Method
-from pyrofl.inference.records import RoundRecord
 from pyrofl.inference.seeds import Seed, separate
 
 RECORDS = tuple(f.name for f in fields(RoundRecord) if f.name != "number")  # that follows

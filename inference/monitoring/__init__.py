@@ -1,0 +1,1 @@
+"""Convergence of a fit while it runs: parameter changes, status and progress."""

@@ -1,0 +1,1 @@
+"""Search for settings of a method on rows held back."""

@@ -1,0 +1,1 @@
+"""Validation of a method and its data before the first round."""
