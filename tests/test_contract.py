@@ -147,9 +147,8 @@ def test_a_name_may_have_several_marks():
 @on_archetypes
 def test_clients_may_be_trained_side_by_side_or_one_by_one(name):
     # Up to rounding; the papers' settings have momentum, and the clients 3 to 40 rows.
-    for one, more in zip(usual(name, 1), usual(name, 5), strict=True):
+    for one, more in zip(usual(name, 1), usual(name), strict=True):
         toys.assert_same_round(one, more, rtol=1e-8, atol=1e-9)
-    toys.assert_same_round(usual(name, 1)[-1], usual(name)[-1], rtol=1e-8, atol=1e-9)
 
 
 @on_archetypes

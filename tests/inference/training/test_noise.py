@@ -50,9 +50,8 @@ PAIRS = list(product(toys.FAMILIES, OPTIMS))
 def test_side_by_side_is_one_after_the_other(family, optim):
     data = toys.blobs((3, 40, 7, 12))
     method = toys.trained(toys.FAMILIES[family], data, optim=OPTIMS[optim], batch=11)
-    one, *more = (list(federate(method, data, 2, chunk=chunk)) for chunk in (1, 3, 4))
-    for run in more:
-        toys.assert_same_round(run[1], one[1], rtol=1e-9, atol=1e-10)
+    one, more = (list(federate(method, data, 2, chunk=chunk)) for chunk in (1, 3))
+    toys.assert_same_round(more[1], one[1], rtol=1e-9, atol=1e-10)
     moved = [(one[1].server[n] - v).abs().max() for n, v in one[0].server.items()]
     assert max(moved) > 1e-3
 
