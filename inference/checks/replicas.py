@@ -150,11 +150,8 @@ def seeing(method: Method, change: Callable[[Batch], Batch]) -> Method:
         ]
         return replace(phase, updates=tuple(moves))
 
-    def same(view: Any) -> View:
-        """Read as before: the programs are the same, but for the batch."""
-        own = view if isinstance(view, View) else View(view)
-        return replace(own, read=lambda *args: own.read(*args))
-
     what: dict[str, Any] = {n: changed(getattr(method, n)) for n in ("model", "guide")}
     what |= {n: tuple(map(moved, getattr(method, n))) for n in ("phases", "adapt")}
-    return replace(method, views={n: same(view) for n, view in method.views.items()}, **what)
+    # Functions that read a program of the method see the changed batches themselves.
+    reads = {n: what[n] for n in method.metadata.reads}
+    return replace(method, metadata=method.metadata.extend(reads=reads), **what)

@@ -246,9 +246,10 @@ class _Code:
         begin, step = _generated(once, (), kept), _generated(run, tuple(self.passing), ())
         constants = [{f"c{i}": v for i, v in enumerate(some)} for some in self.constants]
         captured = {f"v{i}": v for i, v in self.captured.items()}
+        names = tuple(self.bound)  # `bind` must not keep `self`, with all tensors that were seen
 
         def bind(*bound: Tensor) -> Callable[..., None]:
-            known = captured | {f"v{i}": v for i, v in zip(self.bound, bound, strict=True)}
+            known = captured | {f"v{i}": v for i, v in zip(names, bound, strict=True)}
             values = begin(SimpleNamespace(**constants[1], **known))
             known |= {f"v{i}": v for i, v in zip(kept, values, strict=True)}
             return partial(step, SimpleNamespace(**constants[0], **known))

@@ -88,6 +88,14 @@ def test_the_bits_are_those_of_steps_as_written(name, chunk, monkeypatch):
         toys.assert_same_round(one, other, rtol=0, atol=0)
 
 
+def test_a_recording_keeps_none_of_the_tensors_that_were_seen():
+    # Hundreds of recordings are kept: with their tensors, a search of settings filled the memory.
+    list(federate(METHODS["mean field"](), toys.blobs(), 2))
+    assert made()
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) in (code._Code, Tape)]
+
+
 @pytest.mark.parametrize("build_one", [fedavg.build, fedprox.build, ditto.build])
 def test_steps_of_convolutions_with_a_prior_keep_their_bits(build_one, monkeypatch):
     # Several outputs of one operation, of which the gradient of the prior is added to one.
