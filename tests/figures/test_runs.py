@@ -266,9 +266,9 @@ def test_convergence_shows_every_site_and_what_is_small():
 def test_watched_numbers_are_lines_by_round():
     record = type("Record", (), {})
 
-    def run_of(shares, metadata=None):
+    def run_of(shares, monitors=None):
         run = type("Run", (), {})()
-        run.records, run.watching = [], facts or {}
+        run.records, run.watching = [], monitors or {}
         for number, share in enumerate(shares, 1):
             one = record()
             one.number, one.watched = number, {"rates_above_$0.9$": share}
@@ -281,9 +281,9 @@ def test_watched_numbers_are_lines_by_round():
     assert figure.axes[0].get_ylabel() == r"rates above \$0.9\$"
     assert [t.get_text() for t in figure.legends[0].texts] == [r"rates above \$0.9\$"]
     assert overlaps(figure) == []
-    facts = {"rates_above_$0.9$": Monitor(high=0.5, words="share of rates")}
+    monitors = {"rates_above_$0.9$": Monitor(high=0.5, words="share of rates")}
     for last, told in ((0.7, "too high"), (0.4, "not too high")):
-        axes = figures.watched(run_of([0.6, last], facts)).axes[0]
+        axes = figures.watched(run_of([0.6, last], monitors)).axes[0]
         assert axes.get_ylabel() == "share of rates"
         assert axes.lines[1].get_label() == f"limit 0.5: {told} after the last round"
     chains = type("Chains", (), {"runs": [run_of([0.1, 0.4]), run_of([0.2, 0.3])]})()

@@ -14,7 +14,8 @@ NUMBERS = {"--sites": "1 000", "--min-sites": "0", "--port": "65536", "--timeout
 FILES = ("--cert", "--cert-key", "--ca", "--nodes", "--data", "--project", "--key", "--state")
 OTHERS = ("--host", "--name", "--out", "--rejoin", "--show", "--quiet")
 OTHERS += ("--min-scored-rows", "--no-scores")
-FLAGS = {*NUMBERS, *FILES, *OTHERS}
+PREDICT = ("--rows", "--method", "--client", "--model", "--draws", "--overwrite")
+FLAGS = {*NUMBERS, *FILES, *OTHERS, *PREDICT}
 
 PLACES = ("missing", "full", "fifo", "loop", "dangling", "null", "", "a\0b", "/dev/full", LONG)
 NO_ADDRESSES = ("host", "host:", ":80", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:-1", "a:1.5")
@@ -109,7 +110,24 @@ def of_sites() -> Iterator[Case]:
         yield case(f"word {named(word)}", ("flower", *(() if word[:1] == "-" else (word,)), "-x"))
 
 
+def of_predictions() -> Iterator[Case]:
+    """Yield predictions at a site that cannot be made."""
+    words = ("flower", "predict", "full", "--rows", ROWS, "--out", "o.csv")
+    for value in (*NEITHER[::3], "0", MOST):
+        yield case(f"predict --draws={named(value)}", (*words, *given("--draws", value)), "--draws")
+    for value in PLACES:
+        place = ("--", value) if value[:1] == "-" else (value,)
+        about = f"predict {named(value)}"
+        yield case(about, ("flower", "predict", *words[3:], *place))
+        yield case(f"{about} as rows", (*words[:3], *given("--rows", value), *words[5:]))
+        yield case(f"{about} as out", (*words[:5], *given("--out", value)))
+    for flag in ("--method", "--client", "--model"):
+        for value in ("", "zzz", "a\0b", LONG):
+            yield case(f"predict {flag}={named(value)}", (*words, *given(flag, value)))
+    yield case("predict without a state", (*words, "--overwrite"))
+
+
 def cases() -> Iterator[Case]:
     """Yield all that is about servers and sites."""
-    for part in (of_numbers, of_servers, of_sites):
+    for part in (of_numbers, of_servers, of_sites, of_predictions):
         yield from part()
