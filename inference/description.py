@@ -6,6 +6,7 @@ import ast
 import dis
 import hashlib
 import inspect
+import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -173,7 +174,15 @@ def _kind(value: Any) -> str:
         return str(sorted(map(repr, value)))
     if isinstance(value, type | BuiltinFunctionType | ModuleType):
         return getattr(value, "__qualname__", value.__name__)
-    return type(value).__qualname__
+    kind = type(value).__qualname__
+    if hasattr(value, "__dict__") or _is_own(type(value).__module__):
+        return kind  # its attributes follow
+    if isinstance(value, Mapping | tuple | list):
+        return kind  # its parts follow
+    try:  # what is made in C has no attributes to look at: range, slice, Fraction, re.Pattern
+        return f"{kind} {_hash(pickle.dumps(value, protocol=4))}"
+    except Exception:  # of any type: a class decides what it raises
+        return kind
 
 
 def _parts(value: Any) -> Iterable[tuple[Any, Any]]:

@@ -38,7 +38,7 @@ class GradientStep:
         names: shell patterns separated by spaces.
         optim: makes the optimiser; it starts afresh in every round.
         loss: per client; `elbo(...)` or what wraps it.
-        repeat: steps on each minibatch.
+        num_steps: steps on each minibatch.
     """
 
     names: str
@@ -56,7 +56,7 @@ class Phase:
     """Go through the client's rows, making the moves on every minibatch in turn.
 
     Attributes:
-        moves: gradient steps and closed forms.
+        updates: gradient steps and closed-form updates.
         epochs: passes over the rows: a number, or ids [C] -> numbers [C].
         batch: rows of a minibatch; None takes all rows at once.
     """

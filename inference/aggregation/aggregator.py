@@ -73,12 +73,12 @@ class Aggregator:
     Attributes:
         weights: patterns of names, the first that match count -> the clients' weights. The names
             of one entry are pooled together, which matters to Krum and clipping.
-        then: (server, pooled [*p]) -> the next state; by default what was pooled takes its place.
+        server_step: (server, pooled [*p]) -> the next state; by default the weighted means.
         rule: "mean", or an aggregation that bears bad messages, see `get_rule`.
-        of: (server, message [C, ...]) -> what is pooled, named as the server's tensors where
+        transform: (server, message [C, ...]) -> what is averaged, named as the server's tensors where
             it stands for them. The server's own state goes through it too, for merges that need
             the value before.
-        noised: (pooled [*p], generator) -> what `then` goes on from, for noise on what was pooled.
+        noised: (pooled [*p], generator) -> the input of `server_step`, for noise on the means.
     """
 
     weights: Mapping[str, Weight]

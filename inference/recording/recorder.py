@@ -3,7 +3,8 @@
 An update of few clients takes more time in Python than in kernels. It runs as written until more
 than `HOT` of one shape have run or are known to come. Then it is recorded, and the next ones run
 both ways, until the recording is known to give the same bits. What gives other bits, lets Python
-read numbers or draws noise that is not given to it runs as written; `explain` names the reason.
+read numbers or draws noise that is not given to it runs as written; `pyrofl.recordings` names the
+reason.
 
 Functions of the library keep no state of their own. An update that runs a user's functions is
 compared again in every phase, as these may read what changes from round to round.
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +27,7 @@ from torch import Tensor
 from pyrofl.data import Batch
 from pyrofl.inference.recording.code import Bind, Given, compiled
 from pyrofl.inference.recording.tape import NotRecorded, Reads, Tape
+from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
 HOT = 3  # updates as written take as long as a recording: measured
@@ -49,6 +52,8 @@ These stay the same tensors from update to update, and the rest the same numbers
 
 CLIENTS = "size", "ids"  # of a batch
 ROWS = "x", "y", "mask", "at", "weights", "_share"
+
+HOOKS = "_forward_hooks", "_forward_pre_hooks"
 
 OTHER_BITS = "its result depends on more than the tensors that it is given"
 
@@ -75,8 +80,8 @@ class Kept(threading.local):
         self.sure: dict[object, Any] = {}  # kind, code that is right in some shape -> values
         self.known: dict[
             object, Any
-        ] = {}  # kinds -> whether they run no function of a user, values
-        self.log: list[Recorder] | None = None  # of those that run, for `explain`
+        ] = {}  # kinds -> whether they run no function of a user, their networks, values
+        self.log: list[Recorder] | None = None  # of those that run, for `recordings`
 
 
 RECORDINGS = Kept()
@@ -95,22 +100,29 @@ class Recorder:
         """Begin.
 
         Args:
-            name: of the update, for `explain`.
+            name: of the update, for `recordings`.
             values: what it is made of: programs, loss, optimiser.
             whole: whether every update sees the same batch.
             noise: what the programs draw.
         """
         self.name, self.values, self.whole, self.noise = name, values, whole, noise
-        self.kind = identity(values)
-        known, _ = RECORDINGS.known.setdefault(self.kind, (None, values))
-        self.known = is_known(values) if known is None else known
-        RECORDINGS.known[self.kind] = self.known, values
-        shorten(RECORDINGS.known)
+        kind = identity(values)
+        if kind not in RECORDINGS.known:
+            nets, own = list[Network](), list[object]()
+            _look(values, nets, own, set())
+            RECORDINGS.known[kind] = is_known(values) and not own, nets, values
+            shorten(RECORDINGS.known)
+        known, nets, _ = RECORDINGS.known[kind]
+        # What a network holds besides weights that train may be changed between two fits.
+        self.kind = kind, *map(_held, nets)
+        self.known = known and all(map(_is_of_library, nets))
         self.recording: Recording | None = None
         self.run: Callable[..., None] | None = None  # it, bound to these tensors
         self.touched: tuple[list[Tensor], ...] = ()
         self.passing: list[str] = []  # tensors of a batch that differ from step to step
-        self.compared = self.known  # with the update as written, in this phase
+        self.compared = set[
+            int
+        ]()  # recordings that agreed with the update as written, in this phase
         self.numbers: Callable[[], object] = list  # what an optimiser keeps besides tensors
         self.reason = ""  # why updates run as written
         self.made = [0, 0]  # updates as written, and by a recording
@@ -144,7 +156,7 @@ class Recorder:
         """
         found = self.recording or self._find(touched(), batch)
         found.seen += 1
-        if self.run and self.compared:
+        if self.run and (self.known or id(found) in self.compared):
             noise = [getattr(self.noise, kind)(*rest) for kind, *rest in found.requested]
             self.run(*[getattr(batch, name) for name in self.passing], *noise)
             self.made[1] += 1
@@ -218,7 +230,9 @@ class Recorder:
             found.reason = str(error)
         except (RuntimeError, TypeError, ValueError) as error:
             found.reason = f"an operation cannot be repeated: {error}"
-        self.compared, self.reason = not found.reason, found.reason
+        self.reason = found.reason
+        if not found.reason:
+            self.compared.add(id(found))
         found.checked += 1 if found.code not in RECORDINGS.sure else CHECKS
         if found.checked >= CHECKS and not found.reason:
             RECORDINGS.sure[found.code] = found.values
@@ -269,6 +283,68 @@ def identity(value: object) -> object:
     return id(value)
 
 
+def _look(value: Any, nets: list[Network], own: list[object], seen: set[int]) -> None:
+    """Collect the networks and a user's own functions that functions of the library hold."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    parts: list[Any] = []
+    if isinstance(value, Network):
+        nets.append(value)
+    elif isinstance(value, Mapping):
+        parts = [*value.values()]
+    elif isinstance(value, (tuple, list)):
+        parts = [*value]
+    elif isinstance(value, partial):
+        parts = [value.func, value.args, value.keywords]
+    elif isinstance(value, MethodType):
+        parts = [value.__func__, value.__self__]
+    elif not _is_in_library(value):
+        own += [value] if isinstance(value, FunctionType) else []
+    elif isinstance(value, FunctionType):
+        parts = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+    elif not isinstance(value, (type, Tensor)):
+        parts = [*getattr(value, "__dict__", {}).values()]
+    for part in parts:
+        _look(part, nets, own, seen)
+
+
+def _held(net: Network) -> tuple[object, ...]:
+    """Return what tells apart the states of what a network holds besides weights that train."""
+    module = net.module
+    still = [v for v in (*module.parameters(), *module.buffers()) if not v.requires_grad]
+    values: list[object] = [(id(v), v._version, v.data_ptr()) for v in still]
+    for layer in module.modules():
+        own = vars(layer)
+        values += [(n, v) for n, v in own.items() if isinstance(v, (str, int, float))]
+        values += [(len(own[n]), *own[n]) for n in HOOKS]
+        values += [id(own["forward"])] if "forward" in own else []
+    return tuple(values)
+
+
+def _is_of_library(net: Network) -> bool:
+    """Return whether all layers run functions of the library or of torch alone."""
+    return all(
+        _is_in_library(type(layer))
+        and "forward" not in vars(layer)
+        and not any(vars(layer)[name] for name in HOOKS)
+        for layer in net.module.modules()
+    )
+
+
+def _is_in_library(value: object) -> bool:
+    home = getattr(value, "__module__", None) or type(value).__module__
+    return str(home).partition(".")[0] in ("pyrofl", "pyro", "torch")
+
+
+def _filled(cell: CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
 def is_known(value: object) -> bool:
     """Return whether a value is made of numbers and of functions of the library.
 
@@ -282,7 +358,7 @@ def is_known(value: object) -> bool:
         return all(map(is_known, value.values() if isinstance(value, Mapping) else value))
     if isinstance(value, partial):
         return is_known((value.func, value.args, value.keywords))
-    if str(getattr(value, "__module__", "")).partition(".")[0] not in ("pyrofl", "pyro", "torch"):
+    if not _is_in_library(value):
         return False
     if is_dataclass(value) and not isinstance(value, type):
         return all(is_known(getattr(value, f.name)) for f in fields(value))

@@ -319,9 +319,6 @@ def test_a_bad_message_ends_the_run_if_that_is_asked(tmp_path, monkeypatch, caps
     assert main([*words, str(out), "--resume"]) == 2
     text = capsys.readouterr().err
     assert "is of another run; now init_client is 'pyrofl.models.pfedvem.build" in text
-        "is of another run; now init_client is 'pyrofl.models.pfedvem.build"
-        in capsys.readouterr().err
-    )
     poisoned(monkeypatch, 2, counted=-1)  # the two that are left are good
     assert main([*words, str(out), "--resume"]) == 0
     for name in RESULTS:

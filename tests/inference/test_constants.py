@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections import deque
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from fractions import Fraction
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 
@@ -231,6 +235,27 @@ def test_lambdas_on_one_line_are_told_apart():
 
     assert len({text(i) for i in range(3)}) == 3
     assert text(1) == text(1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (range(1), range(4)),
+        (slice(0, 1), slice(0, 3)),
+        (Fraction(1, 2), Fraction(5)),
+        (operator.itemgetter(0), operator.itemgetter(1)),
+        (re.compile("a"), re.compile("b")),
+        (timedelta(1), timedelta(2)),
+        (torch.Tensor.tanh, torch.Tensor.relu),
+        (deque([1.0]), deque([2.0])),
+    ],
+)
+def test_values_that_are_made_in_c_are_described_by_what_they_are(one, other):
+    def method(value: object) -> Method:
+        return replace(fedavg.build(toys.net()), upload=lambda received, local: [value, local][1])
+
+    assert described(method(one)) == described(method(one))
+    assert described(method(one)) != described(method(other))
 
 
 def test_functions_without_source_are_compared_by_names_and_constants():

@@ -96,6 +96,62 @@ def test_a_recording_keeps_none_of_the_tensors_that_were_seen():
     assert not [one for one in gc.get_objects() if type(one) in (code._Code, Tape)]
 
 
+def triple(net: Network) -> None:
+    first = net.module.get_submodule("0")
+    first.load_state_dict({n: 3 * v for n, v in first.state_dict().items()})
+
+
+def replace_weight(net: Network) -> None:
+    weight = net.module.get_parameter("0.weight")
+    weight.data = 3 * weight.data
+
+
+def replace_forward(net: Network) -> None:
+    net.module.get_submodule("1").forward = torch.sin
+
+
+def add_hook(net: Network) -> None:
+    net.module.get_submodule("1").register_forward_hook(lambda _, __, out: 2 * out)
+
+
+@pytest.mark.parametrize("change", [triple, replace_weight, replace_forward, add_hook])
+def test_changes_of_a_network_between_two_fits_take_effect(change, monkeypatch):
+    def second() -> Tensors:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(toys.FEATURES, 6), nn.Tanh(), nn.Linear(6, toys.CLASSES))
+        module[0].requires_grad_(False)
+        net, data = Network(module), toys.blobs()
+        method = fedavg.build(net, batch=4)
+        list(federate(method, data, 2))
+        change(net)
+        return list(federate(method, data, 2))[-1].server
+
+    quick = second()
+    assert made()
+    as_written(monkeypatch)
+    toys.assert_same(quick, second(), rtol=0, atol=0)
+
+
+def test_a_loss_that_changes_between_rounds_is_seen_in_every_shape(monkeypatch):
+    def last() -> Tensors:
+        method, share = fedavg.build(toys.net(), batch=4, epochs=2), [1.0]
+        (phase,) = method.phases
+        (step,) = phase.updates
+        assert isinstance(step, GradientStep)
+        own = replace(step, loss=lambda *given: step.loss(*given) * share[0])
+        method = replace(method, phases=(replace(phase, updates=(own,)),))
+        rounds = federate(method, toys.blobs((3, 40)), 3)  # batches of two clients, and of one
+        servers = []
+        for one in rounds:
+            share[0] *= 0.1
+            servers.append(one.server)
+        return servers[-1]
+
+    quick = last()
+    as_written(monkeypatch)
+    toys.assert_same(quick, last(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("build_one", [fedavg.build, fedprox.build, ditto.build])
 def test_steps_of_convolutions_with_a_prior_keep_their_bits(build_one, monkeypatch):
     # Several outputs of one operation, of which the gradient of the prior is added to one.
