@@ -38,8 +38,8 @@ def recordings(
     update of which many alike ones are to come is therefore recorded, and later ones run by the
     code of its tensor operations, which gives the same bits. An update is not recorded if Python
     reads numbers of its tensors (`.item()`, `if x > 0`), if it draws noise other than by
-    `pyro.sample` from normals, writes into tensors that it should only read, or gives other numbers than
-    its recording while both are compared. It then runs as written, up to ten times slower.
+    `pyro.sample` from normals, writes into tensors that it should only read, or gives other numbers
+    than its recording while both are compared. It then runs as written, up to ten times slower.
 
     Functions of your own are compared again at the first update of every phase. What they read
     besides tensors, such as a factor or a learning rate in a Python variable, may change between

@@ -75,9 +75,9 @@ class Aggregator:
             of one entry are pooled together, which matters to Krum and clipping.
         server_step: (server, pooled [*p]) -> the next state; by default the weighted means.
         rule: "mean", or an aggregation that bears bad messages, see `get_rule`.
-        transform: (server, message [C, ...]) -> what is averaged, named as the server's tensors where
-            it stands for them. The server's own state goes through it too, for merges that need
-            the value before.
+        transform: (server, message [C, ...]) -> what is averaged, named as the server's tensors
+            where it stands for them. The server's own state goes through it too, for rules that
+            need the value before.
         noised: (pooled [*p], generator) -> the input of `server_step`, for noise on the means.
     """
 
