@@ -72,6 +72,7 @@ def describe(method: Method) -> Description:
     global names are described too; libraries are compared by version.
 
     Not seen are: comments, docstrings and layout; private dicts and lists, which may cache results;
+    how far iterators have been read;
     global names that a function itself assigns; names that are looked up as texts (`getattr`);
     files and environment variables; and the statements of functions without source, such as those
     typed at a prompt or made by `exec`, of which the names and constants alone are compared. Source
@@ -177,8 +178,8 @@ def _kind(value: Any) -> str:
     kind = type(value).__qualname__
     if hasattr(value, "__dict__") or _is_own(type(value).__module__):
         return kind  # its attributes follow
-    if isinstance(value, Mapping | tuple | list):
-        return kind  # its parts follow
+    if isinstance(value, Mapping | tuple | list | Iterator):
+        return kind  # its parts follow, or it changes by being read
     try:  # what is made in C has no attributes to look at: range, slice, Fraction, re.Pattern
         return f"{kind} {_hash(pickle.dumps(value, protocol=4))}"
     except Exception:  # of any type: a class decides what it raises
