@@ -25,7 +25,7 @@ KILLED = [-9]
 
 def command(method: str, out: Path, rounds: int = 2, draws: int = 2) -> list[str]:
     net = ["--server-data", "10"] if method in ("fedbe", "predbayes") else []
-    if method in ("fedper", "fedrep", "fedbabu", "lgfedavg"):
+    if method in ("fedper", "fedrep", "fedbabu", "lgfedavg", "virtual"):  # need a base
         net += ["--net", "mlp:3"]
     words = ["run", method, "--rounds", str(rounds), "--posterior-draws", str(draws)]
     return [*words, *MORE, *net, "--out", str(out)]
