@@ -9,6 +9,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache, cached_property, partial
@@ -16,7 +17,7 @@ from logging import Logger
 from pathlib import Path
 from textwrap import dedent
 from tokenize import TokenError
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -196,8 +197,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, type):
         return _of_class(value)
     if isinstance(value, FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        held = [(name, cell.cell_contents) for name, cell in cells if _filled(cell)]
+        held = [*closure(value).items()]
         defaults = [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
         return [*held, *defaults, *_globals(value), *_wrapped(value)]
     if isinstance(value, MethodType):
@@ -324,13 +324,13 @@ def _wrapped(value: Any) -> list[tuple[str, Any]]:
     return [] if found is None else [("wrapped", found)]
 
 
-def _filled(cell: CellType) -> bool:
-    """Say whether a name that a function holds is bound."""
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
+def closure(function: FunctionType) -> dict[str, Any]:
+    """Return the variables of its enclosing functions that a function reads and that are bound."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not bound yet
+            found[name] = cell.cell_contents
+    return found
 
 
 def _home(function: FunctionType) -> str:

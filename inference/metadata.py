@@ -194,8 +194,17 @@ class Metadata:
     def __post_init__(self) -> None:
         """Validate types and the metadata of tensors."""
         check_fields(self)
+        if not isinstance(self.train_all_clients, bool):
+            raise ValueError(f"train_all_clients is {self.train_all_clients!r}; expected a bool")
+        if other := self.reads.keys() - {"model", "guide"}:
+            raise ValueError(f"reads has {sorted(other)}; expected 'model' or 'guide'")
         for name, known in self.tensors.items():
-            if not isinstance(known, (tuple, *get_args(TensorMetadata))):
+            if not isinstance(name, str):
+                raise ValueError(f"metadata has the name {name!r}; expected patterns of names")
+            if not all(
+                isinstance(one, get_args(TensorMetadata))
+                for one in (known if isinstance(known, tuple) else (known,))
+            ):
                 raise ValueError(f"metadata of {name!r} is {known!r}; expected a Rule or its like")
 
     def extend(self, tensors: MetadataByPattern | None = None, **changes: Any) -> Metadata:

@@ -60,3 +60,14 @@ def frailty(received: Tensors, local: Tensors, batch: Batch) -> None:
             eta = b0 + f + (beta * batch.x[..., 1:]).sum(-1)
             log_hazard = shape.log() + (shape - 1) * y.log() + eta
             pyro.factor("time", seen * log_hazard - y**shape * eta.exp())
+
+
+def hospitals(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Let logits of death be normal around those of all hospitals; x is the number of cases."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(-2.0, 1.5))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
+        with batch.rows():
+            logits = mu + tau * eta
+            pyro.sample("deaths", dist.Binomial(batch.x[..., 0], logits=logits), obs=batch.y)

@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.description import closure
 from pyrofl.inference.recording.code import Bind, Given, compiled
 from pyrofl.inference.recording.tape import NotRecorded, Reads, Tape
 from pyrofl.nets import Network
@@ -302,7 +303,7 @@ def _look(value: Any, nets: list[Network], own: list[object], seen: set[int]) ->
     elif not _is_in_library(value):
         own += [value] if isinstance(value, FunctionType) else []
     elif isinstance(value, FunctionType):
-        parts = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+        parts = [*closure(value).values()]
     elif not isinstance(value, (type, Tensor)):
         parts = [*getattr(value, "__dict__", {}).values()]
     for part in parts:
@@ -335,14 +336,6 @@ def _is_of_library(net: Network) -> bool:
 def _is_in_library(value: object) -> bool:
     home = getattr(value, "__module__", None) or type(value).__module__
     return str(home).partition(".")[0] in ("pyrofl", "pyro", "torch")
-
-
-def _filled(cell: CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def is_known(value: object) -> bool:

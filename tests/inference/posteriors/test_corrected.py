@@ -7,6 +7,7 @@ import warnings
 from dataclasses import replace
 
 import numpy as np
+import programs
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -147,17 +148,6 @@ def test_clients_that_share_nothing_are_weighted_by_themselves():
 DEATHS, CASES = np.array([0, 18, 8, 46, 8, 13]), np.array([47, 148, 119, 810, 211, 196])
 
 
-def hospitals(received: Tensors, local: Tensors, batch: Batch) -> None:
-    """Let logits of death be normal."""
-    with batch.clients():
-        mu = pyro.sample("mu", dist.Normal(-2.0, 1.5))
-        tau = pyro.sample("tau", dist.HalfNormal(1.0))
-        eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
-        with batch.rows():
-            logits = mu + tau * eta
-            pyro.sample("deaths", dist.Binomial(batch.x[..., 0], logits=logits), obs=batch.y)
-
-
 def by_quadrature() -> tuple[np.ndarray, np.ndarray]:
     """Return means and sds of mu and tau, on a grid."""
     mu, log_tau = np.meshgrid(np.linspace(-5, 0, 80), np.linspace(-8, 1.5, 120), indexing="ij")
@@ -180,7 +170,7 @@ def by_quadrature() -> tuple[np.ndarray, np.ndarray]:
 def test_hospitals_after_any_number_of_rounds(rounds):
     x, y = (torch.tensor(v, dtype=torch.float64) for v in (CASES[:, None], DEATHS))
     data = federation(x, y, (1,) * 6)
-    method = pvi.hierarchical(hospitals, data, shared="mu tau", draws=32, steps=5)
+    method = pvi.hierarchical(programs.hospitals, data, shared="mu tau", draws=32, steps=5)
     run = pyrofl.fit(method, data, rounds, progress=False)
     found = run.to_arviz(DRAWS, corrected=True)
     p, stats = found["posterior"], found["sample_stats"]

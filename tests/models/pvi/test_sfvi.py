@@ -179,17 +179,6 @@ CASES = torch.tensor([47.0, 148, 119, 810, 211, 196]).double()
 MU, TAU = (-2.7833, 0.2971), (0.5610, 0.3455)  # by quadrature, as in test_corrected
 
 
-def hospitals(received: Tensors, local: Tensors, batch: Batch) -> None:
-    """Let logits of death be normal."""
-    with batch.clients():
-        mu = pyro.sample("mu", dist.Normal(-2.0, 1.5))
-        tau = pyro.sample("tau", dist.HalfNormal(1.0))
-        eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
-        with batch.rows():
-            logits = mu + tau * eta
-            pyro.sample("deaths", dist.Binomial(batch.x[..., 0], logits=logits), obs=batch.y)
-
-
 def bound_of(run: Run, draws: int = 4000) -> tuple[float, float]:
     """Return the ELBO of all clients together, and its standard error."""
     asked = Asked.of({"draws": draws}, without="population part")
@@ -202,7 +191,7 @@ def bound_of(run: Run, draws: int = 4000) -> tuple[float, float]:
 
 def fitted(guide: guides.Family, rounds: int, held_out: int = 0) -> Run:
     data = one_row_each(CASES, DEATHS, held_out)
-    method = pvi.hierarchical(hospitals, data, shared="mu tau", guide=guide)
+    method = pvi.hierarchical(programs.hospitals, data, shared="mu tau", guide=guide)
     return pyrofl.fit(method, data, rounds, progress=False)
 
 
