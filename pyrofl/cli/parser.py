@@ -269,11 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def with_config(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with the options of its --config in front of its own.
-
-    Raises:
-        ValueError: if the file cannot be read, or names an option that does not exist.
-    """
+    """Return the words of a command with the options of its --config in front of its own."""
     words = list(words)
     at = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--config"), None)
     if at is None or words[0] not in ("run", "compare", "tune") or "--help" in words:

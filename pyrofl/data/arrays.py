@@ -26,20 +26,6 @@ Floats = NDArray[np.float64]
 Words = tuple[str, ...]
 
 
-class Table(NamedTuple):
-    """The rows of all sites, one site after the other; those held out come last."""
-
-    x: Tensor
-    y: Tensor
-    train: tuple[Tensor, ...]
-    test: tuple[Tensor, ...]
-    names: Words
-    classes: Words
-    held_out: int
-    pooled_test: Tensor | None
-    source: Source | None
-
-
 class Rows(NamedTuple):
     """Training or test rows of a site, and what its columns are called, if they have names."""
 
@@ -54,56 +40,48 @@ def table_of(
     classes: Sequence[str] | int | None,
     features: Sequence[str] | None,
     held_out: Sequence[str],
-) -> Table:
-    """Check the sites and put their rows together; see `Federation.of`."""
+) -> dict[str, Any]:
+    """Check the sites and put their rows together: fields of the federation, see `Federation.of`.
+
+    The rows are one site after the other; those held out come last.
+    """
     if not isinstance(sites, Mapping) or not sites:
         told = f"a {type(sites).__name__}" if not isinstance(sites, Mapping) else "empty"
         raise ValueError(f"sites are {told}; expected a dict: name -> (x, y) of at least one")
-    out = names_of("held_out", _listed(held_out))
+    out = names_of("held_out", held_out)
     for name in out:
         known(name, [str(n) for n in sites], "held-out site")
     names = names_of("names of sites", [n for n in sites if n not in out] + list(out))
     labels = _classes(sites, classes)
-    wanted = names_of("features", _listed(features)) if features is not None else ()
+    wanted = names_of("features", features) if features is not None else ()
     parts = [part for name in names for part in _site(name, sites[name], labels, wanted)]
     _refuse_unlike(parts, names)
     ends = torch.tensor([len(part.y) for part in parts]).cumsum(0).tolist()
     starts = [0, *ends[:-1]]
     rows = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
-    test, first = tuple(rows[1::2]), parts[0]
-    pooled = torch.cat(test)
-    called = wanted or first.features
-    return Table(
-        x=_as_floats(np.concatenate([part.x for part in parts]), called),
-        y=torch.cat([part.y for part in parts]),
-        train=tuple(rows[::2]),
-        test=test,
-        names=names,
-        classes=labels,
-        held_out=len(out),
-        pooled_test=pooled if len(pooled) else None,
-        source=Source(first.target, called, preparation=Preprocessor(tuple(map(Prepared, called))))
-        if called
-        else None,
-    )
-
-
-def _listed(words: Any) -> Any:
-    """Return names as a tuple, as those of an array; a text is no list of its letters."""
-    return words if isinstance(words, str) or not hasattr(words, "__iter__") else tuple(words)
+    test, called = tuple(rows[1::2]), wanted or parts[0].features
+    pooled, columns = torch.cat(test), Preprocessor(tuple(map(Prepared, called)))
+    return {
+        "x": _as_floats(np.concatenate([part.x for part in parts]), called),
+        "y": torch.cat([part.y for part in parts]),
+        "train": tuple(rows[::2]),
+        "test": test,
+        "names": names,
+        "classes": labels,
+        "held_out": len(out),
+        "pooled_test": pooled if len(pooled) else None,
+        "source": Source(parts[0].target, called, preparation=columns) if called else None,
+    }
 
 
 def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | None) -> Words:
-    """Return the names of the classes: those given, 0 to K - 1, or those that all y hold.
-
-    Texts are classes, and so are True and False.
-    """
+    """Return the names of the classes, if given; or of all texts, or of booleans, in all y."""
     if isinstance(classes, int) and not isinstance(classes, bool):
         if classes < 2:
             raise ValueError(f"classes is {classes}; expected 2 or more, or their names")
         return tuple(map(str, range(classes)))
     if classes is not None:
-        return names_of("classes", _listed(classes))
+        return names_of("classes", classes)  # type: ignore[arg-type]
     texts: set[str] = set()
     numbers: list[str] = []  # sites that have some, True and False included
     truths: list[str] = []  # those that have True or False
@@ -143,11 +121,7 @@ def _site(name: str, parts: Sequence[Any], classes: Words, wanted: Words) -> lis
 
 
 def rows_of(where: str, x: Any, y: Any, classes: Words, wanted: Words = ()) -> Rows:
-    """Check rows of one site; `where` begins what is said of them.
-
-    Raises:
-        ValueError: naming the site and the column at fault.
-    """
+    """Check rows of one site; `where` begins error messages."""
     values, features = inputs(f"{where} x", x, wanted)
     answers = responses_of(f"{where} y", y, classes)
     if len(values) != len(answers):
@@ -176,9 +150,9 @@ def inputs(where: str, x: Any, wanted: Words = ()) -> tuple[Floats, Words]:
     values = found.astype(np.float64)
     bad = ~np.isfinite(values)
     if bad.any():
-        row, *place = np.argwhere(bad)[0].tolist()
+        place = np.argwhere(bad)[0, 1:].tolist()
         at = wanted[place[0]] if wanted else ", ".join(map(str, place))
-        _refuse_gaps(f"{where}: column {at}", int(bad.reshape(len(bad), -1).any(1).sum()), row)
+        _refuse_gaps(f"{where}: column {at}", bad.reshape(len(bad), -1).any(1))
     return values, wanted
 
 
@@ -199,9 +173,7 @@ def _columns(where: str, frame: Any, wanted: Words) -> tuple[Floats, Words]:
 
 def _column(where: str, column: Any) -> Floats:
     """Return a column of a data frame as floats."""
-    gaps = np.asarray(column.isna())
-    if gaps.any():
-        _refuse_gaps(where, int(gaps.sum()), int(gaps.argmax()))
+    _refuse_gaps(where, np.asarray(column.isna()))
     found = np.asarray(column)
     if found.dtype.kind == "O":  # as of numbers that pandas lets be missing
         found = np.array(column.tolist())
@@ -209,16 +181,17 @@ def _column(where: str, column: Any) -> Floats:
         odd = next((v for v in column.tolist() if not isinstance(v, Real)), found.dtype)
         raise ValueError(f"{where} holds {odd!r}; expected numbers: code it, or leave it out")
     values: Floats = found.astype(np.float64)
-    if (bad := ~np.isfinite(values)).any():
-        _refuse_gaps(where, int(bad.sum()), int(bad.argmax()))
+    _refuse_gaps(where, ~np.isfinite(values))
     return values
 
 
-def _refuse_gaps(where: str, count: int, row: int) -> None:
-    raise ValueError(
-        f"{where} is missing, NaN or infinite in {count} rows, first in row {row}; expected finite "
-        "numbers: fill them, or leave these rows out"
-    )
+def _refuse_gaps(where: str, bad: Any) -> None:
+    """Refuse bad rows [N], if there are some."""
+    if bad.any():
+        raise ValueError(
+            f"{where} is missing, NaN or infinite in {bad.sum()} rows, first in row "
+            f"{bad.argmax()}; expected finite numbers: fill them, or leave these rows out"
+        )
 
 
 def _array(where: str, value: Any) -> NDArray[Any]:
@@ -255,9 +228,7 @@ def responses_of(where: str, given: Any, classes: Words) -> Tensor:
         told = f"{where} has shape {list(y.shape)}"
         raise ValueError(f"{told}; expected [N]: y[:, 0], as [N, 1] would broadcast")
     values = y.astype(np.float64)
-    bad = ~np.isfinite(values).all(tuple(range(1, values.ndim)))
-    if bad.any():
-        _refuse_gaps(where, int(bad.sum()), int(bad.argmax()))
+    _refuse_gaps(where, ~np.isfinite(values).all(tuple(range(1, values.ndim))))
     return _as_floats(values, (where,))
 
 

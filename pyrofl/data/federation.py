@@ -86,15 +86,9 @@ class Federation(FederationFields, Summarised):
         Raises:
             ValueError: naming the tensor or the client, and what was expected.
         """
-        train, test, classes, names = (
-            _listed(name, value)
-            for name, value in zip(
-                ("train", "test", "classes", "names"), (train, test, classes, names), strict=True
-            )
-        )
-        names = names or tuple(f"client {j}" for j in range(len(train)))
-        names_of("classes", classes)
-        names_of("names", names)
+        train, test = _listed("train", train), _listed("test", test)
+        classes = names_of("classes", classes)
+        names = names_of("names", names) or tuple(f"client {j}" for j in range(len(train)))
         check_table(x, y, classes)
         if unlabelled is not None:
             check_alike(unlabelled, x)
@@ -111,23 +105,23 @@ class Federation(FederationFields, Summarised):
             raise ValueError(f"held_out is {held_out!r}; expected 0 to {most}, so that one trains")
         if weights is not None:
             check_weights(weights, len(y))
-        own = {
-            part: tuple(
+        train, test = (
+            tuple(
                 row_numbers(f"{name}: {part}", rows, len(y))
                 for name, rows in zip(names, each, strict=True)
             )
             for part, each in (("train", train), ("test", test))
-        }
+        )
         if pooled_test is not None:
             pooled_test = row_numbers("pooled_test", pooled_test, len(y))
-        for name, mine in zip(names, own["train"], strict=True):
+        for name, mine in zip(names, train, strict=True):
             if len(mine.unique()) < len(mine):
                 raise ValueError(f"{name} holds a training row twice; expected distinct rows")
             if not len(mine):
                 raise ValueError(f"{name} has no training row; expected at least one")
             if weights is not None and not bool(weights[mine].sum() > 0):
                 raise ValueError(f"{name}: all its training rows weigh 0; expected one that counts")
-        split = (own["train"], own["test"], names, classes, held_out)
+        split = (train, test, names, classes, held_out)
         super().__init__(x, y, *split, pooled_test, unlabelled, source, weights)
 
     @classmethod
@@ -160,7 +154,7 @@ class Federation(FederationFields, Summarised):
             ValueError: naming site and column, if something is missing, no finite number, no label,
                 of another length, or not the same in all sites; or if x is uint8.
         """
-        made = cls(**table_of(sites, classes, features, held_out)._asdict())
+        made = cls(**table_of(sites, classes, features, held_out))
         if weights is None:
             return made
         return replace(made, weights=of_sites(weights, sites, made.names, made.train, len(made.y)))
@@ -190,13 +184,17 @@ class Federation(FederationFields, Summarised):
 
     def summary(self) -> dict[str, str]:
         """Tell what the federation is."""
+        weights = {}
+        if self.weights is not None:
+            own = self.weights[torch.cat(self.train)]
+            weights = {"weights": f"{own.min():g} to {own.max():g} per training row"}
         return {
             "clients": f"{self.clients}, and {self.held_out} held out",
             "training rows": _spread(self.train),
             "test rows": _spread(self.test),
             "x": a_row(self.x),
             "y": f"{len(self.classes)} classes" if self.classes else a_row(self.y),
-            **({} if self.weights is None else {"weights": _weights_told(self)}),
+            **weights,
             "server": f"{0 if self.unlabelled is None else len(self.unlabelled)} rows of its own",
             **(self.source.summary() if self.source else {}),
         }
@@ -292,12 +290,6 @@ class Federation(FederationFields, Summarised):
         return replace(self, x=move(self.x), y=move(self.y), unlabelled=unlabelled)
 
 
-def _weights_told(data: Federation) -> str:
-    assert data.weights is not None
-    own = data.weights[torch.cat(data.train)]
-    return f"{own.min():g} to {own.max():g} per training row"
-
-
 def a_row(rows: Tensor) -> str:
     """Tell type and shape of a table's rows."""
     return f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape[1:])} per row"
@@ -309,7 +301,7 @@ def _spread(rows: Sequence[Tensor]) -> str:
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
-    """Return what stands for clients or classes as a tuple; a text is no list of its letters."""
+    """Return rows of clients as a tuple."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ValueError(f"{name} is a {type(value).__name__}; expected a tuple or list")
     return tuple(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import NamedTuple
 
@@ -58,18 +58,19 @@ class Roster:
         return Who(ids.cpu(), self.sizes[ids.cpu()].to(self.dtype))
 
 
-def names_of(what: str, words: Sequence[str]) -> tuple[str, ...]:
+def names_of(what: str, words: Iterable[str]) -> tuple[str, ...]:
     """Return names as a tuple; refuse empty ones and any twice. A text is no list of its letters.
 
     >>> names_of("names", ["a", "b"])
     ('a', 'b')
     """
-    if isinstance(words, str) or not isinstance(words, Sequence):
+    if isinstance(words, str | Mapping) or not isinstance(words, Iterable):
         raise ValueError(f"{what} is a {type(words).__name__}; expected a tuple or list")
+    words = tuple(words)
     for j, word in enumerate(words):
         if not isinstance(word, str) or not word:
             raise ValueError(f"{what}[{j}] is {word!r}; expected a text that is not empty")
     if len(set(words)) != len(words):
         twice = Counter(words).most_common(1)[0][0]
         raise ValueError(f"{what}: expected no two alike, found {twice!r} twice")
-    return tuple(words)
+    return words

@@ -210,11 +210,7 @@ class Experiment:
 
     @classmethod
     def of(cls, given: Namespace | Mapping[str, Any]) -> Experiment:
-        """Return an experiment, given parsed options or what `to_json` returned.
-
-        Raises:
-            TypeError: if a field is unknown.
-        """
+        """Return an experiment, given parsed options or what `to_json` returned."""
         found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else vars(given)
         names = {one.name for one in fields(cls)}
         if isinstance(given, Namespace):  # which holds the command's function as well
@@ -308,11 +304,7 @@ def _text(value: Any) -> str:
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Return the fields in a YAML file, or in the run.json of a run.
-
-    Raises:
-        ValueError: if it cannot be read, is no mapping, or names a field that does not exist.
-    """
+    """Return the fields in a YAML file, or in the run.json of a run."""
     import yaml
 
     try:

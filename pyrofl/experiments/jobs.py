@@ -55,11 +55,7 @@ class Job:
 
 
 def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = None) -> list[Job]:
-    """Return a job for each method and seed, with folders of their own in `folder`, if given.
-
-    Raises:
-        ValueError: for what can be refused before any work.
-    """
+    """Return a job for each method and seed, with folders of their own in `folder`, if given."""
     names = experiment.methods
     tasks = [task(experiment, seed) for seed in seeds]
     if len({(found.split, found.seeds) for found in tasks}) < len(tasks):

@@ -32,11 +32,7 @@ class SavedRun:
 
 
 def runs(folder: Path) -> list[SavedRun]:
-    """Return the runs in a folder of `pyrofl compare` or of a Flower study, or the one run.
-
-    Raises:
-        ValueError: if there is none, or one cannot be read.
-    """
+    """Return the runs in a folder of `pyrofl compare` or of a Flower study, or the one run."""
     one = folder / "run.json"
     try:
         paths = [one] if one.is_file() else list(folder.glob("*/run.json"))

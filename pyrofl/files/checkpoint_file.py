@@ -43,9 +43,6 @@ def write(path: str | Path, about: Mapping[str, Any], content: Mapping[str, Any]
         path: of the file.
         about: settings of the run, as JSON; `read` compares them.
         content: dicts, lists and tuples of tensors, numbers, texts and None.
-
-    Raises:
-        OSError: if it cannot be written.
     """
     tensors: dict[str, Tensor] = {}
     head = {"sha256": BLANK, "format": FORMAT, "about": about}
@@ -73,9 +70,6 @@ def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
 
     On POSIX systems its tensors are mapped: they are read when they are used. The file may be
     replaced meanwhile, and writing to a tensor does not change it.
-
-    Raises:
-        ValueError: if the file is damaged, or `about` is not that of `write`.
     """
     written, content = read_any(path)
     refuse_differences(f"checkpoint {path}", written, json.loads(json.dumps(about)))
@@ -88,9 +82,6 @@ def read_any(path: str | Path, device: str | None = None) -> tuple[dict[str, Any
     Args:
         path: of the file.
         device: of the tensors; None: that which they were on.
-
-    Raises:
-        ValueError: if the file is damaged, cut off or of another kind.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
@@ -119,11 +110,7 @@ def read_any(path: str | Path, device: str | None = None) -> tuple[dict[str, Any
 
 
 def refuse_differences(what: str | Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to continue `what` with other settings.
-
-    Raises:
-        ValueError: naming all settings that differ.
-    """
+    """Refuse to continue `what` with other settings."""
     if names := sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n)):
         each = ", ".join(f"{n} is {now.get(n)!r} and was {was.get(n)!r}" for n in names)
         raise ValueError(f"{what} is of another run; now {each}")

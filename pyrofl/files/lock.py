@@ -21,11 +21,8 @@ LONGEST = 4096  # bytes of a lock that are read
 def locked(folder: str | Path) -> Iterator[str]:
     """Hold a folder alone, and yield what is to be told of a holder that died, or "".
 
-    The lock goes with the process, however that ends. Systems without `fcntl` have none.
-
-    Raises:
-        ValueError: if another process holds it, naming host, process and since when; or one of
-            another host has left it, whose life or death cannot be seen from here.
+    The lock goes with the process, however that ends. Systems without `fcntl` have none. A folder
+    is refused if another process holds it, or one of another host has left its lock there.
     """
     path = Path(folder, NAME)
     handle = _taken(path)

@@ -37,11 +37,7 @@ ODD_MODS = {
 
 
 def flower() -> Any:
-    """Return Flower's modules by name.
-
-    Raises:
-        ValueError: if it is not installed.
-    """
+    """Return Flower's modules by name."""
     try:
         return {n: import_module(f"flwr.{n}") for n in ("app", "clientapp", "serverapp")}
     except ImportError as error:
@@ -63,11 +59,7 @@ def to_record(records: Mapping[str, Any]) -> Any:
 
 
 def from_record(record: Any) -> Records:
-    """Read records from Flower's record.
-
-    Raises:
-        ValueError: if it is none that `to_record` wrote.
-    """
+    """Read records from Flower's record."""
     try:
         content, text = record["arrays"]["tensors"].numpy().tobytes(), record["words"]["json"]
     except (AttributeError, LookupError, TypeError, ValueError) as error:

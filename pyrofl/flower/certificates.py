@@ -16,11 +16,7 @@ AGAIN = 1.0  # seconds between two tries
 
 
 def wait_for_server(address: str, ca: str | None) -> None:
-    """Wait until a server listens at HOST:PORT; verify its certificate if `ca` is given.
-
-    Raises:
-        ValueError: as `refuse_unproven`.
-    """
+    """Wait until a server listens at HOST:PORT; verify its certificate if `ca` is given."""
     host, _, port = address.rpartition(":")
     for tries in count():
         try:
@@ -36,12 +32,7 @@ def wait_for_server(address: str, ca: str | None) -> None:
 
 
 def refuse_unproven(host: str, port: int, ca: str) -> None:
-    """Refuse a server without a valid certificate.
-
-    Raises:
-        ValueError: if its certificate has expired, is of another name or signed by another.
-        OSError: if no server answers.
-    """
+    """Refuse a server without a valid certificate."""
     trusted = _trusting(ca)
     with _refused(f"the server at {host}:{port}", ca):
         plain = socket.create_connection((host, port), PATIENCE)
@@ -50,11 +41,7 @@ def refuse_unproven(host: str, port: int, ca: str) -> None:
 
 
 def refuse_certificate(host: str, cert: str, key: str, ca: str) -> None:
-    """Refuse a certificate that nodes, and Flower's own commands at `host`, would not take.
-
-    Raises:
-        ValueError: as `refuse_unproven`, or if a file cannot be read.
-    """
+    """Refuse a certificate that nodes, and Flower's own commands at `host`, would not take."""
     trusted, serving = _trusting(ca), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         serving.load_cert_chain(cert, key, password="")

@@ -118,11 +118,7 @@ def kept_by(group: ProcessGroup) -> list[str]:
 
 
 def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> list[str]:
-    """Return the options for TLS and node keys; none for a server on loopback.
-
-    Raises:
-        ValueError: if a file is missing, or others could reach a server that is not safe.
-    """
+    """Return the options for TLS and node keys; none for a server on loopback."""
     given = [name for name, file in files.items() if file]
     if not given and not keys and host == LOOPBACK:
         return []
@@ -224,12 +220,7 @@ def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
 
 
 def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
-    """Return the options for TLS and the node's key; none for a server on loopback.
-
-    Raises:
-        ValueError: if the address is none, a file is missing, or the server is on another machine
-            and would not have to prove who it is.
-    """
+    """Return the options for TLS and the node's key; none for a server on loopback."""
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"server is {server!r}; expected HOST:PORT, such as 10.0.0.1:8443")
@@ -281,11 +272,7 @@ def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> di
 
 
 def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) -> Iterator[str]:
-    """Yield the lines of the server's log until it has ended.
-
-    Raises:
-        Stopped: if it ends without a result.
-    """
+    """Yield the lines of the server's log until it has ended."""
     asked = time.monotonic()
     while True:
         over = end.exists()

@@ -67,10 +67,6 @@ def coordinate(
 
     Returns:
         The results of every method.
-
-    Raises:
-        ValueError: if the folder is in use, or of another run.
-        Stopped: if there are too few sites for too long.
     """
     with ExitStack() as held:
         out.mkdir(parents=True, exist_ok=True)
@@ -87,12 +83,7 @@ def coordinate(
 
 
 def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
-    """Return the sites as the run began, or all that are there now.
-
-    Raises:
-        ValueError: if the run has begun with another number of sites.
-        Stopped: if too few come.
-    """
+    """Return the sites as the run began, or all that are there now."""
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
         if len(found) != settings.sites:
@@ -117,11 +108,7 @@ def _sites(found: Mapping[str, Any]) -> Sites:
 
 
 def wait(register: Registry, count: int, timeout: float) -> None:
-    """Wait for sites.
-
-    Raises:
-        Stopped: if they do not come.
-    """
+    """Wait for sites."""
     register.look()
     end = time.monotonic() + timeout
     while len(register.sites) < count:
@@ -214,11 +201,7 @@ class Rounds:
             )
 
     def _too_few(self, training: Sequence[str], answers: Mapping[str, Records]) -> bool:
-        """Return whether a round has to be repeated, as too few sites replied.
-
-        Raises:
-            Stopped: if repeating it has not helped.
-        """
+        """Return whether a round has to be repeated, as too few sites replied."""
         replied = min(len(_told(answers, label(REPLY, method))) for method in training)
         if replied >= self.settings.least:
             self._repeated = 0

@@ -30,9 +30,6 @@ def leaving(
         project: with the methods.
         data: rows of the site.
         min_scored_rows: as of `pyrofl.Client`.
-
-    Raises:
-        ValueError: if a tensor has an axis that grows with the rows.
     """
     alike: dict[tuple[str, ...], list[str]] = {}
     for method in project.labels:

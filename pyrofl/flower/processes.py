@@ -67,11 +67,7 @@ class ProcessGroup:
         return self.running[name]
 
     def ask(self, *words: str) -> str:
-        """Run a short program and return what it prints.
-
-        Raises:
-            Stopped: if it fails.
-        """
+        """Run a short program and return what it prints."""
         done = subprocess.run(
             [program(words[0]), *words[1:]], capture_output=True, text=True, env=self.environment
         )
@@ -111,11 +107,7 @@ def _not_to_outlive() -> Callable[[], None] | None:
 
 
 def program(name: str) -> str:
-    """Return the path of one of Flower's programs.
-
-    Raises:
-        ValueError: if it is not installed.
-    """
+    """Return the path of one of Flower's programs."""
     here = Path(sys.executable).parent
     if found := shutil.which(name, path=os.pathsep.join([str(here), os.environ.get("PATH", "")])):
         return found
@@ -186,11 +178,7 @@ def connect(home: Path, address: str, ca: str = "") -> None:
 
 
 def wait_for_port(group: ProcessGroup, name: str, host: str, port: int) -> None:
-    """Wait until a server listens.
-
-    Raises:
-        Stopped: if it ends or does not within a minute.
-    """
+    """Wait until a server listens."""
     until = time.monotonic() + STARTING
     while time.monotonic() < until:
         if (code := group.running[name].poll()) is not None:
@@ -203,9 +191,6 @@ def wait_for_port(group: ProcessGroup, name: str, host: str, port: int) -> None:
 
 def words_of(settings: Mapping[str, str | int | float]) -> str:
     """Write settings as Flower's --run-config and --node-config take them: TOML in one line.
-
-    Raises:
-        ValueError: if a text has a sign that would end it.
 
     >>> words_of({"a": "b c", "n": 3})
     'a="b c" n=3'

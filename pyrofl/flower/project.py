@@ -71,11 +71,7 @@ class Project:
 
     @classmethod
     def read(cls, folder: str | Path) -> Project:
-        """Read a project folder.
-
-        Raises:
-            ValueError: if there is none, or an entry is missing, unknown or unsuitable.
-        """
+        """Read a project folder."""
         path = Path(folder, FILE)
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["pyrofl"]
@@ -152,11 +148,7 @@ class Project:
         return outline(names, [1] * clients, (len(self.features),), (), self.classes, self.type)
 
     def build(self, clients: int, server: bool = False) -> dict[str, Scheduled]:
-        """Build all methods, label -> method or round -> method, as the server and all sites do.
-
-        Raises:
-            ValueError: if one cannot be built.
-        """
+        """Build all methods, label -> method or round -> method, as the server and all sites do."""
         data = self.outline(clients)
         spare: Tensor | None = data.x[:1].clone()  # sites need no more than its shape
         if server:

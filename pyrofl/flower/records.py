@@ -23,9 +23,6 @@ def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, str]:
 
     The tensors are one array, as Flower stores each array by itself and slows down with hundreds.
     A tensor that is one row for all its clients, as what all of them receive, travels as that row.
-
-    Raises:
-        ValueError: if a value is neither a tensor, a number, a text nor a list of texts.
     """
     tensors: dict[str, torch.Tensor] = {}
     words: dict[str, dict[str, Any]] = {}
@@ -46,11 +43,7 @@ def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, str]:
 
 
 def deserialize(content: bytes, text: str) -> Records:
-    """Return the records that `serialize` was given.
-
-    Raises:
-        ValueError: if they are of another form.
-    """
+    """Return the records that `serialize` was given."""
     try:
         tensors = load(content)
         return {

@@ -17,11 +17,7 @@ from pyrofl.flower.project import Project
 
 
 def rows_of(project: Project, path: str, name: str) -> Federation:
-    """Return the rows of the site `name`; with groups its clients are "NAME/group".
-
-    Raises:
-        ValueError: if the file cannot be read, or lacks a column or a value of the project's.
-    """
+    """Return the rows of the site `name`; with groups its clients are "NAME/group"."""
     table = read(path)
     owners = [project.target, *([project.group] if project.group else [])]
     for column in (*project.features, *owners):
@@ -46,11 +42,7 @@ def rows_of(project: Project, path: str, name: str) -> Federation:
 
 
 def features_of(project: Project, path: str) -> tuple[Tensor, list[str]]:
-    """Return the features of rows to predict, [N, columns], and the group of each row, if any.
-
-    Raises:
-        ValueError: if the file cannot be read, or lacks a feature or a value of one.
-    """
+    """Return the features of rows to predict, [N, columns], and the group of each row, if any."""
     table = read(path)
     for column in project.features:
         known(column, list(table), f"column in {path}:")

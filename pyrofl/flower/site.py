@@ -89,11 +89,7 @@ class Site:
 
     @classmethod
     def read(cls, state: str | Path) -> Site:
-        """Return the site that has a folder.
-
-        Raises:
-            ValueError: if there is none, or its project or its rows cannot be read.
-        """
+        """Return the site that has a folder."""
         path = Path(state, ABOUT)
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
@@ -153,10 +149,6 @@ class Site:
             client: name.
             model: view; default the one that the method is about.
             asked: adapted, draws and seed of `Run.predict`.
-
-        Raises:
-            ValueError: if the server has asked for no scores yet, has made rounds since, or the
-                client's state is lost.
         """
         known(method, self.project.labels, "method")
         view = model or usual(by_round(self.project.build(self.data.clients)[method])(0))[0]

@@ -72,11 +72,7 @@ LICENSE = "All rights reserved.\n"
 
 
 def new(folder: str | Path) -> Path:
-    """Write a project folder, and simulated rows of three sites.
-
-    Raises:
-        ValueError: if the folder holds anything.
-    """
+    """Write a project folder, and simulated rows of three sites."""
     path = run_folder.prepare(folder)
     files = {"pyproject.toml": SETTINGS, "LICENSE": LICENSE, "study/__init__.py": ""}
     files |= {f"study/{k}_app.py": APP.format(kind=k, place=at) for k, at in PLACES.items()}

@@ -181,12 +181,7 @@ def _marked(text: str, count: int) -> str:
 
 
 def compare_with_local(folder: Path, made: Sequence[SavedRun], by: By | None) -> Answer:
-    """Compare every method's models with those that the sites have by themselves.
-
-    Raises:
-        ValueError: if no seed is of `local` and of another method; if rows lack, or have no such
-            score.
-    """
+    """Compare every method's models with those that the sites have by themselves."""
     pairs = paired(folder, made)
     tables = {one.path: rows.read(one.path) for pair in pairs for one in pair}
     score = chosen(tables[pairs[0][0].path], by)

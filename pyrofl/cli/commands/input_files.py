@@ -27,9 +27,6 @@ def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
     Args:
         given: options of the command.
         folder: that the command writes to, and to folders in it.
-
-    Raises:
-        ValueError: naming the input file.
     """
     for flag, file in input_files(given):
         for path in {os.path.abspath(file), os.path.realpath(file)}:
@@ -49,9 +46,6 @@ def refuse_replaced_input(given: object, path: str | Path, run: str | Path | Non
         given: options of the command.
         path: of the output file.
         run: the folder of a run that the command reads.
-
-    Raises:
-        ValueError: naming the file.
     """
     path = Path(path)
     if WRITTEN.fullmatch(path.name) and os.path.lexists(path.with_name("run.json")):

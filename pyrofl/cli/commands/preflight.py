@@ -30,11 +30,6 @@ def preflight(jobs: Sequence[Job]) -> list[Job]:
     """Load what writes results, check methods, and try out draws and groups of posterior.nc.
 
     Returns the jobs, which differ in method and seed, with the groups that they are to write.
-
-    Raises:
-        ValueError: if what --log needs is not installed, `check` refuses a method, there is no
-            memory for so many draws, or a group cannot be made.
-        OSError: if a library finds no place for its files.
     """
     export.now()  # refuses a SOURCE_DATE_EPOCH that is none
     figures.try_out()

@@ -97,11 +97,7 @@ class Card:
 
 
 def card(name: str) -> Card:
-    """Return a method's card; with the defaults of its settings.
-
-    Raises:
-        ValueError: if there is no such method.
-    """
+    """Return a method's card; with the defaults of its settings."""
     known(name, builds(), "method")
     module = import_module(f"pyrofl.models.{name}")
     views = tuple(made(name, network()).views)

@@ -84,11 +84,7 @@ def _part(count: int, runs: int) -> str:
 
 
 def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
-    """Return every run beside that of `local` with the same seed.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return every run beside that of `local` with the same seed."""
     owns = {one.seed: one for one in made if one.method == OWN}
     found = [(owns[one.seed], one) for one in made if one.method != OWN and one.seed in owns]
     if not found:
@@ -154,11 +150,7 @@ def same_sites(made: Sequence[SavedRun]) -> bool:
 def joined(
     pairs: Sequence[tuple[SavedRun, SavedRun]], model: Model, tables: Tables, by: By
 ) -> DataFrame:
-    """Return the rows that both models predicted, of all seeds: site, size, row, seed, own, score.
-
-    Raises:
-        ValueError: if they did not predict the same rows.
-    """
+    """Return all seeds' rows that both models predicted: site, size, row, seed, own, score."""
     from pandas import concat
 
     parts = []

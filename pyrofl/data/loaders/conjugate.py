@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data.federation import Federation
-from pyrofl.tensors import generator
+from pyrofl.tensors import generator, times
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,8 @@ class ConjugateTask:
     def posterior(self, loc: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean [J, d], covariance [J, d, d] of each w_j, prior Normal(loc, I / tau [J])."""
         loc, tau = loc.to(self.mean), tau.to(self.mean)[:, None]
-        inverse = self.precision + torch.diag_embed(tau.expand_as(self.mean))
-        covariance = torch.linalg.inv(inverse)
-        return _times(covariance, _times(self.precision, self.mean) + tau * loc), covariance
+        covariance = torch.linalg.inv(self.precision + torch.diag_embed(tau.expand_as(self.mean)))
+        return times(covariance, times(self.precision, self.mean) + tau * loc), covariance
 
     def evidence(self, loc: Tensor, tau: Tensor) -> Tensor:
         """Return log p(y_j | loc, tau_j) = log Normal(y_j | X_j loc, I + X_j X_j' / tau_j): [J].
@@ -42,7 +41,7 @@ class ConjugateTask:
         loc, tau = loc.to(self.mean).expand_as(self.mean), tau.to(self.mean)
         rows = self.federation.batch(torch.arange(len(self.mean)))
         x = rows.x * rows.mask[..., None]
-        residual = rows.y * rows.mask - _times(x, loc)
+        residual = rows.y * rows.mask - times(x, loc)
         eye = torch.eye(x.shape[1], dtype=x.dtype)
         root = torch.linalg.cholesky(eye + x @ x.mT / tau[:, None, None])
         white = torch.linalg.solve_triangular(root, residual[..., None], upper=False)
@@ -54,7 +53,7 @@ class ConjugateTask:
         """Return mean [d], covariance [d, d] of one w for all, prior Normal(loc, precision^-1)."""
         loc, precision = loc.to(self.mean), precision.to(self.mean)
         covariance = torch.linalg.inv(precision + self.precision.sum(0))
-        pull = precision @ loc + _times(self.precision, self.mean).sum(0)
+        pull = precision @ loc + times(self.precision, self.mean).sum(0)
         return covariance @ pull, covariance
 
 
@@ -136,8 +135,3 @@ def linear_regression(
     x = [normal(n, d) for n in sizes]
     y = [v @ w + noise * normal(len(v)) for v, w in zip(x, weights, strict=True)]
     return conjugate([v / noise for v in x], [v / noise for v in y])
-
-
-def _times(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Multiply matrices [J, a, b] by vectors [J, b]."""
-    return (matrix @ vector[..., None])[..., 0]

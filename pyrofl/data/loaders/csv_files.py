@@ -96,19 +96,15 @@ def load_csv(
     whole, lacking = _whole(used, (*owners, *time, *plain), missing)
     kept = {name: column.at(whole) for name, column in used.items()}
     y, classes = _response(kept[target], likelihood)
-    for name, kind in ((target, "classes"), (group, "groups")) if classes else ((group, "groups"),):
-        if name and (text := of_words(name, dict.fromkeys(kept[name].words), kind)):
-            warn(f"{path}: {text}", UserWarning, stacklevel=5)
-    of_cells = [kept[n] for n in (*chosen.names, target) if n not in chosen.categories]
-    texts = [of_numbers(column) for column in of_cells if column is not kept[target] or not classes]
+    texts = [of_words(target, dict.fromkeys(kept[target].words), "classes")] if classes else []
+    of_cells = [*chosen.names] if classes else [*chosen.names, target]
+    texts += [of_numbers(kept[name]) for name in of_cells if name not in chosen.categories]
     texts.append(of_answers(kept[target], [kept[name] for name in chosen.names]))
     if group:
+        texts.append(of_words(group, dict.fromkeys(kept[group].words), "groups"))
         texts.append(of_totals(kept[group]))
     if group and classes:
         texts.append(without_common_levels(target, _classes_of_groups(kept[target], kept[group])))
-    for text in texts:
-        if text:
-            warn(f"{path}: {text}", UserWarning, stacklevel=5)
     weights = _row_weights(kept[row_weights]) if row_weights else None
     codes, groups = _groups(kept[group], table.sites) if group else (np.zeros(len(y), int), ())
     lost = set(columns[group].words[~columns[group].gaps]) - set(groups) if group else ()
@@ -122,18 +118,15 @@ def load_csv(
     active = bool(levels) or prepare == "standardise" or missing == "fill"
     x = _values(kept, chosen.names, levels, active)
     same = np.concatenate([x.numpy(), y.numpy()[:, None], codes[:, None]], 1)
-    if copies := of_copies([row.tobytes() for row in same], np.asarray(is_test)):
-        warn(f"{path}: {copies}", UserWarning, stacklevel=5)
+    texts.append(of_copies([row.tobytes() for row in same], np.asarray(is_test)))
     if likelihood is not None and not classes:
         refuse_range(path, likelihood, y, x[:, 0])
     raw = [name for name in chosen.names if name not in levels and prepare != "standardise"]
     apart = far_apart(raw, x[~is_test][:, [chosen.names.index(name) for name in raw]])
-    if apart and prepare is None:
-        warn(f"{path}: {apart}", UserWarning, stacklevel=5)
-    fill = missing == "fill"
-    recipe = (
-        PreprocessingPlan(chosen.names, levels, prepare or "none", fill, plain) if active else None
-    )
+    texts += [apart] if prepare is None else []
+    for text in filter(None, texts):
+        warn(f"{path}: {text}", UserWarning, stacklevel=5)
+    plan = PreprocessingPlan(chosen.names, levels, prepare or "none", missing == "fill", plain)
     return Dataset(
         name=Path(path).stem,
         x=x,
@@ -154,7 +147,7 @@ def load_csv(
             scales=apart,
             preparation=None if active else Preprocessor(tuple(map(Prepared, chosen.names))),
         ),
-        recipe=recipe,
+        recipe=plan if active else None,
         weights=weights,
     )
 
@@ -208,14 +201,10 @@ def _classes_of_groups(target: Column, group: Column) -> dict[str, ColumnSummary
 
 def _row_weights(column: Column) -> Tensor:
     """Return the weights of rows, float64 [N]."""
-    if not column.is_numeric:
-        told = f"{column.file}: column {column.name} holds {column.nature}"
-        raise ValueError(f"{told}; expected weights of rows, numbers of at least 0")
+    column.refuse_text("weights of rows, numbers of at least 0")
     column.refuse_odd("fill in a number of at least 0")
     if (column.numbers < 0).any():
-        at = int((column.numbers < 0).argmax())
-        told = f"{column.file}: column {column.name} holds {column.words[at]!r} in "
-        raise ValueError(f"{told}{column.places[at]}; expected weights of at least 0")
+        raise ValueError(f"{column.first(column.numbers < 0)}; expected weights of at least 0")
     return torch.from_numpy(column.numbers.astype(np.float64))
 
 
@@ -267,14 +256,14 @@ def _refuse_names(
 def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str, ...]]:
     """Return y and its classes, none if it is a number."""
     different = len(set(column.words))
-    told = f"{column.file}: column {column.name} holds"
+    told = f"{column.label} holds"
     if different < 2 and likelihood in (None, "categorical"):
         raise ValueError(f"{told} only {column.words[0]!r}; expected at least two different values")
     is_class = likelihood == "categorical" or (likelihood is None and column.is_boolean)
     if not is_class and column.is_numeric:
         return torch.from_numpy(column.single()), ()
     if likelihood not in (None, "categorical"):
-        raise ValueError(f"{told} {column.nature}; expected numbers for {likelihood}")
+        column.refuse_text(f"numbers for {likelihood}")
     if likelihood is None and 2 * different > len(column.words):
         raise ValueError(
             f"{told} {different} different texts, such as {column.words[0]!r}, in "

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,20 +114,9 @@ def load(
         ValueError: if the name is unknown, an argument does not go with it, the files cannot be
             had or read, a column or array is missing or of a wrong kind, or values are missing.
     """
-    given: dict[str, Any] = dict(
-        target=target,
-        group=group,
-        features=features,
-        categories=categories,
-        likelihood=likelihood,
-        missing=missing,
-        prepare=prepare,
-        test_share=test_share,
-        test_column=test_column,
-        test_last=test_last,
-        row_weights=row_weights,
-    )
-    given = {argument: value for argument, value in given.items() if value is not None}
+    asked = dict(locals())
+    own = ("name", "data_dir", "seed")
+    given = {n: value for n, value in asked.items() if value is not None and n not in own}
     kind, _, path = name.partition(":")
     if kind in ("csv", "npz") and not path:
         raise ValueError(f"data set {name!r} lacks its file; expected {kind}: and a path")
@@ -139,8 +127,9 @@ def load(
         known(name, DATASETS, "data set")
     for argument, value in given.items():
         if kind != "npz" or len(names) > 1 or argument not in ("target", "group"):
-            told = f"expected none, as {name} has no choice of it"
-            raise ValueError(f"{argument} is {value!r}; {told}")
+            raise ValueError(
+                f"{argument} is {value!r}; expected none, as {name} has no choice of it"
+            )
     if len(names) > 1:
         return join([load(one, data_dir=data_dir, seed=seed) for one in names])
     if kind == "npz":
@@ -215,6 +204,8 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
     types = [part.y if part.types is None else part.types for part in parts]
     finer = any(part.types is not None for part in parts)
     lengths = torch.tensor([len(part.y) for part in parts])
+    ones = (torch.ones(len(part.y), dtype=torch.float64) for part in parts)
+    weights = [w if p.weights is None else p.weights for p, w in zip(parts, ones, strict=True)]
     return Dataset(
         "+".join(names),
         x=torch.cat([part.x for part in parts]),
@@ -224,14 +215,8 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
         types=_side_by_side(types, [int(t.max()) + 1 for t in types]) if finer else None,
         groups={"domain": torch.arange(len(parts)).repeat_interleave(lengths)},
         group_names={"domain": tuple(names)},
-        weights=torch.cat([_weights(part) for part in parts])
-        if any(part.weights is not None for part in parts)
-        else None,
+        weights=torch.cat(weights) if any(part.weights is not None for part in parts) else None,
     )
-
-
-def _weights(part: Dataset) -> Tensor:
-    return torch.ones(len(part.y)).double() if part.weights is None else part.weights
 
 
 def _side_by_side(codes: Sequence[Tensor], counts: Sequence[int]) -> Tensor:

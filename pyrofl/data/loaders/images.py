@@ -82,10 +82,9 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
 
 def _open(datasets: Any, name: str, folder: Path, *, train: bool) -> Any:
     maker = getattr(datasets, {"fashion_mnist": "FashionMNIST"}.get(name, name.upper()))
-    if name == "svhn":
-        return maker(folder, download=True, split="train" if train else "test")
-    more = {"split": "byclass"} if name == "emnist" else {}
-    return maker(folder, download=True, train=train, **more)
+    how: dict[str, Any] = {"split": "byclass"} if name == "emnist" else {}
+    how |= {"split": "train" if train else "test"} if name == "svhn" else {"train": train}
+    return maker(folder, download=True, **how)
 
 
 def _pixels(name: str, part: Any) -> Bytes:

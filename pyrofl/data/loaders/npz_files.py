@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 import numpy as np
@@ -78,11 +78,7 @@ class Arrays:
     """The arrays of an .npz file: their headers, and their values when they are asked for."""
 
     def __init__(self, path: str) -> None:
-        """Read all headers.
-
-        Raises:
-            ValueError: if this is no .npz file.
-        """
+        """Read all headers; refuse what is no .npz file."""
         refuse_no_file(path)
         self.path = path
         self.headers: dict[str, Header] = {}
@@ -90,7 +86,9 @@ class Arrays:
             for info in archive.infolist():
                 if info.filename.endswith(".npy"):
                     with archive.open(info) as member:
-                        shape, dtype = _header(member)
+                        if (version := npy.read_magic(member)) != (1, 0):  # records, long headers
+                            raise ValueError(f"it has format {version}; expected (1, 0)")
+                        shape, _, dtype = npy.read_array_header_1_0(member)
                         found = Header(shape, dtype, info.file_size - member.tell())
                     self.headers[info.filename.removesuffix(".npy")] = found
 
@@ -145,15 +143,6 @@ class Arrays:
         return [str(word) for word in found.tolist()]
 
 
-def _header(file: IO[bytes]) -> tuple[Shape, np.dtype[Any]]:
-    """Read the shape and the type that an array's header claims."""
-    version = npy.read_magic(file)
-    if version != (1, 0):  # later ones are of records with long headers
-        raise ValueError(f"an array is in version {version} of the format; expected (1, 0)")
-    shape, _, dtype = npy.read_array_header_1_0(file)
-    return shape, dtype
-
-
 def memory() -> int:
     """Return how many bytes of memory this machine or container has, 64 GiB if none tells."""
     found = [2**36]
@@ -174,11 +163,8 @@ def _count(arrays: Arrays) -> Shape:
     shape, dtype, _ = arrays.header("images")
     grey, colour = len(shape) == 3, len(shape) == 4 and shape[3] in (1, 3)
     if dtype != np.uint8 or not (grey or colour) or not min(shape):
-        arrays.refuse(
-            "images",
-            f"are {dtype} {list(shape)}",
-            "uint8 (0 to 255) [N, H, W] or [N, H, W, 3], N of at least 1",
-        )
+        expected = "uint8 (0 to 255) [N, H, W] or [N, H, W, 3], N of at least 1"
+        arrays.refuse("images", f"are {dtype} {list(shape)}", expected)
     return shape[:1]
 
 
@@ -226,7 +212,5 @@ def _rgb(arrays: Arrays, place: int, content: Bytes) -> Bytes:
         with Image.open(io.BytesIO(content.tobytes())) as file:
             return np.asarray(file.convert("RGB"))
     except Exception as error:  # what is damaged in an image fails in many ways
-        kind = type(error).__name__
-        raise ValueError(
-            f"{arrays.path}: image {place} cannot be decoded ({kind}); expected a JPEG file"
-        ) from error
+        told = f"{arrays.path}: image {place} cannot be decoded ({type(error).__name__})"
+        raise ValueError(f"{told}; expected a JPEG file") from error

@@ -41,10 +41,14 @@ class ColumnSummary:
         return ColumnSummary(count, gaps, self.mean + apart * share, squares)
 
     @property
+    def varies(self) -> bool:
+        """Whether numbers differ by more than rounding."""
+        return self.squares > self.count * (SAME * self.mean) ** 2
+
+    @property
     def moments(self) -> tuple[float, float]:
         """Mean and standard deviation of numbers; the latter is 1 where all are the same."""
-        spread = sqrt(self.squares / max(self.count, 1))
-        return self.mean, spread if spread > SAME * abs(self.mean) else 1.0
+        return self.mean, sqrt(self.squares / self.count) if self.varies else 1.0
 
 
 @checked

@@ -91,6 +91,16 @@ class Column:
         texts = self.words[self.odd]
         return f"text such as {texts[0]!r}" if len(texts) else "no value"
 
+    @property
+    def label(self) -> str:
+        """The file and the name, as error messages begin."""
+        return f"{self.file}: column {self.name}"
+
+    def first(self, rows: Rows) -> str:
+        """Return the first of some cells in words, to begin an error message."""
+        at = int(rows.argmax())
+        return f"{self.label} holds {self.words[at]!r} in {self.places[at]}"
+
     def at(self, rows: Rows) -> Column:
         """Return some rows of the column."""
         # Reading is slow, and a part of all words may look different.
@@ -102,29 +112,29 @@ class Column:
         if self.clash:
             raise ValueError(f"{self.clash}; expected one kind in all files: correct it, or {cure}")
 
+    def refuse_text(self, expected: str) -> None:
+        """Refuse a column that does not hold numbers."""
+        if not self.is_numeric:
+            raise ValueError(f"{self.label} holds {self.nature}; expected {expected}")
+
     def refuse_odd(self, cure: str) -> None:
         """Refuse a column of numbers that has other cells, naming them and a cure."""
-        if not self.odd.any():
-            return
-        cells = [
-            f"{w!r} in {place}"
-            for w, place in zip(self.words[self.odd], self.places[self.odd], strict=True)
-        ]
-        count = len(self.words) - np.count_nonzero(self.gaps) - len(cells)
-        raise ValueError(
-            f"{self.file}: column {self.name} holds {listed(cells, 3)}, and {count} numbers; "
-            f"expected finite numbers such as 1.5: correct the cells, or {cure}"
-        )
+        pairs = zip(self.words[self.odd], self.places[self.odd], strict=True)
+        if cells := [f"{word!r} in {place}" for word, place in pairs]:
+            count = len(self.words) - np.count_nonzero(self.gaps) - len(cells)
+            raise ValueError(
+                f"{self.label} holds {listed(cells, 3)}, and {count} numbers; expected finite "
+                f"numbers such as 1.5: correct the cells, or {cure}"
+            )
 
     def single(self) -> NDArray[np.float32]:
         """Return the numbers in float32, unless its seven digits are too few to tell them apart."""
-        single = self.numbers.astype(np.float32)
-        varies = self.numbers.max() > self.numbers.min()  # the SD has rounding errors, and may be 0
+        single, low, high = self.numbers.astype(np.float32), self.numbers.min(), self.numbers.max()
+        varies = high > low  # the standard deviation has rounding errors, and may be 0
         if varies and np.abs(single - self.numbers).max() > BLUR * self.numbers.std():
             raise ValueError(
-                f"{self.file}: column {self.name} runs from {self.numbers.min():.12g} to "
-                f"{self.numbers.max():.12g}; expected numbers that seven digits tell apart: take "
-                "the smallest off all of them"
+                f"{self.label} runs from {low:.12g} to {high:.12g}; expected numbers that seven "
+                "digits tell apart: take the smallest off all of them"
             )
         return single
 
@@ -134,8 +144,8 @@ class Column:
         for word, value, place in zip(self.words, self.numbers, self.places, strict=True):
             if ways.setdefault(value, word) != word:
                 raise ValueError(
-                    f"{self.file}: column {self.name} holds {ways[value]!r} and, in {place}, "
-                    f"{word!r}; expected one way to write a number that is a name"
+                    f"{self.label} holds {ways[value]!r} and, in {place}, {word!r}; expected one "
+                    "way to write a number that is a name"
                 )
 
 
@@ -179,10 +189,6 @@ def read(path: str) -> dict[str, Column]:
     """Read the columns of a CSV file with a header, by name; empty rows are passed over.
 
     A column without a name is called "(column 3)", by its place.
-
-    Raises:
-        ValueError: if the file cannot be read or is none, two columns have one name, or a row has
-            too many or too few cells.
     """
     lines, rows = [], []
     refuse_no_file(path)
@@ -209,10 +215,8 @@ def read(path: str) -> dict[str, Column]:
                 "header; a cell that holds a comma needs quotes"
             )
     at = np.array([f"line {line}" for line in lines[1:]], dtype=object)
-    cells_of = zip(*rows[1:], strict=True)
-    return {
-        name: column_of(path, name, cells, at) for name, cells in zip(names, cells_of, strict=True)
-    }
+    cells_of = dict(zip(names, zip(*rows[1:], strict=True), strict=True))
+    return {name: column_of(path, name, cells, at) for name, cells in cells_of.items()}
 
 
 def _records(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
@@ -239,11 +243,7 @@ def _names(path: str, header: list[str]) -> list[str]:
 
 
 def complete(used: Collection[Column], missing: Missing) -> Rows:
-    """Return which rows have a value in all columns that are used: bool [N].
-
-    Raises:
-        ValueError: if one has not and they are not to be dropped, or none is left.
-    """
+    """Return which rows have a value in all columns that are used: bool [N]; refuse others."""
     whole: Rows = ~np.any([column.gaps for column in used], axis=0)
     if whole.all() or (missing == "drop" and whole.any()):
         return whole
@@ -255,6 +255,6 @@ def complete(used: Collection[Column], missing: Missing) -> Rows:
         told = "expected a value in every row: use other columns, drop such rows, or fill features "
         told += "(missing='drop' or 'fill', --missing drop)"
     raise ValueError(
-        f"{column.file}: column {column.name} lacks {column.gaps.sum()} of {len(whole)} values, "
-        f"first in {column.places[at]} ({column.words[at]!r}){also and f', {also}'}; {told}"
+        f"{column.label} lacks {column.gaps.sum()} of {len(whole)} values, first in "
+        f"{column.places[at]} ({column.words[at]!r}){also and f', {also}'}; {told}"
     )

@@ -41,9 +41,8 @@ def key_of(word: str) -> str:
     >>> key_of("New  York") == key_of("new york"), key_of("St-L\u00f4") == key_of("ST\u2013L\u00d4")
     (True, True)
     """
-    kinds = (
-        (unicodedata.category(letter), letter) for letter in unicodedata.normalize("NFKC", word)
-    )
+    letters = unicodedata.normalize("NFKC", word)
+    kinds = ((unicodedata.category(letter), letter) for letter in letters)
     plain = ("-" if kind == "Pd" else letter for kind, letter in kinds if kind != "Cf")
     return " ".join("".join(plain).casefold().replace("\u2019", "'").split())
 
@@ -75,10 +74,6 @@ def of_levels(column: str, told: Mapping[str, ColumnSummary]) -> str:
     """Return a warning about categories that clients write in different ways, or "".
 
     It is about spellings of one word, and about clients without a common category.
-
-    Args:
-        column: its name.
-        told: client -> sums over its rows.
     """
     owners: dict[str, list[str]] = {}
     for client, sums in told.items():
@@ -97,12 +92,7 @@ def of_levels(column: str, told: Mapping[str, ColumnSummary]) -> str:
 
 
 def without_common_levels(column: str, told: Mapping[str, ColumnSummary]) -> str:
-    """Return a warning about a client none of whose categories another client has, or "".
-
-    Args:
-        column: its name.
-        told: client -> sums over its rows.
-    """
+    """Return a warning about a client none of whose categories another client has, or ""."""
     for client, sums in told.items():
         others = {w for name, one in told.items() if name != client for w in one.levels or ()}
         own = set(sums.levels or ())
@@ -178,12 +168,12 @@ def of_units(column: str, told: Mapping[str, ColumnSummary]) -> str:
     hardly overlap with the others, which are alike among themselves; or both are as degrees
     Fahrenheit are to degrees Celsius. The client with the median mean is what the others are
     compared with.
-
-    Args:
-        column: its name.
-        told: client -> sums over its rows, of numbers.
     """
-    known = {client: sums for client, sums in told.items() if _is_known(sums)}
+    known = {
+        client: sums
+        for client, sums in told.items()
+        if sums.levels is None and sums.count >= FEWEST and sums.mean != 0 and sums.squares > 0
+    }
     if len(known) < 2:
         return ""
     order = sorted(known, key=lambda client: abs(known[client].mean))
@@ -207,10 +197,6 @@ def of_units(column: str, told: Mapping[str, ColumnSummary]) -> str:
     )
 
 
-def _is_known(sums: ColumnSummary) -> bool:
-    return sums.levels is None and sums.count >= FEWEST and sums.mean != 0 and sums.squares > 0
-
-
 def _factor(one: ColumnSummary, other: ColumnSummary) -> float:
     """Return the factor between numbers in different units; 0 if nothing speaks for units."""
     if abs(one.mean) < abs(other.mean):
@@ -230,11 +216,11 @@ def _factor(one: ColumnSummary, other: ColumnSummary) -> float:
 
 
 def in_spelling_and_units(
-    columns: Sequence[str], clients: Sequence[Mapping[str, ColumnSummary]], names: Sequence[str]
+    clients: Sequence[Mapping[str, ColumnSummary]], names: Sequence[str]
 ) -> list[str]:
     """Return the warnings about columns, given the sums and the names of all clients."""
     found = []
-    for column in columns:
+    for column in clients[0]:
         told = {name: sums[column] for name, sums in zip(names, clients, strict=True)}
         found += [of_levels(column, told), of_units(column, told)]
     return [text for text in found if text]
@@ -281,11 +267,8 @@ def of_copies(rows: Sequence[bytes], is_test: Rows) -> str:
     """Return a warning about a table in which nearly all rows occur twice or more, or "".
 
     Were N rows equal by chance, as those of few different values are, some N exp(-N / D) of them
-    would occur once, with D different rows. Copies of all rows leave none.
-
-    Args:
-        rows: [N], of features, target and client.
-        is_test: [N].
+    would occur once, with D different rows. Copies of all rows leave none. Rows [N] have features,
+    target and client.
     """
     counts = Counter(rows)
     once = sum(count == 1 for count in counts.values())

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from pyrofl.data.tables.columns import UNNAMED, Column
@@ -40,27 +41,25 @@ def choose(
 ) -> Chosen:
     """Choose the features, those wanted or all that can be, besides the owners.
 
-    Args:
-        table: the columns.
-        owners: the target, and columns of groups and of test rows.
-        wanted: features by name; None: all columns of numbers, and `categories`.
-        categories: columns of categories, whatever they hold.
-        take_text: whether text of few different words is categories too.
+    Owners are the target and the columns of groups and of test rows. By default all columns of
+    numbers and the `categories` are wanted, and text of few words if `take_text`.
     """
     file, left_out = table[owners[0]].file, dict[str, str]()
     coded = {n for n, c in table.items() if n in categories or (take_text and _few_words(c))}
     for place, (name, column) in enumerate(table.items(), 1):
+        if name in owners:
+            continue
         if wanted is not None:
             why = "" if name in wanted else "not asked for"
         elif name == UNNAMED.format(place):
             why = "it has no name"
         else:
             why = "" if column.is_numeric or name in coded else column.nature
-        if not why and name not in owners:
+        if not why:
             column.refuse_clash("name the features that are wanted, without it (--features)")
-        if wanted is None and name not in owners:
+        if wanted is None:
             _refuse_decimal_commas(column)
-        if why and name not in owners:
+        if why:
             left_out[name] = why
     names = tuple(wanted or (name for name in table if name not in (*owners, *left_out)))
     if not names:
@@ -92,31 +91,19 @@ def far_apart(names: Sequence[str], x: Tensor) -> str:
 
 def _few_words(column: Column) -> bool:
     """Say whether a column holds text of few words, each in two rows on average."""
-    if column.is_numeric:
-        return False
     words = column.words[~column.gaps]
-    different = len(set(words))
-    return 0 < different <= min(MOST_LEVELS, len(words) // 2)
+    return not column.is_numeric and 0 < len(set(words)) <= min(MOST_LEVELS, len(words) // 2)
 
 
 def _refuse_no_numbers(column: Column, take_text: bool) -> None:
-    if not column.is_numeric:
-        _refuse_decimal_commas(column)
-        cure = " (or categories: --categories)" if take_text else ""
-        raise ValueError(
-            f"{column.file}: column {column.name} holds {column.nature}; expected numbers as "
-            f"features{cure}"
-        )
+    _refuse_decimal_commas(column)
+    cure = " (or categories: --categories)" if take_text else ""
+    column.refuse_text(f"numbers as features{cure}")
     column.refuse_odd("name the features that are wanted, without it (--features)")
 
 
 def _refuse_decimal_commas(column: Column) -> None:
     """Refuse a column of text that is numbers with decimal commas."""
-    if column.is_numeric:
-        return
-    found = [i for i, word in enumerate(column.words) if DECIMAL_COMMA.fullmatch(word)]
-    if found and 2 * len(found) >= (~column.gaps).sum():
-        raise ValueError(
-            f"{column.file}: column {column.name} holds {column.words[found[0]]!r} in "
-            f"{column.places[found[0]]}; expected a full stop before decimals, as in 1.5"
-        )
+    found = np.array([bool(DECIMAL_COMMA.fullmatch(word)) for word in column.words])
+    if not column.is_numeric and found.any() and 2 * found.sum() >= (~column.gaps).sum():
+        raise ValueError(f"{column.first(found)}; expected a full stop before decimals, as in 1.5")

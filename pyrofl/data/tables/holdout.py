@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 
 import numpy as np
@@ -19,49 +20,33 @@ TEST = {"test": True, "true": True, "1": True, "train": False, "false": False, "
 
 def draw_test_rows(codes: Ints, rng: np.random.Generator, share: float = 0.2) -> Tensor:
     """Mark a share of the rows of each group [N] (rounded, never all) for testing: bool [N]."""
-    is_test = np.zeros(len(codes), dtype=np.bool_)
-    for code in np.unique(codes):
-        rows = rng.permutation(np.flatnonzero(codes == code))
-        is_test[rows[: _count(len(rows), share)]] = True
-    return torch.from_numpy(is_test)
+    return _first_rows(codes, share, rng.permutation)
 
 
 def last_rows(codes: Ints, time: Column, share: float = 0.2) -> Tensor:
     """Mark the last share of the rows of each group [N], by a column of time: bool [N].
 
-    Rows of one time are taken in the order of the file.
-
-    Raises:
-        ValueError: if the column holds neither numbers nor dates such as 2026-01-31, or some dates
-            have a time zone and others none.
+    The column holds numbers or dates such as 2026-01-31; rows of one time are in the file's order.
     """
-    order = _in_time(time)
+    at = _in_time(time)
+    return _first_rows(codes, share, lambda rows: rows[np.argsort(at[rows], kind="stable")][::-1])
+
+
+def _first_rows(codes: Ints, share: float, ordered: Callable[[Ints], Ints]) -> Tensor:
+    """Mark a share of the rows of each group, the first ones once they are ordered."""
     is_test = np.zeros(len(codes), dtype=np.bool_)
     for code in np.unique(codes):
-        rows = np.flatnonzero(codes == code)
-        rows = rows[np.argsort(order[rows], kind="stable")]
-        is_test[rows[len(rows) - _count(len(rows), share) :]] = True
+        rows = ordered(np.flatnonzero(codes == code))
+        is_test[rows[: min(round(share * len(rows)), len(rows) - 1)]] = True
     return torch.from_numpy(is_test)
 
 
 def told_rows(column: Column) -> Tensor:
-    """Read which rows are for testing from a column of 1 and 0, or test and train: bool [N].
-
-    Raises:
-        ValueError: if it holds anything else.
-    """
+    """Read which rows are for testing from a column of 1 and 0, or test and train: bool [N]."""
     words = [word.lower().removesuffix(".0") for word in column.words]
-    for word, place in zip(words, column.places, strict=True):
-        if word not in TEST:
-            raise ValueError(
-                f"{column.file}: column {column.name} holds {word!r} in {place}; expected test or "
-                "train, 1 or 0"
-            )
+    if (bad := np.array([word not in TEST for word in words])).any():
+        raise ValueError(f"{column.first(bad)}; expected test or train, 1 or 0")
     return torch.tensor([TEST[word] for word in words])
-
-
-def _count(rows: int, share: float) -> int:
-    return min(round(share * rows), rows - 1)
 
 
 def _in_time(time: Column) -> Ints:
@@ -71,16 +56,14 @@ def _in_time(time: Column) -> Ints:
         return np.unique(time.numbers, return_inverse=True)[1]
     found = list[datetime]()
     for word, place in zip(time.words, time.places, strict=True):
-        told = f"{time.file}: column {time.name} holds {word!r} in {place}"
+        told = f"{time.label} holds {word!r} in {place}"
         if (read := _date(word)) is None:
-            raise ValueError(
-                f"{told}; expected numbers, or dates such as 2026-01-31 or 2026-01-31 09:05"
-            )
+            cure = "dates such as 2026-01-31 or 2026-01-31 09:05"
+            raise ValueError(f"{told}; expected numbers, or {cure}")
         if found and (read.tzinfo is None) != (found[0].tzinfo is None):
             raise ValueError(f"{told}; expected a time zone in all rows, or in none")
         found.append(read)
-    place_of = {moment: place for place, moment in enumerate(sorted(set(found)))}
-    return np.array([place_of[moment] for moment in found])
+    return np.unique(np.array(found), return_inverse=True)[1]
 
 
 def _date(word: str) -> datetime | None:

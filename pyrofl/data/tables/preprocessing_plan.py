@@ -32,9 +32,6 @@ class PreprocessingPlan:
         """Return features of all rows by what the training rows of each client tell.
 
         Also returns which categories none of them has: they are 0 in all features of their column.
-
-        Raises:
-            ValueError: if x has not the columns any more, or none of them is left.
         """
         if list(raw.shape[1:]) != [len(self.columns)]:
             raise ValueError(

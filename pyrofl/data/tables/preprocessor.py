@@ -1,9 +1,9 @@
 """How columns of a table become features, found without pooling any rows.
 
 Every client tells of each column how many values and gaps its training rows have, their mean and
-the sum of squared deviations from it, or which categories there are; see `telling.tell`. Sums of
-those are what the pooled rows would give, and make a `Preprocessor`: a value that is stored with a
-run and applied to new rows.
+the sum of squared deviations from it, or which categories there are; see `summarize_columns`. Sums
+of those are what the pooled rows would give, and make a `Preprocessor`: a value that is stored with
+a run and applied to new rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from math import isfinite, isnan, sqrt
+from math import isfinite, isnan
 from operator import add
 from typing import Any, Literal
 from warnings import warn
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import checked, known
-from pyrofl.data.tables.column_summary import SAME, ColumnSummary, Numbers, coded
+from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, coded
 from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.data_quality import in_spelling_and_units
 from pyrofl.data.tables.table_files import columns_of
@@ -48,6 +48,11 @@ class Prepared:
     levels: tuple[str, ...] | None = None  # None: numbers
     filler: float | None = None  # what a gap counts as; None: gaps are refused
     marked: bool = False  # whether a 0/1 feature tells the gaps
+
+    @property
+    def is_standardised(self) -> bool:
+        """Whether it holds numbers that are centred or scaled."""
+        return self.levels is None and (self.centre, self.scale) != (0.0, 1.0)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -103,26 +108,26 @@ class Preprocessor:
         clients = list(told)
         _refuse_unlike(clients)
         names = names or [f"client {j}" for j in range(len(clients))]
-        for text in in_spelling_and_units(list(clients[0]), clients, names):
+        for text in in_spelling_and_units(clients, names):
             warn(text, UserWarning, stacklevel=2)
         whole = {name: reduce(add, (c[name] for c in clients)) for name in clients[0]}
         made, left_out = list[Prepared](), dict[str, str]()
         for name, column in whole.items():
-            as_is = name in plain or prepare == "none"
-            spread = sqrt(column.squares / max(column.count, 1))
+            gaps: dict[str, Any] = {}
+            if fill:
+                gaps = {"filler": column.mean, "marked": column.gaps > 0}
             if not column.count and name not in plain:
                 left_out[name] = "no training row has a value"
             elif column.levels is not None:
-                levels = _sorted(name, column.levels)
-                made.append(Prepared(name, levels=levels, **_gaps(column, fill)))
-            elif as_is:
-                more = {} if name in plain else _gaps(column, fill)
-                made.append(Prepared(name, **more))
-            elif spread <= SAME * abs(column.mean) and not (fill and column.gaps):
+                made.append(Prepared(name, levels=_sorted(name, column.levels), **gaps))
+            elif name in plain:
+                made.append(Prepared(name))
+            elif prepare == "none":
+                made.append(Prepared(name, **gaps))
+            elif not column.varies and not (fill and column.gaps):
                 left_out[name] = f"all training rows have {column.mean:g}"
             else:
-                scale = spread if spread > SAME * abs(column.mean) else 1.0
-                made.append(Prepared(name, column.mean, scale, **_gaps(column, fill)))
+                made.append(Prepared(name, *column.moments, **gaps))
         if not made:
             why = listed([f"{name} ({why})" for name, why in left_out.items()])
             raise ValueError(f"no column is left: {why}; expected one that differs between rows")
@@ -141,12 +146,19 @@ class Preprocessor:
     @property
     def centre(self) -> Tensor:
         """What was taken off each feature, in units of its column: float64 [F]."""
-        return self._per_feature("centre")
+        found = [c.centre if own else 0.0 for c, own in self._owners]
+        return torch.tensor(found, dtype=torch.float64)
 
     @property
     def scale(self) -> Tensor:
         """What each feature was divided by, in units of its column: float64 [F]."""
-        return self._per_feature("scale")
+        found = [c.scale if own else 1.0 for c, own in self._owners]
+        return torch.tensor(found, dtype=torch.float64)
+
+    @property
+    def _owners(self) -> list[tuple[Prepared, bool]]:
+        """The column of each feature, and whether the feature is its numbers."""
+        return [(c, name == c.name) for c in self.columns for name in c.features]
 
     @checked
     def apply(self, table: Any, *, unseen: Unseen = "refuse") -> Tensor:
@@ -189,8 +201,7 @@ class Preprocessor:
         Returns:
             Its row, its column and how many standard deviations it is off; None: there is none.
         """
-        places = {column.name: place for place, column in enumerate(self.columns)}
-        at = [i for i, name in enumerate(self.features) if self._is_number(name, places)]
+        at = [i for i, (c, own) in enumerate(self._owners) if own and c.is_standardised]
         if not at or not len(features):
             return None
         off = features[:, at].abs().nan_to_num(0.0)
@@ -198,15 +209,7 @@ class Preprocessor:
         if not float(off.flatten()[worst]) > FAR:
             return None
         row, i = divmod(worst, len(at))
-        column = self.columns[places[self.features[at[i]]]]
-        return row, column, float(features[row, at[i]])
-
-    def _is_number(self, feature: str, places: Mapping[str, int]) -> bool:
-        """Say whether a feature is a column that was standardised."""
-        if feature not in places:
-            return False
-        column = self.columns[places[feature]]
-        return column.levels is None and (column.centre, column.scale) != (0.0, 1.0)
+        return row, self._owners[at[i]][0], float(features[row, at[i]])
 
     def on_raw_scale(self, weight: Any, bias: Any = 0.0) -> tuple[Any, Any]:
         """Return coefficients per unit of the columns, and the intercept where columns are 0.
@@ -255,7 +258,7 @@ class Preprocessor:
 
     def summary(self) -> str:
         """Tell in one line what became of the columns."""
-        moved = [c.name for c in self.columns if c.levels is None and (c.centre, c.scale) != (0, 1)]
+        moved = [c.name for c in self.columns if c.is_standardised]
         coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if c.levels is not None]
         marked = [c.name for c in self.columns if c.marked]
         parts = [f"standardised by sums over clients: {listed(moved)}"] if moved else []
@@ -264,15 +267,6 @@ class Preprocessor:
         parts += [f"left out: {n} ({why})" for n, why in self.left_out.items()]
         return "; ".join(parts)
 
-    def _per_feature(self, what: str) -> Tensor:
-        neutral = {"centre": 0.0, "scale": 1.0}[what]
-        found = [
-            getattr(c, what) if name == c.name else neutral
-            for c in self.columns
-            for name in c.features
-        ]
-        return torch.tensor(found, dtype=torch.float64)
-
     def _raw(self, how: Prepared, columns: Mapping[str, Column], unseen: Unseen) -> Numbers:
         """Return the numbers of a column, or the codes of its levels, [N]; gaps are NaN."""
         if how.name not in columns:
@@ -280,9 +274,8 @@ class Preprocessor:
         column = columns[how.name]
         column.refuse_clash("correct the file")
         if column.gaps.any() and how.filler is None:
-            at = int(column.gaps.argmax())
             raise ValueError(
-                f"{column.file}: column {how.name} lacks a value in {column.places[at]}; expected "
+                f"{column.label} lacks a value in {column.places[column.gaps.argmax()]}; expected "
                 "one, as no gaps were filled in the rows that it was prepared by"
             )
         if how.levels is None:
@@ -290,18 +283,11 @@ class Preprocessor:
             return column.numbers
         codes = coded(column, how.levels)
         if unseen == "refuse" and (codes == -1).any():
-            at = int((codes == -1).argmax())
             raise ValueError(
-                f"{column.file}: column {how.name} holds {column.words[at]!r} in "
-                f"{column.places[at]}, which no client had; expected one of "
+                f"{column.first(codes == -1)}, which no client had; expected one of "
                 f"{listed(how.levels)}, or unseen='zero'"
             )
         return codes
-
-
-def _gaps(column: ColumnSummary, fill: bool) -> dict[str, Any]:
-    """Say what gaps of a column count as, where they are filled."""
-    return {"filler": column.mean, "marked": column.gaps > 0} if fill else {}
 
 
 def _sorted(name: str, levels: Sequence[str]) -> tuple[str, ...]:

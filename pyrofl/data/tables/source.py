@@ -93,11 +93,7 @@ class Source:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Source:
-        """Read what `to_json` told.
-
-        Raises:
-            ValueError: if its preparation is none.
-        """
+        """Read what `to_json` told."""
         found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
         if (made := found.get("preparation")) is not None:
             found["preparation"] = Preprocessor.from_json(json.dumps(made))

@@ -37,14 +37,7 @@ class Table:
 def load_table(path: str, needed: Collection[str] | None = None) -> Table:
     """Read one file, all of a folder, or several with commas between; columns go by their names.
 
-    Several files are sites, called as the files are.
-
-    Args:
-        path: of .csv or .parquet files.
-        needed: columns that are used; None: all, which have to be the same in all files.
-
-    Raises:
-        ValueError: if a file cannot be read, or lacks a column, has one more or twice.
+    Several files are sites, called as the files are. All have the same columns, or those `needed`.
     """
     files = files_of(path)
     if len(files) == 1:
@@ -56,12 +49,9 @@ def load_table(path: str, needed: Collection[str] | None = None) -> Table:
     tables = [read_file(file) for file in files]
     for one, other in combinations(range(len(tables)), 2):
         if _are_copies(tables[one], tables[other]):
-            warn(
-                f"{path}: {files[one]} and {files[other]} hold the same rows; expected other rows "
-                "at each site",
-                UserWarning,
-                stacklevel=2,
-            )
+            pair = f"{files[one]} and {files[other]}"
+            text = f"{path}: {pair} hold the same rows; expected other rows at each site"
+            warn(text, UserWarning, stacklevel=2)
     wanted = [name for name in tables[0] if needed is None or name in needed]
     for site, file, table in zip(sites, files, tables, strict=True):
         if not set(wanted) <= set(table) or (needed is None and len(table) > len(wanted)):
@@ -81,11 +71,7 @@ def read_file(path: str) -> Columns:
 
 
 def columns_of(table: Any) -> Columns:
-    """Return the columns of a path, a data frame, a dict of lists, or columns as they are.
-
-    Raises:
-        ValueError: if it is none of them, or a file cannot be read.
-    """
+    """Return the columns of a path, a data frame, a dict of lists, or columns as they are."""
     if isinstance(table, str | Path):
         return load_table(str(table)).columns
     if hasattr(table, "columns") and hasattr(table, "iloc"):  # pandas may not be there
@@ -102,11 +88,7 @@ def columns_of(table: Any) -> Columns:
 
 
 def files_of(path: str) -> list[str]:
-    """Return the files of a path: one file, all of a folder, or several with commas between.
-
-    Raises:
-        ValueError: if a folder cannot be read or holds no table.
-    """
+    """Return the files of a path: one file, all of a folder, or several with commas between."""
     refuse_no_file(path)
     if os.path.isdir(path):
         try:
@@ -114,9 +96,8 @@ def files_of(path: str) -> list[str]:
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}") from error
         if not found:
-            raise ValueError(
-                f"{path} is a folder without files; expected {' or '.join(KINDS)} in it"
-            )
+            kinds = " or ".join(KINDS)
+            raise ValueError(f"{path} is a folder without files; expected {kinds} in it")
         return [os.path.join(path, name) for name in found]
     if "," not in path or os.path.exists(path):
         return [path]
@@ -152,34 +133,21 @@ def _refuse_other_columns(
 def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Column:
     """Put a column's parts, one of each file, below each other."""
     parts = _all_boolean(parts)
+    places, kinds = list[str](), dict[str, str]()  # kind -> the first file of it, in words
+    for name, part in zip((Path(file).name for file in files), parts, strict=True):
+        places += [f"{place} of {name}" for place in part.places]
+        if not part.gaps.all():
+            kind = "True or False" if part.is_boolean else "numbers" if part.is_numeric else "text"
+            kinds.setdefault(kind, f"{part.nature if kind == 'text' else kind} in {name}")
     words = np.concatenate([part.words for part in parts])
-    names = [Path(file).name for file in files]
-    places = [
-        f"{place} of {name}"
-        for name, part in zip(names, parts, strict=True)
-        for place in part.places
-    ]
-    is_boolean = all(p.is_boolean or p.gaps.all() for p in parts)
-    known = Parsed(np.concatenate([part.numbers for part in parts]), is_boolean)
-    whole = Column(path, parts[0].name, words, np.array(places, dtype=object), known=known)
-    if any(p.is_boolean for p in parts) and not is_boolean:
-        return replace(whole, clash=_mixed(path, names, parts), known=None)
-    filled = [(n, part) for n, part in zip(names, parts, strict=True) if not part.gaps.all()]
-    numeric = [name for name, part in filled if part.is_numeric]
-    others = [f"{part.nature} in {name}" for name, part in filled if not part.is_numeric]
-    if not numeric or not others:
-        return whole
-    clash = f"{path}: column {whole.name} holds {others[0]}, and numbers in {numeric[0]}"
-    return replace(whole, clash=clash)
-
-
-def _mixed(path: str, names: Sequence[str], parts: Sequence[Column]) -> str:
-    """Name a file with True and False, and one with something else."""
-    pairs = list(zip(names, parts, strict=True))
-    one = next(name for name, part in pairs if part.is_boolean)
-    name, part = next((n, p) for n, p in pairs if not p.is_boolean and not p.gaps.all())
-    other = "numbers" if part.is_numeric else part.nature
-    return f"{path}: column {parts[0].name} holds True or False in {one}, and {other} in {name}"
+    whole = Column(path, parts[0].name, words, np.array(places, dtype=object))
+    mixed = [kinds[kind] for kind in ("True or False", "text", "numbers") if kind in kinds]
+    if len(mixed) > 1:
+        whole = replace(whole, clash=f"{whole.label} holds {mixed[0]}, and {mixed[1]}")
+        if "True or False" in kinds:  # which is text beside others
+            return whole
+    numbers = np.concatenate([part.numbers for part in parts])
+    return replace(whole, known=Parsed(numbers, [*kinds] == ["True or False"]))
 
 
 def _all_boolean(parts: Sequence[Column]) -> Sequence[Column]:
@@ -189,17 +157,12 @@ def _all_boolean(parts: Sequence[Column]) -> Sequence[Column]:
     if not some or not all(np.isin(found[~np.isnan(found)], (0, 1)).all() for found in others):
         return parts
     spelled = {1.0: "True", 0.0: "False"}
-    return [
-        replace(
-            part,
-            words=np.array(
-                [spelled.get(n, w) for n, w in zip(part.numbers, part.words, strict=True)],
-                dtype=object,
-            ),
-            known=None,
-        )
-        for part in parts
-    ]
+
+    def spell(part: Column) -> Column:
+        words = [spelled.get(n, word) for n, word in zip(part.numbers, part.words, strict=True)]
+        return replace(part, words=np.array(words, dtype=object), known=None)
+
+    return [spell(part) for part in parts]
 
 
 def _parquet(path: str) -> Columns:

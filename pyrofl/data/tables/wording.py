@@ -25,11 +25,7 @@ def composed(text: str) -> str:
 
 
 def refuse_no_file(path: str) -> None:
-    """Refuse what would be waited for or read without end: a pipe, a device.
-
-    Raises:
-        ValueError: if there is something that is neither a file nor a directory.
-    """
+    """Refuse what would be waited for or read without end: a pipe, a device."""
     if "\0" in path:
         raise ValueError(f"{path!r} has a NUL in it; expected the path of a file")
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
