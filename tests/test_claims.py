@@ -263,9 +263,9 @@ def test_settings_on_the_pages_of_variants_and_notation_are_those_of_the_methods
     assert seen > 25
 
 
-def test_folders_and_files_of_the_house_are_there():
+def test_folders_and_files_of_the_architecture_exist():
     top, seen = "", 0
-    for line in re.findall(r"(?m)^    .+$", page("house")):
+    for line in re.findall(r"(?m)^    .+$", page("architecture")):
         if begins := re.match(r"    (\w+)/ ", line):
             top = begins.group(1)
             assert (ROOT / top).is_dir()
@@ -278,6 +278,7 @@ def test_folders_and_files_of_the_house_are_there():
 def test_counts_on_the_pages():
     (methods,) = re.findall(r"\| methods \| (\d+),", page("comparison"))
     assert int(methods) == len(builds())
+    assert set(re.findall(r"(?m)^\| `(\w+)`", page("all_methods"))) == set(builds())
     text = (ROOT / "tests" / "test_contract.py").read_text()
     checks = len(re.findall(r"(?m)^@(?:everywhere|on_archetypes)$", text))
     assert "about thirty checks" in " ".join(page("own_method").split())

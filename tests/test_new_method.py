@@ -1,4 +1,4 @@
-"""A new method is three files: its own, its tests and a row of the README; nothing else changes."""
+"""A new method is three files: its own, its tests and a row of a table; nothing else changes."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def tree(tmp_path_factory) -> Path:
         ("tests/models/test_fedprox.py", "tests/models/test_proximal.py"),
     ):
         (root / new).write_text(re.sub(r"\bfedprox\b", "proximal", (root / old).read_text()))
-    text = (root / "README.md").read_text()
+    table = root / "examples/docs/all_methods.md"
+    table.parent.mkdir(parents=True)
+    text = (ROOT / "examples/docs/all_methods.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| `fedprox`"))
-    (root / "README.md").write_text(
-        text.replace(row, f"{row}\n{row.replace('fedprox', 'proximal')}")
-    )
+    table.write_text(text.replace(row, f"{row}\n{row.replace('fedprox', 'proximal')}"))
     return root
 
 
