@@ -13,17 +13,18 @@
 # %% [markdown]
 # # 1. Eight schools as eight clients
 #
-# Eight schools gave their pupils extra lessons before a test. Each school measured how many points the lessons
-# were worth, and how uncertain this number is. The schools do not want to send their data away.
+# Fit the eight-schools model without pooling the data. Eight schools gave their pupils extra lessons before a
+# test. Each school estimated the effect of the lessons in test points, and the standard error of this estimate.
+# The schools do not want to share their data.
 #
 # After these fifteen minutes you can
 #
-# - fit a hierarchical model without moving a row,
-# - say why the estimate of a school moves towards the others (*shrinkage*),
-# - see that shrinkage is the same thing as *personalisation* in federated learning,
-# - check a federated posterior against the exact one.
+# - fit a hierarchical model while all rows stay on their clients,
+# - explain *shrinkage*: why the estimate of one school moves towards the others,
+# - explain why shrinkage is the same as *personalization* in federated learning,
+# - compare a federated posterior with the exact one.
 #
-# You need to know what a prior and a posterior are. No federated learning is assumed.
+# You need to know what a prior and a posterior are. No knowledge of federated learning is assumed.
 
 # %%
 # %matplotlib inline
@@ -47,8 +48,8 @@ rounds, draws, warmup = 25, 2000, 1000
 # %% [markdown]
 # ## The data
 #
-# A *client* is anyone who holds rows that do not move. Here a client is a school, and it has one row: the
-# measured effect $y_j$, and its standard error $\sigma_j$, which counts as known. The effect is the response, `y`; the
+# A *client* is a participant that holds its own data. Here each school is a client with one row: the measured
+# effect $y_j$ and its standard error $\sigma_j$, which is assumed known. The effect is the response `y`; the
 # standard error is the only column of `x`.
 
 # %%
@@ -59,37 +60,37 @@ y, sigma = data.y, data.x[:, 0]
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 axes.errorbar(y, range(8), xerr=sigma, fmt="o", capsize=3)
 axes.set_yticks(range(8), data.names)
-axes.set_xlabel("measured effect of the lessons (test points), with one standard error")
+axes.set_xlabel("measured effect (test points) ± one standard error")
 axes.axvline(0, color="grey", linewidth=0.8)
 plt.show()
 
 # %% [markdown]
-# School A measured 28 points, school C less than nothing. But look at the bars: a difference of this
-# size can be chance. Two simple answers come to mind.
+# School A measured 28 points; the estimate of school C is negative. The standard errors are large, however, so
+# differences of this size can be due to chance. There are two simple estimators:
 #
-# - **Everyone alone** (in federated learning: *local* models). School A says 28 points and is
-#   probably much too optimistic.
-# - **One number for all** (*pooling*; in federated learning: FedAvg). All schools get the weighted mean,
-#   and what is special about a school is lost.
+# - **One estimate per school** (in federated learning: *local* models). The estimate for school A is 28 points,
+#   which is probably much too high.
+# - **One estimate for all schools** (*complete pooling*; in federated learning: FedAvg). All schools get the
+#   weighted mean, and the differences between schools are lost.
 
 # %%
 weight = 1 / sigma**2
 pooled = float((weight * y).sum() / weight.sum())
-print(f"one number for all: {pooled:.1f} points, standard error {float(weight.sum() ** -0.5):.1f}")
+print(f"pooled estimate: {pooled:.1f} points, standard error {float(weight.sum() ** -0.5):.1f}")
 
 # %% [markdown]
 # ## The model
 #
-# There is an answer in between: schools differ, but they have something in common. The effect $\theta_j$ of a
-# school is drawn from a population with mean $\mu$ and standard deviation $\tau$, which nobody knows:
+# A hierarchical model is a compromise between the two: the schools differ, but they are related. The effect
+# $\theta_j$ of a school is drawn from a population with unknown mean $\mu$ and unknown standard deviation $\tau$:
 #
 # $$\mu \sim N(0, 5^2),\quad \tau \sim \text{HalfCauchy}(5),\quad
 # \theta_j = \mu + \tau\,\eta_j,\ \eta_j \sim N(0, 1),\quad y_j \sim N(\theta_j, \sigma_j^2).$$
 #
-# If $\tau$ is large, schools have little in common; if it is zero, they are all the same. The data
-# decide. In Pyro these are six lines. `batch.clients()` says "for every client", `batch.rows()` says
-# "for every row of a client". (`received` and `local` are not needed
-# yet.) Tutorial 2 is about these two plates.
+# If $\tau$ is large, the schools have little in common; if it is zero, they are identical. $\tau$ is estimated
+# from the data. In Pyro the model has six lines. `batch.clients()` is the plate over clients, and `batch.rows()`
+# is the plate over the rows of a client; tutorial 2 explains both. This model does not use `received` and
+# `local`.
 
 
 # %%
@@ -104,12 +105,12 @@ def model(received, local, batch):
 
 
 # %% [markdown]
-# ## Fit it, and move no row
+# ## Fit the model
 #
-# `pvi.hierarchical` is told which unknowns all schools share: `mu` and `tau`. Everything else stays in
-# the school. In each round a school sends one small message: how its data change what is believed about
-# $\mu$ and $\tau$ (a *factor*; tutorial 5). The server multiplies the eight factors with the prior. We keep
-# what is believed after each round, to watch it.
+# `shared="mu tau"` names the parameters that all schools share; all others are local to a school. In each round
+# every school sends one small message: how its data change the posterior of $\mu$ and $\tau$ (a *factor*;
+# see tutorial 5). The server multiplies the eight factors with the prior. The function `watch` stores the
+# posterior after each round.
 
 # %%
 seen = []
@@ -126,22 +127,24 @@ run = pyrofl.fit(method, data, rounds=rounds, log=watch, progress=False)
 print(run.verdict)
 
 # %% [markdown]
-# ## What happens over the rounds
+# ## The posterior after each round
 #
-# Move the slider. Grey is what the server believes about the population: a school that nobody has seen yet would
-# be drawn from it. The points are the eight schools.
+# Move the slider. The grey band is the posterior predictive distribution of the effect in a new school. The
+# points are the eight schools.
 
 
 # %%
 def show(axes, t):
     now = seen[t]
     new = now["mu"] + now["tau"] * np.random.default_rng(0).normal(size=len(now["mu"]))
-    axes.axvspan(*np.quantile(new, [0.05, 0.95]), color="lightgrey", label="population, 90%")
+    axes.axvspan(
+        *np.quantile(new, [0.05, 0.95]), color="lightgrey", label="new school, 90% interval"
+    )
     low, middle, high = np.quantile(now["theta"], [0.05, 0.5, 0.95], axis=0)
     axes.errorbar(
-        middle, range(8), xerr=[middle - low, high - middle], fmt="o", label="school, 90%"
+        middle, range(8), xerr=[middle - low, high - middle], fmt="o", label="school, 90% interval"
     )
-    axes.plot(y, range(8), "x", color="black", label="its own measurement")
+    axes.plot(y, range(8), "x", color="black", label="measurement")
     axes.set_yticks(range(8), data.names)
     axes.set_xlim(-40, 45)
     axes.invert_yaxis()
@@ -152,11 +155,12 @@ def show(axes, t):
 moving(show, range(len(seen)), title=lambda t: f"after round {t + 1}")
 
 # %% [markdown]
-# Every circle lies between its cross and the middle of the grey band. That is **shrinkage**: the school
-# borrows from the others. A school with a large standard error borrows more.
+# Every circle lies between its cross and the middle of the grey band. This is **shrinkage**: the estimate of a
+# school also uses the data of the other schools. The larger the standard error of a school, the stronger the
+# shrinkage.
 #
-# In federated learning the same picture has another name: a **personalised model**. Each client has a model of
-# its own, held near a common one, and the data decide how near.
+# In federated learning this is called a **personalized model**: each client has its own model, close to a common
+# model, and the data determine how close.
 
 # %%
 posterior = run.to_arviz(draws=draws, corrected=draws >= 400)
@@ -165,15 +169,16 @@ moved = (y.numpy() - mean) / (y.numpy() - float(posterior["posterior"]["mu"].mea
 for name, error, share in sorted(
     zip(data.names, sigma.tolist(), moved, strict=True), key=lambda r: r[1]
 ):
-    print(f"school {name}: standard error {error:4.1f}, moved {100 * share:3.0f}% of the way to mu")
+    print(f"school {name}: standard error {error:4.1f}, shrinkage to mu {100 * share:3.0f}%")
 
 # %% [markdown]
-# (For a school whose measurement is very near to $\mu$ this share says little: it is a ratio of two small numbers.)
+# (For a school with a measurement close to $\mu$ this fraction is the ratio of two small numbers and is not
+# informative.)
 #
-# ## Is it right?
+# ## Compare with the exact posterior
 #
-# With eight rows we can do what a federation may not: put all rows in one place, and run NUTS, a sampler that needs no
-# normal approximation. `reference.nuts` takes the same program.
+# With eight rows we can pool the data, which is impossible in a real federation, and run NUTS, a sampler that does
+# not use a normal approximation. `reference.nuts` runs the same model.
 
 # %%
 exact = reference.nuts(
@@ -185,17 +190,18 @@ table[["mean", "sd", "difference", "ratio"]].loc[
 ].round(2)
 
 # %% [markdown]
-# `difference` is the distance between the federated and the exact mean, in posterior standard deviations. `ratio` is the federated
-# standard deviation divided by the exact one. Near 0 and near 1 is what we want. `corrected=True` above did the last step: it reweights the
-# draws of the normal approximation, so that they are close to draws from the exact posterior.
+# `difference` is the difference between the federated and the exact mean, in posterior standard deviations. `ratio`
+# is the federated standard deviation divided by the exact one. `difference` should be near 0 and `ratio` near 1.
+# `corrected=True` above reweights the draws of the normal approximation, so that their distribution is closer to the
+# exact posterior.
 
 # %%
 figures.cost(table[~table["variable"].isin(["eta"])])
 
 # %% [markdown]
-# ## A posterior is an ArviZ object
+# ## The posterior as an ArviZ object
 #
-# Everything that you know from ArviZ works, with names of schools as coordinates.
+# All functions of ArviZ accept the result. The names of the schools are its coordinates.
 
 # %%
 import arviz as az
@@ -205,17 +211,17 @@ az.summary(posterior, var_names=["mu", "tau", "theta"], kind="stats", round_to=1
 # %% [markdown]
 # ## Exercises
 #
-# 1. The prior of $\tau$ says how different schools may be. What happens to the eight estimates if you
-#    replace `HalfCauchy(5.0)` by `HalfNormal(1.0)`? Guess first.
-# 2. In which school would the lessons help your child most, as far as we know? What is the probability that the
-#    effect is larger in school A than in school C?
-# 3. Let school A measure with a standard error of 2 instead of 15. Which number moves most?
+# 1. The prior of $\tau$ states how different the schools may be. How do the eight estimates change if
+#    `HalfNormal(1.0)` replaces `HalfCauchy(5.0)`?
+# 2. Which school has the largest posterior mean? What is the posterior probability that the effect is larger in
+#    school A than in school C?
+# 3. Change the standard error of school A from 15 to 2. Which estimate changes most?
 
 # %% [markdown]
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. A narrow prior of tau makes schools alike: every estimate moves close to mu.
+# 1. A narrow prior of tau makes the schools more similar: every estimate moves close to mu.
 
 
 def alike(received, local, batch):
@@ -236,15 +242,15 @@ at = other.mean(("chain", "draw"))
 print(f"{float(at.max() - at.min()):.1f} with HalfNormal(1.0)")
 
 # %% tags=["hide-cell"]
-# 2. Draws answer any question about several unknowns together. A and G have the largest means, about equal, and it is far
-# from certain that the lessons of A are better than those of C.
+# 2. Joint draws give the probability of any statement about several parameters. A and G have the largest means, which are
+# about equal. The effect in A is not certain to be larger than the effect in C.
 theta = posterior["posterior"]["theta"]
 better = float((theta.sel(client="A") > theta.sel(client="C")).mean())
 print("largest posterior mean: school", theta.mean(("chain", "draw")).idxmax("client").item())
-print(f"probability that A is better than C: {better:.2f}")
+print(f"probability that the effect of A is larger than that of C: {better:.2f}")
 
 # %% tags=["hide-cell"]
-# 3. A's own estimate moves most, to its measurement; and mu and tau grow, as A now counts.
+# 3. The estimate of A changes most: it moves to its measurement. mu and tau increase, because A now has more weight.
 x = data.x.clone()
 x[list(data.names).index("A"), 0] = 2.0
 sure = replace(data, x=x)

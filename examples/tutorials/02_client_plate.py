@@ -11,19 +11,18 @@
 # ---
 
 # %% [markdown]
-# # 2. What a client plate is
+# # 2. The client plate
 #
-# A program in this library is an ordinary Pyro model, with two plates: one for clients, one for the rows of a client.
-# A plate says "these things are independent of each other, given what is outside". This is the whole
-# trick of the library: if clients are independent given what the server sent, then they can be trained side by side, on
-# one machine or on a hundred.
+# Write a federated model with two plates: one over clients, one over the rows of a client. A model in pyrofl is an
+# ordinary Pyro model. A plate declares conditional independence: given the tensors that the server sent, the clients
+# are independent. Many clients can therefore be trained in one vectorized operation, or each on its own machine.
 #
 # After these ten minutes you can
 #
 # - read and draw a federated model,
-# - say which shape a tensor has, and why,
-# - see that training clients together gives what training them one by one gives,
-# - recognise the mistakes that the library refuses.
+# - derive the shape of every tensor in it,
+# - check that joint training of several clients gives the same losses as separate training,
+# - recognize the errors that the library reports.
 
 # %%
 # %matplotlib inline
@@ -43,8 +42,8 @@ rounds = 10
 # %% [markdown]
 # ## Three clients of unequal size
 #
-# Three nurses measure temperatures: one has two patients, one five, one nine. A row is a patient. There is nothing else to know of
-# a patient, so `x` is a column of zeros.
+# Three nurses measure temperatures: one has two patients, one five, one nine. Each row is a patient. There are no
+# covariates, so `x` is a column of zeros.
 
 # %%
 source = torch.Generator().manual_seed(0)
@@ -62,8 +61,8 @@ data = Federation.of(rows).to("cpu", torch.float64)
 data
 
 # %% [markdown]
-# A **batch** holds rows of several clients side by side. Its first axis is the client, its second
-# the row. Nurses have unequal numbers of rows, so clients with fewer rows are filled up with empty ones, and a mask says which rows are real.
+# A **batch** holds rows of several clients. Its first axis is the client, its second axis the row. Clients with fewer
+# rows are padded with empty rows, and a mask marks the real ones.
 
 # %%
 batch = data.batch(torch.tensor([0, 1, 2]))
@@ -73,7 +72,7 @@ print("mask", batch.mask.int().tolist())
 figure, axes = plt.subplots(figsize=(6, 1.8), layout="constrained")
 axes.imshow(batch.mask, cmap="Blues", aspect="auto", vmin=0, vmax=1.5)
 axes.set_yticks(range(3), data.names)
-axes.set_xlabel("row of the batch (white: filled up, counts for nothing)")
+axes.set_xlabel("row of the batch (white: padding)")
 plt.show()
 
 # %% [markdown]
@@ -90,8 +89,8 @@ def model(received, local, batch):
 
 
 # %% [markdown]
-# `received` is what the server sent, `local` what the client keeps; this program needs neither. Look at the
-# shapes that Pyro sees:
+# `received` holds the tensors that the server sent, `local` those of the client. This model uses neither. These are
+# the shapes that Pyro records:
 
 # %%
 trace = pyro.poutine.trace(model).get_trace({}, {}, batch)
@@ -103,24 +102,23 @@ for name, site in trace.nodes.items():
         )
 
 # %% [markdown]
-# - `mine` has shape `[3, 1]`: one number for each client. The last axis waits for rows.
-# - `temperature` has shape `[3, 9]`: clients times rows. The log probabilities of a client's rows are added up, and
-#   the filled-up rows add zero.
-# - `common` also has one number for *each client*. A client cannot see the others, so it has a
-#   copy of its own. We tell the method that all copies are the same unknown (`shared="common"`), and
-#   it is the method's work to make them agree.
+# - `mine` has shape `[3, 1]`: one number per client. The last axis broadcasts over rows.
+# - `temperature` has shape `[3, 9]`: clients times rows. The log probabilities are summed over the rows of a client;
+#   padded rows contribute zero.
+# - `common` also has one number *per client*. A client cannot access the other clients, so it has its own copy.
+#   `shared="common"` declares that all copies are one parameter, and the method makes them agree.
 #
-# `figures.plates` draws what depends on what, and in which plate it is. (`pyro.render_model` does it too, with
+# `figures.plates` draws the dependencies and the plates of a model. (`pyro.render_model` draws them too, with
 # Graphviz.)
 
 # %%
 figures.plates(pyrofl.relations(pvi.hierarchical(model, data, shared="common"), data))
 
 # %% [markdown]
-# ## Together is the same as one by one
+# ## Joint and separate evaluation give the same losses
 #
-# Because clients are independent, the loss of a batch of clients is a list, one number for each
-# client. Let us take a fixed guide and compare: three clients together, and each one alone.
+# Because clients are independent, the loss of a batch of clients is a vector with one number per client. With a
+# fixed guide, compare the losses of three clients in one batch with those of each client by itself:
 
 # %%
 elbo = pyrofl.elbo(draws=None)
@@ -140,29 +138,29 @@ together = elbo(model, guide, {}, start(batch), batch)
 alone = [
     elbo(model, guide, {}, start(b), b) for b in (data.batch(torch.tensor([j])) for j in range(3))
 ]
-print("together ", [round(float(v), 6) for v in together])
-print("one by one", [round(float(v), 6) for v in alone])
+print("joint   ", [round(float(v), 6) for v in together])
+print("separate", [round(float(v), 6) for v in alone])
 print(
     "largest difference",
     f"{max(abs(float(a) - float(b)) for a, b in zip(together, alone, strict=False)):.0e}",
 )
 
 # %% [markdown]
-# A round of a hundred clients takes three to six times as long as a round of one (measured with this program), not a hundred
-# times, as the processor works on all of them in one operation. And a client on a machine of its own runs the same function,
-# with a plate of size one.
+# A round of a hundred clients takes three to six times as long as a round of one (measured with this model), not a
+# hundred times, because one vectorized operation computes all clients. A client on its own machine runs the same
+# function, with a plate of size one.
 #
-# ## Fit it
+# ## Fit the model
 
 # %%
 run = pyrofl.fit(
     pvi.hierarchical(model, data, shared="common"), data, rounds=rounds, progress=False
 )
 posterior = run.to_arviz(draws=1000)["posterior"]
-print(f"common: {float(posterior['common'].mean()):.2f}, one number for all nurses")
+print(f"common: {float(posterior['common'].mean()):.2f} (shared by all nurses)")
 for name in data.names:
     mine = posterior["mine"].sel(client=name)
-    print(f"{name}: {float(mine.mean()):.2f} +- {float(mine.std()):.2f} from {sizes[name]} rows")
+    print(f"{name}: {float(mine.mean()):.2f} ± {float(mine.std()):.2f} ({sizes[name]} rows)")
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 2.8), layout="constrained")
@@ -174,18 +172,18 @@ for name in data.names:
         alpha=0.6,
         label=f"{name}, {sizes[name]} rows",
     )
-axes.set_xlabel("temperature of the nurse's patients (degrees)")
+axes.set_xlabel("mean temperature of the nurse's patients (°C)")
 axes.set_ylabel("posterior density")
 axes.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Ada has two rows only: she is less certain than Eva, and she borrows more from the others.
+# Ada has only two rows: her estimate has a larger standard deviation than Eva's and shrinks more towards the others.
 #
-# ## What is refused
+# ## Errors that are detected
 #
-# Plates make mistakes visible. Before the first round the library runs your program on a few rows, and
-# refuses what would give wrong numbers. Here somebody forgot `batch.clients()`:
+# Before the first round, the library runs the model on a few rows and raises an error if a plate is used incorrectly.
+# In this model the site `mine` is outside `batch.clients()`:
 
 
 # %%
@@ -202,8 +200,8 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# And here a row of one client reads other rows, by a mean over the batch. Then the result would depend on
-# who is in the batch, and a row of one client could change what another client learns:
+# In this model a row depends on other rows, through a mean over the batch. The result would depend on which clients
+# are in the batch, and the data of one client would affect the model of another:
 
 
 # %%
@@ -224,15 +222,15 @@ except ValueError as error:
 # %% [markdown]
 # ## Exercises
 #
-# 1. Which shape has a site inside `batch.clients()` that is a vector of four numbers? Write it.
-# 2. Let the noise be unknown, with one value for each nurse.
-# 3. Give Ada a hundred rows, all at 36.5. What happens to her estimate, and to the others'?
+# 1. Write a site inside `batch.clients()` that is a vector of four numbers per client. What is its shape?
+# 2. Make the noise an unknown parameter with one value per nurse.
+# 3. Give Ada a hundred rows, all at 36.5. How do her estimate and the other two change?
 
 # %% [markdown]
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. Axes of your own come last, and are declared as events: [clients, 1, 4].
+# 1. Additional axes come last and are declared as event dimensions: [clients, 1, 4].
 
 
 def vector(received, local, batch):
@@ -243,7 +241,7 @@ def vector(received, local, batch):
 print(tuple(pyro.poutine.trace(vector).get_trace({}, {}, batch).nodes["w"]["value"].shape))
 
 # %% tags=["hide-cell"]
-# 2. A positive number needs a prior on positive numbers.
+# 2. A standard deviation needs a prior on positive numbers.
 
 
 def noisy(received, local, batch):
@@ -261,8 +259,8 @@ own = pyrofl.fit(
 print(own.to_arviz(draws=500)["posterior"]["noise"].mean(("chain", "draw")).values.round(2))
 
 # %% tags=["hide-cell"]
-# 3. With many rows she needs nobody: her estimate is her own mean. The common temperature falls a
-# little, and the others move with it, but hardly: they have rows of their own.
+# 3. With a hundred rows her estimate is the mean of her own rows. The common temperature decreases a
+# little, and the other two estimates decrease with it, but less, because they also depend on their own rows.
 many = Federation.of(rows | {"Ada": (torch.zeros(100, 1), torch.full((100,), 36.5))})
 many = many.to("cpu", torch.float64)
 sure = pyrofl.fit(
