@@ -28,7 +28,13 @@ FILES = (
         "inference/engine/test_server_round.py",
     ),
 )
-HEAD = "| fault | injected | promised, and kept |\n|---|---|---|\n"
+ENDS = {
+    "refused at a test": "refused at an evaluation",
+    "refused at the boundary": "refused before the fit",
+    "diverged, or merged nothing": "diverged or aggregated no update",
+    "ended on its way": "failed with an error",
+}
+HEAD = "| fault | injected | guaranteed behavior |\n|---|---|---|\n"
 
 
 class Fault(NamedTuple):
@@ -41,20 +47,28 @@ class Fault(NamedTuple):
 
 
 SPOILT = r"faults::test_a_bad_message_is_named_and_left_out"
-LEFT_OUT = "the client is named and left out; the others as if it had not been there"
+LEFT_OUT = "the client is named and excluded; the results of the others are as without it"
 FAULTS = (
     Fault("NaN, infinity or minus infinity in a message", rf"{SPOILT}\[(NaN|.*inf)", LEFT_OUT, 2),
-    Fault("wrong shape, rows or type; a tensor missing", rf"{SPOILT}\[(wrong|miss)", "the same", 2),
+    Fault(
+        "wrong shape, number of rows or type; a missing tensor",
+        rf"{SPOILT}\[(wrong|miss)",
+        "the same",
+        2,
+    ),
     Fault(
         "the same in round one, by the first, a middle or the last client",
         r"::test_most_clients_decide",
-        "most clients decide what a message looks like; then the same",
+        "most clients determine the expected shape; then the same",
     ),
     Fault(
-        "size of zero, negative, NaN or infinite", r"::test_a_size_that_cannot_be", "the same", 2
+        "a size that is zero, negative, NaN or infinite",
+        r"::test_a_size_that_cannot_be",
+        "the same",
+        2,
     ),
     Fault(
-        "variance, precision, weight or cluster out of its range",
+        "a variance, precision, weight or cluster out of range",
         r"::test_(what_must_be_positive|a_variance_of_zero|a_share_is)",
         "the same",
         2,
@@ -62,54 +76,57 @@ FAULTS = (
     Fault(
         "a client that diverges",
         r"::test_a_client_(that_turns_bad|with_hopeless)|::test_a_bad_client_is_named",
-        "named and left out; it keeps its last good private state",
+        "named and excluded; it keeps its last valid state",
     ),
     Fault(
-        "all messages bad",
+        "all messages invalid",
         r"::test_(without_a_good_message|all_clients_turn_bad)",
-        "the server keeps its state and says so",
+        "the server keeps its state and reports it",
     ),
     Fault(
-        "a fifth of the clients lie by a factor of a million",
+        "a fifth of the clients send values that are wrong by a factor of a million",
         r"::test_robust_merges_bear",
         "robust aggregation rules stay within 10% of the loss without them",
     ),
     Fault(
-        "clients that are not heard",
+        "clients that drop out",
         r"::test_who_is_not_heard",
-        "bitwise the round of those that are; named",
+        "bitwise equal to a round of the other clients; named",
     ),
-    Fault("clients that do part of their work", r"::test_part_of_the_work", "finite, and counted"),
     Fault(
-        "stopped twice, gone on from a file, every method",
+        "clients that do a part of their work", r"::test_part_of_the_work", "finite, and counted"
+    ),
+    Fault(
+        "interrupted twice and resumed from a file, every method",
         r"::test_every_method_goes_on",
-        "bitwise the run that never stopped",
+        "bitwise equal to an uninterrupted run",
     ),
     Fault(
-        "SIGKILL in a drawn round, by command line, every method",
+        "SIGKILL of the command in a random round, every method",
         r"kills::test_a_kill_in_training_loses_nothing_with_any",
         "the same bytes after `--resume`",
     ),
     Fault(
-        "SIGKILL before and after each of seven files takes its place",
+        "SIGKILL before and after each of seven files is replaced",
         r"kills::test_a_kill_before_or_after",
         "the same",
     ),
-    Fault("SIGKILL inside a write", r"kills::test_a_kill_inside", "the same", 2),
+    Fault("SIGKILL during a write", r"kills::test_a_kill_inside", "the same", 2),
     Fault("SIGKILL of a comparison", r"kills::test_a_comparison_goes_on", "the same", 3),
     Fault("Ctrl-C", r"stops::test_an_interrupt", "the same; the last round is kept"),
     Fault(
-        "disk full, folder or file that cannot be written",
+        "a full disk; a folder or file that cannot be written",
         r"::test_(a_full_disk|a_folder_that_cannot|the_old_file_stays|a_disk_that|.*on_a_disk)",
-        "one line, nothing half written, resumable",
+        "one line, no partial file, resumable",
     ),
     Fault(
-        "checkpoint cut off, with a bit flipped at 40 places, foreign, or with code in it",
+        "a checkpoint that is truncated, has a flipped bit (40 positions), is foreign, or "
+        "contains code",
         r"checkpoints::test_(a_file_that_was_cut|a_single_bit|files_of_others|no_code)",
-        "refused in one line, no code run",
+        "refused in one line; no code is run",
     ),
     Fault(
-        "other arguments, data, seed or version than the checkpoint's",
+        "arguments, data, seed or version that differ from the checkpoint's",
         r"::test_(another_se|a_checkpoint_of_another_run)",
         "refused by name",
     ),
@@ -137,10 +154,10 @@ def rows() -> list[tuple[str, int, str]]:
         if not tests:
             raise ValueError(f"no test injects {fault.kind!r}; expected one like {fault.tests!r}")
         table.append((fault.kind, fault.each * tests, fault.promise))
-    kind = "hostile federations: an empty class, one row, one giant, scales 1e-30 to 1e30..."
+    kind = "unusual federations: an empty class, one row, a very large client, scales up to 1e30..."
     table.append((kind, *became(HOSTILE, "finite, or a clear error")))
-    kind = "hostile flags, settings, tables, files of images and calls from Python"
-    return [*table, (kind, *became(INPUTS, "one line before any work, or right numbers"))]
+    kind = "invalid options, settings, tables, image files and calls from Python"
+    return [*table, (kind, *became(INPUTS, "one line before any work, or correct results"))]
 
 
 def became(counts: Path, promise: str) -> tuple[int, str]:
@@ -148,8 +165,9 @@ def became(counts: Path, promise: str) -> tuple[int, str]:
     ends: Counter[str] = Counter()
     for found in json.loads(counts.read_text()).values():
         ends.update(found)
-    told = ", ".join(f"{n:,} {what}" for what, n in sorted(ends.items(), key=lambda v: -v[1]))
-    return ends.total(), f"{promise}: {told}"
+    ordered = sorted(ends.items(), key=lambda v: -v[1])
+    counted = ", ".join(f"{n:,} {ENDS.get(what, what)}" for what, n in ordered)
+    return ends.total(), f"{promise}: {counted}"
 
 
 def written() -> str:

@@ -25,9 +25,9 @@ from pyrofl.experiments.settings import arguments
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "examples" / "docs"
-CARD = re.compile(r"\]\(made/methods/(\w+)\.md\)")
-INTERVALS = r"\*\*Must 95% intervals hold\?\*\*"
-ROUGH = r"\*\*Is a rough uncertainty enough\?\*\*"
+CARD = re.compile(r"\]\(\.\./\.\./models/(\w+)(?:/__init__)?\.py\)")
+INTERVALS = r"\*\*Do you need calibrated intervals\?\*\*"
+ROUGH = r"\*\*Is an approximate uncertainty enough\?\*\*"
 UNMEASURED = "The simulation does not have these:"
 
 
@@ -286,10 +286,10 @@ def test_counts_on_the_pages():
 
 
 def test_exit_codes_are_those_of_the_commands():
-    stated = "0 done; 2 refused before any work; 3 failed on the way"
+    stated = "0 success; 2 refused before any work; 3 failed during the work"
     text = " ".join(page("guarantees").split())
     assert stated in text
-    assert "; 4 made all its rounds, but diverged or merged nothing; 130 interrupted" in text
+    assert "; 4 completed all rounds, but diverged or aggregated no update; 130 interrupted" in text
     assert (console.REFUSED, console.FAILED, console.UNLEARNED, console.INTERRUPTED) == (
         2,
         3,

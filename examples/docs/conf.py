@@ -55,8 +55,9 @@ suppress_warnings = ["mystnb.unknown_mime_type", "misc.highlighting_failure"]
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Make the pages that come from the code, and let formulas be MathML."""
+    """Make the pages that come from the code, lead links to them, and let formulas be MathML."""
     app.connect("config-inited", lambda app, config: making.make(HERE))
+    app.connect("source-read", lambda app, page, source: making.of_site(source))
     app.connect("autodoc-process-docstring", making.plain_signs, priority=400)
     app.add_html_math_renderer("mathml", (making.inline, None), (making.displayed, None))
     return {"parallel_read_safe": True}

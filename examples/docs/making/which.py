@@ -1,4 +1,4 @@
-"""The decision figure: what must come out, and how clients differ, lead to a method."""
+"""The decision figure: the needed result, and how clients differ, lead to a method."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any
 from pyrofl.figures import style
 
 QUESTIONS = (
-    ("must 95% intervals hold?", (
+    ("calibrated intervals needed?", (
         ("one posterior; full covariance", "pvi  fedep"),
-        ("one posterior, as a chain of draws", "fald"),
+        ("one posterior, as a Markov chain", "fald"),
         ("one or few rounds; full covariance", "fisher  fola"),
         ("a posterior for each client", "fedhb"),
     )),
-    ("is a rough uncertainty enough?", (
+    ("approximate uncertainty enough?", (
         ("clients of unequal size", "pfedvem"),
         ("few rows", "pfedbayes  pfedgp"),
-        ("new clients all the time", "fedabml  metavd"),
-        ("a shared part and a part of one's own", "virtual  fedpop"),
-        ("server has unlabelled rows", "fedbe  predbayes"),
+        ("new clients join often", "fedabml  metavd"),
+        ("a shared and a personal part", "virtual  fedpop"),
+        ("the server has unlabeled rows", "fedbe  predbayes"),
         ("one model, many local steps", "fedpa"),
     )),
-    ("is one model enough?", (
-        ("rows are alike", "fedavg"),
-        ("same clients come again, drift", "scaffold"),
-        ("unequal work", "fedprox"),
-        ("few report", "fedopt  fedavgm"),
+    ("one model for all enough?", (
+        ("clients' data are similar", "fedavg"),
+        ("same clients take part repeatedly", "scaffold"),
+        ("unequal amounts of work", "fedprox"),
+        ("few clients report", "fedopt  fedavgm"),
     )),
     ("how do clients differ?", (
-        ("labels in ways of their own", "fedrep  fedper  fedbabu"),
-        ("rows look different", "lgfedavg"),
-        ("groups: apart, or overlapping", "ifca  pfedmb  fedem"),
-        ("nobody knows who is like whom", "fedamp  fedfomo"),
-        ("a bit off each other", "ditto  pfedme  apfl"),
-        ("a few steps before use", "perfedavg  reptile"),
+        ("same inputs, different labels", "fedrep  fedper  fedbabu"),
+        ("inputs look different", "lgfedavg"),
+        ("distinct or overlapping groups", "ifca  pfedmb  fedem"),
+        ("unknown groups", "fedamp  fedfomo"),
+        ("clients differ slightly", "ditto  pfedme  apfl"),
+        ("a few gradient steps before use", "perfedavg  reptile"),
     )),
 )  # fmt: skip
 
