@@ -189,7 +189,7 @@ def main(words: list[str]) -> None:
 
         HOSTILE.write_text(json.dumps({name: hunt(name) for name in METHODS}, indent=1) + "\n")
     if "--inputs" in words:
-        from hostile.test_table import count
+        from hostile.test_inputs import count
 
         count()
     text = PAGE.read_text()

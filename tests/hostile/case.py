@@ -17,12 +17,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
-from zlib import crc32
 
 from dying import Ended
 
@@ -49,8 +48,6 @@ class Case:
     """A hostile input.
 
     Attributes:
-        id: what it is called, all different.
-        kind: "flag", "setting", "csv", "npz" or "api".
         words: of the command; `CALL` and the code for what is called in Python.
         wanted: the ends that are right; several where people may differ.
         told: words that the complaint has, beside what was expected.
@@ -60,8 +57,6 @@ class Case:
         warned: part of a warning that would be true; other warnings are wrong.
     """
 
-    id: str
-    kind: str
     words: tuple[str, ...]
     wanted: tuple[str, ...] = (REFUSED,)
     told: tuple[str, ...] = ()
@@ -70,12 +65,9 @@ class Case:
     writes: bool = True
     warned: str = ""
 
-
-def named(text: str) -> str:
-    """Write any text as a part of a name: short, and of plain letters."""
-    plain = text.encode("ascii", "backslashreplace").decode()
-    plain = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in plain)
-    return plain if len(plain) < 90 else f"{plain[:40]}..{crc32(plain.encode()):08x}"
+    def telling(self, *words: str) -> Case:
+        """Return the same with words that the complaint has."""
+        return replace(self, told=tuple(filter(None, words)))
 
 
 def shown(text: str) -> tuple[str, ...]:

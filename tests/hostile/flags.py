@@ -1,148 +1,121 @@
-"""Hostile flags: what each flag of the command line may be is said here once more, by hand."""
+"""Hostile command lines: what the flags of each command may be is stated here by hand."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from hostile.case import DONE, LIKE, NOBODY, OUT, REFUSED, Case, named, shown
+from hostile.case import DONE, LIKE, NOBODY, OUT, REFUSED, Case, shown
+from hypothesis import strategies as st
 
-SMALL = ("--clients", "2", "--rounds", "1", "--posterior-draws", "0", "--quiet")
-SCHOOLS = ("--data", "eight_schools", "--partition", "iid", *SMALL)
-DIGITS = ("--per-class", "6", "--net", "softmax", *SMALL)
-TRIED = tuple(word for word in DIGITS if word not in ("--posterior-draws", "0"))
-TUNE = ("tune", "fedavg", *TRIED)
-LITTLE = ("--set", "epochs=1", "draws=1")
-RUN = ("run", "fedavg")
+from pyrofl.flower.template import new
+
+SMALL = "--rounds 1 --posterior-draws 0 --quiet"
+SCHOOLS = f"--data eight_schools --partition iid --clients 2 {SMALL}"
+DIGITS = f"--per-class 6 --net softmax --clients 2 {SMALL}"
+LITTLE = "--set epochs=1 draws=1"
+RUN = f"run fedavg --out {OUT}"
+COMPARE = f"compare local fedavg --seeds 1 --out {OUT} {SCHOOLS}"
+TUNE = f"tune fedavg --out {OUT} {DIGITS.replace('--posterior-draws 0', '')}"
+SERVE, CERTIFIED = "flower serve p", "--cert=p/LICENSE --cert-key=p/LICENSE --ca=p/LICENSE"
+ROWS = "p/sites/hospital_1.csv"
+JOIN = f"flower join --name=hospital_1 --data={ROWS} --state=state --project=p"
+AT_SITE = f"flower predict full --rows {ROWS} --out o.csv"
 EITHER = (DONE, REFUSED)
 MOST = "1" + 30 * "0"  # no machine has that many of anything
 LONG = 5000 * "x"
+GAP = "§"
 
-# How small the numbers of a flag may be, and what may become of one that is beyond all bounds: what
-# only cuts at the end of something may be as large as it likes.
+
+def fill(
+    line: str, value: str = "", wanted: tuple[str, ...] = (REFUSED,), *told: str, **more: Any
+) -> Case:
+    """Put a value into the gap of a line."""
+    return Case(tuple(word.replace(GAP, value) for word in line.split()), wanted, told, **more)
+
+
+def twin(line: str) -> tuple[str, ...]:
+    """Return the words of a plain command that writes beside another."""
+    return tuple(line.replace(f"--out {OUT}", f"--out {LIKE}").split())
+
+
+# Numbers: the command, least, and what may become of one that is beyond all bounds.
 WHOLE: dict[str, tuple[int, tuple[str, ...]]] = {
     "--per-class": (1, EITHER),
     "--clients": (1, (REFUSED,)),
     "--held-out": (0, (REFUSED,)),
-    "--seed": (0, EITHER),
-    "--split-seed": (0, EITHER),
-    "--init-seed": (0, EITHER),
-    "--participation-seed": (0, EITHER),
-    "--noise-seed": (0, EITHER),
-    "--rounds": (1, (REFUSED,)),
-    "--every": (1, EITHER),
-    "--draws": (1, (REFUSED,)),
+    **dict.fromkeys(("--seed", "--split-seed", "--init-seed"), (0, EITHER)),
+    **dict.fromkeys(("--participation-seed", "--noise-seed", "--state-memory"), (0, EITHER)),
+    **dict.fromkeys(("--rounds", "--draws", "--threads", "--workers"), (1, (REFUSED,))),
     "--posterior-draws": (0, (REFUSED,)),
-    "--chunk": (1, EITHER),
-    "--state-memory": (0, EITHER),
-    "--threads": (1, (REFUSED,)),
-    "--workers": (1, (REFUSED,)),
-    "--checkpoint-every": (1, EITHER),
+    **dict.fromkeys(("--every", "--chunk", "--checkpoint-every"), (1, EITHER)),
 }
-SHARES = {"--fail": 0.0, "--partial": 1e-30}  # from here to 1
-OF_DATA = ("--per-class", "--clients", "--held-out", "--seed", "--split-seed")
+Rule = tuple[str, str, int, tuple[str, ...]]
+NUMBERS: list[Rule] = [
+    *(
+        (f"{RUN} {DIGITS if f == '--per-class' else SCHOOLS}", f, *rule)
+        for f, rule in WHOLE.items()
+    ),
+    *((COMPARE, flag, *rule) for flag, rule in WHOLE.items() if flag != "--per-class"),
+    (COMPARE, "--seeds", 1, (REFUSED,)),
+    *((TUNE, flag, 1, (REFUSED,)) for flag in ("--settings", "--tune-seeds")),
+    *((f"{SERVE} --cert x", flag, 1, (REFUSED,)) for flag in ("--sites", "--min-sites", "--port")),
+    ("flower join 127.0.0.1:1 --show", "--min-scored-rows", 1, (REFUSED,)),
+    (AT_SITE, "--draws", 1, (REFUSED,)),
+    ("predict run --data new.csv --out out.csv", "--draws", 1, (REFUSED,)),
+    *(
+        (f"partition --data digits --out {OUT}.png", flag, *WHOLE[flag])
+        for flag in ("--per-class", "--clients", "--held-out", "--seed", "--split-seed")
+    ),
+]
+SHARES = {f"{RUN} {SCHOOLS} --fail": 0.0, f"{RUN} {SCHOOLS} --partial": 1e-30}  # from here to 1
+SHARES |= {f"{TUNE} --hold-back": 1.0}  # of which only what is out of range is tried
 NEITHER = ("nan", "inf", "-inf", "1e308", "2.5", "", " ", "ten", "0x10", "1,000", "1 000", "½", "²")
 NEITHER += ("None", "true", "-1", "1/2", "3%", "1e-3", "--", "1\n2", "1\0", "\x1b[31m1", LONG)
-ODD_ONES = ("+1", " 1", "1 ", "\uff11", "\u0661", "01", "1_0")  # as Python reads numbers
-NO_SHARES = ("nan", "inf", "-inf", "-0.1", "1.1", "1e308", "1e999", "ten", "", " ", "50%", "0,5")
-NO_SHARES += ("1/2", "0x1p-1", "½", "None", "--", "-1e-300", "1.0000001", LONG)
-OTHERS = (
-    "--seeds",
-    "--turns",
-    "--out",
-    "--data-dir",
-    "--quick",
-    "--settings",
-    "--tune-seeds",
-    "--hold-back",
-    "--tune",
-    "--config",
-)
-TOGGLES = ("--overwrite", "--resume", "--fold-messages", "--rows", "--quiet")
+ODD_ONES = ("+1", " 1", "1 ", "\uff11", "\u0661", "01")  # as Python reads numbers
+NO_SHARES = ("1.1", "1e999", "50%", "0,5", "0x1p-1", "-1e-300", "1.0000001", *NEITHER[4:])
+TEXTS = st.text(max_size=30).map(lambda text: text.replace("\0", "0"))  # that nobody wrote down
 
 
-def given(flag: str, value: str) -> tuple[str, ...]:
-    """Give a flag its value, so that it is not taken for a flag itself."""
-    return (f"{flag}={value}",) if value.startswith("-") or value == "" else (flag, value)
+@st.composite
+def whole(draw: Callable[..., Any]) -> Case:
+    """Draw a value of a flag that is a whole number."""
+    base, flag, least, beyond = draw(st.sampled_from(NUMBERS))
+    some = st.sampled_from(NEITHER) | TEXTS | st.floats().map(repr)
+    some |= st.integers(-(10**9), least).map(str) | st.sampled_from((MOST, 4400 * "9", *ODD_ONES))
+    value = draw(some)
+    line = f"{base} {flag}={GAP}"
+    if value == MOST or value[:9] == 9 * "9":
+        return fill(line, value, beyond)
+    try:
+        good = int(value) >= least
+    except ValueError:
+        good = False
+    if not good:
+        return fill(line, value, (REFUSED,), flag, *shown(value), make=project)
+    if base not in (f"{RUN} {SCHOOLS}", f"{RUN} {DIGITS}"):
+        return fill(f"{base} {flag}", told=flag)  # it is right, and the command too dear
+    if value not in ODD_ONES or flag in ("--per-class", "--clients", "--workers"):
+        return fill(line, value, (DONE,) if value == "0" else EITHER)
+    return fill(line, value, EITHER, like=(*twin(base), flag, "1"))
 
 
-def of_numbers() -> Iterator[Case]:
-    """Yield odd values of every flag that is a number, for `pyrofl run`."""
-    for flag, (least, beyond) in WHOLE.items():
-        base = (*RUN, *(DIGITS if flag == "--per-class" else SCHOOLS), "--out", OUT)
-        like = (*base[:-1], LIKE)
-        case = partial(_case, base, flag)
-        for value in NEITHER:
-            yield case(value, told=(flag, *shown(value)))
-        yield case("0", (DONE,) if least == 0 else (REFUSED,), () if least == 0 else (flag, "0"))
-        yield case(MOST, beyond)
-        yield case(4400 * "9", beyond)  # Python reads no longer ones
-        for value in ODD_ONES:
-            # Of workers there may be none in one process, however their number is written.
-            if flag not in ("--per-class", "--clients", "--workers") and value != "1_0":
-                yield case(value, EITHER, like=(*like, flag, "1"))
-        yield Case(f"run {flag}", "flag", (*base, flag), told=(flag,))
-    for flag, least in SHARES.items():
-        base = (*RUN, *SCHOOLS, "--out", OUT)
-        for value in NO_SHARES:
-            yield _case(base, flag, value, told=(flag, *shown(value)))
-        yield _case(base, flag, "0", (DONE,) if least == 0 else (REFUSED,))
-        yield _case(base, flag, "0.5", (DONE, NOBODY))
-        yield _case(base, flag, "1", (DONE,) if flag == "--partial" else (NOBODY,))
-        yield _case(base, flag, "1e-999", (DONE,) if least == 0 else (REFUSED,))
-        yield Case(f"run {flag}", "flag", (*base, flag), told=(flag,))
-
-
-def _case(
-    base: tuple[str, ...],
-    flag: str,
-    value: str,
-    wanted: tuple[str, ...] = (REFUSED,),
-    told: tuple[str, ...] = (),
-    like: tuple[str, ...] = (),
-) -> Case:
-    name = f"{base[0]} {flag}={named(value)}"
-    return Case(name, "flag", (*base, *given(flag, value)), wanted, told, like=like)
-
-
-def of_numbers_elsewhere() -> Iterator[Case]:
-    """Yield some odd values of the flags of other commands."""
-    compare = ("compare", "local", "fedavg", *SCHOOLS, "--seeds", "1", "--out", OUT)
-    for i, flag in enumerate(WHOLE):
-        for value in (*NEITHER, *NEITHER)[3 * i % len(NEITHER) :][:3]:
-            if flag != "--per-class":
-                yield _case(compare, flag, value, told=(flag, *shown(value)))
-    for value in (*NEITHER, "0", "-2", MOST):
-        yield _case(compare, "--seeds", value, told=("--seeds", *shown(value)))
-    for value in (*NEITHER, "0", "-2", MOST):
-        for flag in ("--settings", "--tune-seeds"):
-            yield _case((*TUNE, "--out", OUT), flag, value, told=(flag, *shown(value)))
-    for value in (*NO_SHARES, "0", "1"):
-        yield _case(
-            (*TUNE, "--out", OUT), "--hold-back", value, told=("--hold-back", *shown(value))
-        )
-    for flag, value in (("--settings", "2"), ("--metric", "nll")):
-        yield _case(compare, flag, value, told=(flag, "--tune"))
-    yield _case((*compare, "--tune"), "--privacy", "clip=1,noise=1", told=("--privacy",))
-    draw = ("partition", "--data", "digits", "--clients", "2", "--out", f"{OUT}.png")
-    for flag in OF_DATA:
-        for value in ("nan", "-1", "2.5", "ten", ""):
-            yield _case(draw, flag, value, told=(flag, *shown(value)))
-    for value in ("0", MOST):
-        yield _case(draw, "--clients", value, told=("lients",))
-
-
-def places(folder: Path) -> None:
-    """Make what is no ordinary file."""
-    os.mkfifo(folder / "fifo")
-    (folder / "file").write_text("there\n")
-    (folder / "full" / "inner").mkdir(parents=True)
-    (folder / "empty").mkdir()
-    (folder / "loop").symlink_to("loop")
-    (folder / "dangling").symlink_to("nowhere")
-    (folder / "null").symlink_to("/dev/null")
+@st.composite
+def shares(draw: Callable[..., Any]) -> Case:
+    """Draw a value of a flag that is a share."""
+    line, least = draw(st.sampled_from(sorted(SHARES.items())))
+    value = draw(st.sampled_from(NO_SHARES) | TEXTS | (st.floats() | st.floats(0, 1)).map(repr))
+    try:
+        found = float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1 or found == 0 < least:
+        return fill(f"{line}={GAP}", value, (REFUSED,), line.split()[-1], *shown(value))
+    if "--hold-back" in line:
+        return fill(f"{line}=1")
+    return fill(f"{line}={GAP}", value, (DONE, NOBODY, *(REFUSED,) * (found < least)))
 
 
 # Texts that name nothing: no data set, column, policy or method is called so.
@@ -156,116 +129,156 @@ BOUNDS += tuple(
 CLASSES = ("even", "Balanced", "balanced,", "0=", "=1", "0=x", "0=-1", "0=nan", "0=1,0=2", "z=1")
 NO_GRID = ("lr", "lr=", "=0.1", "lr=0.1,", "lr=0.1,0.1", "lr=-1", "lr=nan", "lr=ten", "LR=0.1")
 NO_GRID += ("epochs=2.5", "fedavg.lr=0.1", "likelihood=normal", "lr=1e999", "done=1", "mu=0.1")
-# A flag of text, what goes before it, and of which texts it knows nothing.
-TEXT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "--data": ((*RUN, *SCHOOLS), ODD),
-    "--target": ((*RUN, *SCHOOLS), ODD),
-    "--group": ((*RUN, *SCHOOLS), ODD),
-    "--features": ((*RUN, *SCHOOLS), ODD),
-    "--likelihood": ((*RUN, *SCHOOLS), ODD),
-    "--missing": ((*RUN, *SCHOOLS), ODD),
-    "--categories": ((*RUN, *SCHOOLS), ODD),
-    "--prepare": ((*RUN, *SCHOOLS), ODD),
-    "--test-share": ((*RUN, *SCHOOLS), (*NO_SHARES, "0", "0.5", "1")),  # of tables alone
-    "--test-column": ((*RUN, *SCHOOLS), ODD),
-    "--test-last": ((*RUN, *SCHOOLS), ODD),
-    "--row-weights": ((*RUN, *SCHOOLS), ODD),
-    "--class-weights": ((*RUN, *DIGITS), (*ODD, *CLASSES)),
-    "--partition": ((*RUN, *DIGITS), ODD),
-    "--test": ((*RUN, *DIGITS), ODD),
-    "--net": ((*RUN, *DIGITS), ODD),
-    "--participation": ((*RUN, *SCHOOLS), ODD),
-    "--server-data": ((*RUN, *SCHOOLS), ODD),
-    "--on-bad-message": ((*RUN, *SCHOOLS), ODD),
-    "--until": ((*RUN, *SCHOOLS), ODD),
-    "--engine": ((*RUN, *SCHOOLS), ODD),
-    "--log": ((*RUN, *SCHOOLS), ODD),
-    "--device": ((*RUN, *SCHOOLS), tuple(set(ODD) - {""})),
-    "--groups": ((*RUN, *SCHOOLS), (*ODD, "posterior,", "posterior, prior", "ALL", "all,prior")),
-    "--privacy": ((*RUN, *SCHOOLS), (*ODD, *BOUNDS)),
-    "--set": ((*RUN, *SCHOOLS), ODD),
-    "--over": (TUNE, (*ODD, *NO_GRID)),
-    "--metric": (TUNE, ODD),
-    "--by": (("answer", "."), ODD),
+SITE = "predict run --data new.csv --out out.csv --client=A"
+ONLY = "--target --group --features --likelihood --missing --categories --prepare --test-column "
+ONLY += "--test-last --row-weights --participation --server-data --on-bad-message --engine --log "
+ONLY += "--device --set --until"
+# A line, and texts of which it knows nothing beside the odd ones.
+TEXT: dict[str, tuple[str, ...]] = {
+    **{f"{RUN} {SCHOOLS} {flag}": () for flag in ("--data", *ONLY.split())},
+    f"{RUN} {SCHOOLS} --test-share": ("0.5", "1", *NO_SHARES),  # of tables alone
+    f"{RUN} {SCHOOLS} --groups": ("posterior,", "posterior, prior", "ALL", "all,prior"),
+    f"{RUN} {SCHOOLS} --privacy": BOUNDS,
+    **{f"{RUN} {DIGITS} {flag}": () for flag in ("--partition", "--test", "--net")},
+    f"{RUN} {DIGITS} --class-weights": CLASSES,
+    f"{TUNE} --over": NO_GRID,
+    f"{TUNE} --metric": (),
+    "answer . --by": (),
+    "predict run --data new.csv --out out.csv --client": (),
+    "predict run --data new.csv --out out.csv --group": (),
+    f"{SITE} --model": (),
+    f"{SITE} --net": (),
+    "predict run --data new.csv --out out.csv --new-client --own-rows": (),
+}
+UNTOLD = ("--set", "--server-data", "--over", "--net", "--own-rows")
+HEEDED = ("--data", "--case", "--by", "--until")  # they may take a text of a few letters
+
+
+@st.composite
+def texts(draw: Callable[..., Any]) -> Case:
+    """Draw a text for a flag: an odd one, or one that is refused or happens to be right."""
+    line = draw(st.sampled_from(sorted(TEXT)))
+    flag = line.split()[-1]
+    odd = sorted({*ODD, *TEXT[line]} - {"" if flag == "--device" else None})
+    value = draw(st.sampled_from(odd) | (st.nothing() if flag in HEEDED else TEXTS))
+    if value not in odd:
+        return fill(f"{line}={GAP}", value, EITHER, make=places)
+    told = () if flag in UNTOLD else shown(value) or (flag.split("-")[-1],)
+    if line.startswith("predict"):
+        told = ()
+    return fill(f"{line}={GAP}", value, (REFUSED,), *told, make=fitted_places)
+
+
+def places(folder: Path) -> None:
+    """Make what is no ordinary file."""
+    os.mkfifo(folder / "fifo")
+    (folder / "file").write_text("there\n")
+    (folder / "full" / "inner").mkdir(parents=True)
+    (folder / "empty").mkdir()
+    (folder / "loop").symlink_to("loop")
+    (folder / "dangling").symlink_to("nowhere")
+    (folder / "null").symlink_to("/dev/null")
+
+
+def project(folder: Path) -> None:
+    """Make a project of Flower and what is no ordinary file."""
+    places(folder)
+    new(folder / "p")
+    (folder / "nodes").mkdir()
+    (folder / "nodes/site.pub").write_text("ecdsa\n")
+
+
+def fitted_places(folder: Path) -> None:
+    """Make the folder of a run and what is no ordinary file."""
+    from hostile.files import run_folder
+
+    run_folder(folder)
+
+
+TAKEN = (".", "..", "/", "~", "full", "file", "fifo", "loop", "null", "/dev/full", "/dev/null")
+TAKEN += ("file/below", "fifo/below", "/proc/x", "/dev/full/x", "a\0b", 300 * "x", LONG)
+TAKEN += ("dangling/../file", "loop/x", "")
+FREE = ("empty", "new", "new/deep/er", "é", "名 字", "a\nb", "$(touch x)", "; ls", "*", "-", "~x")
+FREE += ("full/inner", "empty/../other", "./new/.", "\udcff", "\x1b[31m", "%s", 255 * "x")
+NO_FILE = ("missing", "full", "fifo", "loop", "dangling", "null", "", "a\0b", "/dev/full", LONG)
+FILES = ("missing.py:x", "full.py:x", "fifo.py", "file.py:", ":x", ".py:x", "~/no.py:x")
+NO_ADDRESSES = ("host", "host:", ":80", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:-1", "a:1.5")
+NO_ADDRESSES += ("127.0.0.1:ten", "127.0.0.1: 80", "http://127.0.0.1", "", " ", ":", "é:\n", LONG)
+NAMES = ('a "b"', "a'b", "a\\b", "a\nb", "", "a\0b")  # Flower's settings are lines of TOML
+JOINING = JOIN.replace(f"--data={ROWS}", "")
+# Lines with a gap, and places, files or addresses that are refused there.
+REFUSING: dict[str, tuple[str, ...]] = {
+    f"run fedavg {SCHOOLS} {LITTLE} --out={GAP}": TAKEN,
+    f"compare local --seeds 1 {SCHOOLS} {LITTLE} --out={GAP}": TAKEN,
+    f"answer -- {GAP}": (*TAKEN, *FREE),
+    f"report -- {GAP}": (*TAKEN, *FREE),
+    f"partition --per-class 6 --clients 2 --out={GAP}": (*TAKEN, "no-suffix", "x.gif", "x.png/y"),
+    f"{RUN} {SCHOOLS} --target y --data=csv:{GAP}": (*TAKEN[:-1], "full/inner", "missing"),
+    f"{RUN} {SCHOOLS} --target y --data=npz:{GAP}": (*TAKEN[:-1], "http://x/y", "/dev/zero"),
+    f"{RUN} {DIGITS} --net={GAP}": FILES,
+    f"{RUN} {DIGITS} --partition={GAP}": FILES,
+    f"{RUN} {SCHOOLS} -- {GAP}": ODD[3:],
+    f"predict --data new.csv --out out.csv --client=A -- {GAP}": (
+        "missing",
+        "full",
+        "a\0b",
+        "fifo",
+    ),
+    f"predict run --out out.csv --client=A --data={GAP}": (
+        "missing",
+        "fifo",
+        "/dev/zero",
+        "",
+        "loop",
+    ),
+    f"predict run --data new.csv --client=A --out={GAP}": (
+        "file",
+        "full",
+        "fifo",
+        "x.csv/y",
+        "run",
+    ),
+    **{
+        f"{SERVE} --nodes=nodes {CERTIFIED.replace(f'{flag}=p/LICENSE', f'{flag}={GAP}')}": NO_FILE
+        for flag in ("--cert", "--cert-key", "--ca")
+    },
+    f"{SERVE} {CERTIFIED} --nodes={GAP}": NO_FILE,
+    f"{SERVE} --host={GAP}": ("", "a\0b", "0.0.0.0"),
+    f"flower up -- {GAP}": (".", "missing", "full", "file", "fifo", "p/sites", "", "a\0b", LONG),
+    f"flower serve -- {GAP}": (".", "missing", "full", "file", "fifo", "p/sites", "", "a\0b", LONG),
+    f"flower new -- {GAP}": ("full", "file", "fifo", "null", "file/below", "", "a\0b", "/proc/x"),
+    f"{JOIN} --show -- {GAP}": NO_ADDRESSES,
+    f"{JOINING} 127.0.0.1:1 --show --data={GAP}": NO_FILE,
+    f"{JOIN} --show --project={GAP} 127.0.0.1:1": NO_FILE,
+    f"{JOIN} --ca=p/LICENSE --key={GAP} 10.0.0.1:1": NO_FILE,
+    f"{JOIN} --key=p/LICENSE --ca={GAP} 10.0.0.1:1": NO_FILE,
+    f"{JOIN} --show --name={GAP} 127.0.0.1:1": NAMES,
+    f"{JOIN} --state={GAP} 127.0.0.1:1": ("", "a\0b"),
+    f"{SERVE} --timeout={GAP}": ("-1", "nan", "ten", "", "inf", "0", LONG),
+    f"{SERVE} --cert x --port={GAP}": ("65536",),
+    "flower -x": ("",),
+    **{
+        f"{AT_SITE} {f}={GAP}": ("", "zzz", "a\0b", LONG)
+        for f in ("--method", "--client", "--model")
+    },
+    f"flower predict --rows {ROWS} --out o.csv -- {GAP}": NO_FILE,
+    f"flower predict full --out o.csv --rows={GAP}": NO_FILE,
+    f"flower predict full --rows {ROWS} --out={GAP}": NO_FILE,
+}
+TAKING: dict[str, tuple[str, ...]] = {
+    f"run fedavg {SCHOOLS} {LITTLE} --out={GAP}": FREE,
+    f"flower new -- {GAP}": ("new", "empty", "new/deep/er", "名 字"),
+    f"{JOIN} --show --no-scores 127.0.0.1:1": ("",),
 }
 
 
-def of_texts() -> Iterator[Case]:
-    """Yield odd texts for every flag that is a text."""
-    for flag, (base, odd) in TEXT.items():
-        for value in sorted(odd):
-            untold = flag in ("--set", "--server-data", "--over")
-            told = () if untold else shown(value) or (flag.split("-")[-1],)
-            words = (*base, "--out", OUT, *given(flag, value))
-            yield Case(f"{base[0]} {flag}={named(value)}", "flag", words, told=told, make=places)
-    for value in ODD:
-        words = ("run", *SCHOOLS, "--out", OUT, *(("--", value) if value[:1] == "-" else (value,)))
-        yield Case(f"run {named(value)}", "flag", words, told=shown(value), make=places)
-    for value in ODD[::3]:
-        words = ("compare", "local", *(() if value[:1] == "-" else (value,)), "-x")
-        yield Case(f"compare local {named(value)}", "flag", words, make=places)
-
-
-def of_places() -> Iterator[Case]:
-    """Yield odd places for --out and for files that are read."""
-    taken = (".", "..", "/", "~", "full", "file", "fifo", "loop", "null", "/dev/full", "/dev/null")
-    taken += ("file/below", "fifo/below", "/proc/x", "/dev/full/x", "a\0b", 300 * "x", LONG)
-    taken += ("dangling/../file", "loop/x", "")
-    free = (
-        "empty",
-        "new",
-        "new/deep/er",
-        "é",
-        "名 字",
-        "a\nb",
-        "$(touch x)",
-        "; ls",
-        "*",
-        "-",
-        "~x",
-    )
-    free += ("full/inner", "empty/../other", "./new/.", "\udcff", "\x1b[31m", "%s", 255 * "x")
-    for command, base in (
-        ("run", (*RUN, *SCHOOLS, *LITTLE)),
-        ("compare", ("compare", "local", *SCHOOLS, "--seeds", "1", *LITTLE)),
-    ):
-        for value in taken:
-            about = f"{command} into {named(value)}"
-            yield Case(about, "flag", (*base, *given("--out", value)), make=places)
-    for command in ("answer", "report"):
-        for value in (*taken, *free):
-            words = (command, *(("--", value) if value.startswith("-") else (value,)))
-            about = f"{command} of {named(value)}"
-            yield Case(about, "flag", words, make=places, writes=False)
-    for value in free:
-        words = (*RUN, *SCHOOLS, *LITTLE, *given("--out", value))
-        yield Case(f"run into {named(value)}", "flag", words, (DONE,), make=places, writes=False)
-    for value in (*taken, "no-suffix", "x.gif", "x.png/y", ".png", "file/z.png"):
-        words = ("partition", "--per-class", "6", "--clients", "2", *given("--out", value))
-        wanted = EITHER if value == ".png" else (REFUSED,)
-        about = f"partition into {named(value)}"
-        yield Case(about, "flag", words, wanted, make=places, writes=False)
-    for kind in ("csv", "npz"):
-        for value in (
-            "",
-            *taken[:-1],
-            "full/inner",
-            "dangling",
-            "missing",
-            "/dev/zero",
-            "http://x/y",
-        ):
-            words = (*RUN, *SCHOOLS, "--data", f"{kind}:{value}", "--target", "y", "--out", OUT)
-            about = f"run --data={kind}:{named(value)}"
-            yield Case(about, "flag", words, told=(kind,) if not value else (), make=places)
-    for value in ("missing.py:x", "full.py:x", "fifo.py", "file.py:", ":x", ".py:x", "~/no.py:x"):
-        words = (*RUN, *DIGITS, "--net", value, "--out", OUT)
-        yield Case(f"run --net={named(value)}", "flag", words, make=places)
-        words = (*RUN, *DIGITS, "--partition", value, "--out", OUT)
-        yield Case(f"run --partition={named(value)}", "flag", words, make=places)
-
-
-def cases() -> Iterator[Case]:
-    """Yield all that is about single flags."""
-    for part in (of_numbers, of_numbers_elsewhere, of_texts, of_places):
-        yield from part()
+@st.composite
+def paths(draw: Callable[..., Any]) -> Case:
+    """Draw a place for what is written and for what is read."""
+    if draw(st.integers(0, 9)) == 0:
+        line = draw(st.sampled_from(sorted(TAKING)))
+        value = draw(st.sampled_from(TAKING[line]))
+        return fill(line, value, (DONE,), make=project, writes=False)
+    line = draw(st.sampled_from(sorted(REFUSING)))
+    value = draw(st.sampled_from(REFUSING[line]))
+    return fill(line, value, make=fitted_places if line.startswith("predict") else project)

@@ -10,22 +10,13 @@ from typing import Any
 from zlib import crc32
 
 from hostile.calls import GAP, GAPS, WORKS
-from hostile.case import BEGIN, CALL, DONE, REFUSED, Case, named
+from hostile.case import BEGIN, CALL, DONE, REFUSED, Case
 from hostile.settings import kind_of, known
 
 # Values of another kind, for every number that a method can be told.
 ODD = ("'ten'", "[1]", "1j", "object()", "{}", "nan", "-1", "b'1'", "tensor([1.,2.])", "None", "()")
 NUMBERS = ("count", "whole", "positive", "not negative", "share", "below one")
-MAYBE_NONE = (
-    "batch",
-    "own_epochs",
-    "lr_prior",
-    "embedding",
-    "damping",
-    "prune",
-    "scale",
-    "downloads",
-)
+MAYBE_NONE = "batch own_epochs lr_prior embedding damping prune scale downloads"
 DEEP = ("fedper", "fedrep", "fedbabu", "fedpop", "lgfedavg", "pfedvem")
 
 
@@ -34,13 +25,11 @@ def settings() -> Iterator[tuple[str, str]]:
     for method, name in known():
         kind = kind_of(method, name)
         at = crc32(f"{method}.{name}".encode()) % len(ODD)
-        value = ODD[at] if name not in MAYBE_NONE or ODD[at] != "None" else "'ten'"
+        value = ODD[at] if name not in MAYBE_NONE.split() or ODD[at] != "None" else "'ten'"
         if kind in NUMBERS:
             more = ",unlabelled=x" if method in ("fedbe", "predbayes") else ""
-            yield (
-                f"{method}.build({'deep' if method in DEEP else 'net'},{name}={value}{more})",
-                name,
-            )
+            net = "deep" if method in DEEP else "net"
+            yield f"{method}.build({net},{name}={value}{more})", name
 
 
 def cases() -> Iterator[Case]:
@@ -61,32 +50,20 @@ def cases() -> Iterator[Case]:
 
 
 def _case(code: str, wanted: tuple[str, ...], told: tuple[str, ...]) -> Case:
-    return Case(f"api {named(code)}", "api", (CALL, code), wanted, told, writes=False)
+    return Case((CALL, code), wanted, told, writes=False)
 
 
 @cache
 def names() -> dict[str, Any]:
     """Return what the calls speak of."""
     import numpy as np
-    import pyro.distributions as dist
     import torch
     from torch import nn
 
     import pyrofl
-    from pyrofl import (
-        checks,
-        datasets,
-        federations,
-        guides,
-        likelihoods,
-        models,
-        nets,
-        participation,
-        priors,
-        reference,
-    )
-    from pyrofl.inference.aggregation import by_size
-    from pyrofl.inference.engine.participation import Stragglers
+    from pyrofl import models, nets
+    from pyrofl.inference import aggregation
+    from pyrofl.inference.engine import participation
 
     grid = torch.arange(48, dtype=torch.float64).reshape(12, 4)
     ids = torch.arange(3)
@@ -123,24 +100,14 @@ def names() -> dict[str, Any]:
     method = models.fedavg.build(net, epochs=1)
     bayes = models.pvi.build(net, epochs=1)
     data = federation()
-    return every | {
-        **dict(np=np, torch=torch, nn=nn, dist=dist, tensor=torch.tensor, nan=np.nan, inf=np.inf),
-        **dict(
-            replace=replace,
-            pyrofl=pyrofl,
-            checks=checks,
-            datasets=datasets,
-            federations=federations,
-        ),
-        **dict(guides=guides, likelihoods=likelihoods, nets=nets, participation=participation),
-        **dict(priors=priors, reference=reference, Stragglers=Stragglers, by_size=by_size),
-        **{name: getattr(pyrofl, name) for name in pyrofl.__all__ if name != "posterior"},
-        **dict(
-            federation=federation, bad=bad, each=each, finite=finite, same=same, ids=ids, data=data
-        ),
-        **dict(x=table["x"], y=y, parts=table["train"], net=net, deep=deep, method=method),
-        **dict(bayes=bayes, module=nn.Linear(4, 3), step=method.phases[0].updates[0]),
-    }
+    found = {**locals()}
+    found |= {name: getattr(pyrofl, name) for name in pyrofl.__all__ if name != "posterior"}
+    for name in ("checks", "datasets", "federations", "guides", "likelihoods", "participation"):
+        found[name] = getattr(pyrofl, name)
+    found |= {"priors": pyrofl.priors, "reference": pyrofl.reference, "parts": table["train"]}
+    found |= {"Stragglers": participation.Stragglers, "by_size": aggregation.by_size, "inf": np.inf}
+    found |= {"x": table["x"], "module": nn.Linear(4, 3), "tensor": torch.tensor, "nan": np.nan}
+    return every | found | {"replace": replace, "step": method.phases[0].updates[0]}
 
 
 @cache

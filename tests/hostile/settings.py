@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cache
-from zlib import crc32
+from typing import Any
 
-from hostile.case import ENDED, NOBODY, OUT, REFUSED, Case, named, shown
-from hostile.flags import DIGITS, EITHER, MOST
+from hostile.case import ENDED, NOBODY, OUT, Case, shown
+from hostile.flags import DIGITS, EITHER, GAP, MOST, TEXTS, fill
+from hypothesis import strategies as st
 
 # What settings are called, and what they may be. A new setting needs a place here.
 COUNTS = "batch draws steps tune_steps distil_batch cycle samples clusters adapt_steps branches "
@@ -45,10 +45,8 @@ KINDS: dict[str, str] = {
     }.items()
     for name in names.split()
 }
-OTHERS = {
-    ("metavd", "head"): "word",
-    ("fedbe", "samples"): "whole",
-}  # names that mean something else in one method
+# Names that mean something else in one method.
+OTHERS = {("metavd", "head"): "word", ("fedbe", "samples"): "whole"}
 
 ANY = (
     "",
@@ -69,7 +67,6 @@ ANY = (
 ANY += ("a\0b", "\x1b[0m", "--", "-", "1;2", "$(ls)", "é", "x" * 3000)
 BELOW = ("-1", "-1000000")
 FRACTIONS = ("2.5", "1e-3", "0.999", "-0.5")
-NO_WORDS_EITHER = ("true", "FULL", "full,full", "0", "*")
 # Of the values that are refused by all settings of a kind.
 BAD: dict[str, tuple[str, ...]] = {
     "count": (*ANY, *BELOW, *FRACTIONS, "0", "true", "1e3x", "none "),
@@ -80,26 +77,21 @@ BAD: dict[str, tuple[str, ...]] = {
     "below one": (*ANY, *BELOW, "1", "1.0", "1.5", "-0.01", "1e30"),
     "both": (*ANY, *BELOW, "-0.01"),
     "yes or no": (*ANY, "0.5", "2", "yes", "no", "on", "t", "truefalse"),
-    "word": (*ANY, *NO_WORDS_EITHER),
+    "word": (*ANY, "true", "FULL", "full,full", "0", "*"),
     "pattern": (" ", "zzz", "[", "a\0b", "\x1b[0m", "x" * 3000, "1e999", "none "),
-    "nothing": (),
 }
 # Values that a machine can hold but nobody can want: refused, or something that is told.
-HUGE: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("count", "whole"), (MOST, "9" * 4400)),
-    **dict.fromkeys(("positive", "not negative"), ("1e308", "3e38", "1e30")),
-    **dict.fromkeys(("both",), ("1e308",)),
+ODD: dict[str, tuple[str, ...]] = {
+    "count": (MOST, "9" * 4400, "٣"),
+    "whole": (MOST, "9" * 4400, "٣", "0"),
+    "positive": ("1e308", "3e38", "1e30", "1e-300", "1e-45", "1e-30"),
+    "not negative": ("1e308", "3e38", "1e30", "1e-300", "1e-45", "1e-30", "0"),
+    "both": ("1e308",),
+    "share": ("1e-300", "0"),
+    "below one": ("1e-300", "0"),
 }
-TINY = {
-    **dict.fromkeys(("positive", "not negative"), ("1e-300", "1e-45", "1e-30")),
-    **dict.fromkeys(("share", "below one"), ("1e-300",)),
-}
-UNCHANGED = "UserWarning: after round 1: "
-ENDLESS = "epochs own_epochs head_epochs base_epochs burn_in steps m_step_iters tune_steps draws "
-ENDLESS += "fine_tune adapt_steps samples distil_epochs branches clusters width depth components "
-ENDLESS += "rows thin"
-FIRST, WORDY, EACH = 8, 6, 1  # values for the first method of a setting, and for every method
-SERVER = dict.fromkeys(("fedbe", "predbayes"), ("--server-data", "20"))
+UNCHANGED = "UserWarning: after round 1: "  # nothing moves at such a rate
+SERVER = dict.fromkeys(("fedbe", "predbayes"), "--server-data 20")
 DEEP = ("fedper", "fedrep", "fedbabu", "fedpop", "lgfedavg", "pfedvem", "metavd", "fedbe")
 DEEP += ("virtual",)
 
@@ -118,40 +110,19 @@ def kind_of(method: str, name: str) -> str:
     return OTHERS.get((method, name)) or KINDS[name]
 
 
-def of(method: str, name: str, value: str, wanted: tuple[str, ...], told: bool = True) -> Case:
-    """Give a method a setting."""
-    net = ("--net", "mlp:2") if method in DEEP else ()
-    base = ("run", method, *DIGITS, *net, *SERVER.get(method, ()), "--out", OUT)
-    words = (*base, "--set", f"{method}.{name}={value}")
-    told_words = (name, *shown(value)[: "e" not in value and "." not in value])
-    told_words = told_words if told and kind_of(method, name) != "pattern" else ()
-    return Case(f"{method}.{name}={named(value)}", "setting", words, wanted, told_words)
-
-
-def rotated(values: tuple[str, ...], key: str, count: int) -> tuple[str, ...]:
-    """Choose some values, others for every key, always the same."""
-    at = crc32(key.encode()) % max(1, len(values))
-    return (values * 2)[at : at + min(count, len(values))]
-
-
-def cases() -> Iterator[Case]:
-    """Yield every value for the first method of a setting, some for the others."""
-    met: set[tuple[str, str]] = set()
-    for method, name in known():
-        kind = kind_of(method, name)
-        first = (name, kind) not in met
-        met.add((name, kind))
-        wordy = kind in ("word", "pattern", "yes or no")
-        count = (WORDY if wordy else FIRST) if first else EACH
-        for value in rotated(BAD[kind], f"{method}.{name}", count):
-            yield of(method, name, value, (REFUSED,))
-        for value in HUGE.get(kind, ()) if first else ():
-            ends = (REFUSED,) if name in ENDLESS.split() else (*EITHER, NOBODY, ENDED)
-            yield of(method, name, value, ends, told=False)
-        for value in TINY.get(kind, ()) if first else ():
-            case = of(method, name, value, (*EITHER, NOBODY, ENDED), told=False)
-            yield replace(case, warned=UNCHANGED)  # nothing moves at such a rate
-        if first and kind in ("whole", "not negative", "share", "below one"):
-            yield replace(of(method, name, "0", EITHER, told=False), warned=UNCHANGED)
-        if first and kind in ("count", "whole"):
-            yield of(method, name, "٣", EITHER, told=False)
+@st.composite
+def settings(draw: Callable[..., Any]) -> Case:
+    """Draw a setting of a method, and a value that is out of its range, odd, or any text."""
+    method, name = draw(st.sampled_from([k for k in known() if kind_of(*k) != "nothing"]))
+    kind = kind_of(method, name)
+    net = "--net mlp:2" if method in DEEP else ""
+    line = f"run {method} {DIGITS} {net} {SERVER.get(method, '')} --out {OUT}"
+    line = f"{line} --set {method}.{name}={GAP}"
+    bad, odd = BAD[kind], ODD.get(kind, ())
+    value = draw(st.sampled_from((*bad, *bad, *bad, *odd)) | TEXTS)
+    if value in bad:
+        told = (name, *shown(value)[: "e" not in value and "." not in value])
+        return fill(line, value).telling(*(told if kind != "pattern" else ()))
+    if value in odd:
+        return fill(line, value, (*EITHER, NOBODY, ENDED), warned=UNCHANGED)
+    return fill(line, value, EITHER)
