@@ -37,7 +37,7 @@ class Promises:
 
     Attributes:
         message: scalars that go up and down per client and round, for `toys.net()`.
-        settings: what it cannot be built without.
+        settings: what it cannot be built without, and less work where it is dear.
         unordered: settings without which its server's state is in the order of who reported.
         sent: private names that the paper sends up.
         rises: steps whose loss is a divergence that is 0 before round one, or grows with weights.

@@ -32,6 +32,7 @@ def test_every_case_of_the_page_can_be_measured():
     assert speed.markdown(rows) in (DOCS / "speed.md").read_text()
 
 
+@pytest.mark.slow
 def test_two_checkouts_take_turns_and_a_table_is_continued(tmp_path, capsys):
     words = ["--case", "fedavg-good-two", "--threads", "1", "--turns", "1"]
     words += ["--out", str(tmp_path / "speed.csv"), "--against", str(speed.ROOT)]
@@ -58,6 +59,7 @@ def test_a_case_that_fails_is_named_and_others_are_measured(tmp_path, capsys, mo
     assert [row.case for row in speed.read(tmp_path / "t.csv")] == ["import"]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_or_is_silent_is_no_answer(monkeypatch):
     with (
         pytest.raises(ValueError, match=r"expected an answer in 300 s: run alone .*nothing"),

@@ -591,12 +591,6 @@ def test_without_quiet_it_tells_what_it_does(tmp_path, capsys):
     assert printed.out.startswith("model")
 
 
-def test_module_runs():
-    command = [sys.executable, "-m", "pyrofl", "list"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "pfedvem" in done.stdout
-
-
 def test_whoever_reads_may_stop():
     command = [sys.executable, "-m", "pyrofl", "list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

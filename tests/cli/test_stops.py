@@ -109,6 +109,7 @@ def test_rounds_of_a_schedule_are_among_what_must_be_the_same(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_where_it_stopped_and_goes_on(tmp_path, whole):
     out = tmp_path / "run"
     with begin(out, "--checkpoint-every", "1") as process:
@@ -173,22 +174,22 @@ def test_an_interrupt_in_a_test_loses_no_round(tmp_path, whole, monkeypatch, cap
 )
 def test_a_failure_on_the_way_is_no_refusal(tmp_path, monkeypatch, capsys, error, told):
     monkeypatch.setattr("pyrofl.experiments.results.save", lambda *_: (_ for _ in ()).throw(error))
-    assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 3
+    assert main([*WORDS, "1", *MORE, "--out", str(tmp_path / "run")]) == 3
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"pyrofl: error: after round 6 of 6: {told}")
-    assert last.endswith("checkpoint.safetensors holds round 6, go on with --resume")
+    assert last.startswith(f"pyrofl: error: after round 1 of 1: {told}")
+    assert last.endswith("checkpoint.safetensors holds round 1, go on with --resume")
 
 
 def test_what_nobody_expects_is_not_hidden_but_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("pyrofl.experiments.results.save", lambda *_: {}["a mistake of ours"])
-    assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 3
+    assert main([*WORDS, "1", *MORE, "--out", str(tmp_path / "run")]) == 3
     error = capsys.readouterr().err
     told = "KeyError: 'a mistake of ours' (unexpected; PYROFL_TRACEBACK=1 shows where); "
     assert told in error.splitlines()[-1]
     assert "Traceback" not in error
     assert (tmp_path / "run" / "checkpoint.safetensors").exists()
     monkeypatch.setenv("PYROFL_TRACEBACK", "1")
-    assert main([*COMMAND, "--out", str(tmp_path / "run"), "--resume"]) == 3
+    assert main([*WORDS, "1", *MORE, "--out", str(tmp_path / "run"), "--resume"]) == 3
     error = capsys.readouterr().err
     assert "Traceback" in error
     assert told in error.splitlines()[-1]

@@ -247,7 +247,8 @@ def test_by_command_a_site_is_held_out_by_name(sheet, tmp_path, capsys):
 
 def test_by_command_balanced_classes_are_found_more_often(sheet, tmp_path, capsys):
     words = ["run", "fedavg", "--data", f"csv:{sheet}", "--target", "sick", "--group", "site"]
-    words += ["--rounds", "30", "--quiet", "--posterior-draws", "0", "--features", "x"]
+    words += ["--rounds", "6", "--set", "lr=0.1", "--quiet", "--posterior-draws", "0"]
+    words += ["--features", "x"]
     found = {}
     for asked in ((), ("--class-weights", "balanced"), ("--class-weights", "yes=5,no=1")):
         out = tmp_path / str(len(found))
@@ -256,10 +257,5 @@ def test_by_command_balanced_classes_are_found_more_often(sheet, tmp_path, capsy
         of = table[(table["y"] == "yes") & (table["model"] == "global")]
         found["".join(asked[1:])] = (of["p(yes)"] > 0.5).mean()
     assert found[""] + 0.2 < min(found["balanced"], found["yes=5,no=1"])
-    for text in ("even", "yes", "yes=x", "yes=1,yes=2", "=1", "yes=-1"):
-        assert main([*words, "--class-weights", text, "--out", str(tmp_path / "new")]) == 2
-        told = capsys.readouterr().err
-        assert f"--class-weights {text!r}: " in told
-        assert "is no weight of a class; expected balanced, or NAME=VALUE" in told
     assert main([*words, "--class-weights", "z=1", "--out", str(tmp_path / "new")]) == 2
     assert "'z'" in capsys.readouterr().err

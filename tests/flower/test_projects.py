@@ -153,16 +153,7 @@ def test_classes_under_a_bernoulli_model_are_refused_before_anything_leaves(proj
 
 def test_what_leaves_has_no_axis_of_rows(project):
     (project.folder / "own.py").write_text(OWN)
-    names = (
-        "fedavg",
-        "pfedvem",
-        "pfedmb",
-        "metavd",
-        "fedbe",
-        "fedabml",
-        "scaffold",
-        "own.py:effects",
-    )
+    names = ("fedavg", "pfedvem", "metavd", "fedbe", "own.py:effects")
     made = changed(project.folder, methods=names, settings=("fedbe.distil=none",))
     data = rows_of(made, str(project.folder / "sites/hospital_1.csv"), "hospital_1")
     told = leaving(made, data)

@@ -96,7 +96,7 @@ def whole(draw: Callable[..., Any]) -> Case:
     if not good:
         return fill(line, value, (REFUSED,), flag, *shown(value), make=project)
     if base not in (f"{RUN} {SCHOOLS}", f"{RUN} {DIGITS}"):
-        return fill(f"{base} {flag}", told=flag)  # it is right, and the command too dear
+        return fill(f"{base} {flag}").telling(flag)  # it is right, and the command too dear
     if value not in ODD_ONES or flag in ("--per-class", "--clients", "--workers"):
         return fill(line, value, (DONE,) if value == "0" else EITHER)
     return fill(line, value, EITHER, like=(*twin(base), flag, "1"))

@@ -22,6 +22,7 @@ from pyrofl.tensors import Tensors, role
 PROMISES = {
     "fedpop": Promises(
         random=True,
+        settings={"epochs": 2},
         sites=toys.HEAD_AXES,
         message=(toys.BASE + 2 * toys.HEAD, toys.BASE + 2 * toys.HEAD),
     )

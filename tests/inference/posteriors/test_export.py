@@ -158,6 +158,7 @@ def test_arrays_that_do_not_fit_their_names_are_refused(variables, message):
         inference_data({"posterior": variables}, dims, {"client": CLIENTS})
 
 
+@pytest.mark.slow
 def test_importing_arviz_warns_of_nothing(tmp_path):
     # 0.23 gives its notice on the first import of a day, of which it keeps a note in the cache.
     subprocess.run(
@@ -167,6 +168,7 @@ def test_importing_arviz_warns_of_nothing(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_notice_fails_no_test_that_imports_arviz_first(tmp_path):
     (tmp_path / "test_first.py").write_text("import arviz\n\ndef test_one():\n    pass\n")
     options = ["-n", "0", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]

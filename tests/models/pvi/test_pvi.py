@@ -44,7 +44,11 @@ from pyrofl.models.pvi.unconstrained import layouts
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
 
-PROMISES = {"pvi": Promises(together="*", random=True, message=(2 * toys.ALL, 2 * toys.ALL))}
+PROMISES = {
+    "pvi": Promises(
+        together="*", random=True, settings={"epochs": 6}, message=(2 * toys.ALL, 2 * toys.ALL)
+    )
+}
 
 REAL = dist.constraints.real
 
