@@ -118,8 +118,3 @@ def test_the_views_are_the_own_and_the_common_model(tiny):
     tuned = ditto.build(net, lr=0.1, fine_tune=5)
     better = evaluate(tuned, tiny, state, adapted="adapt").mean("nll")
     assert better < evaluate(tuned, tiny, state).mean("nll")
-
-
-def test_a_negative_pull_is_refused():
-    with pytest.raises(ValueError, match=r"strength is -1\.0; expected a number of at least 0"):
-        ditto.build(build("softmax", (4,), 3), strength=-1.0)

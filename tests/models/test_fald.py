@@ -18,7 +18,7 @@ from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
-from pyrofl.models import fald, guides, likelihoods
+from pyrofl.models import fald, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import role
 
@@ -145,17 +145,3 @@ def test_it_learns(surrogates):
     begun, done = first(method, data, 0), toys.last(method, data, 10)
     before, after = (evaluate(method, data, s).mean("nll") for s in (begun, done))
     assert after < before
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"guide": guides.mean_field}, "guide is .*; expected delta, as draws are those of the"),
-        ({"lr": 0.0}, "lr is 0.0; expected a number above 0"),
-        ({"discard": 1.0}, "discard is 1.0"),
-        ({"surrogates": "block"}, "surrogates is 'block'"),
-    ],
-)
-def test_what_does_not_suit_it_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fald.build(build("softmax", (4,), 3), **options)

@@ -549,19 +549,6 @@ def test_a_network_that_knows_nothing_has_the_largest_entropy(blobs):
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scale": 0.0, "guide": guides.delta}, "scale is 0.0"),
-        ({"lr_prior": 1.1}, "lr_prior is 1.1; expected 0 to 1, a share of the way, if natural"),
-        ({"lr_prior": -0.1, "natural": False}, "lr_prior is -0.1; expected a number of at least 0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedabml.build(build("mlp:5", (4,), 3), **options)
-
-
 def test_a_regression_that_diverges_names_the_learning_rate():
     """Numbers of another unit than 1 make steps of the default learning rate too long."""
     noise = generator(0)

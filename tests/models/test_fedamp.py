@@ -15,7 +15,6 @@ from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.method import Method
-from pyrofl.inference.privacy import sums
 from pyrofl.models import fedamp, fedavg, fedprox, likelihoods, local
 from pyrofl.nets import build
 from pyrofl.tensors import role
@@ -129,13 +128,3 @@ def test_who_was_not_heard_yet_starts_at_the_mean_of_who_was(blobs):
         close(v, state.message[n].mean(0).expand_as(v))
         start = method.download(begun, blobs.who(torch.arange(12)))[f"cloud/{n}"]
         assert torch.equal(start, begun[f"server/model/{n}"])
-
-
-def test_what_needs_sums_is_refused_by_name():
-    method = fedamp.build(toys.net())
-    with pytest.raises(ValueError, match=r"fedamp: .*; expected"):
-        sums.summed(method)
-    with pytest.raises(
-        ValueError, match="aggregation is 'median'; expected none, as every client has"
-    ):
-        fedamp.build(toys.net(), aggregation="median")

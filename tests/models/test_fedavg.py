@@ -175,15 +175,3 @@ def test_with_a_normal_guide_variational_parameters_are_averaged(tiny):
     assert set(state.server) == set(under("w", net.shapes) | under("spread", net.shapes))
     for n, value in state.server.items():
         close(value, torch.tensordot(torch.tensor([3.0, 5, 4]).double() / 12, state.message[n], 1))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"guide": guides.mean_field, "draws": 0}, "draws is 0"),
-        ({"guide": guides.mean_field, "scale": 0.0}, "scale is 0.0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedavg.build(build("softmax", (4,), 3), **options)

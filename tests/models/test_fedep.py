@@ -115,18 +115,3 @@ def test_predictions_of_a_network_get_better(moments, stateless):
     begun, done = first(method, data, 0), toys.last(method, data, 5)
     before, after = (evaluate(method, data, s).mean("nll") for s in (begun, done))
     assert after < before
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"moments": "exact"}, "moments is 'exact'"),
-        ({"moments": "natural", "lr": 1.5}, "lr is 1.5, of natural gradients; expected at most 1"),
-        ({"moments": "natural", "draws": 7}, "draws is 7; expected an even number"),
-        ({"damping": 0.0}, "damping is 0.0"),
-        ({"guide": guides.delta}, "guide is .*; expected mean_field or full_covariance"),
-    ],
-)
-def test_what_does_not_suit_it_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedep.build(build("softmax", (4,), 3), **options)

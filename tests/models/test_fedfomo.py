@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 import toys
 from checks import close
@@ -17,7 +16,6 @@ from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.method import Method
-from pyrofl.inference.privacy import sums
 from pyrofl.models import fedavg, fedfomo, likelihoods, local
 from pyrofl.nets import build
 
@@ -131,14 +129,3 @@ def test_who_comes_later_weighs_what_all_others_value():
     held = {"model": "personal", "population": "held_out"}
     adapted = evaluate(method, data, state, adapted="adapt", **held).mean("nll")
     assert adapted < evaluate(method, data, state, adapted="none", **held).mean("nll")
-
-
-def test_what_needs_sums_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"fedfomo: .*; expected"):
-        sums.summed(fedfomo.build(toys.net()))
-    with pytest.raises(
-        ValueError, match="aggregation is 'median'; expected none, as every client has"
-    ):
-        fedfomo.build(toys.net(), aggregation="median")
-    with pytest.raises(ValueError, match="held_back is 1"):
-        fedfomo.build(toys.net(), held_back=1.0)

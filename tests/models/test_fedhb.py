@@ -131,14 +131,3 @@ def test_points_are_a_guide_too():
     data, method = toys.blobs(), fedhb.build(toys.net(), guide=guides.delta)
     assert first(method, data, 0).server
     toys.last(method, data, 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"centres": 2}, "centres is 2, guide .*; expected the guide delta and a normal prior"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedhb.build(build("softmax", (4,), 3), **options)

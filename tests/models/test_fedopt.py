@@ -132,14 +132,3 @@ def test_any_server_may_step(tiny):
     for n in first.message:
         assert f"server/optim/{n}:v" in second.server
         assert not torch.equal(first.server[n], second.server[n])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"optimiser": "sgd", "beta1": 1.0}, "beta1 is 1.0; expected a number from 0 to below 1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedopt.build(NET, **options)

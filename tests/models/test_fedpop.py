@@ -187,15 +187,3 @@ def test_the_guide_has_the_moments_of_the_draws_and_the_global_model_those_of_th
     for n, v in mean.items():
         close(v, state.server[f"loc/{n}"].expand_as(v))
         close(variance[n], (2 * state.server[f"log_scale/{n}"]).exp().expand_as(v))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lr_head": 0.0}, "lr_head is 0.0; expected a number above 0"),
-        ({"epochs": 0}, "epochs is 0; expected a whole number of at least 1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedpop.build(build("mlp:5", (4,), 3), **options)

@@ -121,8 +121,3 @@ def test_the_prior_can_be_exchanged(tiny):
     ]
     assert not torch.allclose(heads[0], heads[1])
     assert not torch.allclose(heads[0], heads[2])
-
-
-def test_a_negative_pull_is_refused():
-    with pytest.raises(ValueError, match="mu is -1"):
-        fedprox.build(build("softmax", (4,), 3), mu=-1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pyro.distributions as dist
 import pytest
 import torch
 import toys
@@ -14,7 +13,7 @@ from torch.nn.functional import softplus
 
 import pyrofl
 from pyrofl.inference.method import Method
-from pyrofl.models import fedavg, fisher, guides, likelihoods, priors
+from pyrofl.models import fedavg, fisher, guides, likelihoods
 from pyrofl.models.shared.laplace import diagonal, slopes, whole
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
@@ -107,18 +106,3 @@ def test_draws_have_the_moments_of_q():
     assert bool(((drawn.T.cov() - covariance).abs() < 4 * wide.sqrt()).all())
     found = run.to_arviz(50)
     assert "client" not in found["posterior"]["w"].dims
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prior": priors.flat}, "prior is not a normal with fixed moments"),
-        ({"prior": priors.fixed(dist.Laplace)}, "prior is not a normal with fixed moments"),
-        ({"guide": guides.copula}, "guide is .*; expected mean_field or full_covariance"),
-        ({"lr": -1.0}, "lr is -1.0"),
-        ({"batch": 0}, "batch is 0"),
-    ],
-)
-def test_what_does_not_suit_it_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fisher.build(build("softmax", (4,), 3), **options)

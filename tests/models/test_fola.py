@@ -73,19 +73,3 @@ def test_defaults_learn(together):
     data = toys.blobs()
     begun, *_, done = federate(fola.build(toys.net(), together=together), data, 6)
     assert done.loss["w/*"].mean() < begun.loss["w/*"].mean()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"strength": -1.0}, "strength is -1.0; expected a number of at least 0"),
-        ({"guide": guides.delta}, "guide is .*; expected mean_field or full_covariance"),
-        (
-            {"guide": guides.full_covariance},
-            "guide is full_covariance, of 3760 parameters; expected at most",
-        ),
-    ],
-)
-def test_what_does_not_suit_it_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fola.build(build("mlp:50", (64,), 10), **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import toys
 from checks import close
@@ -10,8 +9,7 @@ from promises import Promises
 from toys import last
 
 from pyrofl.inference.engine.server_round import advance, first
-from pyrofl.inference.privacy import sums
-from pyrofl.models import fedavg, guides, likelihoods, predbayes
+from pyrofl.models import fedavg, predbayes
 from pyrofl.models.fedbe import distillation
 from pyrofl.nets import build
 from pyrofl.tensors import generator, role
@@ -107,17 +105,3 @@ def test_beta_is_found_on_rows_with_labels(blobs):
     state = advance(method, blobs, first(method, blobs, 0), *[torch.arange(12)] * 2)
     each = predbayes.each_predicts(toys.net(), role("sample", state.message), blobs.x[rows])
     close(state.server["server/beta"], predbayes.tuned(each, blobs.y[rows]))
-
-
-def test_what_it_cannot_be_is_refused():
-    net = toys.net()
-    with pytest.raises(ValueError, match=r"predbayes: .*; expected"):
-        sums.summed(predbayes.build(net, unlabelled=X))
-    for options, words in (
-        ({"unlabelled": None}, "unlabelled is missing"),
-        ({"guide": guides.mean_field}, r"guide is mean_field; expected guides\.delta"),
-        ({"aggregation": "median"}, "aggregation is 'median'; expected none"),
-        ({"likelihood": likelihoods.normal()}, "the likelihood is Normal; expected one with fin"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            predbayes.build(net, **({"unlabelled": X} | options))

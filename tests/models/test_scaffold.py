@@ -179,14 +179,3 @@ def test_a_client_without_steps_keeps_its_control(tiny):
     for n in pick(state.server, "w/*"):
         assert not state.private[f"own/{n}"][1].any()
         assert bool(state.private[f"own/{n}"][0].any())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lr": 0.0}, "lr is 0.0; expected a number above 0, by which eq. 4 divides"),
-    ],
-)
-def test_settings_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        scaffold.build(build("softmax", (4,), 3), **options)

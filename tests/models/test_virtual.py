@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import toys
 from checks import close
@@ -11,7 +10,7 @@ from regressions import MEAN, PRIOR, SD, TASK
 
 from pyrofl.models import guides, likelihoods, virtual
 from pyrofl.models.pvi.gaussians import Normals
-from pyrofl.nets import Network, build
+from pyrofl.nets import Network
 
 PROMISES = {
     "virtual": Promises(together="fc1.*", random=True, message=(2 * toys.BASE, 2 * toys.BASE))
@@ -60,20 +59,3 @@ def test_heads_stay_at_home_and_factors_are_of_the_base():
     state = toys.last(method, toys.blobs(), 2)
     assert {v.shape[-1] for v in state.message.values()} == {toys.BASE}
     assert state.private["mean"].shape == (12, toys.ALL)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"private": "*"},
-            "private is '\\*', which all parameters match; expected some to be shared",
-        ),
-        ({"private": "tail"}, "no parameter matches 'tail'"),
-        ({"draws": 7}, "draws is 7; expected an even number"),
-        ({"guide": guides.copula}, "guide is .*; expected mean_field, full_covariance or delta"),
-    ],
-)
-def test_what_does_not_suit_it_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        virtual.build(build("mlp:5", (4,), 3), **options)

@@ -368,26 +368,6 @@ def test_the_unlabelled_rows_may_be_of_another_type(tiny):
         close(other.server[n], value, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"unlabelled": None}, r"unlabelled is missing; expected rows \[U, \*x\]"),
-        ({"unlabelled": X[:0]}, "unlabelled is missing"),
-        ({"unlabelled": X[:, :3]}, r"unlabelled has shape \(40, 3\); expected rows that the netw"),
-        ({"teachers": "X"}, "teachers is 'X' with 10 samples"),
-        ({"teachers": ""}, "teachers is ''"),
-        ({"teachers": "SS"}, "teachers is 'SS'"),
-        ({"teachers": "S", "samples": 0}, "teachers is 'S' with 0 samples"),
-        ({"posterior": "dirichlet", "alpha": 0.0}, "alpha is 0"),
-        ({"done": 1.5, "decay": True}, "done is 1.5"),
-        ({"likelihood": likelihoods.normal()}, "likelihood is Normal"),
-    ],
-)
-def test_settings_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedbe.build(NET, **({"unlabelled": X} | options))
-
-
 # The server's posterior
 
 

@@ -126,10 +126,3 @@ def test_draws_reach_arviz_with_their_names(tmp_path):
     assert found["head.weight"].shape == (1, 6, 2, 3)
     normal = to_arviz(net, sample(gaussian(clients, rows(1, 2, 3, 4, 5)), 6, generator(7)), "abcde")
     assert set(normal["posterior"].data_vars) == set(net.shapes)
-
-
-def test_numbers_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="std_scale is -1"):
-        gaussian(models(1, 2), rows(1, 1), -1.0)
-    with pytest.raises(ValueError, match="alpha is 0"):
-        dirichlet(models(1, 2), rows(1, 1), 0.0)

@@ -312,12 +312,6 @@ def test_limits_are_checked():
         metavd.build(NET, prune="snip", sparsity=1.0)
 
 
-@pytest.mark.parametrize("family", [log_variance, log_alpha])
-def test_a_start_without_noise_is_refused(family):
-    with pytest.raises(ValueError, match=r"scale is 0.0; expected a number above 0"):
-        family(SHAPE, scale=0.0)
-
-
 def test_a_start_right_at_the_bound_can_move():
     s = torch.tensor([-9.0, -8.5, 0.0, 8.5, 9.0], requires_grad=True)
     value = bounded(s)

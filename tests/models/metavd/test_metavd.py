@@ -619,15 +619,3 @@ def test_snip_fixes_its_mask_after_round_one():
 
 
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prune": 0.9, "dropout": "none"}, "prune is 0.9"),
-        ({"bayesian": "fc2.bias"}, "fc2.bias belongs to Linear"),
-    ],
-)
-def test_what_cannot_be_built_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        small(**options)

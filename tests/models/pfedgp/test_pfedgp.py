@@ -19,7 +19,7 @@ from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
-from pyrofl.models import fedavg, guides, likelihoods, pfedgp, priors
+from pyrofl.models import fedavg, likelihoods, pfedgp, priors
 from pyrofl.nets import Network, build
 from pyrofl.tensors import generator, role
 
@@ -150,9 +150,6 @@ def test_its_own_model_is_what_it_left_its_training_with(blobs):
 
 
 def test_what_it_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"guide is mean_field; expected guides\.delta"):
-        pfedgp.build(toys.net(), guide=guides.mean_field)
-
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()

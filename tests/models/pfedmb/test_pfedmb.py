@@ -437,25 +437,6 @@ def test_pairs_find_each_other(guide):
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"drop": 0.4}, r"drop is 0.4 with weighted=True; expected 0 to 1/branches = 0.333"),
-        ({"drop": 0.1, "weighted": False}, "drop is 0.1 with weighted=False"),
-        ({"guide": "normal"}, "guide is 'normal'; expected one of"),
-        (
-            {"guide": "projection", "concentration": 2.0},
-            "concentration is 2.0, prior None",
-        ),
-        ({"guide": "dirichlet", "scale": 0.0}, "scale is 0.0"),
-        ({"guide": "dirichlet", "draws": 0}, "draws is 0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        built(**options)
-
-
 def test_a_norm_layer_has_no_branches_unless_named(blobs):
     module = nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 5))
     with pytest.raises(ValueError, match=r"of 1.weight, 1.bias are equal"):
