@@ -43,9 +43,6 @@ def test_values_out_of_range_are_refused_by_name(name):
 
 POINT = "guide is mean_field; expected guides.delta"
 JOINT = "expected mean_field or full_covariance"
-    "guide is mean_field; expected guides.delta",
-    "expected mean_field or full_covariance",
-)
 FIXED = "prior is not a normal with fixed moments"
 # What is refused of several settings together, or of what is no number: method, settings, words.
 REFUSED: tuple[tuple[str, dict[str, object], str], ...] = (
