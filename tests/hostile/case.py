@@ -39,7 +39,7 @@ CURES += r"explicit argument|cannot be (read|made)|cannot take rows|remove it|ar
 CURES += r"no local tensor|not enough memory|run with chunk|this method (has|runs)|no client of|"
 CURES += r"too many positional"
 OUT, LIKE = "out", "like"  # folders that a command writes, and its plain twin
-SECONDS, BYTES = 60, 4 * 2**30  # for an input, beside the memory that the process has
+SECONDS, BYTES = 300, 4 * 2**30  # for an input, beside the memory that the process has
 CALL = "call"  # instead of a command: code of `python.py`
 
 

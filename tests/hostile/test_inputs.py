@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from dying import Ended
@@ -17,7 +15,6 @@ from hypothesis.strategies import SearchStrategy
 
 from pyrofl.cli.parser import COMMANDS, FLOWER
 
-COUNTS = Path(__file__).with_name("table.json")
 KINDS: dict[str, SearchStrategy[Case]] = {
     "whole numbers": flags.whole(),
     "shares": flags.shares(),
@@ -78,13 +75,6 @@ def test_hostile_inputs_end_as_they_must(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_hostile_inputs_end_as_they_must(kind: str) -> None:
     assert meet(kind, MANY)[REFUSED] > MANY / 9
-
-
-def count() -> None:
-    """Meet many inputs of each kind, and write how they ended."""
-    ends = {kind: meet(kind, MANY) for kind in KINDS} | {"calls": calls()}
-    known = {kind: dict(sorted(found.items())) for kind, found in ends.items()}
-    COUNTS.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def test_every_flag_and_setting_has_its_rule() -> None:
