@@ -11,16 +11,17 @@
 # ---
 
 # %% [markdown]
-# # 4. Priors and guides: change one line, and see what changes
+# # 4. Choose the prior and the guide
 #
-# A Bayesian method has two parts that you may choose: the **prior** (what you believe before you see data) and the
-# **guide** (the family in which the posterior is searched). In papers both are often fixed. Here each is one word.
+# Replace the prior and the guide of a method, and compare the results. The **prior** is the distribution of the
+# parameters before any data are seen. The **guide** is the family of distributions that approximates the posterior.
+# Each is one argument.
 #
 # After these fifteen minutes you can
 #
-# - replace a prior, and judge the result by leave-one-out (LOO) and by eye,
-# - replace a guide, and see what it cannot express,
-# - know which of the two matters for your data.
+# - replace a prior, and compare the models by leave-one-out cross-validation (LOO) and in a figure,
+# - replace a guide, and recognize what it cannot represent,
+# - decide which of the two matters for your data.
 
 # %%
 # %matplotlib inline
@@ -39,10 +40,10 @@ rounds, draws = 25, 2000
 # quick: rounds, draws = 3, 200
 
 # %% [markdown]
-# ## Ten clinics, one of them strange
+# ## Ten clinics, one of them an outlier
 #
-# Each clinic measured how much a drug lowers the blood pressure of five patients. Nine clinics find about 8 units.
-# The tenth used another device.
+# Each clinic measured how much a drug lowers the blood pressure of five patients. In nine clinics the drop is about 8 mmHg.
+# The tenth clinic used another device.
 
 # %%
 rng = np.random.default_rng(3)
@@ -61,16 +62,17 @@ axes.set_xlabel("drop in blood pressure (mmHg), one dot per patient")
 plt.show()
 
 # %% [markdown]
-# ## Two priors for "what clinics are like"
+# ## Two population distributions
 #
-# A **normal** population leaves hardly any room for a clinic that is far away: to explain it, $\tau$ has to grow, and then all
-# clinics learn less from each other. A **Student-t** population has long tails: now and then a clinic is strange. (Its $\tau$ is a scale. Its standard deviation is
-# $\sqrt{3}\,\tau$ with three degrees of freedom, so do not compare the two $\tau$ directly.)
+# With a **normal** population an outlier is very unlikely. To explain it, $\tau$ has to be large, which weakens the
+# shrinkage of all clinics. A **Student-t** population has heavy tails and allows a few outliers. (Its $\tau$ is a scale
+# parameter: with three degrees of freedom the standard deviation is $\sqrt{3}\,\tau$. The two values of $\tau$ are
+# therefore not directly comparable.)
 
 
 # %%
 def hospital(population):
-    """Return the model with this population of clinics."""
+    """Return the model with this population distribution of the clinics."""
 
     def model(received, local, batch):
         with batch.clients():
@@ -103,12 +105,12 @@ for name, posterior in found.items():
     )
 
 # %% [markdown]
-# ### By eye
+# ### Compare the posteriors in a figure
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
 raw = np.array([y.mean() for _, y in clinics.values()])
-axes.plot(raw, range(10), "kx", label="mean of its five patients")
+axes.plot(raw, range(10), "kx", label="mean of the five patients")
 for k, (name, posterior) in enumerate(found.items()):
     low, middle, high = posterior["theta"].quantile([0.05, 0.5, 0.95], ("chain", "draw")).values
     at = np.arange(10) + 0.15 * (k - 0.5)
@@ -120,8 +122,8 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# With the Student-t population the nine ordinary clinics have shorter intervals, and lie nearer to each other: they learn more from
-# each other, as the strange one no longer stretches the population.
+# With the Student-t population, the nine ordinary clinics have shorter intervals and closer means: their shrinkage is
+# stronger, because the outlier no longer inflates the standard deviation of the population.
 
 
 # %%
@@ -131,13 +133,13 @@ def width(posterior):
 
 
 for name, posterior in found.items():
-    print(f"{name:10s} mean width of the intervals of the nine: {width(posterior):.2f} mmHg")
+    print(f"{name:10s} mean interval width of clinics 0 to 8: {width(posterior):.2f} mmHg")
 
 # %% [markdown]
-# ### By LOO
+# ### Compare the models by LOO
 #
-# "Which model better predicts a patient who was left out?" LOO estimates this from the draws, and ArviZ compares. A higher `elpd` is
-# better; `dse` is the standard error of the difference.
+# LOO estimates from the posterior draws how well a model predicts a patient that was left out. A higher `elpd` is better;
+# `dse` is the standard error of the difference.
 
 # %%
 table = checks.compare_loo(runs, draws=draws)
@@ -150,14 +152,14 @@ table[
 ].round(2)
 
 # %% [markdown]
-# Look at both the numbers and the picture. The library warns where Pareto k is above 0.7: there the estimate is not to be trusted, so
-# take the difference as a hint. LOO asks about one more *patient* of the same clinics; for one more
-# *clinic* there is `checks.loco`.
+# Consider both the table and the figure. The library warns if a Pareto k is above 0.7; the estimate is then unreliable
+# and only indicative. LOO estimates the prediction for a new *patient* of the same clinics. For a new *clinic*, use
+# `checks.loco`.
 #
-# ## A guide that cannot say "these two belong together"
+# ## A guide without correlations
 #
-# Now the other choice. Take a line with an intercept and a slope, where all $x$ are far from zero. Its posterior is a narrow ellipse that
-# lies diagonally. A *mean-field* guide has no correlations. Let us see what it does here.
+# Now change the guide. The model is a line with intercept and slope, and all $x$ are far from zero. The posterior of
+# intercept and slope is a narrow, diagonal ellipse. A *mean-field* guide has no correlations. Compare the two:
 
 
 # %%
@@ -194,22 +196,23 @@ panels[0].set_ylabel("b1")
 plt.show()
 
 # %% [markdown]
-# A mean-field guide is an ellipse whose axes are parallel to those of the picture, so it has to fit *inside* the diagonal one: its
-# mean is right, and its spread is much too small. Look at this picture before you trust the interval of a mean-field method.
+# A mean-field guide is an ellipse with axes parallel to the axes of the plot, so it fits *inside* the diagonal ellipse.
+# Its mean is correct, but its standard deviation is much too small. The intervals of a mean-field method are therefore
+# too narrow for correlated parameters.
 #
-# The exact standard deviation is known here:
+# In this model the exact standard deviation is known:
 
 # %%
 x = lines.x[:, 0].numpy()
 design = np.column_stack([np.ones(len(x)), x])
 exact = np.linalg.inv(np.eye(2) / 9 + design.T @ design / 0.25)
 for name, b in shown.items():
-    print(f"{name:10s} sd of b0 is {b[:, 0].std() / exact[0, 0] ** 0.5:.2f} of the exact one")
+    print(f"{name:10s} sd of b0 / exact sd: {b[:, 0].std() / exact[0, 0] ** 0.5:.2f}")
 
 # %% [markdown]
-# ## In a neural network
+# ## A neural network
 #
-# For networks nobody knows the exact posterior. There we judge by predictions. One line each:
+# The exact posterior of a neural network is unknown, so we compare predictions. Each variant changes one argument:
 
 # %%
 digits = pyrofl.federations.split(
@@ -232,16 +235,17 @@ for name, change in choices.items():
 # %% [markdown]
 # ## Exercises
 #
-# 1. Make the strange clinic less strange (9 instead of 30). Which population does LOO prefer now?
-# 2. Centre the lines: subtract the mean of `x`. What happens to the mean-field guide, and why?
-# 3. Bend the guide: `guide=guides.flow(2)` in `pvi.hierarchical` with the normal population. Does $\tau$ change?
+# 1. Replace the outlier of 30 by 9. Which population does LOO prefer now?
+# 2. Centre the lines: subtract the mean of `x`. How does the result of the mean-field guide change, and why?
+# 3. Use a normalizing flow as the guide: `guide=guides.flow(2)` in `pvi.hierarchical`, with the normal population. Does
+#    the posterior of $\tau$ change?
 
 # %% [markdown]
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. Compare the difference with its standard error `dse`: without a strange clinic long tails buy little. The warnings say that Pareto k
-# is above 0.7 for most rows, so LOO cannot rank the two here; `checks.loco` leaves out whole clinics instead.
+# 1. Compare the difference with its standard error `dse`: without an outlier, heavy tails improve the predictions little. The
+# warnings report a Pareto k above 0.7 for most rows, so LOO cannot rank the two models; `checks.loco` leaves out whole clinics.
 mild = dict(clinics) | {"clinic 9": (np.zeros((5, 1)), clinics["clinic 9"][1] - 21.0)}
 mild = Federation.of(mild).to("cpu", torch.float64)
 again = {
@@ -254,7 +258,7 @@ other = checks.compare_loo(again, draws=draws)
 print(other[[c for c in ("rank", "elpd_diff", "dse") if c in other]].round(2))
 
 # %% tags=["hide-cell"]
-# 2. With centred x intercept and slope are independent, and the mean-field guide is exact.
+# 2. With centred x, intercept and slope are independent in the posterior, and the mean-field guide is exact.
 from dataclasses import replace
 
 centred = replace(lines, x=lines.x - lines.x.mean())
@@ -262,11 +266,11 @@ method = pvi.hierarchical(line, centred, shared="b", covariance="diagonal")
 b = pyrofl.fit(method, centred, rounds=rounds, progress=False).posterior(draws)["b"].reshape(-1, 2)
 design = np.column_stack([np.ones(len(x)), x - x.mean()])
 exact = np.linalg.inv(np.eye(2) / 9 + design.T @ design / 0.25)
-print(f"sd of b0 is {float(b[:, 0].std()) / exact[0, 0] ** 0.5:.2f} of the exact one")
+print(f"sd of b0 / exact sd: {float(b[:, 0].std()) / exact[0, 0] ** 0.5:.2f}")
 
 # %% tags=["hide-cell"]
-# 3. Hardly: ten clinics say enough of tau, so that a normal on its logarithm fits. Where they say less,
-# as in tutorial 1, it bends more.
+# 3. Hardly: the data of ten clinics determine tau well enough for a normal approximation of its logarithm. With less
+# information, as in tutorial 1, the flow changes the posterior more.
 bent = pvi.hierarchical(hospital(dist.Normal), data, shared="mu tau", guide=guides.flow(2))
 tau = pyrofl.fit(bent, data, rounds=2 * rounds, progress=False).posterior(draws)["tau"]
 print(f"tau: mean {float(tau.mean()):.2f}, 95% quantile {float(tau.quantile(0.95)):.2f};", end=" ")

@@ -11,16 +11,17 @@
 # ---
 
 # %% [markdown]
-# # 5. What the server may know: factors, cavities, and a client that leaves
+# # 5. Factors and cavities: partitioned variational inference
 #
-# In tutorial 1 each school sent "how its data change what is believed". Here we look into that message. The method is
-# **partitioned variational inference** (PVI; Ashman and others, 2022).
+# Learn which messages clients and server exchange in **partitioned variational inference** (PVI; Ashman and others, 2022),
+# and how to remove a client from a fitted posterior. In tutorial 1 each school sent how its data change the posterior;
+# this tutorial explains that message.
 #
 # After these fifteen minutes you can
 #
-# - say what a *factor* and a *cavity* are, and compute them by hand for normal distributions,
-# - watch a posterior being put together from three clients, one by one,
-# - let a client leave, and check that nothing of it is left.
+# - define a *factor* and a *cavity*, and compute both by hand for normal distributions,
+# - follow how a posterior is built from the factors of three clients,
+# - remove a client, and check that its data no longer affect the posterior.
 
 # %%
 # %matplotlib inline
@@ -45,8 +46,8 @@ draws = 2000
 # %% [markdown]
 # ## Three clients, one line
 #
-# All rows lie near one straight line, $y = b_0 + b_1 x$ plus noise. But the client "left" has only negative $x$, "right" only
-# positive ones. Alone, each of them knows little about the line.
+# All rows follow one line, $y = b_0 + b_1 x$ plus noise. Client "left" has only negative $x$, client "right" only
+# positive $x$. The data of a single client determine the line poorly.
 
 # %%
 source = torch.Generator().manual_seed(1)
@@ -72,18 +73,18 @@ plt.show()
 # %% [markdown]
 # ## A factor
 #
-# Bayes' rule for three clients is a product:
+# By Bayes' rule, the posterior of three clients is a product:
 #
 # $$p(b \mid \text{all rows}) \propto p(b)\; \underbrace{p(y_1 \mid b)}_{t_1(b)}\;
 # \underbrace{p(y_2 \mid b)}_{t_2(b)}\; \underbrace{p(y_3 \mid b)}_{t_3(b)}.$$
 #
-# A client's **factor** $t_j$ is what its rows say, as a function of $b$. For normal rows it has the shape of a normal density (it need
-# not integrate to one), so two things describe it: a *precision* $P_j$ (a matrix) and a *shift* $h_j$ (a vector). To multiply
-# normals, **add** these:
+# The **factor** $t_j$ of a client is the likelihood of its rows as a function of $b$. For normal rows it is proportional to
+# a normal density (it need not integrate to one) with two natural parameters: a *precision* $P_j$ (a matrix) and a *shift*
+# $h_j$ (a vector). Multiplying normal densities **adds** these parameters:
 #
 # $$P = P_0 + P_1 + P_2 + P_3, \qquad h = h_0 + h_1 + h_2 + h_3, \qquad \text{mean} = P^{-1} h.$$
 #
-# The server does nothing else.
+# The server computes only this sum.
 
 
 # %%
@@ -99,15 +100,15 @@ for name in sites:
     precision, shift = precision + p, shift + h
     mean, sd = np.linalg.solve(precision, shift), np.sqrt(np.linalg.inv(precision).diagonal())
     print(
-        f"prior and clients up to {name:6s}: b0 {mean[0]:.3f} +- {sd[0]:.3f}, b1 {mean[1]:.3f} +- {sd[1]:.3f}"
+        f"prior and clients up to {name:6s}: b0 {mean[0]:.3f} ± {sd[0]:.3f}, b1 {mean[1]:.3f} ± {sd[1]:.3f}"
     )
 by_hand = mean
 
 # %% [markdown]
-# ## The same by the library, and watched
+# ## The same posterior with pyrofl
 #
-# The program does not mention factors. With `damping=1.0` the server takes over a client's whole answer (0.5 would go half of the
-# way). Only one client is asked per round.
+# The model does not mention factors. With `damping=1.0` the server applies the complete update of a client (0.5 applies
+# half of it). Here one client participates in each round.
 
 
 # %%
@@ -135,13 +136,13 @@ print("by hand   ", by_hand.round(3))
 print("federated ", posterior.mean(("chain", "draw")).values.round(3), "from", draws, "draws")
 
 # %% [markdown]
-# The server keeps the factor of each client, and their product with the prior. Each ellipse holds 95% of its normal
-# distribution:
+# The server stores the factor of each client and the product of all factors with the prior. Each ellipse contains 95% of
+# its normal distribution:
 
 
 # %%
 def moments(shift, packed):
-    """Return mean and covariance; `packed` holds the three different entries of the precision."""
+    """Return mean and covariance; `packed` holds the three distinct entries of the precision."""
     precision = np.array([[packed[0], packed[1]], [packed[1], packed[2]]])
     return np.linalg.solve(precision, shift), np.linalg.inv(precision)
 
@@ -170,20 +171,21 @@ def show(axes, t):
         )
     axes.set_xlim(-2, 4)
     axes.set_ylim(-1.5, 2)
-    axes.set_xlabel("b0: height of the line at x = 0")
+    axes.set_xlabel("b0: intercept")
     axes.set_ylabel("b1: slope")
     axes.legend(fontsize=8, loc="upper right")
 
 
-def told(t):
-    return f"round {t}: {data.names[(t - 1) % 3]} answers" if t else "before round 1"
+def caption(t):
+    return f"round {t}: update of {data.names[(t - 1) % 3]}" if t else "before round 1"
 
 
-moving(show, range(len(states) + 1), size=(6, 4), title=told)
+moving(show, range(len(states) + 1), size=(6, 4), title=caption)
 
 # %% [markdown]
-# "left" and "right" are long and thin: each sees that height and slope are related, but not how large they are. Where they cross, the
-# posterior is small. After three rounds nothing moves any more: the model is normal, so one visit of each client is exact.
+# The factors of "left" and "right" are long and narrow: the rows of one client determine a linear relation between height
+# and slope, but not their values. The posterior lies where the factors overlap, and it is small. After three rounds the
+# posterior no longer changes: in a normal model, one update per client gives the exact posterior.
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
@@ -193,15 +195,16 @@ for b0, b1 in posterior.values.reshape(-1, 2)[:60]:
 for name, (x, y) in sites.items():
     axes.plot(x[:, 0], y, "o", label=name)
 axes.set_xlabel("x")
-axes.set_ylabel("y, and sixty lines drawn from the posterior")
+axes.set_ylabel("y and sixty posterior draws of the line")
 axes.legend()
 plt.show()
 
 # %% [markdown]
-# ## The cavity: do not count twice
+# ## The cavity
 #
-# In round 4 "left" is asked again. If it multiplied its likelihood once more, its rows would count twice. So the server takes the
-# old factor out first. What is left is the **cavity**: what all *others* believe.
+# In round 4, client "left" updates its factor a second time. If its likelihood were multiplied into the posterior once
+# more, its rows would count twice. The old factor is therefore divided out first. The result is the **cavity**: the
+# posterior given the prior and all *other* clients.
 #
 # $$q_{\setminus j}(b) = q(b) / t_j(b).$$
 
@@ -213,16 +216,16 @@ for j, name in enumerate(data.names):
         server["precision"] - server["server/precision"][j],
     )
     print(
-        f"all but {name:6s}: b0 {mean[0]:.2f} +- {covariance[0, 0] ** 0.5:.2f}, b1 {mean[1]:.2f} +- {covariance[1, 1] ** 0.5:.2f}"
+        f"all but {name:6s}: b0 {mean[0]:.2f} ± {covariance[0, 0] ** 0.5:.2f}, b1 {mean[1]:.2f} ± {covariance[1, 1] ** 0.5:.2f}"
     )
 
 # %% [markdown]
-# The cavity is also the answer to "how well do the others predict this client?". `checks.loco` (leave one client out) uses
+# The cavity also measures how well the other clients predict this client. `checks.loco` (leave one client out) uses
 # it.
 #
-# ## A client leaves
+# ## Remove a client
 #
-# "middle" wants its data out. Divide its factor out, and compare with a fit that never had it.
+# Client "middle" withdraws its data. Divide the posterior by its factor, and compare with a fit without this client:
 
 # %%
 left = pvi.leave(run, "middle")
@@ -234,49 +237,49 @@ never = pyrofl.fit(
     participation=lambda source, clients: torch.tensor([next(turn) % 2]),
     progress=False,
 )
-for name, fit in (("after it left", left), ("never there", never)):
+for name, fit in (("removed", left), ("never included", never)):
     mean, covariance = moments(
         fit.state.server["shift"].numpy(), fit.state.server["precision"].numpy()
     )
     print(f"{name:14s} b0 {mean[0]:.6f}, b1 {mean[1]:.6f}, sd {covariance[0, 0] ** 0.5:.6f}")
 
 # %% [markdown]
-# For normal models the result is exact. For other models the remaining clients should go on for some rounds (the example script
-# `leaving.py` shows how far that goes).
+# In normal models the result is exact. In other models, continue the fit of the remaining clients for some rounds (the
+# example script `leaving.py` measures the remaining difference).
 #
-# ## And what does the server know?
+# ## What the server can infer
 #
-# A factor is a summary of a client's rows. If the rows are few, it can say a lot about them: from $P_j$ and $h_j$ of a
-# client with **one** row, the server can compute the row.
+# A factor is a summary of the rows of a client. If a client has few rows, the summary can reveal them: from $P_j$ and $h_j$
+# of a client with **one** row, the server can compute this row.
 
 # %%
 x, y = 2.0, 3.7
 p, h = np.outer([1, x], [1, x]) / 0.25, np.array([1, x]) * y / 0.25
-print("the server reads x =", p[0, 1] / p[0, 0], "and y =", h[0] / p[0, 0])
+print("the server infers x =", p[0, 1] / p[0, 0], "and y =", h[0] / p[0, 0])
 
 # %% [markdown]
-# Rows that do not leave are not the same as rows that are secret. The page on what leaves a client, and tutorial 11, say what
-# helps: secure sums, and noise.
+# Data that stay on a client are not automatically private. The page on what leaves a client and tutorial 11 describe two
+# protections: secure sums and noise.
 #
 # ## Exercises
 #
-# 1. Let all three clients answer in every round, with `damping=1.0`. How many rounds does it take?
-# 2. Which client's leaving would make the posterior of the slope widest? Compute it from the factors.
-# 3. The rows' noise is 0.5 and known. Replace it by an unknown `sigma`, shared by all, and let all clients answer in every round. Is the first round still the last that
-#    moves something?
+# 1. Let all three clients participate in every round, with `damping=1.0`. How many rounds are needed?
+# 2. The removal of which client gives the largest posterior standard deviation of the slope? Compute it from the factors.
+# 3. The noise is known, 0.5. Replace it by an unknown shared parameter `sigma`, and let all clients participate in every
+#    round. Does the posterior still change after the first round?
 
 # %% [markdown]
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. One round: factors of a normal model do not depend on the cavity, so all can be found at once.
+# 1. One round: the factors of a normal model do not depend on the cavity, so all can be computed at the same time.
 once = pyrofl.fit(method, data, rounds=1, progress=False)
 mean, _ = moments(once.state.server["shift"].numpy(), once.state.server["precision"].numpy())
 print("after one round", mean.round(3), "by hand", by_hand.round(3))
 
 # %% tags=["hide-cell"]
-# 2. Take each factor out and look at the standard deviation of b1. It is widest without "left" or without "right", and
-# equally wide: their x are mirror images. "middle" says little about the slope.
+# 2. Subtract each factor and compute the standard deviation of b1. It is largest without "left" or without "right", and equal
+# for both, because their x are mirror images. "middle" has little information about the slope.
 for j, name in enumerate(data.names):
     _, covariance = moments(
         server["shift"] - server["server/shift"][j],
@@ -285,8 +288,8 @@ for j, name in enumerate(data.names):
     print(f"without {name:6s} sd of the slope {covariance[1, 1] ** 0.5:.3f}")
 
 # %% tags=["hide-cell"]
-# 3. No: the factor of a client is a normal approximation now, which depends on what the others believe. But later rounds move
-# the mean by little here, about 0.01 times its value.
+# 3. Yes: the factor of a client is now a normal approximation that depends on the cavity. Here later rounds change
+# the mean by about 1% only.
 
 
 def unknown_noise(received, local, batch):

@@ -11,20 +11,21 @@
 # ---
 
 # %% [markdown]
-# # 6. A posterior over models: FedBE on a triangle
+# # 6. A posterior over models: FedBE
 #
-# FedAvg takes the mean of the clients' models. **FedBE** (Chen and Chao, ICLR 2021) asks: if we do not know which
-# mixture of the clients' models is right, why not keep *many* mixtures, and let them vote? That is a posterior over models, at the server.
+# Compare two ways to combine the models of clients: FedAvg averages their weights; **FedBE** (Chen and Chao, ICLR 2021)
+# samples *many* mixtures of the clients' models at the server and averages their predictions. The distribution of these
+# mixtures is a posterior over models.
 #
-# With three clients all mixtures fit into one picture, a triangle. This tutorial is the paper's figure 1, with more seeds
-# than the paper shows.
+# With three clients, every mixture is a point in a triangle. This tutorial reproduces figure 1 of the paper, with more
+# seeds.
 #
 # After these fifteen minutes you can
 #
-# - read a picture of the simplex of three clients' models,
-# - tell averaging *weights* from averaging *predictions*,
-# - say what distillation does, and when,
-# - see why one seed proves nothing.
+# - read a plot on the simplex of three clients' models,
+# - distinguish the average of *weights* from the average of *predictions*,
+# - explain distillation and when it is used,
+# - explain why one seed is not sufficient evidence.
 
 # %%
 # %matplotlib inline
@@ -50,11 +51,12 @@ rounds, seeds = 10, 20
 # %% [markdown]
 # ## Three clients, three classes
 #
-# The rows lie on a spiral. Each third of it is a class, and each client has 80 rows of one class and 10 of each of the other two.
+# The rows lie on a spiral. Each third of the spiral is a class. Each client has 80 rows of one class and 10 rows of each
+# of the other two.
 
 
 # %%
-def deal(seed):
+def make_clients(seed):
     points, along = make_swiss_roll(3000, noise=1.0, random_state=seed)
     x = torch.from_numpy(points[:, [0, 2]] / 10).float()
     y = torch.from_numpy(along).argsort().argsort() // 1000
@@ -69,7 +71,7 @@ def deal(seed):
     return Federation(x, y, tuple(train), (test,) * 3, ("A", "B", "C"), names), test
 
 
-data, test = deal(0)
+data, test = make_clients(0)
 figure, panels = plt.subplots(
     1, 3, figsize=(8, 2.8), sharex=True, sharey=True, layout="constrained"
 )
@@ -82,10 +84,10 @@ panels[0].set_ylabel("x2")
 plt.show()
 
 # %% [markdown]
-# ## Fit, and look at the triangle in each round
+# ## Accuracy of all mixtures in each round
 #
-# Each corner is the model of one client, after its local training. A point inside is a weighted mean of the three sets of *weights*. Its colour
-# is the accuracy of that mean on test rows of all classes.
+# Each corner of the triangle is the model of one client after its local training. A point inside is a weighted mean of
+# the three sets of *weights*. The colour is the accuracy of this model on test rows of all classes.
 
 # %%
 net = nets.build("mlp:32", input_shape=(2,), outputs=3)
@@ -101,19 +103,19 @@ share = (
 )
 
 
-def right(models):
-    """Return the accuracy of each of some models [M, *p]."""
+def accuracy(models):
+    """Return the accuracies [M] of models with parameters [M, *p]."""
     return (predictions(net, models, data.x[test]).argmax(-1) == data.y[test]).float().mean(1)
 
 
-triangles, messages = [], []
+triangles, uploads = [], []
 
 
 def watch(run, _):
     clients = role("w", run.state.message)
     mixed = {n: torch.tensordot(share, v, 1) for n, v in clients.items()}
-    triangles.append(right(mixed).numpy())
-    messages.append(clients)
+    triangles.append(accuracy(mixed).numpy())
+    uploads.append(clients)
 
 
 run = pyrofl.fit(method, data, rounds=rounds, log=watch, progress=False)
@@ -142,58 +144,60 @@ moving(
     range(rounds),
     size=(4.5, 4),
     title=lambda t: (
-        f"round {t + 1}: the star is the best mixture, {100 * triangles[t].max():.0f}% right"
+        f"round {t + 1}: accuracy of the best mixture (star) {100 * triangles[t].max():.0f}%"
     ),
 )
 
 # %% [markdown]
-# Yellow is high accuracy, dark is low. The corners are clients' own models: each knows its own class best, and the class at the other end of the
-# spiral badly. The circle in the
-# middle is what FedAvg would take. The star is the best mixture, which nobody knows in advance: it is found with test rows.
+# Yellow is high accuracy, dark is low. The model at a corner is most accurate on the main class of its client and least
+# accurate on the class at the other end of the spiral. The circle in the centre is the model of FedAvg. The star is the
+# best mixture; it is selected on the test rows, so it is not available in practice.
 #
-# ## Many mixtures vote
+# ## Average the predictions of many mixtures
 #
-# FedBE draws mixtures at random from a Dirichlet distribution on the triangle. Their *predictions* are averaged, not their weights.
+# FedBE draws random mixtures from a Dirichlet distribution on the triangle. It averages their *predictions*, not their
+# weights.
 
 # %%
-clients = messages[-1]
+clients = uploads[-1]
 centre = {n: v.mean(0, keepdim=True) for n, v in clients.items()}
-drawn = sample(dirichlet(clients, run.state.who.size, 0.5), 100, generator(1))
-drawn = {n: drawn[n] for n in clients}
-votes = predictions(net, drawn, data.x[test])
+mixtures = sample(dirichlet(clients, run.state.who.size, 0.5), 100, generator(1))
+mixtures = {n: mixtures[n] for n in clients}
+averaged = predictions(net, mixtures, data.x[test])
 own = predictions(net, clients, data.x[test])
-print(f"FedAvg (mean of weights)            {100 * right(centre).item():.1f}%")
-print(f"best of 100 random mixtures         {100 * right(drawn).max().item():.1f}%")
+print(f"FedAvg (mean of weights)            {100 * accuracy(centre).item():.1f}%")
+print(f"best of 100 random mixtures         {100 * accuracy(mixtures).max().item():.1f}%")
 print(
     f"mean of the clients' predictions    {100 * (own.mean(0).argmax(-1) == data.y[test]).float().mean():.1f}%"
 )
 print(
-    f"mean of 100 mixtures' predictions   {100 * (votes.mean(0).argmax(-1) == data.y[test]).float().mean():.1f}%"
+    f"mean of 100 mixtures' predictions   {100 * (averaged.mean(0).argmax(-1) == data.y[test]).float().mean():.1f}%"
 )
 
 # %% [markdown]
-# ## Is the ensemble better? Ask more than one seed
+# ## Compare over many seeds
 #
-# In the paper the ensemble has an accuracy of 69% and FedAvg 64%, for one random spiral. Let us draw many spirals.
+# In the paper, for one random spiral, the accuracy of the ensemble is 69% and that of FedAvg 64%. Repeat the comparison
+# for many spirals:
 
 # %%
 gains, best = [], []
 for seed in range(seeds):
-    data, test = deal(seed)
+    data, test = make_clients(seed)
     fitted = pyrofl.fit(method, data, rounds=rounds, seed=seed, progress=False)
     clients = role("w", fitted.state.message)
-    middle = right({n: v.mean(0, keepdim=True) for n, v in clients.items()}).item()
+    middle = accuracy({n: v.mean(0, keepdim=True) for n, v in clients.items()}).item()
     gains.append(100 * (fitted.evaluate(model="ensemble").mean("accuracy") - middle))
     some = sample(dirichlet(clients, fitted.state.who.size, 0.5), 100, generator(seed))
-    best.append(100 * (right({n: some[n] for n in clients}).max().item() - middle))
+    best.append(100 * (accuracy({n: some[n] for n in clients}).max().item() - middle))
 
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 edges = np.linspace(min(gains + [-15]), max(best + [15]), 25)
-axes.hist(gains, edges, alpha=0.7, label="ensemble of ten mixtures")
-axes.hist(best, edges, alpha=0.7, label="best of 100 mixtures (needs test rows)")
+axes.hist(gains, edges, alpha=0.7, label="ensemble of 10 mixtures")
+axes.hist(best, edges, alpha=0.7, label="best of 100 mixtures (selected on test rows)")
 axes.axvline(0, color="black", linewidth=0.8)
-axes.axvline(5, color="black", linestyle=":", label="the paper's one draw, +5")
-axes.set_xlabel("accuracy minus that of FedAvg (points)")
+axes.axvline(5, color="black", linestyle=":", label="result of the paper (one seed): +5")
+axes.set_xlabel("difference in accuracy from FedAvg (percentage points)")
 axes.set_ylabel("seeds")
 axes.legend(fontsize=8)
 plt.show()
@@ -202,19 +206,20 @@ plt.show()
 gains = np.array(gains)
 error = gains.std(ddof=1) / len(gains) ** 0.5
 print(
-    f"ensemble minus FedAvg: mean {gains.mean():+.1f} points, standard error {error:.1f}; it wins {int((gains > 0).sum())} of {len(gains)} times"
+    f"ensemble minus FedAvg: mean {gains.mean():+.1f} points, standard error {error:.1f}; better in {int((gains > 0).sum())} of {len(gains)} seeds"
 )
 print(f"best mixture minus FedAvg: mean {np.mean(best):+.1f} points")
 
 # %% [markdown]
-# Two lessons. What is certain: mixtures that are much better than the middle *exist* (but we chose them with the test rows). What is not:
-# that the vote of random mixtures is better than the middle in this small problem. A single seed can show anything between the two ends of the histogram.
+# There are two conclusions. Some mixtures are much more accurate than the centre, but they were selected on the test
+# rows. It is not certain that the ensemble of random mixtures is more accurate than the centre in this small problem. The
+# result of a single seed can lie anywhere in the histogram.
 #
-# ## One model again: distillation
+# ## Distillation
 #
-# An ensemble of ten models is ten times as expensive. FedBE **distils** it: the server has rows without labels, lets the ensemble
-# predict them, and trains one model to give the same predictions. Here we do it on digits; 300 training rows go to the server, without
-# their labels, and no client has them (`server=300`).
+# An ensemble of ten models is ten times as expensive as one model. FedBE **distils** it: the server has unlabelled rows,
+# predicts them with the ensemble, and trains one model on these predictions. Here we use the digits: 300 training rows go
+# to the server without their labels and are removed from the clients (`server=300`).
 
 # %%
 digits = datasets.load("digits")
@@ -236,38 +241,41 @@ for name, one in {
     print(name, {v: round(a, 3) for v, a in views.items()})
 
 # %% [markdown]
-# `ensemble` is the teacher, `global` the student: one network, as large as FedAvg's. Here the student is even better than its teacher. The student must be trained to the end: with too small a
-# learning rate it stops somewhere between the mean, where it begins, and its teacher.
+# `ensemble` is the teacher, `global` the student: one network with the same size as that of FedAvg. Here the student is
+# even more accurate than its teacher. The student must be trained to convergence: with too small a learning rate it
+# stops between the mean of the weights, where it starts, and its teacher.
 #
 # ## Exercises
 #
-# 1. Train the clients for more local epochs (10 instead of 2) with the same learning rate. What happens to the middle of the triangle?
-# 2. Draw with `alpha=5.0` instead of 0.5. Where do the mixtures lie now, and how does their vote change?
-# 3. Use `distil_lr=1e-4`. What does the student reach?
+# 1. Train the clients for 10 local epochs instead of 2, with the same learning rate. How does the accuracy at the centre of
+#    the triangle change?
+# 2. Draw the mixtures with `alpha=5.0` instead of 0.5. Where in the triangle do they lie, and how does the accuracy of their
+#    averaged predictions change?
+# 3. Use `distil_lr=1e-4`. Which accuracy does the student reach?
 
 # %% [markdown]
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. One might expect the mean of weights to get worse, as clients move further apart. Here the opposite happens: with two epochs the
-# clients had learnt too little, and with ten the middle rises from 80% to 96%, as high as the vote.
-data, test = deal(0)
+# 1. The clients' models differ more after ten epochs, so one might expect a lower accuracy of the mean of weights. Here the
+# opposite happens: two epochs were too few, and with ten the accuracy at the centre rises from 80% to 96%, that of the ensemble.
+data, test = make_clients(0)
 far = pyrofl.fit(fedbe.build(net, **(how | {"epochs": 10})), data, rounds=rounds, progress=False)
 clients = role("w", far.state.message)
 print(
-    f"middle {100 * right({n: v.mean(0, keepdim=True) for n, v in clients.items()}).item():.1f}%",
+    f"centre {100 * accuracy({n: v.mean(0, keepdim=True) for n, v in clients.items()}).item():.1f}%",
     end=", ",
 )
 print(f"ensemble {100 * far.evaluate(model='ensemble').mean('accuracy'):.1f}%")
 
 # %% tags=["hide-cell"]
-# 2. A large alpha gives mixtures near the middle, so that the vote is nearly the middle of solution 1.
+# 2. A large alpha gives mixtures near the centre, so the accuracy of the ensemble is close to that of the centre in solution 1.
 near = sample(dirichlet(clients, far.state.who.size, 5.0), 100, generator(1))
-votes = predictions(net, {n: near[n] for n in clients}, data.x[test]).mean(0).argmax(-1)
-print(f"alpha 5: {100 * (votes == data.y[test]).float().mean():.1f}%")
+averaged = predictions(net, {n: near[n] for n in clients}, data.x[test]).mean(0).argmax(-1)
+print(f"alpha 5: {100 * (averaged == data.y[test]).float().mean():.1f}%")
 
 # %% tags=["hide-cell"]
-# 3. Not more than FedAvg: the student stays near the mean of weights, where it starts.
+# 3. Not more than that of FedAvg: the student stays near the mean of the weights, where it starts.
 slow = fedbe.build(big, unlabelled=unlabelled, distil_lr=1e-4, distil_lr_end=1e-4, **local)
 fitted = pyrofl.fit(slow, holders, rounds=rounds // 2, progress=False)
 print(

@@ -11,18 +11,20 @@
 # ---
 
 # %% [markdown]
-# # 7. Dropout as a posterior: MetaVD, and when it helps
+# # 7. Variational dropout: MetaVD
 #
-# Dropout multiplies weights by noise while a network is trained. **Variational dropout** reads this as a posterior, $q(w) = N(\theta, \alpha\theta^2)$: each weight has a
-# mean $\theta$ and a relative variance $\alpha$. If $\alpha$ can be learnt, the data decide how much dropout a weight gets.
-# **MetaVD** (Jeon and others, NeurIPS 2023) lets a small network at the server predict $\alpha$ for every *client*.
+# Learn how dropout is a posterior approximation, and when learned dropout rates improve a federated model. Dropout
+# multiplies weights by noise during training. **Variational dropout** interprets this as a posterior,
+# $q(w) = N(\theta, \alpha\theta^2)$: each weight has a mean $\theta$ and a relative variance $\alpha$. If $\alpha$ is
+# learned, the data determine the dropout rate of each weight. In **MetaVD** (Jeon and others, NeurIPS 2023) a small
+# network at the server predicts $\alpha$ for every *client*.
 #
 # After these fifteen minutes you can
 #
-# - translate a dropout rate into a posterior, and back,
-# - watch the rates of clients being learnt,
-# - recognise when rates run away, and why,
-# - say on which clients the method helps, and on which it hurts.
+# - convert a dropout rate into a posterior variance, and back,
+# - plot the dropout rates of the clients during training,
+# - recognize when dropout rates diverge towards 1, and explain why,
+# - state for which clients the method improves predictions.
 
 # %%
 # %matplotlib inline
@@ -40,13 +42,15 @@ rounds = 40
 # quick: rounds = 3
 
 # %% [markdown]
-# ## A dropout rate is a variance
+# ## The dropout rate determines the variance
 #
-# Ordinary dropout with rate $p$ multiplies a weight by 0 with probability $p$, and otherwise by $1/(1-p)$. The product has mean $\theta$ and variance $\alpha\theta^2$ with
+# Dropout with rate $p$ multiplies a weight by 0 with probability $p$, and otherwise by $1/(1-p)$. The product has mean
+# $\theta$ and variance $\alpha\theta^2$ with
 #
 # $$\alpha = \frac{p}{1-p}, \qquad p = \frac{\alpha}{1+\alpha}.$$
 #
-# The normal distribution with this mean and variance is *Gaussian dropout*. So $\alpha = 1$ is a rate of one half, and $\alpha = 9$ a rate of 0.9: little is left of the weight but noise.
+# *Gaussian dropout* is the normal distribution with this mean and variance. $\alpha = 1$ corresponds to a dropout rate
+# of one half, and $\alpha = 9$ to a rate of 0.9, where noise dominates the weight.
 
 # %%
 rate = 0.5
@@ -55,13 +59,15 @@ kept = (source.random(100_000) > rate) / (1 - rate)
 print(f"mean {kept.mean():.3f}, variance {kept.var():.3f}; alpha is {rate / (1 - rate):.3f}")
 
 # %% [markdown]
-# ## The price of knowing a weight
+# ## The Kullback-Leibler divergence per weight
 #
-# The prior says nothing about the size of a weight. The Kullback-Leibler divergence from the prior to the posterior is, per weight,
+# The prior is uninformative about the size of a weight. The Kullback-Leibler (KL) divergence from the prior to the
+# posterior is, per weight,
 #
 # $$\text{KL} = \frac{1}{2} \log(1 + 1/\alpha).$$
 #
-# It falls with $\alpha$, and never stops falling. So the prior always pulls towards more dropout; only the data pull back. Where a weight does not matter, nothing holds it.
+# It decreases with $\alpha$ without a minimum, so the KL term always favours more dropout. Only the likelihood limits
+# $\alpha$. If a weight does not affect the likelihood, its $\alpha$ grows without bound.
 
 # %%
 alpha = np.logspace(-3, 3, 200)
@@ -71,14 +77,14 @@ for p in (0.1, 0.5, 0.9):
     axes.axvline(p / (1 - p), linestyle=":", color="grey")
     axes.text(p / (1 - p), 3, f" p = {p}", fontsize=8)
 axes.set_xlabel("alpha")
-axes.set_ylabel("price of a weight (nats)")
+axes.set_ylabel("KL divergence per weight (nats)")
 plt.show()
 
 # %% [markdown]
 # ## Twenty clients with few rows
 #
-# Dropout is against overfitting, so we make clients that can overfit: 40 rows of each digit in all, dealt unevenly to twenty clients, and a network
-# with far more weights than rows. Six more clients never train.
+# Dropout reduces overfitting, so we create clients that overfit: 40 rows of each digit in total, distributed unevenly
+# over twenty clients, and a network with far more weights than rows. Six more clients are excluded from training.
 
 # %%
 digits = datasets.per_class(datasets.load("digits"), 40)
@@ -88,7 +94,7 @@ shared = {"on": "reptile", "lr": 0.07}
 
 
 def fitted(hyper_lr, dropout="meta", log=None):
-    """Fit, with beta warmed up over the first rounds."""
+    """Return the fitted run; beta is warmed up over the first rounds."""
     return pyrofl.fit(
         lambda number: metavd.build(net, **shared, dropout=dropout, hyper_lr=hyper_lr, done=number / rounds),
         data, rounds=rounds, log=log, progress=False,
@@ -96,9 +102,10 @@ def fitted(hyper_lr, dropout="meta", log=None):
 
 
 # %% [markdown]
-# ## Watch the rates
+# ## Dropout rates during training
 #
-# `statistics()` tells the dropout rate of each weight of each client. Two learning rates of the hypernetwork: a small one, and the authors' 0.9.
+# `statistics()` returns the dropout rate of each weight of each client. We compare two learning rates of the
+# hypernetwork: a small one, and 0.9 as used by the authors.
 
 # %%
 courses = {}
@@ -106,9 +113,9 @@ for speed in (0.09, 0.9):
     seen = []
 
     def watch(run, _, seen=seen):
-        told = run.statistics()
-        name = next(n for n in told if n.startswith("dropout_rate/"))
-        seen.append(told[name][:20].flatten(1).numpy())
+        statistics = run.statistics()
+        name = next(n for n in statistics if n.startswith("dropout_rate/"))
+        seen.append(statistics[name][:20].flatten(1).numpy())
 
     run = fitted(speed, log=watch)
     courses[speed] = seen
@@ -127,7 +134,7 @@ def show(axes, t):
     axes.axvline(0.9, color="black", linestyle=":")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 12)
-    axes.set_xlabel("dropout rate of a weight, all clients")
+    axes.set_xlabel("dropout rate per weight, all clients")
     axes.set_ylabel("density")
     axes.legend(fontsize=8)
 
@@ -141,7 +148,7 @@ for speed, seen in courses.items():
         range(1, rounds + 1), [100 * (r > 0.9).mean() for r in seen], label=f"hyper_lr {speed}"
     )
 axes.set_xlabel("round")
-axes.set_ylabel("rates above 0.9 (%)")
+axes.set_ylabel("weights with a rate above 0.9 (%)")
 axes.legend()
 plt.show()
 
@@ -152,19 +159,21 @@ for speed, seen in courses.items():
     )
 
 # %% [markdown]
-# With the larger learning rate the pull of the prior wins for many weights: their dropout rates **run away**. This is what the algorithm does, and not an accident: the pull on a
-# dropout rate never ends, and the sparsity that the paper reports is this state. A smaller learning rate, or a larger network, only delays it. What you report therefore depends on *when you stop*; look at
-# the curve, not at the last number alone.
+# With the larger learning rate, the dropout rates of many weights **diverge towards 1**. This is a property of the
+# objective, not an error: the gradient of the KL term never vanishes, and the sparsity that the paper reports is this
+# state. A smaller learning rate or a larger network only delays it. The result therefore depends on *the number of
+# rounds*; examine the whole curve, not only its last value.
 #
-# ## Does it help?
+# ## Does MetaVD improve predictions?
 #
-# Accuracy says who is right; the negative log likelihood (NLL, lower is better) also says who is too sure. We compare with the same method without dropout, on clients that trained and on clients that never did.
+# Accuracy ignores the confidence of predictions; the negative log likelihood (NLL, lower is better) also penalizes
+# overconfidence. We compare with the same method without dropout, on training clients and on held-out clients.
 
 # %%
 for name, run in {
     "Reptile": fitted(0.9, dropout="none"),
     "Reptile + MetaVD": fitted(0.9),
-    "one rate for all (VD)": fitted(0.9, dropout="vd"),
+    "Reptile + VD (shared)": fitted(0.9, dropout="vd"),
 }.items():
     cells = []
     for population in ("training", "held_out"):
@@ -176,19 +185,22 @@ for name, run in {
     print(f"{name:22s} " + "; ".join(cells))
 
 # %% [markdown]
-# Here MetaVD lowers the NLL of both, and raises the accuracy of clients that never trained. Dropout helps where a network overfits, and hurts where it underfits: this is as true of learnt dropout as of the ordinary kind. The page on the papers' claims shows both cases on CIFAR-10, with three seeds.
+# Here MetaVD lowers the NLL of both groups, and raises the accuracy of held-out clients. Dropout improves a network that
+# overfits and degrades a network that underfits; this holds for learned dropout too. The page on the papers' claims shows
+# both cases on CIFAR-10, with three seeds.
 #
 # ## Exercises
 #
-# 1. Give the clients 140 rows of each digit instead of 40. Is NLL still better with MetaVD?
-# 2. Rates of *clients*: do clients with few rows get more dropout? Compute the correlation.
-# 3. What does `beta=1.0` instead of 10 change? And a smaller network, `mlp:32,16`?
+# 1. Give the clients 140 rows of each digit instead of 40. Does MetaVD still lower the NLL?
+# 2. Do clients with few rows get higher dropout rates? Compute the correlation of rate and log number of rows.
+# 3. Use `beta=1.0` instead of 10. How does the fraction of rates above 0.9 change? How does it change with the smaller
+#    network `mlp:32,16`?
 
 # %% [markdown]
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. Yes, but by less, and accuracy is a little lower: with more rows there is less overfitting to prevent.
+# 1. Yes, but by less, and the accuracy is slightly lower: with more rows there is less overfitting.
 more = federations.split(
     datasets.per_class(datasets.load("digits"), 140), "dirichlet:0.3,min=5", clients=20, held_out=6
 )
@@ -201,13 +213,13 @@ for name, dropout in (("Reptile", "none"), ("Reptile + MetaVD", "meta")):
     print(f"{name:18s} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}")
 
 # %% tags=["hide-cell"]
-# 2. No. Small clients overfit most, but the number is positive: the larger clients get more dropout.
+# 2. No. Small clients overfit most, but the correlation is positive: larger clients get higher dropout rates.
 last = courses[0.9][-1].mean(1)
 sizes = data.sizes[:20].numpy()
 print(f"correlation of rate and log(rows): {np.corrcoef(last, np.log(sizes))[0, 1]:.2f}")
 
 # %% tags=["hide-cell"]
-# 3. The pull of the prior is ten times weaker, so fewer rates pass 0.9. In a small network they pass it earlier.
+# 3. The weight of the KL term is ten times smaller, so fewer rates exceed 0.9. In a smaller network they exceed it earlier.
 run = pyrofl.fit(
     lambda number: metavd.build(net, **shared, hyper_lr=0.9, beta=1.0, done=number / rounds),
     data, rounds=rounds, progress=False,
@@ -222,8 +234,8 @@ early = []
 
 
 def share(run, _):
-    told = run.statistics()
-    rates = torch.cat([v[:20].flatten() for n, v in told.items() if n.startswith("dropout_rate/")])
+    found = run.statistics().items()
+    rates = torch.cat([v[:20].flatten() for n, v in found if n.startswith("dropout_rate/")])
     early.append(100 * float((rates > 0.9).double().mean()))
 
 

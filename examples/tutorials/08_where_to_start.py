@@ -11,16 +11,17 @@
 # ---
 
 # %% [markdown]
-# # 8. Learning where to start: Reptile, MAML and FedABML
+# # 8. Meta-learning: Reptile, MAML and FedABML
 #
-# A new hospital joins. It has twenty rows. What is the best model to give it? Not the one that is best *on average*, but one from which
-# a few training steps on twenty rows reach a good model. **Meta-learning** trains that starting point.
+# Train an initialization from which a new client reaches a good model in a few steps. Example: a new hospital with twenty
+# rows joins. The best model *on average* is not the best start for its local training. **Meta-learning** optimizes this
+# initialization.
 #
 # After these fifteen minutes you can
 #
-# - say what Reptile, MAML and FedABML do differently from FedAvg, in one picture,
-# - test methods on clients that never trained, after 0, 1, 2, ... steps,
-# - see what a *learnt prior* adds to a learnt starting point.
+# - explain in one figure how Reptile and FedABML differ from FedAvg, and what MAML optimizes,
+# - evaluate methods on held-out clients after 0, 1, 2, ... epochs of fine-tuning,
+# - explain what a *learned prior* adds to a learned initialization.
 
 # %%
 # %matplotlib inline
@@ -40,8 +41,8 @@ rounds, seeds = 30, 3
 # %% [markdown]
 # ## Two clients, two weights
 #
-# The loss of each client is like a valley: steep in one direction, flat in the other. Client 1 knows weight 1 well, client 2 weight 2. We look at
-# the map of the two weights.
+# The loss of each client is steep in one direction and flat in the other. The rows of client 1 determine weight 1 well,
+# those of client 2 weight 2. We plot the losses over both weights.
 
 # %%
 source = torch.Generator().manual_seed(0)
@@ -56,16 +57,16 @@ toy = Federation.of({"client 1": (x1, y1), "client 2": (x2, y2)}).to("cpu", torc
 optimum = [torch.linalg.lstsq(x, y).solution.numpy() for x, y in ((x1, y1), (x2, y2))]
 everything = torch.linalg.lstsq(torch.cat([x1, x2]), torch.cat([y1, y2])).solution.numpy()
 print(
-    "best for client 1",
+    "optimum of client 1",
     optimum[0].round(2),
-    " for client 2",
+    " of client 2",
     optimum[1].round(2),
-    " for all rows",
+    " of all rows",
     everything.round(2),
 )
 
 # %% [markdown]
-# Now three methods learn on these two clients. What the server holds is one point on the map; watch where it goes.
+# Now fit three methods to these two clients. The figure shows the weights at the server after each round.
 
 # %%
 line = nets.build("linear", input_shape=(2,), outputs=1)
@@ -86,7 +87,7 @@ for name, method in methods.items():
         progress=False,
     )
     paths[name] = np.array(where)
-    print(f"{name} ends at", paths[name][-1].round(2))
+    print(f"{name} converges to", paths[name][-1].round(2))
 
 
 def show(axes, t):
@@ -98,7 +99,7 @@ def show(axes, t):
     for k, (name, path) in enumerate(paths.items()):
         axes.plot(*path[: t + 1].T, "-", color=f"C{k + 2}", linewidth=1)
         axes.plot(*path[t], "o", color=f"C{k + 2}", label=name)
-    axes.plot(*everything, "k+", markersize=10, label="best for all rows")
+    axes.plot(*everything, "k+", markersize=10, label="optimum of all rows")
     axes.set_xlabel("weight 1")
     axes.set_ylabel("weight 2")
     axes.legend(fontsize=8, loc="lower left")
@@ -107,14 +108,15 @@ def show(axes, t):
 moving(show, range(rounds), size=(5, 4.2), title=lambda t: f"round {t + 1}")
 
 # %% [markdown]
-# Crosses: the best weights for each client. Plus: the best weights for all rows together. A good starting point for *both* may be another one: from
-# the place where the valleys cross, each client needs to move along its own valley only. All three methods end close to
-# the plus but not on it: local steps draw every client towards its own cross. FedAvg is there first.
+# Crosses mark the optimum of each client, the plus the optimum for all rows together. The best initialization for *both*
+# clients may differ from the plus: where the two flat directions cross, each client only needs to change its flat
+# weight. All three methods end close to the plus but not at it, because local steps move towards the optimum of each
+# client. FedAvg converges first.
 #
-# ## Clients that never trained
+# ## Held-out clients
 #
-# Fifty clients have handwritten digits, at most two kinds each. Ten of them train. The other forty come later: each may take some epochs on its own rows, and is
-# tested on its own test rows.
+# Handwritten digits are split over fifty clients with at most two classes each. Ten clients train. The other forty are
+# held out: each fine-tunes on its training rows for some epochs and is evaluated on its test rows.
 
 # %%
 digits = datasets.load("digits")
@@ -145,17 +147,18 @@ for name, runs in found.items():
     print(f"{name:8s}", [f"{v:.3f}" for v in np.mean(runs, 0)], "after epochs", epochs)
 
 # %% [markdown]
-# At zero epochs all are bad: a new client has two kinds of digits, and the common model knows ten. After one or two epochs the methods differ; after ten
-# all are above 0.9. FedAvg with fine-tuning is hard to beat here: look at numbers before you believe a method's name.
+# Without fine-tuning all accuracies are low: a held-out client has two classes, and the global model predicts ten. After
+# one or two epochs the methods differ; after ten epochs all are above 0.9. FedAvg with fine-tuning is a strong baseline
+# here.
 #
-# ## MAML: differentiate through the step
+# ## MAML: differentiate through the gradient step
 #
-# MAML minimises exactly what we want: choose $w$ so that the loss *after one step* is small,
+# MAML chooses $w$ to minimize the loss *after one gradient step*:
 #
 # $$\min_w \sum_j L_j\big(w - \eta \nabla L_j(w)\big).$$
 #
-# Its gradient needs second derivatives (a Hessian times a vector). `perfedavg.build(net, order="exact")` takes them exactly, `"first"` drops
-# them, `"hessian_free"` uses a difference of gradients.
+# The gradient of this objective contains second derivatives (a Hessian-vector product). `perfedavg.build(net, order="exact")`
+# computes them exactly, `"first"` omits them, and `"hessian_free"` approximates them by a difference of gradients.
 
 # %%
 clients = federations.split(digits, "labels:2", 10, seed=0, held_out=40)
@@ -165,10 +168,11 @@ for order in ("exact", "hessian_free", "first"):
     print(f"Per-FedAvg, {order:12s} after one step: accuracy {score:.3f}")
 
 # %% [markdown]
-# ## What a prior adds
+# ## A learned prior
 #
-# FedABML learns not only where to start (a mean for each weight) but also how far each weight should move (a standard deviation for each). A weight that all
-# clients need alike gets a small one. Look at the learnt standard deviations of the first and the last layer:
+# FedABML learns the mean of each weight (the initialization) and also its standard deviation, which controls how far a
+# client's weight may move. A weight that is similar in all clients gets a small standard deviation. The figure shows the
+# learned standard deviations of the first and the last layer:
 
 # %%
 state = pyrofl.fit(builders["FedABML"](0), clients, rounds=rounds, progress=False).state
@@ -179,31 +183,30 @@ figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 for name, values in spread.items():
     if values.size > 100:
         axes.hist(np.log10(values), 40, alpha=0.6, density=True, label=name)
-axes.set_xlabel("log10 of the prior's standard deviation of a weight")
-axes.set_ylabel("density of weights")
+axes.set_xlabel("log10 of the prior standard deviation of a weight")
+axes.set_ylabel("density")
 axes.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. On the toy, start FedAvg with only one local step per round. Where does it go?
-# 2. Which method does best with few rows? Take 40 rows of each digit in all, and ten held-out clients (hint: `datasets.per_class`).
-# 3. What does FedABML's `kl` (the paper's lambda) do to the learnt spread?
+# 1. In the example with two clients, fit FedAvg with one local step per round. To which point does it converge?
+# 2. Which method is best with few rows? Use 40 rows of each digit in total and ten held-out clients (hint:
+#    `datasets.per_class`).
+# 3. How does the argument `kl` of FedABML (lambda in the paper) change the learned standard deviations?
 
 # %% [markdown]
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. With one step FedAvg is gradient descent on all rows: it goes to the plus.
+# 1. With one local step FedAvg is gradient descent on all rows: it converges to the plus.
 one = fedavg.build(line, lr=0.3, epochs=1, momentum=0.0, **common)
 last = pyrofl.fit(one, toy, rounds=20 * rounds, progress=False).state.server
-print(
-    next(iter(last.values())).numpy().round(2), "and the best for all rows is", everything.round(2)
-)
+print(next(iter(last.values())).numpy().round(2), "; optimum of all rows:", everything.round(2))
 
 # %% tags=["hide-cell"]
-# 2. After two epochs FedABML and FedAvg are about equal and Reptile is behind, on this one split.
+# 2. After two epochs FedABML and FedAvg are about equal, and Reptile is less accurate (one seed).
 few = federations.split(datasets.per_class(digits, 40), "labels:2", 10, seed=0, held_out=10)
 for name, build in builders.items():
     state = pyrofl.fit(build(0), few, rounds=rounds, progress=False).state
@@ -213,7 +216,8 @@ for name, build in builders.items():
     print(f"{name:8s} {score.mean('accuracy'):.3f}")
 
 # %% tags=["hide-cell"]
-# 3. A larger lambda holds clients nearer to the prior. After these few rounds the median spread differs by a tenth only.
+# 3. A larger lambda keeps clients closer to the prior. After these few rounds the median standard deviations differ by a
+# tenth only.
 for kl in (0.01, 0.1, 1.0):
     state = pyrofl.fit(
         fedabml.build(net, lr=0.1, draws=2, kl=kl), clients, rounds=rounds // 3, progress=False

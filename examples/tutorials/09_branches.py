@@ -11,16 +11,18 @@
 # ---
 
 # %% [markdown]
-# # 9. Branches: who belongs together?
+# # 9. Find groups of clients: pFedMB
 #
-# Ten clients are five pairs, but nobody knows who belongs to whom. One model for all is too simple; a model for each wastes what partners could share.
-# **pFedMB** (Mori and others, IJCNN 2023) gives every layer several *branches*, and each client mixes them by weights of its own.
+# Fit a model that finds groups of similar clients during training. Ten clients form five pairs, and the pairs are unknown.
+# A global model ignores the differences between pairs; local models ignore the similarity within a pair. **pFedMB** (Mori
+# and others, IJCNN 2023) gives every layer several *branches*, and each client combines the branches with personal
+# weights.
 #
 # After these ten minutes you can
 #
-# - say what a branch weight is, and look at the weights while they are learnt,
-# - find groups of clients from their weights,
-# - compare with clustering (IFCA), with one model, and with everyone alone.
+# - explain branch weights, and plot them during training,
+# - find groups of clients from their branch weights,
+# - compare pFedMB with clustering (IFCA), a global model and local models.
 
 # %%
 # %matplotlib inline
@@ -40,7 +42,7 @@ rounds = 20
 # %% [markdown]
 # ## Five pairs
 #
-# Pair $k$ has the digits $2k$ and $2k + 1$. Every client has fifty rows.
+# Both clients of pair $k$ have the digits $2k$ and $2k + 1$. Every client has fifty rows.
 
 # %%
 digits = datasets.load("digits")
@@ -64,14 +66,16 @@ plt.show()
 # %% [markdown]
 # ## The model
 #
-# Client $i$ uses in layer $l$ the mixture of $B$ branches with weights $\alpha^i$, which are not negative and add up to one in each layer:
+# In layer $l$, client $i$ uses a weighted mean of $B$ branches. Its weights $\alpha^i$ are non-negative and sum to one
+# in each layer:
 #
 # $$W_l^i = \sum_{b=1}^{B} \alpha_{lb}^i\, W_{lb}.$$
 #
-# The branches are shared. The weights stay at the client. The server's mean of branch $b$ counts a client by how much it *uses* the branch, $n_i \alpha_{lb}^i$. So a
-# client that does not use a branch does not disturb it.
+# The branches are shared; the branch weights stay on the client. The server computes the mean of branch $b$ over clients,
+# weighted by $n_i \alpha_{lb}^i$. A client with weight zero on a branch therefore does not change it.
 #
-# This is a mixture model, and the two steps of a client are an EM algorithm: first its weights, then the branches.
+# This is a mixture model. The two phases of local training correspond to the steps of an EM algorithm: first the branch
+# weights, then the branches.
 
 # %%
 net = nets.build("mlp:50", input_shape=(64,), outputs=10)
@@ -99,28 +103,31 @@ def show(axes, t):
 moving(show, range(rounds + 1), size=(5, 4), title=lambda t: f"branch weights after round {t}")
 
 # %% [markdown]
-# Rows of one pair become alike: partners have found each other, and no client ever saw another's rows or branch weights.
+# The two clients of a pair have similar branch weights: the method found the pairs, although no client received data or
+# branch weights of another client.
 
 # %%
 alpha = torch.from_numpy(history[-1])
 apart = torch.cdist(alpha, alpha)
 same = (pair[:, None] == pair) & ~torch.eye(10, dtype=torch.bool)
 print(
-    f"mean distance of weights: partners {float(apart[same].mean()):.2f}, others {float(apart[pair[:, None] != pair].mean()):.2f}"
+    f"mean distance of branch weights: same pair {float(apart[same].mean()):.2f}, different pairs {float(apart[pair[:, None] != pair].mean()):.2f}"
 )
 nearest = (apart + 9 * torch.eye(10)).argmin(1)
 print(
-    "clients whose nearest neighbour is their partner:", int((pair[nearest] == pair).sum()), "of 10"
+    "clients with their nearest neighbour in the same pair:",
+    int((pair[nearest] == pair).sum()),
+    "of 10",
 )
 
 # %% [markdown]
-# ## Does it help?
+# ## Compare with other methods
 
 # %%
 plain = {"lr": 0.1, "momentum": 0.0, "batch": 64}
 rivals = {
-    "FedAvg, one model": (fedavg.build(net, **plain), "global"),
-    "Local, everyone alone": (local.build(net, **plain), "personal"),
+    "FedAvg, global model": (fedavg.build(net, **plain), "global"),
+    "Local, personal models": (local.build(net, **plain), "personal"),
     "IFCA, hard clusters": (ifca.build(net, clusters=5, **plain), "personal"),
     "pFedMB, 5 branches": (method, "personal"),
     "pFedMB, unweighted server": (
@@ -134,12 +141,14 @@ for name, (one, view) in rivals.items():
     print(f"{name:26s} accuracy {score.mean('accuracy'):.3f}, nll {score.mean('nll'):.3f}")
 
 # %% [markdown]
-# Against one model it helps much, against being alone it does not: with two digits per client, everyone alone is already good. Read the differences with care: they come from one partition and one seed. The example script
-# `pfedmb_pairs.py` does it with three seeds and tuned learning rates.
+# pFedMB is much more accurate than the global model, but not more accurate than local models, which are good here because
+# each client has only two classes. These differences come from one partition and one seed. The example script
+# `pfedmb_pairs.py` repeats the comparison with three seeds and tuned learning rates.
 #
-# ## A posterior over the weights
+# ## A posterior over the branch weights
 #
-# With `guide="dirichlet"` the weights are not a point but a distribution on the simplex. How sure is a client?
+# With `guide="dirichlet"` the branch weights have a Dirichlet posterior instead of a point estimate. The figure shows its
+# mean and standard deviation:
 
 # %%
 bayes = pfedmb.build(net, branches=5, shared=True, guide="dirichlet", lr=0.1, lr_alpha=1.0)
@@ -156,32 +165,32 @@ for b in range(5):
         label=f"branch {b}",
     )
 axes.set_xticks(range(10), names, rotation=45, ha="right", fontsize=8)
-axes.set_ylabel("weight, mean and 2 sd")
+axes.set_ylabel("branch weight, mean ± 2 sd")
 axes.legend(fontsize=7, ncols=5)
 plt.show()
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. Give the method two branches only. Who shares with whom?
-# 2. And eight branches? Are all of them used?
-# 3. With `shared=False` every layer has weights of its own. In which layer do pairs differ more?
+# 1. Fit the method with two branches. Which pairs share a branch?
+# 2. Fit it with eight branches. Is every branch the largest weight of some client?
+# 3. With `shared=False` every layer has separate branch weights. In which layer do the pairs differ more?
 
 # %% [markdown]
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. Pairs have to share branches. Here pairs 1 and 2 use branch 0, pairs 3 and 4 use branch 1, and pair 0 mixes both.
+# 1. With two branches, several pairs share one. Here pairs 1 and 2 use branch 0, pairs 3 and 4 use branch 1, and pair 0 uses both.
 two = pyrofl.fit(
     pfedmb.build(net, branches=2, shared=True, lr=0.1, lr_alpha=1.0),
     data,
     rounds=rounds,
     progress=False,
 )
-print(two.posterior(1)["alpha"][0, ::2, 0, 0].numpy().round(2), "weight of branch 0, pair by pair")
+print(two.posterior(1)["alpha"][0, ::2, 0, 0].numpy().round(2), "weight of branch 0 per pair")
 
 # %% tags=["hide-cell"]
-# 2. Some stay unused, or are used together: branches are not clusters.
+# 2. No: some branches have small weights everywhere, or are used together with others. Branches are not clusters.
 eight = pyrofl.fit(
     pfedmb.build(net, branches=8, shared=True, lr=0.1, lr_alpha=1.0),
     data,
@@ -189,12 +198,12 @@ eight = pyrofl.fit(
     progress=False,
 )
 print(
-    "branches that are somebody's first choice:",
+    "branches with the largest weight of at least one client:",
     len(eight.posterior(1)["alpha"][0, :, 0].argmax(-1).unique()),
 )
 
 # %% tags=["hide-cell"]
-# 3. Compare the distances of partners and others, layer by layer: others differ a little more in the last layer.
+# 3. Compare the distances within and between pairs in each layer: the pairs differ slightly more in the last layer.
 own = pyrofl.fit(
     pfedmb.build(net, branches=5, lr=0.1, lr_alpha=1.0), data, rounds=rounds, progress=False
 )
@@ -202,4 +211,4 @@ drawn = own.posterior(1)["alpha"][0]  # [clients, layers, branches]
 for layer in range(drawn.shape[1]):
     d = torch.cdist(drawn[:, layer], drawn[:, layer])
     between = float(d[pair[:, None] != pair].mean())
-    print(f"layer {layer}: partners {float(d[same].mean()):.2f}, others {between:.2f}")
+    print(f"layer {layer}: same pair {float(d[same].mean()):.2f}, different pairs {between:.2f}")

@@ -11,16 +11,17 @@
 # ---
 
 # %% [markdown]
-# # 10. Is it calibrated?
+# # 10. Check the calibration
 #
-# A posterior makes claims: "with 90% probability the effect is between 2 and 8". A classifier does too: "I am 95% sure that this is a 7". Claims can be checked.
+# Check whether probabilities are correct: the 90% intervals of a posterior should contain the truth in 90% of cases, and
+# the predictions that a classifier makes with probability 0.95 should be correct in 95% of cases.
 #
 # After these fifteen minutes you can
 #
-# - check an inference method by simulation (SBC), and read its histograms,
-# - check a model against its own data (PIT, predictive checks),
-# - draw reliability curves, for all clients and for the smallest,
-# - ask a model about things that it has never seen.
+# - check an inference method by simulation-based calibration (SBC), and interpret its histograms,
+# - check a model against observed data (PIT, predictive checks),
+# - draw reliability curves for all clients, and compare the smallest ones,
+# - measure the uncertainty of a model on classes that it was not trained on.
 
 # %%
 # %matplotlib inline
@@ -41,10 +42,11 @@ replications, rounds = 200, 20
 # quick: replications, rounds = 20, 2
 
 # %% [markdown]
-# ## 1. Is the *inference* right? Simulation-based calibration
+# ## 1. Check the inference: simulation-based calibration
 #
-# If we draw the truth from the prior, make up data from it, and fit, then the truth is one more draw from the posterior. So its **rank** among the posterior's draws must be uniform: every place,
-# from first to last, is equally likely. This needs no real data and no exact posterior. `checks.sbc` does it for a whole federation, hundreds of times side by side.
+# Draw parameters from the prior, simulate data from them, and fit the model. If inference is exact, the true parameters
+# have the same distribution as the posterior draws, so the **rank** of the true value among the draws is uniform. This
+# requires no real data and no exact posterior. `checks.sbc` fits hundreds of simulated federations in one vectorized batch.
 
 # %%
 sizes = (10, 6, 3, 1)
@@ -75,24 +77,26 @@ for axes, (name, ranks) in zip(panels, found.items(), strict=True):
     axes.hist(ranks.places["mu"].values.ravel(), ranks.bins, edgecolor="white")
     axes.axhline(replications / ranks.bins, color="black", linestyle=":")
     axes.set_title(f"{name} covariance", fontsize=10)
-    axes.set_xlabel("place of the true mu among the draws")
+    axes.set_xlabel("rank of the true mu among the draws")
 panels[0].set_ylabel("replications")
 plt.show()
 
 # %% [markdown]
-# Flat is right. A **U** says that the truth lies near or beyond the ends of the draws too often: the posterior is too narrow. A hill says that it is too wide, a slope that it is
-# shifted.
+# A flat histogram indicates correct inference. A **U** shape means that the truth lies too often near or beyond the extreme
+# draws: the posterior is too narrow. A peak in the middle means that it is too wide, and a slope that it is biased.
 
 # %%
 found["diagonal"].coverage((0.5, 0.9))["mu"].to_pandas().round(2)
 
 # %% [markdown]
-# The table says which share of the 50% and of the 90% intervals contain the truth. For the diagonal guide far fewer than 90% do.
+# The table lists the fraction of 50% and of 90% intervals that contain the truth. For the diagonal guide, far fewer than
+# 90% do.
 #
-# ## 2. Is the *model* right? Ask whether it could have made the data
+# ## 2. Check the model against the observed data
 #
-# SBC says nothing about your data. The **probability integral transform** (PIT) does: for every row, what share of the model's predictions is smaller than the observed response? For a
-# good model this is uniform, too. Here a normal model meets data with rare large errors.
+# SBC does not use observed data. The **probability integral transform** (PIT) does: for each row it is the fraction of
+# predictive draws below the observed response. For a well-specified model it is uniform, too. Here a normal model is fitted
+# to data with rare large errors.
 
 # %%
 errors = np.random.default_rng(0).standard_t(1.5, size=200)
@@ -135,15 +139,16 @@ for axes, (name, family) in zip(
     axes.set_title(name, fontsize=10)
     axes.set_xlabel("PIT of a row")
     print(
-        f"{name}: share of rows between 0.3 and 0.7 is {table[column].between(0.3, 0.7).mean():.2f} (0.4 expected)"
+        f"{name}: fraction of rows with PIT between 0.3 and 0.7: {table[column].between(0.3, 0.7).mean():.2f} (0.4 expected)"
     )
 panels[0].set_ylabel("rows")
 plt.show()
 
 # %% [markdown]
-# The hill on the left says: most rows are nearer to the middle than the model expects, because a few extreme ones made it wide.
+# The peak in the left histogram means that most rows are closer to the centre than predicted, because a few extreme rows
+# inflate the estimated standard deviation.
 #
-# ## 3. Is the *classifier* as right as it is sure?
+# ## 3. Check the probabilities of a classifier
 
 # %%
 digits = federations.split(datasets.load("digits"), "slices:5", clients=20, test="labels_global")
@@ -155,23 +160,24 @@ runs = {
 figures.reliability({name: run.calibration() for name, run in runs.items()})
 
 # %% [markdown]
-# On the diagonal, predictions are right as often as they claim. The **expected calibration error** (ECE) is the mean distance from it. But a mean
-# over clients can hide the small ones, so look at them, too. Here pFedVEM is less calibrated for the five smallest, and FedAvg is not:
+# On the diagonal, accuracy equals confidence. The **expected calibration error** (ECE) is the mean distance from the
+# diagonal. A mean over all clients can hide the small ones. Here the ECE of the five smallest clients is higher than
+# average for pFedVEM, but not for FedAvg:
 
 # %%
 for name, run in runs.items():
     scores = run.evaluate()
     few = digits.sizes[scores.ids].argsort()[:5]
     print(
-        f"{name:8s} ECE {scores.mean('ece'):.3f}; of the five smallest clients {float(scores.values['ece'][few].mean()):.3f}"
+        f"{name:8s} ECE {scores.mean('ece'):.3f}; five smallest clients {float(scores.values['ece'][few].mean()):.3f}"
     )
 
 # %% [markdown]
-# ## 4. What does it say about things it has never seen?
+# ## 4. Measure uncertainty on unknown classes
 #
-# Train on the digits 0 to 4, and ask about 5 to 9. The best answer would be "I do not know", a high **entropy**. (`doubt` below is simpler: one minus the largest
-# probability.) AUROC tells how well entropy
-# separates known from unknown: 0.5 is a coin, 1 is perfect.
+# Train on the digits 0 to 4, and predict the digits 5 to 9. The predictions should have a high **entropy**. (`doubt` below
+# is simpler: one minus the largest probability.) The AUROC measures how well a score separates known from unknown classes:
+# 0.5 is chance, 1 is perfect separation.
 
 # %%
 every = datasets.load("digits")
@@ -199,19 +205,21 @@ for score in ("doubt", "total", "epistemic"):
     print(f"AUROC by {score}: {float(mine.told_apart(other, score).mean()):.3f}")
 
 # %% [markdown]
-# *Total* entropy has two parts: **aleatoric** (the digit is blurred; more data would not help) and **epistemic** (the model has not learnt it; more data would).
+# *Total* entropy is the sum of two parts: **aleatoric** uncertainty (for example a blurred digit; more data do not reduce
+# it) and **epistemic** uncertainty (the model is uncertain because data are missing; more data reduce it).
 #
 # ## Exercises
 #
-# 1. Which histogram does SBC give for a method that stops after one round? Try it with `damping=0.5`.
-# 2. Check your model of the rough errors client by client, with `checks.predictive_checks` and the largest response.
-# 3. Does averaging over draws (`draws=100`) make pFedVEM better calibrated than its mean?
+# 1. Stop the method after one round, with `damping=0.5`. What is the shape of the SBC histogram?
+# 2. Check the normal model of the data with large errors for each client with `checks.predictive_checks`. What is the p
+#    value of the largest response?
+# 3. Does averaging over posterior draws (`draws=100`) lower the ECE of pFedVEM compared with its mean?
 
 # %% [markdown]
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. The posterior has not arrived: it is too wide (near the prior), so that ranks pile up in the middle.
+# 1. The method has not converged: the posterior is too wide (close to the prior), so the histogram has a peak in the middle.
 method = pvi.hierarchical(model, data, shared="mu", damping=0.5, draws=8, steps=6)
 early = checks.sbc(
     method, data, rounds=1, replications=replications, draws=draws, allow_diverged=True
@@ -219,8 +227,9 @@ early = checks.sbc(
 print(np.histogram(early.places["mu"].values.ravel(), early.bins)[0])
 
 # %% tags=["hide-cell"]
-# 2. Look at the rows `max`. A p value near 1 (clients P and Q) says that the model nearly always makes up a larger maximum than the
-# observed one: wild errors of others made it wide. A p value near 0 would say that it cannot make one as large.
+# 2. See the rows `max`. A p value near 1 (clients P and Q) means that the simulated maximum is nearly always larger than the
+# observed one: large errors at other clients inflate the standard deviation. A p value near 0 would mean that the simulated
+# maximum is nearly always smaller.
 bad = pyrofl.fit(
     pvi.hierarchical(measured(dist.Normal), rough, shared="mu sigma"),
     rough,
@@ -230,7 +239,7 @@ bad = pyrofl.fit(
 print(checks.predictive_checks(bad).round(3).head(10).to_string())
 
 # %% tags=["hide-cell"]
-# 3. Not here: the ECE of the averaged draws is larger. Draws disagree, so that their mean is less sure than it is right. Whether
-# draws help has to be measured, for each method and data set.
+# 3. Not here: the ECE of the averaged draws is larger. The draws differ, so their mean is underconfident. Measure the effect of
+# averaging for each method and data set.
 for draws in (None, 100):
     print(draws, f"ECE {runs['pFedVEM'].evaluate(draws=draws).mean('ece'):.4f}")

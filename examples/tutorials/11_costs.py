@@ -11,18 +11,18 @@
 # ---
 
 # %% [markdown]
-# # 11. What federation costs, and what it buys
+# # 11. Benefits and costs of federation
 #
-# Nobody federates for fun. It *buys* better predictions, by learning from rows that may not be pooled. It *costs* accuracy of the posterior, messages, time, and noise, if one wants a promise of privacy.
-# All of these can be measured.
+# Measure what federation gains and what it costs. It *improves* predictions, because every client learns from rows that
+# cannot be pooled. It *costs* accuracy of the posterior, communication and time, and differential privacy adds noise.
 #
 # After these fifteen minutes you can
 #
-# - put a federated posterior next to the one from pooled rows, number by number,
-# - say for whom federation pays, with an interval,
-# - count bytes,
-# - read an epsilon, and see what it costs,
-# - add numbers that nobody sees.
+# - compare a federated posterior with the posterior of the pooled rows, variable by variable,
+# - estimate which clients benefit from federation, with intervals,
+# - compute the bytes that are sent,
+# - interpret epsilon, and measure the error that it implies,
+# - compute the sum of private numbers without revealing them.
 
 # %%
 # %matplotlib inline
@@ -41,9 +41,10 @@ rounds, draws, hospitals = 20, 2000, 300
 # quick: rounds, draws, hospitals = 3, 60, 20
 
 # %% [markdown]
-# ## What it buys
+# ## The benefit: better predictions
 #
-# Twelve clinics measure how a dose changes a pain score. Some have 40 patients, some only four. Each has its own slope $b_j$, and the slopes are similar.
+# Twelve clinics measure how a dose changes a pain score. Some have 40 patients, some only four. Each clinic has its own
+# slope $b_j$, and the slopes are similar.
 
 # %%
 rng = np.random.default_rng(2)
@@ -76,10 +77,10 @@ run = pyrofl.fit(
 )
 federated = run.to_arviz(draws=draws, corrected=draws >= 400)
 slope = {"federated": federated["posterior"]["b"].mean(("chain", "draw")).values}
-# Alone: the same prior for every clinic (mean 0, wide), no other clinic's rows.
-slope["alone"] = np.array([(x[:, 0] @ y) / (x[:, 0] @ x[:, 0] + 1 / 4.0) for x, y in train])
+# Local model: the same wide prior with mean 0 for every clinic; only the rows of the clinic.
+slope["local"] = np.array([(x[:, 0] @ y) / (x[:, 0] @ x[:, 0] + 1 / 4.0) for x, y in train])
 pooled = sum(x[:, 0] @ y for x, y in train) / sum(x[:, 0] @ x[:, 0] for x, _ in train)
-slope["one for all"] = np.full(12, pooled)
+slope["one slope"] = np.full(12, pooled)
 
 
 def loss(b):
@@ -88,32 +89,37 @@ def loss(b):
 
 
 figure, axes = plt.subplots(figsize=(7, 3.4), layout="constrained")
-for k, rival in enumerate(("alone", "one for all")):
+for k, rival in enumerate(("local", "one slope")):
     gain = loss(slope[rival]) - loss(slope["federated"])
     error = 1.96 * gain.std(1) / gain.shape[1] ** 0.5
     axes.errorbar(
-        np.arange(12) + 0.15 * (k - 0.5), gain.mean(1), error, fmt="o", label=f"against {rival}"
+        np.arange(12) + 0.15 * (k - 0.5),
+        gain.mean(1),
+        error,
+        fmt="o",
+        label=f"compared with {rival}",
     )
 axes.axhline(0, color="black", linewidth=0.8)
 axes.set_xticks(range(12), sizes)
 axes.set_xlabel("training patients of the clinic")
-axes.set_ylabel("squared error saved, 95% interval")
+axes.set_ylabel("reduction of squared error, 95% interval")
 axes.legend(fontsize=8)
 plt.show()
 
 # %%
-for rival in ("alone", "one for all"):
+for rival in ("local", "one slope"):
     gain = (loss(slope[rival]) - loss(slope["federated"])).mean(1)
     print(
-        f"against {rival:12s} the six small clinics save {gain[:6].mean():.3f}, the six large ones {gain[6:].mean():.3f}"
+        f"reduction compared with {rival:9s}: six small clinics {gain[:6].mean():.3f}, six large clinics {gain[6:].mean():.3f}"
     )
 
 # %% [markdown]
-# Small clinics gain most against being alone. Against one slope for all, the clinics whose own slope is far from the common one gain. (From tables: `pyrofl answer` makes this figure for a comparison on the command line.)
+# Compared with local models, small clinics gain most. Compared with one slope for all, the clinics with a slope far from
+# the common one gain most. (`pyrofl answer` draws this figure for the result of a comparison on the command line.)
 #
-# ## What it costs: the posterior
+# ## The cost: accuracy of the posterior
 #
-# The same program with all rows in one place, by NUTS:
+# Fit the same model to the pooled rows with NUTS:
 
 # %%
 exact = reference.nuts(
@@ -128,23 +134,26 @@ table[["mean", "sd", "difference", "ratio"]].loc[table["variable"].isin(["mu", "
 figures.cost(table)
 
 # %% [markdown]
-# `difference` and `ratio` say what federation, and the approximation behind it, did to the posterior: almost nothing here. And in bytes:
+# `difference` and `ratio` measure how much federation and the normal approximation change the posterior: here almost not
+# at all. Now compare the bytes:
 
 # %%
-told = run.rounds
-sent = sum(float(told[c].sum()) for c in told.columns if "bytes" in c)
+table = run.rounds
+sent = sum(float(table[c].sum()) for c in table.columns if "bytes" in c)
 row = data.x[0].numel() * 8 + 8
 print(
-    f"all messages of {len(told)} rounds: {sent / 1024:.1f} KiB; all rows: {sum(sizes) * row / 1024:.1f} KiB"
+    f"all messages of {len(table)} rounds: {sent / 1024:.1f} KiB; all rows: {sum(sizes) * row / 1024:.1f} KiB"
 )
 
 # %% [markdown]
-# With few rows, messages are larger than the data. Federation is not about saving bytes here: rows do not move because they *must not*.
+# With few rows, the messages are larger than the data. The purpose of federation is not to save bytes: it is used because
+# rows *may not* leave the clients.
 #
-# ## What a promise of privacy costs
+# ## The cost of differential privacy
 #
-# Differential privacy adds noise to what clients send, and promises: whatever anybody does with the result, they can hardly tell whether a client's rows were used. The promise has a
-# number, **epsilon**: small is strong. Many small hospitals fit one logistic regression.
+# Differential privacy adds noise to the messages of clients. It guarantees that the result reveals little about whether
+# the rows of any one client were used. The guarantee is measured by **epsilon**: the smaller, the stronger. Here many
+# small hospitals fit one logistic regression.
 
 # %%
 source = torch.Generator().manual_seed(0)
@@ -165,7 +174,7 @@ def logistic(received, local, batch):
 method = pvi.hierarchical(logistic, many, shared="w", damping=0.5, steps=4, draws=16)
 results = []
 for noise in (None, 2.0, 4.0, 8.0):
-    # The seed makes this simulation repeatable; noise that is to protect anyone has none.
+    # The seed makes this simulation reproducible; do not set it for noise that protects real data.
     promise = noise and pyrofl.Privacy(clip=4.0, noise=noise, delta=1e-4, where="client", seed=0)
     fitted = pyrofl.fit(method, many, rounds=5, privacy=promise or None, progress=False)
     w = fitted.posterior(400, ids=torch.tensor([0]))["w"][:, 0]
@@ -178,19 +187,21 @@ for noise in (None, 2.0, 4.0, 8.0):
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 private = np.array(results[1:])
 axes.loglog(private[:, 0], private[:, 1], "o-", label="error of the mean")
-axes.loglog(private[:, 0], private[:, 2], "s--", label="sd that the posterior claims")
+axes.loglog(private[:, 0], private[:, 2], "s--", label="posterior standard deviation")
 axes.axhline(results[0][1], color="C0", linestyle=":", label="error without noise")
-axes.set_xlabel("epsilon of each hospital")
+axes.set_xlabel("epsilon per hospital")
 axes.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Remember two things. The price falls with the number of clients (exercise 2). And the posterior **does not know of the noise**: it claims to be almost as sure as before while its mean is far off.
+# Two facts are important. The error decreases with the number of clients (exercise 2). The posterior **does not account
+# for the noise**: its standard deviation is almost unchanged although its mean is far from the truth.
 #
-# ## Adding numbers that nobody sees
+# ## Secure sums
 #
-# Noise is a promise to everybody, also against the readers of the result. If only the *server* should not read single messages, there is a way without any loss. Every two clients
-# agree on a secret random number. One adds it, the other subtracts it.
+# Differential privacy also protects against readers of the published result. If only the *server* must not read single
+# messages, secure sums do so without loss of accuracy: every two clients agree on a secret random number; one adds it to
+# its message, the other subtracts it.
 
 # %%
 secret = np.random.default_rng(7)
@@ -207,27 +218,28 @@ masked = {
     for n, v in values.items()
 }
 print(
-    "the server sees",
+    "the server receives",
     {n: int(v) for n, v in masked.items()},
-    "and their sum",
+    "with sum",
     int(sum(masked.values())),
 )
 
 # %% [markdown]
-# `pyrofl.privacy.Masks` does this for whole messages, with keys that two clients agree on without a secret channel. The page on privacy says what it protects, and what it does not.
+# `pyrofl.privacy.Masks` applies this to complete messages, with keys that two clients agree on over a public channel. The
+# page on privacy states what it protects and its limits.
 #
 # ## Exercises
 #
-# 1. Make all slopes equal (`0.0` instead of `0.4`). Who gains now, and against whom?
-# 2. Use 30 hospitals instead of 300. What is left of the mean at the same noise?
-# 3. In the sum above, what can the server compute if B and C tell it all that they know?
+# 1. Make all slopes equal (`0.0` instead of `0.4`). Which clinics gain now, and compared with which model?
+# 2. Use 30 hospitals instead of 300. How large is the error of the mean with the same noise?
+# 3. In the sum above, what can the server compute if B and C reveal all that they know?
 
 # %% [markdown]
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. With equal slopes one number for all is right, and the federated model comes near to it: tau becomes smaller. Against being alone
-# small clinics still gain; against one number for all nobody does. (The truth is 1 and the mean of dose^2 is 1/3.)
+# 1. With equal slopes, one slope for all is the correct model. The federated model is close to it: tau is smaller. Compared with
+# local models small clinics still gain; compared with one slope no clinic gains. (The true slope is 1, and the mean of dose^2 is 1/3.)
 rng = np.random.default_rng(2)
 slopes = 1.0 + 0.0 * rng.normal(size=12)
 same = Federation.of({n: patients(j, sizes[j]) for j, n in enumerate(clinics)}).to(
@@ -237,23 +249,23 @@ again = pyrofl.fit(
     pvi.hierarchical(related, same, shared="mu tau"), same, rounds=rounds, progress=False
 )
 theirs = again.posterior(draws)["b"].mean(0).numpy()
-dealt = [(same.x[r, 0].numpy(), same.y[r].numpy()) for r in same.train]
+local_rows = [(same.x[r, 0].numpy(), same.y[r].numpy()) for r in same.train]
 rivals = {
-    "alone": np.array([(x @ y) / (x @ x + 1 / 4.0) for x, y in dealt]),
-    "one for all": sum(x @ y for x, y in dealt) / sum(x @ x for x, _ in dealt),
+    "local": np.array([(x @ y) / (x @ x + 1 / 4.0) for x, y in local_rows]),
+    "one slope": sum(x @ y for x, y in local_rows) / sum(x @ x for x, _ in local_rows),
 }
 for rival, b in rivals.items():
     gain = ((b - 1.0) ** 2 - (theirs - 1.0) ** 2) / 3
     print(
-        f"against {rival:12s} small clinics save {gain[:6].mean():.3f}, large {gain[6:].mean():.3f}"
+        f"reduction compared with {rival:9s}: small clinics {gain[:6].mean():.3f}, large clinics {gain[6:].mean():.3f}"
     )
 print(
     f"tau: {float(again.posterior(draws)['tau'].mean()):.2f}, before {float(run.posterior(draws)['tau'].mean()):.2f}"
 )
 
 # %% tags=["hide-cell"]
-# 2. The noise has the same size, and the sum is ten times smaller. The error is larger than the length of the true vector (1.12):
-# nothing is left. (With 300 hospitals it was about as large as that length. These are single draws of the noise.)
+# 2. The noise is the same, and the sum is ten times smaller. The error is larger than the norm of the true weights (1.12), so the
+# estimate is useless. (With 300 hospitals the error was about as large as this norm. These are single draws of the noise.)
 few = Federation(
     x, y, parts[: max(3, hospitals // 10)], [p[:0] for p in parts[: max(3, hospitals // 10)]]
 )
@@ -265,5 +277,5 @@ w = fitted.posterior(400, ids=torch.tensor([0]))["w"][:, 0]
 print(f"error of the mean {float((w.mean(0) - weights).norm()):.2f}")
 
 # %% tags=["hide-cell"]
-# 3. A's number: it subtracts what B and C sent from the sum, or takes their secrets off A's message.
+# 3. The number of A: subtract the numbers of B and C from the sum, or subtract their secrets from the message of A.
 print("A sent", int(sum(masked.values()) - values["B"] - values["C"]))

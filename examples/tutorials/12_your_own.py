@@ -11,15 +11,15 @@
 # ---
 
 # %% [markdown]
-# # 12. Write your own
+# # 12. Write your own components
 #
-# Methods, priors, server rules, metrics and data sets are small functions here. This tutorial writes one of each, each on one screen, and checks them.
+# Write a federated method, a prior, a server rule, a metric and a data set, and check them. Each is a short function.
 #
 # After these twenty minutes you can
 #
-# - turn an idea into a federated method, without touching the library,
-# - let the library look for mistakes before the first round,
-# - check a new method against something that you can compute.
+# - implement a federated method without changing the library,
+# - validate a method before the first round,
+# - check a new method against a closed-form result.
 
 # %%
 # %matplotlib inline
@@ -51,8 +51,9 @@ rounds = 20
 # %% [markdown]
 # ## A data set
 #
-# A data set is one table of rows for all clients, and who holds which. `Federation.of` takes arrays, tensors or data frames. Here four laboratories measure the same line with two weights; one of them has a
-# broken instrument, which turns the sign of `y`. With `(x, y, x_test, y_test)` a client has test rows, too.
+# A data set is a table of rows and their partition over clients. `Federation.of` accepts arrays, tensors or data frames.
+# Here four laboratories measure the same linear relation with two weights; one of them has a faulty instrument that
+# reverses the sign of `y`. For test rows, pass `(x, y, x_test, y_test)` per client.
 
 # %%
 rng = np.random.default_rng(0)
@@ -75,20 +76,23 @@ data = Federation.of(labs).to("cpu", torch.float64)
 data
 
 # %% [markdown]
-# ## A method: prior, guide, schedule, server
+# ## A method: prior, guide, local training, aggregation
 #
-# Four decisions.
+# A method has four parts:
 #
-# 1. **Prior and likelihood** are a Pyro model. We take a Student-t prior on the weights, which allows a few large ones.
-# 2. **Guide**: independent normals. `guides.mean_field` makes them, and names its tensors.
-# 3. **Schedule**: what a client does in a round: twenty steps on its ELBO.
-# 4. **Server**: what it makes of the messages: a *median* over clients, so that one broken client cannot do harm.
+# 1. **Prior and likelihood** are a Pyro model. We use a Student-t prior of the weights, which allows a few large weights.
+# 2. **Guide**: independent normal distributions. `guides.mean_field` creates them and names their tensors.
+# 3. **Local training**: what a client does in a round. Here it runs 20 epochs of gradient steps on the ELBO.
+# 4. **Aggregation**: how the server combines the messages. Here it is the *median* over clients, which is robust to one
+#    faulty client.
 #
-# Shapes: `batch.x` is [client, row, feature]. A site in `batch.clients()` is [draw, client, 1, \*event], the 1 in place of the rows; where nothing asks for draws the first axis is missing.
-# So `w * batch.x` fits every row. `received[...]` and `local[...]` have that 1 already when a model reads them.
+# Shapes: `batch.x` is [client, row, feature]. A site in `batch.clients()` is [draw, client, 1, \*event], where the 1
+# broadcasts over rows; with a single draw the first axis is absent. Hence `w * batch.x` has the correct shape. The tensors
+# `received[...]` and `local[...]` already have this 1 when a model reads them.
 #
-# Two words of the code: `mean=True` divides the loss by the client's number of rows, so that one learning rate suits small and large clients; `"*"` means all tensors that are sent, each client
-# here with the same weight (`aggregation.uniform`).
+# Two arguments in the code: `mean=True` divides the loss by the number of rows of the client, so that one learning rate
+# suits small and large clients; `"*"` stands for all uploaded tensors, here with equal weights for all clients
+# (`aggregation.uniform`).
 
 # %%
 shapes = {"w": torch.Size([2])}
@@ -119,7 +123,8 @@ for how in ("mean", "median"):
     print(f"{how:7s}", found[how].round(2), " truth", truth)
 
 # %% [markdown]
-# That is the whole method: it can be saved and resumed, run on many machines, and write posteriors for ArviZ.
+# This is the complete method. Like every method of the library it can be saved, resumed and deployed, and its posterior
+# can be exported to ArviZ.
 
 # %%
 figure, axes = plt.subplots(figsize=(4.2, 3.6), layout="constrained")
@@ -133,16 +138,18 @@ axes.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Did it converge? Every run can tell, and draw it. Gradients are noisy here (eight draws) and the learning rate is constant, so that the last digits go on moving:
+# Check convergence: every run reports its status and plots the parameter changes. The gradients are noisy here (eight
+# draws) and the learning rate is constant, so the last digits keep changing:
 
 # %%
 print(run.verdict)
 figures.convergence(run)
 
 # %% [markdown]
-# ## Classes
+# ## Classification
 #
-# For classes `w` is a matrix, [feature, class], and the outputs are a softmax's. Here the class is the sign of `y`. The difference of the two columns points where `truth` does:
+# For classification `w` is a matrix, [feature, class], and the class probabilities are a softmax. Here the class is the
+# sign of `y`. The difference of the two columns should have the direction of `truth`:
 
 
 # %%
@@ -164,13 +171,15 @@ print("server", (towards / np.linalg.norm(towards)).round(2))
 print("truth ", (truth / np.linalg.norm(truth)).round(2))
 
 # %% [markdown]
-# A class says less than a number, so that more rounds or a larger learning rate may be needed. The same model with the median on the digits of twenty clients ([64, 10], prior N(0, 1)) reaches in five rounds a personal
-# accuracy of .73 with 0.01, and .81 with 0.05; with the mean it is .91 with both (one seed).
+# A class contains less information than a number, so more rounds or a larger learning rate may be needed. On the digits of
+# twenty clients ([64, 10], prior N(0, 1)), the same model with the median reaches a personal accuracy of .73 with learning
+# rate 0.01 after five rounds, and .81 with 0.05; with the mean it reaches .91 with both (one seed).
 
 # %% [markdown]
-# ## Check it
+# ## Check the method
 #
-# **Against a closed form.** With a normal prior, one client and many steps, the mean must be that of ridge regression, up to noise. Change the prior, and keep everything else:
+# **Against a closed form.** With a normal prior, one client and many steps, the posterior mean must be the estimate of
+# ridge regression, up to noise. Replace the prior and keep everything else:
 
 # %%
 from dataclasses import replace
@@ -187,11 +196,11 @@ x, y = labs["north"]
 one = Federation.of({"north": (x, y)}).to("cpu", torch.float64)
 run = pyrofl.fit(replace(mine("mean"), model=normal), one, rounds=10 * rounds, progress=False)
 precision = np.eye(2) / 4 + x.T @ x / 0.09
-print("federated ", run.state.server["mu/w"].numpy().round(3))
-print("by formula", np.linalg.solve(precision, x.T @ y / 0.09).round(3))
+print("federated  ", run.state.server["mu/w"].numpy().round(3))
+print("closed form", np.linalg.solve(precision, x.T @ y / 0.09).round(3))
 
 # %% [markdown]
-# **By the library, before round one.** A common mistake: the model's site has another name than the guide's.
+# **By validation before round one.** A common error: a site of the model and its site in the guide have different names.
 
 
 # %%
@@ -208,16 +217,19 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# **By simulation** (tutorial 10): `from pyrofl import checks`, and `ranks = checks.sbc(method, data, rounds)`; `print(ranks.p_value)` is good above 0.05, which a right method misses one time in twenty.
-# A method whose prior reads a point of the server's, and moves it, is expected to fail: it fits that point to the data, and then the clients once more, so that spreads are too small.
+# **By simulation** (tutorial 10): use `from pyrofl import checks`, `ranks = checks.sbc(method, data, rounds)` and
+# `print(ranks.p_value)`. A p value above 0.05 is expected; for a correct method it is smaller in one of twenty cases. A
+# method fails this check if its prior depends on a point estimate that the server fits: the same data are used twice, and
+# the posterior is too narrow.
 #
 # ## A server rule
 #
-# A server that is not a weighted mean is a function `(server, message, who, generator) -> new server`. Messages are stacked, `[client, ...]`. Here: a mean that leaves out the client that is furthest away.
+# A server rule that is not a weighted mean is a function `(server, message, who, generator) -> new server`. The messages
+# are stacked, `[client, ...]`. This rule is a mean without the client that is farthest from the median:
 
 
 # %%
-def without_the_furthest(server, message, who, generator):
+def without_farthest(server, message, who, generator):
     mu = message["mu/w"]
     far = (mu - mu.median(0).values).norm(dim=1)
     keep = far.argsort()[:-1]
@@ -225,18 +237,20 @@ def without_the_furthest(server, message, who, generator):
 
 
 run = pyrofl.fit(
-    replace(mine("mean"), aggregate=without_the_furthest), data, rounds=5 * rounds, progress=False
+    replace(mine("mean"), aggregate=without_farthest), data, rounds=5 * rounds, progress=False
 )
-print("without the furthest:", run.state.server["mu/w"].numpy().round(2))
+print("mean without the farthest client:", run.state.server["mu/w"].numpy().round(2))
 
 # %% [markdown]
-# ## A model for each client, and what is tested
+# ## Personal models, and which model to evaluate
 #
-# So far one weight vector served all, and the broken laboratory was served badly. Now each client keeps a vector of its own, near the server's: the prior reads what came down (`received`), `init_client` makes what a client keeps, and
-# only its mean goes up (`upload`).
+# So far all clients shared one weight vector, which fits the faulty laboratory badly. Now each client keeps a personal
+# vector close to the server's: the prior reads the tensors from the server (`received`), `init_client` creates the client
+# state, and `upload` sends only the mean.
 #
-# Two models can be tested now. `views` names them: functions `(received, local)` that return what model and guide are to read as the client's tensors. A method without `views` has one, "personal": what the client has after its
-# training. (Test rows come third and fourth: `(x, y, x_test, y_test)`.)
+# Two models can now be evaluated. `views` names them: functions `(received, local)` that return the tensors that model and
+# guide read as the client's. A method without `views` has one model, "personal": the state of the client after its
+# training. (Test rows are the third and fourth element: `(x, y, x_test, y_test)`.)
 
 
 # %%
@@ -267,12 +281,14 @@ for view in views:
     print(f"{view:9s}", {name: round(e, 2) for name, e in zip(labs, errors, strict=True)})
 
 # %% [markdown]
-# Root mean squared errors on new rows; the noise of a row is 0.3. Where the server's model fits, both are as good; the broken laboratory needs its own.
+# The numbers are root mean squared errors on test rows; the standard deviation of the noise is 0.3. Both models have
+# similar errors where the global model fits; the faulty laboratory needs the personal model.
 
 # %% [markdown]
 # ## A prior for networks
 #
-# Methods of the library take a prior as a word (`prior=dist.Laplace`), or as a function of a parameter's name and shape. This one is wide for biases and narrow for weights.
+# The methods of the library accept a prior as a distribution (`prior=dist.Laplace`) or as a function of the name and shape
+# of a parameter. This prior is wide for biases and narrow for weights.
 
 
 # %%
@@ -297,41 +313,44 @@ digits = pyrofl.federations.split(
 )
 net = nets.build("mlp:50", input_shape=(64,), outputs=10)
 run = pyrofl.fit(fedavg.build(net, prior=by_kind, lr=0.05), digits, rounds=rounds, progress=False)
-print(f"FedAvg with your prior: accuracy {run.evaluate(model='global').mean('accuracy'):.3f}")
+print(f"FedAvg with the new prior: accuracy {run.evaluate(model='global').mean('accuracy'):.3f}")
 
 # %% [markdown]
 # ## A metric
 #
-# A metric is a function `(prediction, y, mask) -> [client]`. This one counts how often the model is *sure and wrong*.
+# A metric is a function `(prediction, y, mask) -> [client]`. This one is the fraction of rows with a confident but wrong
+# prediction.
 
 
 # %%
-def sure_and_wrong(prediction, y, mask):
+def confident_and_wrong(prediction, y, mask):
     best, guess = prediction.mean.max(-1)
     bad = (best > 0.9) & (guess != y) & mask
     return bad.sum(1) / mask.sum(1)
 
 
-scores = run.evaluate(metrics={"sure and wrong": sure_and_wrong})
-print({name: round(scores.mean(name), 4) for name in ("accuracy", "sure and wrong")})
+scores = run.evaluate(metrics={"confident and wrong": confident_and_wrong})
+print({name: round(scores.mean(name), 4) for name in ("accuracy", "confident and wrong")})
 
 # %% [markdown]
-# ## Put it into the library
+# ## Add a method to the library
 #
-# Three files make a method a member of the family: `models/NAME.py` (a function `build` that returns a `Method`, with the paper's equations on top), `tests/models/test_NAME.py` (what it
-# promises), and a row in the README's table. Then `pyrofl run NAME` works, and all tests of all methods run on yours.
+# A method of the library has three files: `models/NAME.py` (a function `build` that returns a `Method`, with the equations
+# of the paper in the module docstring), `tests/models/test_NAME.py` (its tests), and a row in the table of methods.
+# `pyrofl run NAME` then works, and the tests for all methods include it.
 #
 # ## Exercises
 #
-# 1. A view that returns a list is an ensemble, whose predictions are averaged. Add a view "ensemble" of both models above. Whom does it serve?
-# 2. Write a server with momentum: `new = old + 0.5 * last change + mean change`. Where does the last change live?
-# 3. Write a metric for the share of rows whose class is among the two most probable.
+# 1. A view that returns a list is an ensemble: its predictions are averaged. Add a view "ensemble" of both models above.
+#    For which clients is it better?
+# 2. Write a server rule with momentum: `new = old + 0.5 * last change + mean change`. Where is the last change stored?
+# 3. Write a metric for the fraction of rows with the true class among the two most probable classes.
 
 # %% [markdown]
 # ### Solutions
 
 # %% tags=["hide-cell"]
-# 1. Nobody: where both agree it changes nothing, and at the broken laboratory one of the two predictions is wrong.
+# 1. For none: where both models agree the ensemble equals them, and at the faulty laboratory one of the two is wrong.
 both = {"ensemble": lambda received, local: [view(received, local) for view in views.values()]}
 method = replace(personal, views=views | both)
 run = pyrofl.fit(method, tested, rounds=2 * rounds, progress=False)
@@ -339,7 +358,7 @@ errors = run.evaluate(model="ensemble").values["rmse"].tolist()
 print({name: round(e, 2) for name, e in zip(labs, errors, strict=True)})
 
 # %% tags=["hide-cell"]
-# 2. In the server's state, under a name that begins with "server/": such names never travel.
+# 2. In the server state, under a name that begins with "server/": these tensors are not sent to clients.
 
 
 def with_momentum(server, message, who, generator):
@@ -365,7 +384,7 @@ print(
 )
 
 # %% tags=["hide-cell"]
-# 3. Compare y with the two best.
+# 3. Compare y with the two most probable classes.
 
 
 def among_two(prediction, y, mask):
