@@ -1,4 +1,4 @@
-"""What the papers claim, and whether it appears here: the table of the first page."""
+"""Claims of the papers and whether they are reproduced: the first table of the first page."""
 
 from statistics import mean
 
@@ -12,7 +12,7 @@ def hundred() -> dict[str, Lines]:
 
 
 def hundred_by(column: str, *methods: str) -> str:
-    """Return pFedVEM's table of 100 clients in a line."""
+    """Return one column of pFedVEM's table of 100 clients as text."""
     of = hundred()
     return "; ".join(f"{m} {spread(numbers(of[m], column, 100))}" for m in methods)
 
@@ -20,31 +20,31 @@ def hundred_by(column: str, *methods: str) -> str:
 def at_forty(
     metric: str, method: str, scale: float = 100, file: str = "overfit", who: str = "training"
 ) -> str:
-    """Return a score of MetaVD's page at round 40: of ten draws, or of what has none."""
+    """Return a score of MetaVD's page at round 40, with ten draws if the method is Bayesian."""
     return spread(at_40(metric, method, scale, file, who), ".3g", ".2g")
 
 
 def at_40(metric: str, method: str, scale: float, file: str, who: str) -> list[float]:
-    """Return the same by seed."""
+    """Return a score of MetaVD's page at round 40 for each seed."""
     where = {"round": "40", "population": who, "by": "draws" if "VD" in method else "mean"}
     return kept(f"metavd/{file}.csv", "value", scale, metric=metric, method=method, **where)
 
 
 def metavd(metric: str, file: str, who: str = "training") -> str:
-    """Return what X + MetaVD changes at round 40, seed by seed."""
+    """Return the change from X to X + MetaVD at round 40, paired by seed."""
     of, plain = (at_40(metric, method, 100, file, who) for method in ("X+MetaVD", "X"))
     change = spread([a - b for a, b in zip(of, plain, strict=True)], "+.1f")
-    return f"{change} from {mean(plain):.1f}"
+    return f"{change} (X: {mean(plain):.1f})"
 
 
 def above_fedavg(of: Lines, than: Lines) -> list[float]:
-    """Return how far each seed's student is above the average that FedAvg has with that seed."""
+    """Return the difference between the student and FedAvg's average for each seed."""
     fedavg = {line["seed"]: float(line["average"]) for line in than}
     return [float(line["student"]) - fedavg[line["seed"]] for line in of]
 
 
 def claims() -> str:
-    """Return what the papers claim, what appears here, and how we would say it in a word."""
+    """Return the table of claims: results of the paper, the authors' code and pyrofl."""
 
     def student(**setting: str) -> str:
         of = [kept("fedbe/students.csv", which, 1, **setting) for which in ("student", "average")]
@@ -73,51 +73,51 @@ def claims() -> str:
     rows = [
         [
             "pFedVEM",
-            "personal models are best, 100 clients",
+            "personal models are most accurate (100 clients)",
             "91.4; pFedMe 91.4, FedPer 90.7, Local 87.5",
-            "86.1 with 5,000 rows (Local not run)",
+            "86.1 with 5,000 rows",
             hundred_by("personal", "pFedVEM", "pFedMe", "FedPer", "Local"),
-            "appears, but beside pFedMe: level, as in the paper; with 200 clients pFedMe is above",
+            "yes, except that pFedMe is equal (as in the paper) or, with 200 clients, better",
         ],
         [
             "",
-            "its global model is good, too",
+            "the global model is as accurate as FedAvg's",
             "85.6; FedAvg 85.4, FedProx 86.3",
             "80.9 with 5,000 rows",
             hundred_by("global", "pFedVEM", "FedAvg", "FedProx"),
-            "appears",
+            "yes",
         ],
         [
             "",
-            "small clients are served best (CIFAR-10)",
+            "it is most accurate on small clients (CIFAR-10)",
             "70.2; FedPer 66.2",
             "",
             hundred_by("smallest", "pFedVEM", "FedPer", "Local"),
-            "under conditions: beside Local, not beside FedPer",
+            "partly: better than Local, not better than FedPer",
         ],
         [
             "",
-            "uncertainty counts in the confidence (CIFAR-100)",
+            "the uncertainty term of the confidence matters (CIFAR-100)",
             "-1.0 without",
             "",
             lost,
-            "appears",
+            "yes",
         ],
         [
             "",
-            "deviation counts in the confidence (CIFAR-100)",
-            "-1.1 without, -0.2 if clients are alike",
+            "the deviation term of the confidence matters (CIFAR-100)",
+            "-1.1 without, -0.2 if clients are similar",
             "",
             kept_up,
-            "does not appear with label skew",
+            "no, with label skew",
         ],
         [
             "pFedMB",
-            "five branches gain on FedAvg, both fine-tuned (table I)",
+            "five branches improve on FedAvg, both fine-tuned (table I)",
             "+1.5",
             "",
             above("5 branches"),
-            "appears, small",
+            "yes, a smaller effect",
         ],
         [
             "",
@@ -125,57 +125,57 @@ def claims() -> str:
             "+1.1 without",
             "",
             above("5 branches, unweighted"),
-            "appears",
+            "yes",
         ],
         [
             "",
-            "best of nine methods, Dirichlet, 15 clients (table II)",
+            "best of nine methods (table II): Dirichlet, 15 clients",
             "73.5; FedAvg 73.5, pFedMe 72.9, Local 67.5",
             "",
             nine("Dirichlet, 15", "pFedMB", "FedAvg", "pFedMe", "Local"),
-            "does not appear at this scale: pFedMe is best",
+            "no, at this scale: pFedMe is best",
         ],
         [
             "",
-            "the same, two classes, 50 clients",
+            "best of nine methods (table II): two classes, 50 clients",
             "86.7; FedAvg 85.7, pFedMe 83.1, Local 83.8",
             "",
             nine("two classes, 50", "pFedMB", "FedAvg", "pFedMe", "Local"),
-            "does not appear at this scale: training alone is best",
+            "no, at this scale: Local is best",
         ],
         [
             "MetaVD",
-            "X + MetaVD gains accuracy on X (Reptile)",
-            "gains throughout",
+            "X + MetaVD is more accurate than X (Reptile)",
+            "higher in all experiments",
             "",
             f"{metavd('accuracy', 'overfit')}; underfit {metavd('accuracy', 'underfit')}",
-            "does not appear: a loss where models underfit",
+            "no: lower if models underfit",
         ],
         [
             "",
-            "more on clients that never trained",
+            "the gain is larger on held-out clients",
             "larger gain",
             "",
             metavd("accuracy", "overfit", "held_out"),
-            "does not appear: below X on all three seeds",
+            "no: below X on all three seeds",
         ],
         [
             "",
-            "it is better calibrated (ECE)",
+            "X + MetaVD is better calibrated than X (ECE)",
             "lower",
             "",
             f"{metavd('ece', 'overfit')}; underfit {metavd('ece', 'underfit')}",
-            "appears where clients overfit, by draws; stopping early does most of it (one seed)",
+            "yes, with posterior draws; early stopping of X has most of the effect (one seed)",
         ],
         [
             "",
-            "a hypernetwork is better than one s, or one for each client (NLL)",
-            "VD, EnsembleVD below MetaVD",
+            "a hypernetwork is better than one rate (VD) or one per client (EnsembleVD); NLL",
+            "MetaVD best",
             "",
             "; ".join(
                 f"{m[2:]} {at_forty('nll', m, 1)}" for m in ("X+VD", "X+EnsembleVD", "X+MetaVD")
             ),
-            "appears: rates of these two do not run away",
+            "yes: the rates of the other two do not diverge",
         ],
         [
             "",
@@ -183,50 +183,50 @@ def claims() -> str:
             "about 70%",
             "",
             spread(kept("metavd/pull.csv", "rates_above_0.9", weights="8192", round="20"), ".0f"),
-            "appears without any data: the divergence alone does it",
+            "yes, even without data: the KL term alone causes it",
         ],
         [
             "",
-            "and accuracy stays, with 70% dropped",
-            "within a point",
+            "accuracy is unchanged with 70% dropped",
+            "within one point",
             "",
             "; ".join(
                 f"{m} {at_forty('accuracy', m)}" for m in ("X+MetaVD, pruned", "X, SNIP", "X")
             ),
-            "appears, for SNIP as well",
+            "yes, also with SNIP",
         ],
         [
             "FedBE",
-            "students are above FedAvg (CIFAR-10, step), v-Distillation's below",
+            "FedBE is better than FedAvg, v-Distillation worse (CIFAR-10, step)",
             "+2.5; -2.8",
             "",
             f"MLP {image('defaults')}; {image('v-Distillation')}; ConvNet, 8 rounds "
             f"{image('defaults', 'convnet_longer')}; {image('v-Distillation', 'convnet_longer')}",
-            "does not appear with few rows: the ensemble is no better than the average",
+            "no, with few rows: the ensemble is no better than the average",
         ],
         [
             "",
-            "the student gains on the average (digits)",
+            "the student is better than the average (digits)",
             "+2.5 (ConvNet), +7.3 (ResNet-20)",
             "",
             student(setting="defaults", **step),
-            "appears; squared probabilities " + student(setting="squared", **step),
+            "yes; with squared probabilities " + student(setting="squared", **step),
         ],
         [
             "",
-            "Gaussian samples make better teachers",
+            "Gaussian samples improve the student",
             "+1.5 (ConvNet), +2.1 (ResNet-20)",
             "",
-            student(setting="teachers=AC", **step) + " without",
-            "does not appear",
+            student(setting="teachers=AC", **step) + " without samples",
+            "no",
         ],
         [
             "",
-            "an ensemble of mixtures beats FedAvg (figure 1)",
+            "an ensemble of mixtures is better than FedAvg (figure 1)",
             "+5, one roll",
             "",
             spread(coin, "+.1f") + ", fifty rolls",
-            "under conditions: at small rates, by two standard errors",
+            "partly: with small learning rates, by two standard errors",
         ],
     ]
     new = by(read(HERE / "fedabml/new_clients.csv"), "method")
@@ -239,33 +239,33 @@ def claims() -> str:
     rows += [
         [
             "FedABML",
-            "new clients learn faster than by FedAvg, F = 1 and 10",
+            "new clients are more accurate than with FedAvg after F = 1 and 10 epochs",
             "+1.9 and +4.8",
             "",
             f"{ahead('1', '1')} and {ahead('10', '10')}",
-            "appears, with five times the steps",
+            "yes, with five times the steps",
         ],
         [
             "",
-            "the same at equal numbers of steps, 5 and 10 passes",
-            "not tried",
+            "the same with equal numbers of steps, 5 and 10 passes",
+            "not tested",
             "",
             f"{ahead('1', '5')} and {ahead('2', '10')}",
-            "does not appear",
+            "no",
         ],
     ]
     rows.append(
         [
             "",
-            "entropy tells strange rows from known ones (figure 5), AUROC",
-            "a figure, no number",
+            "entropy detects out-of-distribution rows (figure 5), AUROC",
+            "figure without numbers",
             "",
             "; ".join(
                 f"{name} {spread(kept('fedabml/entropy.csv', 'auroc', method=name))}"
                 for name in ("FedABML", "FedAvg, fine-tuned")
             ),
-            "appears, without a posterior as well",
+            "yes, also without a posterior",
         ]
     )
-    head = ["paper", "claim", "paper's", "authors' code", "here", "does it appear?"]
+    head = ["paper", "claim", "result of the paper", "authors' code", "pyrofl", "reproduced?"]
     return markdown(head, rows)

@@ -1,4 +1,4 @@
-"""The command of every file, and how long its runs took: a table of the first page."""
+"""Command and running time of every CSV file: the second table of the first page."""
 
 from files import HERE, markdown, read
 
@@ -33,7 +33,7 @@ COMMANDS = (
     ),
     (
         "metavd/underfit.csv",
-        "the same with a small network",
+        "scores by round, small network",
         f"{REGIMES} --data cifar10 --net mlp:16,16 --lr 0.01",
         "",
     ),
@@ -47,19 +47,19 @@ COMMANDS = (
     ),
     (
         "fedbe/convnet.csv",
-        "table 1, with its ConvNet",
+        "table 1, ConvNet",
         f"{STUDENTS} --data cifar10 --net cnn-fedbe --per-class 300 --rounds 3",
         FULL,
     ),
     (
         "fedbe/convnet_longer.csv",
-        "the same, more rounds",
+        "table 1, ConvNet, more rounds",
         f"{STUDENTS} --data cifar10 --net cnn-fedbe --per-class 300 --rounds 8",
         "",
     ),
     (
         "fedbe/convnet_more.csv",
-        "the same, more rows without labels",
+        "table 1, ConvNet, more unlabelled rows",
         f"{STUDENTS} --data cifar10 --net cnn-fedbe --per-class 480 --server 0.5 --rounds 3",
         "",
     ),
@@ -82,7 +82,7 @@ NAMES["fedabml"] = "FedABML"
 
 
 def commands() -> str:
-    """Return what made each file, and how long it took."""
+    """Return the command, number of runs and minutes of each file."""
     rows = []
     for path, what, script, full in COMMANDS:
         seconds: dict[tuple[str, ...], float] = {}

@@ -1,4 +1,4 @@
-"""What the pages of this folder share: lines that runs leave in CSV files, and tables of them."""
+"""Shared functions of the pages of this folder: CSV files of results, and tables of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 MADE = ("seconds", "commit", "command")
-SEEDS = 3  # a table has what ran with so many
+SEEDS = 3  # tables show results with at least this number of seeds
 
 Lines = list[dict[str, str]]
 
@@ -27,16 +27,19 @@ def fill(
     measure: Callable[..., Iterable[Sequence[Any]]],
     **settings: Any,
 ) -> Lines:
-    """Make the runs that a file lacks, and return its lines of these settings.
+    """Execute the runs that are missing in a file, and return its lines with these settings.
 
-    A run that is interrupted leaves no line, so that the same command goes on where it stopped.
+    An interrupted run writes no line, so the same command resumes where it stopped.
 
     Args:
-        path: of the CSV file.
-        head: its columns but "settings" and `MADE`; the first ones name a run.
-        runs: what names each of them.
-        measure: what names a run -> the rest of its lines.
-        settings: what else decides a run, as the network: a run with other ones is another run.
+        path: CSV file.
+        head: columns except "settings" and `MADE`; the first ones identify a run.
+        runs: identifier of each run.
+        measure: function from the identifier of a run to the other columns of its lines.
+        settings: other settings of a run, such as the network; they also identify it.
+
+    Returns:
+        The lines of the file with these settings.
 
     Raises:
         ValueError: if the file has other columns.
@@ -64,28 +67,28 @@ def fill(
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
-    """Write settings in a line; of a file, its name alone."""
+    """Return settings as one line of text, with file names without folders."""
     return " ".join(f"{name}={without_folders(str(value))}" for name, value in settings.items())
 
 
 def without_folders(word: str) -> str:
-    """Take the folders out of a path, which only this machine knows."""
+    """Return a path without its folders, which exist on this machine only."""
     return re.sub(r"(^|:)/.*/", r"\1", word)
 
 
 def short(value: Any) -> str:
-    """Write a number with six figures, and None as nothing."""
+    """Return a number with six significant digits, or "" for None."""
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def commit() -> str:
-    """Return the commit that is checked out, "" where there is none."""
+    """Return the commit of the checkout, or "" if there is none."""
     words = ["git", "describe", "--always", "--dirty"]
     return subprocess.run(words, cwd=HERE, capture_output=True, text=True).stdout.strip()
 
 
 def command() -> str:
-    """Return the words that began this program; of files on this machine, the names alone."""
+    """Return the command of this program, with file names without folders."""
     script = Path(sys.argv[0]).resolve()
     words = [
         "python",
@@ -96,17 +99,17 @@ def command() -> str:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Return the lines of a file, none if it is not there."""
+    """Return the lines of a CSV file, or an empty list if it does not exist."""
     return list(csv.DictReader(path.read_text().splitlines())) if path.is_file() else []
 
 
 def numbers(lines: Iterable[dict[str, str]], column: str, scale: float = 1) -> list[float]:
-    """Return a column of some lines, without what is empty."""
+    """Return the non-empty values of a column, multiplied by `scale`."""
     return [scale * float(line[column]) for line in lines if line[column]]
 
 
 def spread(values: Sequence[float], digits: str = ".1f", of_error: str | None = None) -> str:
-    """Write a mean, with its standard error if there are several; nothing of nothing."""
+    """Return mean ± standard error as text; only the value if there is one, "" if none."""
     if len(values) < 2:
         return f"{values[0]:{digits}}" if values else ""
     error = stdev(values) / len(values) ** 0.5
@@ -114,13 +117,13 @@ def spread(values: Sequence[float], digits: str = ".1f", of_error: str | None = 
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lay out a table."""
+    """Return a Markdown table."""
     lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def means(groups: Mapping[str, Lines], columns: Mapping[str, float]) -> str:
-    """Lay out the means of some columns, each times a scale, of every group of lines."""
+    """Return a Markdown table of the scaled means of columns, one row per group of lines."""
     rows = [
         [name, *(spread(numbers(lines, n, scale), ".3g", ".2g") for n, scale in columns.items())]
         for name, lines in groups.items()
@@ -129,7 +132,7 @@ def means(groups: Mapping[str, Lines], columns: Mapping[str, float]) -> str:
 
 
 def by(lines: Iterable[dict[str, str]], column: str) -> dict[str, list[dict[str, str]]]:
-    """Group lines by what stands in a column."""
+    """Return lines grouped by the value of a column."""
     found: dict[str, list[dict[str, str]]] = {}
     for line in lines:
         found.setdefault(line[column], []).append(line)
@@ -139,7 +142,7 @@ def by(lines: Iterable[dict[str, str]], column: str) -> dict[str, list[dict[str,
 def best(
     lines: Iterable[dict[str, str]], score: str, over: str, of: str = "method"
 ) -> dict[str, list[dict[str, str]]]:
-    """Return the lines of every method at the setting whose mean score is highest."""
+    """Return the lines of every method at the setting with the highest mean score."""
     return {
         name: max(by(some, over).values(), key=lambda at: mean(numbers(at, score)))
         for name, some in by(lines, of).items()
@@ -147,17 +150,17 @@ def best(
 
 
 def gains(of: Lines, than: Lines, column: str) -> list[float]:
-    """Return what each seed gains, in percent."""
+    """Return the gain of each seed, in percentage points."""
     before = {line["seed"]: float(line[column]) for line in than}
     return [100 * (float(line[column]) - before[line["seed"]]) for line in of]
 
 
 def finished(lines: Lines, column: str) -> dict[str, Lines]:
-    """Group lines by a column, without what has not run with all seeds."""
+    """Return lines grouped by a column, without groups with fewer than `SEEDS` seeds."""
     return {name: some for name, some in by(lines, column).items() if len(some) >= SEEDS}
 
 
 def kept(path: str, column: str, scale: float = 100, **where: str) -> list[float]:
-    """Return a column of the lines of a file that have these values."""
+    """Return a column of the lines of a file with the given values."""
     lines = read(HERE / path)
     return numbers([x for x in lines if all(x[n] == v for n, v in where.items())], column, scale)

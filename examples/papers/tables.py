@@ -1,4 +1,4 @@
-"""Lay out the CSV files of this folder as the tables of its pages, which stand between two marks.
+"""Generate the tables of the pages of this folder from its CSV files, between two marks.
 
 Run: python examples/papers/tables.py [--check]
 """
@@ -33,7 +33,7 @@ STUDENTS += ["ensemble", "agreement"]
 
 
 def students(file: str) -> str:
-    """Return what FedBE's student gains on the average that it starts from, and on FedAvg."""
+    """Return the gains of FedBE's student over the average of the models and over FedAvg."""
     found = by(read(HERE / "fedbe" / file), "partition").items()
     return markdown(
         ["partition", *STUDENTS], [[p, *row] for p, some in found for row in gained(some)]
@@ -41,7 +41,7 @@ def students(file: str) -> str:
 
 
 def convnet() -> str:
-    """Return the same of a ConvNet, by rounds and rows without labels."""
+    """Return the gains of FedBE's student with a ConvNet, by rounds and unlabelled rows."""
     rows = []
     for path in sorted((HERE / "fedbe").glob("convnet*.csv")):
         lines = read(path)
@@ -52,7 +52,7 @@ def convnet() -> str:
 
 
 def gained(lines: Lines) -> Iterator[list[str]]:
-    """Yield what students of every setting gain."""
+    """Yield the gains of the student for every setting."""
     of = finished(lines, "setting")
     for setting, some in of.items():
         means = ("average", "student", "ensemble", "agreement")
@@ -68,7 +68,7 @@ def gained(lines: Lines) -> Iterator[list[str]]:
 
 
 def swiss_roll() -> str:
-    """Return how often FedBE's ensemble is above FedAvg."""
+    """Return how often FedBE's ensemble is more accurate than FedAvg."""
     rows = []
     for lr, lines in by(read(HERE / "fedbe/swiss_roll.csv"), "lr").items():
         fedavg, ensemble, many = (
@@ -78,12 +78,12 @@ def swiss_roll() -> str:
         wins = f"{sum(g > 0 for g in gain)} of {len(gain)}"
         shown = [*map(spread, (fedavg, ensemble, gain)), f"{stdev(gain):.1f}", wins]
         rows.append([lr, *shown, spread(many)])
-    head = ["learning rate", "FedAvg", "ensemble", "gain", "its sd", "wins", "best of 100 mixtures"]
-    return markdown(head, rows)
+    head = ["learning rate", "FedAvg", "ensemble", "gain", "sd of gain", "gain > 0"]
+    return markdown([*head, "best of 100 mixtures"], rows)
 
 
 def regimes(file: str) -> str:
-    """Return MetaVD's scores by method and round: mean of the weights / ten draws."""
+    """Return MetaVD's scores by method and round, with the mean of the weights / ten draws."""
     rows = []
     for method, some in by(read(HERE / "metavd" / file), "method").items():
         for number, lines in by(some, "round").items():
@@ -104,11 +104,11 @@ def regimes(file: str) -> str:
             last = [spread(share, ".3g", ".2g") if any(share) else "" for share in shares]
             rows.append([method, number, str(len(by(lines, "seed"))), *cells, *last])
     who = ["accuracy", "NLL", "ECE", "held-out accuracy", "NLL", "ECE"]
-    return markdown(["method", "round", "seeds", *who, "> .9", "pruned"], rows)
+    return markdown(["method", "round", "seeds", *who, "rates > 0.9", "pruned"], rows)
 
 
 def pull() -> str:
-    """Return MetaVD's share of dropout rates above 0.9 by round, means over seeds."""
+    """Return MetaVD's percentage of dropout rates above 0.9 by round, means over seeds."""
     lines, rounds = read(HERE / "metavd/pull.csv"), ("3", "5", "6", "8", "10", "12", "15", "20")
     rows = []
     for d, some in by(lines, "weights").items():
@@ -119,7 +119,7 @@ def pull() -> str:
 
 
 def federations() -> str:
-    """Return pFedVEM's table 1 beside the paper's; numbers of clients that have all methods."""
+    """Return pFedVEM's table 1 and that of the paper, for numbers of clients with all methods."""
     paper = {(line["clients"], line["method"]): line for line in read(HERE / "pfedvem/paper.csv")}
     rows = []
     for clients, some in sorted(by(read(HERE / "pfedvem/table.csv"), "clients").items()):
@@ -138,7 +138,7 @@ def federations() -> str:
 
 
 def ablations() -> str:
-    """Return what pFedVEM loses without a term of its confidence."""
+    """Return the ablations of the two terms of pFedVEM's confidence."""
     of = hundred()
     full, rows = of["pFedVEM"], []
     for name in ("pFedVEM", "pFedVEM, uncertainty only", "pFedVEM, deviation only"):
@@ -152,7 +152,7 @@ def ablations() -> str:
 
 
 def smallest() -> str:
-    """Return personal models of the smallest tenth of clients beside all of them."""
+    """Return the accuracies of personal models on the smallest tenth of clients and on all."""
     rows = []
     for name, lines in hundred().items():
         if "only" in name or not numbers(lines, "smallest"):
@@ -165,7 +165,7 @@ def smallest() -> str:
 
 
 def pairs() -> str:
-    """Return pFedMB's table I, each method at the rate that rows held back chose."""
+    """Return pFedMB's table I, each method with the learning rate chosen on validation rows."""
     of = best(read(HERE / "pfedmb/pairs.csv"), "tuning", over="rate")
     paper = {"Local": "87.26", "FedAvg": "87.99", "5 branches": "89.49"}
     paper["5 branches, unweighted"] = "89.08"
@@ -196,11 +196,11 @@ TABLE_TWO = {
     "pFedMB": ("73.53", "72.14", "90.69", "86.73"),
 }
 COLUMNS = ("Dirichlet, 15", "Dirichlet, 50", "two classes, 15", "two classes, 50")
-"""What pFedMB's table II has for CIFAR-10, by partition and clients."""
+"""pFedMB's table II for CIFAR-10, by partition and number of clients."""
 
 
 def others(partition: str) -> str:
-    """Return pFedMB's table II, as far as it ran with all methods: the paper's, ours, the gain."""
+    """Return pFedMB's table II where all methods have run: the paper, ours, the gain."""
     head, cells = ["method"], {name: [name] for name in TABLE_TWO}
     columns = by(read(HERE / "pfedmb/others.csv"), "column")
     for at, column in enumerate(COLUMNS):
@@ -218,7 +218,7 @@ def others(partition: str) -> str:
 
 
 def curves(steps: str) -> dict[str, dict[int, list[float]]]:
-    """Return FedABML's new clients: method -> epochs, or passes with all `steps` -> accuracies."""
+    """Return new clients' accuracies: method -> epochs (or passes if `steps` is all) -> values."""
     found: dict[str, dict[int, list[float]]] = {}
     for line in read(HERE / "fedabml/new_clients.csv"):
         at = int(line["epochs"]) * (int(line["steps"]) if steps == "all" else 1)
@@ -228,21 +228,22 @@ def curves(steps: str) -> dict[str, dict[int, list[float]]]:
 
 
 def new_clients(steps: str, shown: tuple[int, ...]) -> str:
-    """Return accuracies of clients that never trained."""
+    """Return the accuracies of held-out clients."""
     rows = [[name, *(spread(of.get(at, [])) for at in shown)] for name, of in curves(steps).items()]
     return markdown(["", *map(str, shown)], rows)
 
 
 def entropies() -> str:
-    """Return entropies of FedABML's clients about known and strange rows."""
+    """Return the entropies of FedABML's clients for known and out-of-distribution rows."""
     rows = []
     for name, lines in finished(read(HERE / "fedabml/entropy.csv"), "method").items():
         means = [spread(numbers(lines, which), ".2f") for which in ("known", "strange")]
         share = [spread(numbers(lines, which, 100)) for which in ("accuracy", "auroc")]
         rows.append([name, share[0], *means, share[1]])
     if not rows:
-        return f"Not run yet with {SEEDS} seeds."
-    return markdown(["method", "accuracy", "entropy: known", "strange", "AUROC"], rows)
+        return f"Not yet run with {SEEDS} seeds."
+    head = ["method", "accuracy", "entropy: in distribution", "out of distribution", "AUROC"]
+    return markdown(head, rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -269,14 +270,16 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def made(page: str) -> str:
-    """Return a page with its tables made anew."""
+    """Return a page with its tables generated again."""
     return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", page)
 
 
 def main() -> int:
-    """Write the pages, or name those that are not as they would be written."""
+    """Write the pages, or with --check print those that are out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page differs")
+    parser.add_argument(
+        "--check", action="store_true", help="Write nothing; exit with 1 if a page is out of date."
+    )
     args = parser.parse_args()
     old = {path: path.read_text(encoding="utf-8") for path in sorted(HERE.glob("**/README.md"))}
     new = {path: made(text) for path, text in old.items()}
