@@ -1,4 +1,4 @@
-"""The evidence lower bound of every client, under the client plate."""
+"""The evidence lower bound of every client, under the client plate, and through views."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.distributions import kl_divergence
 
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Program
+from pyrofl.inference.programs import Loss, Program
 from pyrofl.inference.spherical import Spherical, distances
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors, default_type
@@ -33,6 +33,7 @@ class Elbo:
     kl: float | Callable[[Tensors, Tensors, Batch], Tensor]
     mean: bool
     analytic: bool
+    likelihood: bool = True  # False leaves the divergence of the guide from the prior alone
 
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
@@ -41,7 +42,9 @@ class Elbo:
         q, p = traces(model, guide, received, local, batch, self.draws)
         clients, drawn, kl = len(batch), bool(self.draws), self.kl
         weight = kl(received, local, batch)[:, None] if callable(kl) else kl
-        costs = [-weighed(site, log_prob(name, site)) for name, site in observed(p)]
+        costs = [torch.zeros_like(batch.size)[:, None]]
+        if self.likelihood:
+            costs = [-weighed(site, log_prob(name, site)) for name, site in observed(p)]
         scores = []
         bare = all(is_point(site["fn"]) for _, site in latent(q))
         pulls: list[tuple[Any, Tensor]] = []  # towards the centres of priors
@@ -67,6 +70,41 @@ class Elbo:
             value = value + signal - signal.detach()
         total = value.mean(0) if len(value) > 1 else value[0]
         return total / batch.size if self.mean else total
+
+
+Look = Callable[[Tensors, Tensors], Tensors]
+"""(received, local) -> what programs are to read instead of one of the two."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A loss whose programs read views, as local and as received; None changes nothing."""
+
+    loss: Loss
+    view: Look
+    centre: Look | None = None
+
+    def __call__(
+        self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return one value per client, [C]."""
+        centre = self.centre(received, local) if self.centre else received
+        return self.loss(model, guide, centre, self.view(received, local), batch)
+
+
+@dataclass(frozen=True)
+class On:
+    """A loss of given programs, in a method that has others."""
+
+    loss: Loss
+    model: Program
+    guide: Program
+
+    def __call__(
+        self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return one value per client, [C]."""
+        return self.loss(self.model, self.guide, received, local, batch)
 
 
 @checked

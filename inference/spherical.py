@@ -38,12 +38,8 @@ class Spherical(dist.Independent):
 
     def distance(self, value: Tensor) -> Tensor:
         """Return the log density of the centre less that of events: half the squares, in scales."""
-        return self.half_squares(value - self.base_dist.loc) / self.scale.square()
-
-    def half_squares(self, apart: Tensor) -> Tensor:
-        """Return half the squared distance of events that are so far apart."""
-        found: Tensor = HalfSquares.apply(apart, self._axes)
-        return found
+        squares: Tensor = (value - self.base_dist.loc).square().sum(tuple(range(-self._axes, 0)))
+        return squares / 2 / self.scale.square()
 
     @property
     def entries(self) -> int:
@@ -68,32 +64,11 @@ def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
     if any(v.shape != c.shape or v.dtype != c.dtype or v.shape[1] != 1 for v, c in pairs):
         each = (prior.distance(v) for prior, v in zip(priors, values, strict=True))
         return reduce(torch.add, each)
-    found: Tensor = HalfSquaresOfAll.apply(len(values), *values, *centres)
+    found: Tensor = HalfSquares.apply(len(values), *values, *centres)
     return found / priors[0].scale.square()
 
 
 class HalfSquares(torch.autograd.Function):
-    """Half the sum of squares over the last axes; its gradient takes one product.
-
-    Without a rule for `torch.func`, as torch looks for arguments of such functions at every call.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, axes: int) -> Tensor:
-        """Return [*batch] of values [*batch, *event] with as many axes of the event."""
-        ctx.save_for_backward(values)
-        ctx.event = (..., *(None,) * axes)
-        length: Tensor = torch.linalg.vector_norm(values, dim=tuple(range(-axes, 0)))
-        return length.square() / 2
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradient by the values."""
-        (values,) = ctx.saved_tensors
-        return grads[0][ctx.event] * values, None
-
-
-class HalfSquaresOfAll(torch.autograd.Function):
     """Half the sum of squares of what several values are apart from their centres.
 
     All of it lies in one piece of memory, so that one operation does for all values.

@@ -35,7 +35,7 @@ from torch import Generator
 
 from pyrofl.arguments import NotNegative, Share, checked
 from pyrofl.data import Batch, Who
-from pyrofl.inference.losses import seen_by
+from pyrofl.inference.elbo import Seen
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase, as_received
 from pyrofl.inference.optim import sgd
@@ -90,8 +90,8 @@ def build(
         now, own = mixed(received, local), role("own", local)
         return now | {n: now[n].detach() + (own[n] - own[n].detach()) for n in received}
 
-    weigh = Phase((GradientStep("alpha", sgd(lr_alpha), seen_by(mixed, step.loss)), clamp))
-    mine = replace(step, names="own/*", loss=seen_by(at_mixture, step.loss))
+    weigh = Phase((GradientStep("alpha", sgd(lr_alpha), Seen(step.loss, mixed)), clamp))
+    mine = replace(step, names="own/*", loss=Seen(step.loss, at_mixture))
     before = (weigh,) if lr_alpha else ()
     return replace(
         base,

@@ -29,7 +29,7 @@ from typing import Unpack
 import pyro.distributions as dist
 
 from pyrofl.arguments import NotNegative, Whole, checked
-from pyrofl.inference.losses import run_on, seen_by
+from pyrofl.inference.elbo import On, Seen
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, as_received
 from pyrofl.models import fedavg
@@ -64,8 +64,8 @@ def build(
     common = fedavg.build(net, **training)
     near = fedavg.build(net, prior=proximal(strength, prior), **training)
     train, step = only_step(common)
-    send = replace(step, loss=run_on(common, step.loss))
-    keep = replace(step, names="own/*", loss=seen_by(own, step.loss))
+    send = replace(step, loss=On(step.loss, common.model, common.guide))
+    keep = replace(step, names="own/*", loss=Seen(step.loss, own))
     epochs = train.epochs if own_epochs is None else own_epochs
     return replace(
         near,

@@ -49,8 +49,7 @@ from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation.aggregator import UNUSED, Aggregator, Weight, uniform, weight_by
 from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.losses import Look
+from pyrofl.inference.elbo import Look, elbo
 from pyrofl.inference.metadata import NOT_NEGATIVE, SHARE, Metadata, normals
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam

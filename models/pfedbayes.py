@@ -29,6 +29,8 @@ more rows.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyro
 import pyro.distributions as dist
 import torch
@@ -39,8 +41,7 @@ from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation import Aggregator, damped, uniform
 from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.losses import seen_by, without_rows
+from pyrofl.inference.elbo import Seen, elbo
 from pyrofl.inference.metadata import Metadata, normals
 from pyrofl.inference.method import GradientStep, Method, Phase, as_received, return_received
 from pyrofl.inference.optim import adam
@@ -119,7 +120,7 @@ def build(
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
     samples = draws if q.random else None
-    follow = seen_by(own, without_rows(elbo(kl=kl, mean=True)), return_received)
+    follow = Seen(replace(elbo(kl=kl, mean=True), likelihood=False), own, return_received)
 
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
@@ -130,7 +131,7 @@ def build(
         fit = elbo(samples, kl=0.0, mean=True)(model, guide, received, drawn, data)
         return fit + follow(model, guide, received, local, data)
 
-    whole = seen_by(own, elbo(samples, kl, mean=True), return_received)
+    whole = Seen(elbo(samples, kl, mean=True), own, return_received)
     infer = faint if q.random and noise != 1 else whole
     moves = (GradientStep("own/*", adam(lr), infer, steps), GradientStep(q.names, adam(lr), follow))
     return Method(

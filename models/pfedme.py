@@ -31,7 +31,7 @@ import pyro.distributions as dist
 
 from pyrofl.arguments import Count, NotNegative, Positive, checked
 from pyrofl.inference.aggregation.aggregator import Aggregator, damped, uniform
-from pyrofl.inference.losses import seen_by, without_rows
+from pyrofl.inference.elbo import Elbo, Seen
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, as_received, return_received
 from pyrofl.inference.optim import sgd
@@ -72,10 +72,13 @@ def build(
     settings: fedavg.CentredTraining = {"lr": 0.05, "batch": 50, **training}
     base = fedavg.build(net, prior=proximal(strength, prior), **settings)
     train, step = only_step(base)
-    loss = seen_by(own, step.loss, centre=return_received)
+    assert isinstance(step.loss, Elbo)
+    whole, pull = (
+        Seen(replace(step.loss, likelihood=rows), own, return_received) for rows in (True, False)
+    )
     moves = (
-        replace(step, names="own/*", loss=loss, num_steps=steps),
-        GradientStep(step.names, sgd(lr_centre), without_rows(loss)),
+        replace(step, names="own/*", loss=whole, num_steps=steps),
+        GradientStep(step.names, sgd(lr_centre), pull),
     )
 
     return replace(

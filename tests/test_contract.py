@@ -26,22 +26,20 @@ from torch import Generator, Tensor
 import pyrofl.models
 from pyrofl.data import Batch, Federation, Who
 from pyrofl.experiments.settings import accepted
-from pyrofl.inference import fast
 from pyrofl.inference.aggregation.aggregator import Aggregator
-from pyrofl.inference.elbo import Elbo
+from pyrofl.inference.elbo import Elbo, On, Seen
 from pyrofl.inference.engine.participation import Stragglers, bernoulli, fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import Round, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.fast import row_space
 from pyrofl.inference.federate import federate
-from pyrofl.inference.losses import On, Seen, layers
 from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
 from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.optim import Sgd
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.programs import LocationScale, Program, Proximal, Supervised, flat
+from pyrofl.inference.row_space import first_layer, rewriting
 from pyrofl.inference.training import local as training
 from pyrofl.inference.training import schedules
 from pyrofl.inference.training.schedules import buckets
@@ -181,10 +179,13 @@ def steps_by_rows(method: Method) -> bool:
         """Say whether a move is plain SGD on an ELBO that sees the layer as sums."""
         if not isinstance(move, GradientStep) or not isinstance(move.optim, Sgd):
             return False
-        *around, core = layers(move.loss)
-        programs = [(one.model, one.guide) for one in around if isinstance(one, On)]
-        model, guide = programs[-1] if programs else (method.model, method.guide)
-        own = any(isinstance(one, Seen) and one.view.__module__ == fedhb.__name__ for one in around)
+        core, model, guide, own = move.loss, method.model, method.guide, False
+        while isinstance(core, (On, Seen)):
+            if isinstance(core, On):
+                model, guide = core.model, core.guide
+            else:
+                own = own or core.view.__module__ == fedhb.__name__
+            core = core.loss
         if not isinstance(model, Supervised) or not isinstance(core, Elbo):
             return False
         home = model.homes(guide, local).get("fc1.weight", "")
@@ -200,15 +201,15 @@ def steps_by_rows(method: Method) -> bool:
 def test_clients_with_few_rows_may_train_in_their_space(name, monkeypatch):
     moved: list[str] = []
     expected = usual(name)  # made before what is patched below
-    monkeypatch.setattr(fast, "KNOWN", {})  # choices made before are kept there
-    real = row_space.InRows.begin
+    monkeypatch.setattr(rewriting, "KNOWN", {})  # choices made before are kept there
+    real = first_layer.InRows.begin
 
-    def counted(self: row_space.InRows, *args: object) -> object:
+    def counted(self: first_layer.InRows, *args: object) -> object:
         moved.extend(self.moving)
         return real(self, *args)
 
-    monkeypatch.setattr(row_space, "pays", lambda phase, *_: phase.batch is not None)
-    monkeypatch.setattr(row_space.InRows, "begin", counted)
+    monkeypatch.setattr(rewriting, "pays", lambda phase, *_: phase.batch is not None)
+    monkeypatch.setattr(first_layer.InRows, "begin", counted)
     method = built(name)
     short = federate(method, data(), 2, participation=bernoulli(0.5), chunk=12)
     for one, other in zip(short, expected, strict=False):

@@ -31,7 +31,7 @@ from pyrofl.flower.disclosure import leaving
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.template import new
-from pyrofl.inference.posteriors import corrected, weighing
+from pyrofl.inference.posteriors import corrected, importance_sampling
 
 DOCS = Path(__file__).parent.parent / "examples" / "docs"
 BEGIN, *SECTIONS = re.split(r"(?m)^(?=## )", (DOCS / "programs.md").read_text())
@@ -88,8 +88,8 @@ def test_noise_and_secure_sums_are_as_the_page_says():
 def test_programs_run(section, monkeypatch):
     """In a round of one step, with few weights; a site of every line of the table is there."""
     monkeypatch.setattr(corrected, "TRIED", 40)
-    monkeypatch.setattr(weighing, "PILOT", 10)
-    monkeypatch.setattr(weighing, "MOST_TRIED", 40)
+    monkeypatch.setattr(importance_sampling, "PILOT", 10)
+    monkeypatch.setattr(importance_sampling, "MOST_TRIED", 40)
     short = BEGIN.replace("steps=10", "steps=1").replace("rounds=20", "rounds=1")
     names: dict[str, object] = {}
     printed(short.replace("draws=4000", "draws=4"), names)

@@ -21,12 +21,12 @@ from torch import Tensor
 from pyrofl import nets
 from pyrofl.data import Federation
 from pyrofl.data.loaders import datasets
-from pyrofl.inference import fast
 from pyrofl.inference.engine.participation import bernoulli, everyone, fraction
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.recording.recorder import forget
+from pyrofl.inference.row_space import rewriting
 from pyrofl.models import (
     apfl,
     ditto,
@@ -69,11 +69,11 @@ def with_all_products(side: Side) -> Side:
     """Return the side without the row space."""
 
     def run() -> object:
-        before, fast.REWRITES = fast.REWRITES, ()
+        rewriting.ENABLED = False
         try:
             return side()
         finally:
-            fast.REWRITES = before
+            rewriting.ENABLED = True
 
     return run
 

@@ -3,7 +3,7 @@
 from pyrofl.inference.checks.by_class import by_class
 from pyrofl.inference.checks.leave_one_client_out import loco
 from pyrofl.inference.checks.leave_one_out import compare_loo, loo
-from pyrofl.inference.checks.newcomers import newcomer
+from pyrofl.inference.checks.new_clients import newcomer
 from pyrofl.inference.checks.predictive import STATISTICS, pit, predictive_checks
 from pyrofl.inference.checks.simulation import Ranks, sbc
 from pyrofl.inference.evaluation.evaluate import (

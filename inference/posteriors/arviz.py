@@ -20,12 +20,12 @@ from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.status import Verdict
-from pyrofl.inference.posteriors.attributes import facts, together
 from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
 from pyrofl.inference.posteriors.corrected import Correction
 from pyrofl.inference.posteriors.draws import asked_of, draw, read_own, those
 from pyrofl.inference.posteriors.export import Fact, inference_data, refuse_no_runs
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
+from pyrofl.inference.posteriors.provenance import facts, together
 from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors
 

@@ -39,14 +39,14 @@ from pyrofl.inference.monitoring.progress import in_notebook
 from pyrofl.inference.monitoring.status import Verdict
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import Values
-from pyrofl.inference.posteriors.pointwise import Client, Pointwise, pointwise_at
-from pyrofl.inference.posteriors.weighing import (
+from pyrofl.inference.posteriors.importance_sampling import (
     ENOUGH,
     EVEN,
     CannotCorrect,
     Weighing,
     Weights,
 )
+from pyrofl.inference.posteriors.pointwise import Client, Pointwise, pointwise_at
 from pyrofl.inference.programs import Supervised
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.turns import in_turn

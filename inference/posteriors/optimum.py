@@ -37,9 +37,9 @@ from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.metadata import Optimal, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.export import smoothed
+from pyrofl.inference.posteriors.importance_sampling import width
 from pyrofl.inference.posteriors.pointwise import Client
 from pyrofl.inference.posteriors.proposals import effective
-from pyrofl.inference.posteriors.weighing import width
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors, generator, matches, times

@@ -12,13 +12,11 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation, Who
-from pyrofl.inference.fast import ways
-from pyrofl.inference.fast.short import ShortPhase
 from pyrofl.inference.method import GradientStep, Method, Phase
+from pyrofl.inference.row_space.rewriting import ShortPhase, alternatives
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.minibatches import minibatches, same_batch
 from pyrofl.inference.training.schedules import (
-    WORTH_SHORT,
     Axes,
     alike,
     buckets,
@@ -52,7 +50,7 @@ def train(
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # goes on from phase to phase
     round_ = Training(method, data, noise, partial(stream, seed, Stream.ORDER, number))
     requested = method.phases if phases is None else phases
-    each = [ways(method, phase, received, local, data) for phase in requested]
+    each = [alternatives(method, phase, received, local, data) for phase in requested]
     groups = []
     with pyro.validation_enabled(False), torch.enable_grad():
         for some in alike(sizes, [way.most for way in each]):
@@ -113,7 +111,7 @@ class Training(NamedTuple):
         """
         sizes, begun, axes = self.data.sizes[who.ids.cpu()], local, Axes()
         bound = int(self.data.sizes.max())
-        parts = grouped(phases, sizes, bound)
+        parts = [(some, roomy(sizes[some], bound)) for some in buckets(sizes)]
         longest = max(width for _, width in parts)
         losses: Tensors = {}
         first: Tensors = {}
@@ -198,13 +196,6 @@ class Streams(Sequence[Generator]):
         if isinstance(at, slice):
             return Streams(self.make, self.names[at])
         return self.make(self.names[at])
-
-
-def grouped(phases: Sequence[Phase], sizes: Tensor, bound: int) -> list[tuple[Tensor, int]]:
-    """Return places of clients in groups by their numbers of rows [C], and how far to pad each."""
-    short = any(isinstance(phase, ShortPhase) for phase in phases)
-    found = buckets(sizes, WORTH_SHORT if short else None)
-    return [(some, roomy(sizes[some], bound, short)) for some in found]
 
 
 def by_their_rows(phase: Phase) -> bool:

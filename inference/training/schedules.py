@@ -13,14 +13,11 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pyrofl.inference.fast.row_space import runs
 from pyrofl.tensors import Tensors, cut, placed
 
 WORTH = 2000  # rows of padding in a step that cost more time than a step more: measured
-WORTH_SHORT = 500  # the same where clients train in the space of their rows: measured
 
 ROOM = 256  # rows of padding that a group may have so that shapes recur, which replay asks for
-ROOM_SHORT = 128  # the same in the space of rows, where clients of few rows have it, too: measured
 
 Axes = dict[str, list[int]]
 """Name of a local tensor -> its axes of rows, padded to the longest client of all."""
@@ -78,21 +75,28 @@ def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
     return [torch.tensor([c for c, w in enumerate(within) if w == kind]) for kind in kinds]
 
 
-def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
+def buckets(sizes: Tensor) -> list[Tensor]:
     """Group places of clients by their numbers of rows [C], the largest first; see `runs`."""
     order = sizes.argsort(descending=True, stable=True)
-    return list(order.split(runs(sizes[order].tolist(), WORTH if worth is None else worth)))
+    return list(order.split(runs(sizes[order].tolist(), WORTH)))
 
 
-def roomy(sizes: Tensor, bound: int, short: bool = False) -> int:
+def runs(sizes: list[int], worth: int) -> list[int]:
+    """Cut sizes that fall wherever that saves more rows of padding than a group is worth."""
+    spared = [(sizes[0] - size) * (len(sizes) - c) for c, size in enumerate(sizes)]
+    first = spared.index(max(spared))
+    if spared[first] <= worth:
+        return [len(sizes)]
+    return [*runs(sizes[:first], worth), *runs(sizes[first:], worth)]
+
+
+def roomy(sizes: Tensor, bound: int) -> int:
     """Return the rows to which full batches of clients with so many rows [C] are padded.
 
-    In the space of rows, which is `short`, padding costs so little that few widths will do. None is
-    longer than the bound, that of all clients: programs may be made for no more.
+    No longer than the bound, that of all clients: programs may be made for no more.
     """
     longest = int(sizes.max())
-    most = ROOM_SHORT // len(sizes) if short else min(longest // 2, ROOM // len(sizes))
-    step = 1 << max(0, most.bit_length() - 1)
+    step = 1 << max(0, min(longest // 2, ROOM // len(sizes)).bit_length() - 1)
     return min(-(-longest // step) * step, bound)
 
 

@@ -22,11 +22,11 @@ from pyrofl.data import Federation
 from pyrofl.data.fingerprint import fingerprint
 from pyrofl.data.outlines import facts, hidden
 from pyrofl.data.shard import shard
-from pyrofl.inference import fast
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.recording import recorder
+from pyrofl.inference.row_space import rewriting
 from pyrofl.inference.transport.client import Client
 from pyrofl.models import fedavg
 
@@ -108,7 +108,7 @@ def test_recorded_steps_and_few_rows_know_the_weights(monkeypatch):
     quick = next(federate(method, data, 1))
     monkeypatch.setattr(recorder, "HOT", 10**9)
     toys.assert_same(quick.server, next(federate(method, data, 1)).server)
-    monkeypatch.setattr(fast, "REWRITES", ())
+    monkeypatch.setattr(rewriting, "ENABLED", False)
     toys.assert_same(quick.server, next(federate(method, data, 1)).server, 1e-10, 1e-12)
     assert not torch.equal(
         quick.server["w/head.bias"],

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import pyrofl
-from pyrofl.inference.fast import row_space
+from pyrofl.inference.row_space import rewriting
 from pyrofl.models import fedavg, fedbe, pfedvem
 from pyrofl.nets import Network
 from pyrofl.nets.reparametrised import Reparametrised
@@ -177,7 +177,7 @@ def test_only_the_head_of_a_frozen_base_trains(build):
 
 @pytest.mark.parametrize("build", [fedavg.build, pfedvem.build])
 def test_shortcuts_around_constants_change_no_number(build, monkeypatch):
-    monkeypatch.setattr(row_space, "pays", lambda *_: True)
+    monkeypatch.setattr(rewriting, "pays", lambda *_: True)
     # A network in one part cannot be cut, so that it goes the long way.
     short, long = (
         toys.last(build(Network(wrap(module("0", nn.Sigmoid)), keep=True), batch=4), toys.blobs())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.checks.newcomers import joining
+from pyrofl.inference.checks.new_clients import joining
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.programs import Program

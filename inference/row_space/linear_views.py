@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pyrofl.inference.losses import Look
+from pyrofl.inference.elbo import Look
 from pyrofl.inference.programs import Likelihood
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, generator

@@ -1,4 +1,4 @@
-"""Clients that join a trained federation, and what they know after each row."""
+"""Posteriors of new clients: a held-out client joins with 0, 1, 2 or more of its rows."""
 
 from __future__ import annotations
 

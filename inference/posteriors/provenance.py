@@ -1,4 +1,4 @@
-"""What draws say of themselves: attributes of a file for ArviZ."""
+"""Provenance of draws for ArviZ: method, model, seeds, rounds, status and times, as attributes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyrofl.inference.seeds import Seed, separate
 def facts(
     runs: Sequence[Any], made: Groups, verdicts: Sequence[Verdict], how: Asked, begun: float
 ) -> dict[str, Fact]:
-    """Tell which runs and which model of theirs draws are of, and how long both took."""
+    """Return the attributes of draws: their runs and model, and the time that both took."""
     method = runs[0].method
     drawn = made.get("posterior", {}).items()
     points = [n for n, v in drawn if len(v.value) > 1 and bool((v.value == v.value[:1]).all())]

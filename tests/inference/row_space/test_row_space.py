@@ -16,19 +16,18 @@ from hypothesis import strategies as st
 from promises import others_slow
 from torch import Size, nn
 
-from pyrofl.inference import fast
-from pyrofl.inference.elbo import elbo
+from pyrofl.inference.elbo import Seen, elbo
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.fast import row_space
-from pyrofl.inference.fast.row_space import RowProducts, first_layer, pays, with_few_rows
 from pyrofl.inference.federate import federate
-from pyrofl.inference.losses import Seen
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
-from pyrofl.inference.training import local as training
+from pyrofl.inference.row_space import first_layer as layers
+from pyrofl.inference.row_space import rewriting
+from pyrofl.inference.row_space.first_layer import RowProducts, first_layer
+from pyrofl.inference.row_space.rewriting import pays, with_few_rows
 from pyrofl.inference.training import schedules
 from pyrofl.models import (
     apfl,
@@ -88,7 +87,7 @@ def always(monkeypatch) -> list[int]:
         return apply(*given)
 
     monkeypatch.setattr(RowProducts, "apply", counted)
-    monkeypatch.setattr(row_space, "pays", lambda *_: True)
+    monkeypatch.setattr(rewriting, "pays", lambda *_: True)
     return seen
 
 
@@ -99,14 +98,12 @@ WAYS += [(name, *way) for name in ("fedavg", "pfedme") for way in ((None, 2000),
 @pytest.mark.parametrize(("name", "chunk", "worth"), others_slow(WAYS, WAYS[::4]))
 def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
     monkeypatch.setattr(schedules, "WORTH", worth)  # 0: a group for every size
-    monkeypatch.setattr(training, "WORTH_SHORT", worth)
-    monkeypatch.setattr(schedules, "ROOM_SHORT", worth)
     method, data = TAKEN[name](toys.net("mlp:7,6"), batch=4), toys.blobs()
     who = bernoulli(0.5)
     one = list(federate(method, data, 2, participation=who, chunk=chunk))
     assert max(always) == max(toys.SIZES)
     assert 40 in always, "the longest client must have been trained in the space of its rows"
-    monkeypatch.setattr(fast, "REWRITES", ())
+    monkeypatch.setattr(rewriting, "ENABLED", False)
     always.clear()
     other = federate(method, data, 2, participation=who, chunk=chunk)
     for short, long in zip(one, other, strict=True):
@@ -128,7 +125,7 @@ def test_any_schedule_makes_the_same_steps(momentum, epochs, batch, hidden, bias
     net, data = Network(nn.Sequential(*layers)), toys.blobs((3, 17, 1, 9))
     method = fedavg.build(net, momentum=momentum, epochs=epochs, batch=batch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_space, "pays", lambda *_: True)
+        patch.setattr(rewriting, "pays", lambda *_: True)
         one = next(federate(method, data, 1, seed=seed))
     other = next(federate(without(method), data, 1, seed=seed))
     toys.assert_same_round(one, other, rtol=1e-8, atol=1e-10)
@@ -149,7 +146,7 @@ def test_the_weight_moves_along_the_rows_alone(always):
 @pytest.mark.parametrize("outputs_alone", [True, False])
 def test_rows_are_fetched_for_a_likelihood_that_looks_at_them(outputs_alone, always, monkeypatch):
     seen: list[int] = []
-    real = row_space.InRows.__call__
+    real = layers.InRows.__call__
 
     def called(self, model, received, local, batch):
         seen.append(batch.x.shape[2] if batch.x.dim() > 2 else 0)
@@ -158,7 +155,7 @@ def test_rows_are_fetched_for_a_likelihood_that_looks_at_them(outputs_alone, alw
     def likelihood(outputs, x):
         return dist.Categorical(logits=outputs if outputs_alone else outputs * (1 + x[..., :1]))
 
-    monkeypatch.setattr(row_space.InRows, "__call__", called)
+    monkeypatch.setattr(layers.InRows, "__call__", called)
     method = fedavg.build(toys.net(), likelihood=likelihood)
     one = next(federate(method, toys.blobs(), 1, check=False))
     assert always
@@ -348,15 +345,15 @@ def test_who_replaces_a_part_gets_what_is_asked_for(always):
 
 @pytest.mark.parametrize("chunk", [1, 3, None])
 def test_every_client_takes_its_own_way_whoever_is_beside_it(chunk, always, monkeypatch):
-    monkeypatch.setattr(row_space, "most_rows", lambda *_: 10)
+    monkeypatch.setattr(rewriting, "most_rows", lambda *_: 10)
     begun: list[list[int]] = []
-    begin = row_space.InRows.begin
+    begin = layers.InRows.begin
 
     def counted(self, received, local, batch):
         begun.append(batch.mask.sum(1).tolist())
         return begin(self, received, local, batch)
 
-    monkeypatch.setattr(row_space.InRows, "begin", counted)
+    monkeypatch.setattr(layers.InRows, "begin", counted)
     method, data = fedavg.build(toys.net(), batch=4), toys.blobs()
     one, other = (
         next(federate(m, data, 1, chunk=chunk, check=False)) for m in (method, without(method))
@@ -408,7 +405,7 @@ def test_it_pays_less_with_more_rows_and_more_with_more_epochs():
 
 
 def test_only_a_plain_linear_first_layer_is_cut_off():
-    def of(*layers: nn.Module) -> row_space.FirstLayer | None:
+    def of(*layers: nn.Module) -> layers.FirstLayer | None:
         return first_layer(Network(nn.Sequential(*layers)))
 
     plain = of(nn.Flatten(), nn.Linear(8, 4, bias=False), nn.ReLU(), nn.Linear(4, 3))

@@ -1,4 +1,4 @@
-"""Importance weights of what clients share, and of what each has for itself; see `corrected`."""
+"""Importance sampling of shared sites and of each client's own sites; see `corrected`."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Weights(NamedTuple):
     tried: int  # of so many
 
 
-class Told(NamedTuple):
-    """What a client says of S values of g."""
+class ClientTerms(NamedTuple):
+    """A client's part of the importance weights of S values of g."""
 
     log_l: Tensor  # log L_js, [S]
     noise: Tensor  # relative variance of L_js, [S]
@@ -139,23 +139,23 @@ class Weighing:
         modes: dict[int, Predicted] = {}
         for _ in range(TURNS if size else 0):
             # To see where to look, and how many draws of z are needed; then in earnest.
-            e, told, log_w, _ = self._tried(proposal, PILOT * (size + 2), draws, modes, sets=2)
+            e, terms, log_w, _ = self._tried(proposal, PILOT * (size + 2), draws, modes, sets=2)
             w, before, worth = log_w.exp(), worth, float(effective(log_w))
-            draws = {i: self._enough(w @ told[i].noise, draws[i]) for i in self.clients}
+            draws = {i: self._enough(w @ terms[i].noise, draws[i]) for i in self.clients}
             count = max(self.count, min(MOST_TRIED, int(1.5 * ENOUGH * len(w) / worth)))
-            modes = {i: Predicted.of(e, told[i].mode) for i in self.clients}
+            modes = {i: Predicted.of(e, terms[i].mode) for i in self.clients}
             if worth > EVEN * len(w):
                 break
             proposal = nearer(proposal, e, w)
             if worth < GAIN * before:
                 break
         for _ in range(TURNS):
-            e, told, log_w, k = self._tried(proposal, count, draws, modes)
+            e, terms, log_w, k = self._tried(proposal, count, draws, modes)
             if k < HEAVY or not size or effective(log_w) > EVEN * count:
                 break
             proposal = nearer(proposal, e, log_w.exp())  # few draws may have missed a tail
-            modes = {i: Predicted.of(e, told[i].mode) for i in self.clients}
-        drawn = {i: one.sites for i, one in told.items()}
+            modes = {i: Predicted.of(e, terms[i].mode) for i in self.clients}
+        drawn = {i: one.sites for i, one in terms.items()}
         return drawn, [log_w], Weights(torch.tensor([k]), effective(log_w)[None], count)
 
     def _tried(
@@ -165,15 +165,15 @@ class Weighing:
         draws: Mapping[int, int],
         modes: Mapping[int, Predicted],
         sets: int = 1,
-    ) -> tuple[Tensor, dict[int, Told], Tensor, float]:
-        """Return noise of a proposal, what clients say of it, its log weights and their shape."""
+    ) -> tuple[Tensor, dict[int, ClientTerms], Tensor, float]:
+        """Return noise of a proposal, the clients' parts, log weights and Pareto shape."""
         with seeded(int(torch.randint(2**62, (), generator=self.common))):
             e = proposal.sample((count,))
-        told = {
-            i: self.told(i, e, draws[i], modes.get(i), sets)
+        terms = {
+            i: self.terms(i, e, draws[i], modes.get(i), sets)
             for i in self.shown(self.clients, count)
         }
-        said = next(iter(told.values())).prior + sum(one.log_l for one in told.values())
+        said = next(iter(terms.values())).prior + sum(one.log_l for one in terms.values())
         known = -0.5 * (e.square() + math.log(2 * math.pi)).sum(-1)
         ratio = (said + known - proposal.log_prob(e)).nan_to_num(nan=-torch.inf)
         if not bool(ratio.isfinite().any()):
@@ -181,7 +181,7 @@ class Weighing:
                 "no draw of the guide has a density under the model",
                 "a guide near the posterior, such as after more rounds",
             )
-        return e, told, *smoothed(ratio)
+        return e, terms, *smoothed(ratio)
 
     @cached_property
     def _guided(self) -> list[tuple[str, Any]]:
@@ -227,10 +227,10 @@ class Weighing:
         ours = sum(map(width, common.values()))
         return ours, sum(width(s["fn"]) for _, s in self._guided) - ours
 
-    def told(
+    def terms(
         self, i: int, noise: Tensor, draws: int, near: Predicted | None = None, sets: int = 1
-    ) -> Told:
-        """Return what a client says of values of g that come of noise [S, d].
+    ) -> ClientTerms:
+        """Return a client's part of the weights of values of g, which noise [S, d] gives.
 
         Args:
             i: of the client.
@@ -241,16 +241,18 @@ class Weighing:
         """
         draws, sets = (draws, sets) if self.sizes[1] or self._others else (1, 1)
         step = max(1, WIDE * CELLS // (self.clients[i][2].mask.shape[1] * draws * sets))
-        parts = [self._told(i, some, near, draws, sets) for some in noise.split(step)]
+        parts = [self._terms_of_part(i, some, near, draws, sets) for some in noise.split(step)]
         sites = [part.sites for part in parts]
         joined = {
             n: Values(torch.cat([one[n].value for one in sites]), v.rows)
             for n, v in sites[0].items()
         }
         log_l, spread, prior, modes = (torch.cat(v) for v in list(zip(*parts, strict=True))[:4])
-        return Told(log_l, spread, prior, modes, joined)
+        return ClientTerms(log_l, spread, prior, modes, joined)
 
-    def _told(self, i: int, noise: Tensor, near: Predicted | None, draws: int, sets: int) -> Told:
+    def _terms_of_part(
+        self, i: int, noise: Tensor, near: Predicted | None, draws: int, sets: int
+    ) -> ClientTerms:
         s = len(noise)
         mode, root = self._mode(i, noise, near)
         ratio, prior, found = self._ratios(i, noise, mode, root, draws, sets)
@@ -262,7 +264,7 @@ class Weighing:
         chosen = torch.multinomial(weight.clamp(min=1e-300), 1, generator=self.sources[i])[:, 0]
         at = torch.arange(s) * draws * sets + chosen
         sites = {n: Values(v.value[at], v.rows) for n, v in found.items()}
-        return Told(mean.log() + highest[:, 0], spread.nan_to_num(1.0), prior, mode, sites)
+        return ClientTerms(mean.log() + highest[:, 0], spread.nan_to_num(1.0), prior, mode, sites)
 
     def _ratios(
         self, i: int, noise: Tensor, mode: Tensor, root: Tensor, draws: int, sets: int = 1

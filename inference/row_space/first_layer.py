@@ -21,157 +21,24 @@ Where a client has few rows this is far smaller than W, which is made once, when
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
-from pyro.distributions import Normal
 from torch import Size, Tensor
 
-from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import Elbo
-from pyrofl.inference.fast.probing import ignores_rows, sums
-from pyrofl.inference.fast.row_priors import InRowsPrior, dot
-from pyrofl.inference.fast.short import ShortPhase, Way, shortened
-from pyrofl.inference.losses import On, Seen, layers
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import Optim, Sgd
-from pyrofl.inference.programs import (
-    Proximal,
-    Supervised,
-    flat,
-)
+from pyrofl.data import Batch
+from pyrofl.inference.programs import Supervised
+from pyrofl.inference.row_space.priors import InRowsPrior, dot
 from pyrofl.nets import Network, stacked
-from pyrofl.tensors import Tensors, matches
+from pyrofl.tensors import Tensors
 
 # Local tensors: X X' [C, n, n], X A' [C, k n, out], <A, A> [C, k, k] and A_0 [C, out, in].
 GRAM, OUTPUTS, INNER, START = "rows/gram", "rows/outputs", "rows/inner", "rows/start"
 APART = "rows/apart/"  # and the name of a weight that started apart from A_0: where
-FEW = 2  # clients whose weights stay in the cache between operations: measured
 CENTRE = "rows/centre"  # A_0 in the space, for a prior whose centre came down
-PADDING = 150  # rows of padding in products that take as long as some more of them: measured
-TRAFFIC = 30  # rows whose two products take as long as a step's reading and writing: fits timings
-LINEAR = "fused", "foreach", "weight_decay", "dampening", "nesterov", "maximize"  # options of SGD
-
-
-def with_few_rows(
-    method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
-) -> tuple[tuple[Phase, ...], float] | None:
-    """Rewrite a phase that trains the first layer, for clients with few rows.
-
-    It has steps on minibatches, by SGD, on ELBOs that depend on the layer by nothing but the
-    network's outputs and, if at all, a normal prior of one scale per client around what came down.
-    """
-    steps = [move for move in phase.updates if isinstance(move, GradientStep)]
-    found = (reading(method, step, phase, received, local, data) for step in steps)
-    known = [one for one in found if one]
-    if not known or len(known) < len(phase.updates):
-        return None
-    layer, centre = known[0].layer, max(one.centre for one in known)
-    if any(one.layer.name != layer.name or one.centre not in ("", centre) for one in known):
-        return None
-    names = weights_of(layer, local)
-    moving = tuple(n for n in names if any(matches(n, step.names) for step in steps))
-    read = {n for one in known for n in one.reads}
-    if not moving or not read <= {*moving} or not all(map(plain, (s.optim for s in steps))):
-        return None
-    weights = len(moving) + max(len(moving), 1 + bool(centre))
-    most = most_rows(phase, layer.shape, weights, TRAFFIC * (1 + bool(centre)))
-    if (centre and centre not in local) or not most or not layer.takes(data.x):
-        return None
-    decays = any(cast("Sgd", step.optim).options.get("weight_decay") for step in steps)
-    rows = InRows(layer, moving, centre, decays)
-    moves = tuple(replace(step, loss=shortened(step.loss, cast("Way", rows))) for step in steps)
-    blind = all(one.blind for one in known)
-    short = ShortPhase(moves, phase.epochs, phase.batch, blind)
-    return (Phase((rows.begin,)), short, Phase((rows.end,))), most
-
-
-class Reading(NamedTuple):
-    """What a step reads of the first layer of a network."""
-
-    layer: FirstLayer
-    reads: set[str]  # local tensors
-    centre: str  # the received tensor that its prior is around; "" without such a prior
-    blind: bool  # but for the layer's outputs, nothing depends on x
-
-
-def weights_of(layer: FirstLayer, local: Tensors) -> tuple[str, ...]:
-    """Return the local tensors of a layer's weight."""
-    return tuple(n for n in local if n.endswith(f"/{layer.name}") and n[:5] != "rows/")
-
-
-def reading(
-    method: Method,
-    step: GradientStep,
-    phase: Phase,
-    received: Tensors,
-    local: Tensors,
-    data: Federation,
-) -> Reading | None:
-    """Return what a step reads of the first layer; None if that is more than is known here."""
-    *around, core = layers(step.loss)
-    model, guide = method.model, method.guide
-    for one in around:
-        if isinstance(one, On):
-            model, guide = one.model, one.guide
-    if not isinstance(core, Elbo) or not isinstance(model, Supervised) or model.forward is not None:
-        return None
-    layer, homes = first_layer(model.net), model.homes(guide, local)
-    home = homes.get(layer.name) if layer else None
-    if layer is None or home is None:
-        return None
-    centre = "" if model.points and home == f"{model.points}/{layer.name}" else None
-    if centre is None:  # there is a prior
-        prior = model.prior_of(layer.name)
-        near = isinstance(prior, Proximal) and prior.family is Normal
-        if prior is not flat and not near:
-            return None
-        centre = f"{prior.loc}/{layer.name}" if isinstance(prior, Proximal) else ""
-    names, reads = weights_of(layer, local), set[str]()
-    moves = [m.names for m in phase.updates if isinstance(m, GradientStep)]
-    other = {n for n in local if n not in names and any(matches(n, m) for m in moves)}
-    views = [one for one in around if isinstance(one, Seen)]
-    for view, name in [(v.view, home) for v in views] + [
-        (v.centre, centre) for v in views if v.centre and centre
-    ]:
-        read = sums(view, name, names, other, received, local)
-        if read is None:
-            return None
-        reads |= read
-    blind = ignores_rows(model.likelihood, model.net, data.x)
-    return Reading(layer, reads if views else {home}, centre, blind)
-
-
-def plain(optim: Optim) -> bool:
-    """Say whether an optimiser adds up gradients and weights with factors, and nothing else."""
-    return isinstance(optim, Sgd) and not any(
-        on for name, on in optim.options.items() if name not in LINEAR
-    )
-
-
-def most_rows(phase: Phase, shape: Size, weights: int = 2, traffic: int = TRAFFIC) -> int:
-    """Return the most rows of a client for which a phase takes less time in their space."""
-    every = range(1, shape.numel())
-    return bisect_left(every, True, key=lambda n: not pays(phase, shape, n, weights, traffic))
-
-
-def pays(phase: Phase, shape: Size, rows: int, weights: int = 2, traffic: int = TRAFFIC) -> bool:
-    """Say whether a phase takes less time in the space of so many rows of a client.
-
-    Counted in products of one row with the layer [out, in]: two in every epoch and step, and what a
-    step reads and writes, the `traffic`; against those before and after, X A' and C' X for some
-    `weights`, and X X', which may not be larger than the layer.
-    """
-    out, wide = shape
-    if callable(phase.epochs) or phase.batch is None:
-        return False
-    steps = phase.epochs * sum(m.num_steps for m in phase.updates if isinstance(m, GradientStep))
-    saved = steps * (1 - rows / wide) * (2 + traffic / phase.batch)
-    return saved > weights + rows / out and max(2 * stacked.LARGE, rows**2) <= out * wide
 
 
 @lru_cache(maxsize=64)
@@ -229,20 +96,14 @@ class InRows(NamedTuple):
         rows, hidden = stacked.run(self.layer.below, {}, batch.x), ~batch.mask
         start = received[self.centre] if self.centre else local[self.moving[0]]
         apart = {n: local[n] for n in self.moving if not same(local[n], start)}
-        (many, wide), k, out = rows.shape[:2], 1 + len(apart), start.shape[1]
-        gram, outputs = rows.new_zeros(many, wide, wide), rows.new_zeros(many, k * wide, out)
-        inner = rows.new_zeros(many, k, k)
-        for some, n in parts(batch):
-            own = rows[some, :n]
-            gram[some, :n, :n] = torch.bmm(own, own.mT).masked_fill_(hidden[some, None, :n], 0)
-            outputs[some, :n] = made_of(own, start[some])
-            for few in slices(some, rows.device):
-                first = [start[few], *(v[few] - start[few] for v in apart.values())]
-                for i, weight in enumerate(first[1:], 1):
-                    outputs[few, i * wide : i * wide + n] = torch.bmm(rows[few, :n], weight.mT)
-                for i, j in self._crossed(k):
-                    inner[few, i, j] = dot(first[i], first[j])
+        weights = [start, *(v - start for v in apart.values())]
+        (many, wide), k, out = rows.shape[:2], len(weights), start.shape[1]
+        gram = torch.bmm(rows, rows.mT).masked_fill_(hidden[:, None], 0)
+        outputs = torch.cat([made_of(rows, weight) for weight in weights], 1)
         outputs.view(many, k, wide, out).masked_fill_(hidden[:, None, :, None], 0)
+        inner = rows.new_zeros(many, k, k)
+        for i, j in self._crossed(k):
+            inner[:, i, j] = dot(weights[i], weights[j])
         found = {GRAM: gram, OUTPUTS: outputs, START: start, INNER: inner}
         if self.centre:
             at_start = rows.new_tensor([1] + [0] * len(apart))
@@ -257,18 +118,15 @@ class InRows(NamedTuple):
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Make the weights."""
         rows, start = stacked.run(self.layer.below, {}, batch.x), local[START]
-        many, wide = batch.mask.shape
+        wide = batch.mask.shape[1]
         apart = [local[n] for n in (f"{APART}{m}" for m in self.moving) if n in local]
-        found = {n: rows.new_zeros(many, 0) for n in local if ours(n)}
+        found = {n: rows.new_zeros(len(batch), 0) for n in local if ours(n)}
         for name in self.moving:
             moved, shares = local[name][:, :wide], local[name][:, 2 * wide :, :, None]
-            made = found[name] = torch.empty_like(start, memory_format=torch.contiguous_format)
-            for some, n in parts(batch):
-                for few in slices(some, rows.device):
-                    weight = start[few] * shares[few, 0] if self.decays else start[few]
-                    for k, other in enumerate(apart, 1):
-                        weight = torch.addcmul(weight, other[few] - start[few], shares[few, k])
-                    torch.baddbmm(weight, moved[few, :n].mT, rows[few, :n], out=made[few])
+            weight = start * shares[:, 0] if self.decays else start
+            for k, other in enumerate(apart, 1):
+                weight = torch.addcmul(weight, other - start, shares[:, k])
+            found[name] = torch.baddbmm(weight, moved.mT, rows)
         return found
 
     def _crossed(self, many: int) -> list[tuple[int, int]]:
@@ -279,7 +137,7 @@ class InRows(NamedTuple):
     def __call__(
         self, model: Supervised, received: Tensors, local: Tensors, batch: Batch
     ) -> tuple[Supervised, Tensors, Tensors]:
-        """Return what runs the network by the coefficients, see `Way`."""
+        """Return what runs the network by the coefficients, and what it reads of the two."""
         layer, at = self.layer, cast("Tensor", batch.at)  # which is there in a minibatch
         client = torch.arange(len(at), device=at.device)[:, None]
         gram = picked(local[GRAM], at, client)
@@ -309,32 +167,6 @@ def ours(name: str) -> bool:
 def same(one: Tensor, other: Tensor) -> bool:
     """Say whether two tensors are the same view of the same memory."""
     return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
-
-
-def parts(batch: Batch) -> list[tuple[slice, int]]:
-    """Return runs of clients with about as many rows, and the rows of the longest of each."""
-    if batch.x.device.type != "cpu":
-        return [(slice(0, len(batch)), batch.mask.shape[1])]
-    sizes, begin, found = batch.mask.sum(1).tolist(), 0, []
-    for many in runs(sizes, PADDING):
-        found.append((slice(begin, begin + many), max(sizes[begin : begin + many])))
-        begin += many
-    return found
-
-
-def runs(sizes: list[int], worth: int) -> list[int]:
-    """Cut sizes that fall wherever that saves more rows of padding than a group is worth."""
-    spared = [(sizes[0] - size) * (len(sizes) - c) for c, size in enumerate(sizes)]
-    first = spared.index(max(spared))
-    if spared[first] <= worth:
-        return [len(sizes)]
-    return [*runs(sizes[:first], worth), *runs(sizes[first:], worth)]
-
-
-def slices(some: slice, device: torch.device) -> list[slice]:
-    """Split a run of clients into those whose weights stay in the processor's cache."""
-    step = FEW if device.type == "cpu" else some.stop
-    return [slice(c, min(c + step, some.stop)) for c in range(some.start, some.stop, step)]
 
 
 def picked(known: Tensor, at: Tensor, client: Tensor) -> Tensor:

@@ -1,0 +1,216 @@
+"""Phases that train a first layer on minibatches, rewritten for clients with few rows.
+
+It changes no number, up to rounding. It is found by looking at a method's programs, losses and
+optimisers, which are values where that is possible: `Supervised`, `Guide`, `Elbo`, `Sgd`. Other
+methods run as written.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+from pyro.distributions import Normal
+from torch import Size, Tensor
+
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.elbo import Elbo, On, Seen
+from pyrofl.inference.method import GradientStep, Method, Phase
+from pyrofl.inference.optim import Optim, Sgd
+from pyrofl.inference.programs import Loss, Program, Proximal, Supervised, flat
+from pyrofl.inference.row_space.first_layer import FirstLayer, InRows, first_layer
+from pyrofl.inference.row_space.linear_views import ignores_rows, sums
+from pyrofl.nets import stacked
+from pyrofl.tensors import Tensors, matches
+
+TRAFFIC = 30  # rows whose two products take as long as a step's reading and writing: fits timings
+LINEAR = "fused", "foreach", "weight_decay", "dampening", "nesterov", "maximize"  # options of SGD
+ENABLED = True  # benchmarks and tests compare with phases as written
+
+
+class Alternatives(NamedTuple):
+    """A phase as written, and phases that do the same faster for clients with few rows."""
+
+    written: tuple[Phase, ...]
+    rewritten: tuple[Phase, ...]
+    most: float  # rows of a client for which the second takes less time
+
+    def of(self, rows: int) -> tuple[Phase, ...]:
+        """Return the phases that take the least time for a client with so many rows."""
+        return self.rewritten if rows <= self.most else self.written
+
+
+KNOWN: dict[object, tuple[object, Alternatives]] = {}
+KEPT = 256  # of these, which serve from round to round
+
+
+def alternatives(
+    method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
+) -> Alternatives:
+    """Return the ways to run a phase.
+
+    Of received and local the names count, of data the shape of a row. Which clients train never
+    counts: a client takes the same way alone and with others.
+    """
+    if not ENABLED:
+        return Alternatives((phase,), (phase,), 0)
+    parts = method.model, method.guide, phase
+    key = *map(id, parts), tuple(received), tuple(local), data.x.shape[1:], data.x.dtype
+    if key not in KNOWN:
+        phases, most = with_few_rows(method, phase, received, local, data) or ((phase,), 0)
+        if len(KNOWN) >= KEPT:
+            KNOWN.pop(next(iter(KNOWN)), None)
+        KNOWN[key] = parts, Alternatives((phase,), phases, most)  # parts stay, as do their ids
+    return KNOWN[key][1]
+
+
+@dataclass(frozen=True)
+class ShortElbo:
+    """A loss whose model runs its network in the space of rows. A value, as `Elbo` is."""
+
+    loss: Loss
+    rows: InRows
+
+    def __call__(
+        self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return one value per client, [C]."""
+        short, received, local = self.rows(cast("Supervised", model), received, local, batch)
+        return self.loss(short, guide, received, local, batch)
+
+
+@dataclass(frozen=True)
+class ShortPhase(Phase):
+    """A phase on minibatches whose tensors hold a client's rows: it runs in groups by their number.
+
+    Attributes:
+        blind: whether no move looks at x, which is therefore not fetched: it is empty.
+    """
+
+    blind: bool = False
+
+
+def shortened(loss: Loss, rows: InRows) -> Loss:
+    """Run a loss in the space of rows, with the programs that reach it."""
+    if isinstance(loss, On):
+        return replace(loss, loss=shortened(loss.loss, rows))
+    return ShortElbo(loss, rows)
+
+
+def with_few_rows(
+    method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
+) -> tuple[tuple[Phase, ...], float] | None:
+    """Rewrite a phase that trains the first layer, for clients with few rows.
+
+    It has steps on minibatches, by SGD, on ELBOs that depend on the layer by nothing but the
+    network's outputs and, if at all, a normal prior of one scale per client around what came down.
+    """
+    steps = [move for move in phase.updates if isinstance(move, GradientStep)]
+    found = (reading(method, step, phase, received, local, data) for step in steps)
+    known = [one for one in found if one]
+    if not known or len(known) < len(phase.updates):
+        return None
+    layer, centre = known[0].layer, max(one.centre for one in known)
+    if any(one.layer.name != layer.name or one.centre not in ("", centre) for one in known):
+        return None
+    names = weights_of(layer, local)
+    moving = tuple(n for n in names if any(matches(n, step.names) for step in steps))
+    read = {n for one in known for n in one.reads}
+    if not moving or not read <= {*moving} or not all(map(plain, (s.optim for s in steps))):
+        return None
+    weights = len(moving) + max(len(moving), 1 + bool(centre))
+    most = most_rows(phase, layer.shape, weights, TRAFFIC * (1 + bool(centre)))
+    if (centre and centre not in local) or not most or not layer.takes(data.x):
+        return None
+    decays = any(cast("Sgd", step.optim).options.get("weight_decay") for step in steps)
+    rows = InRows(layer, moving, centre, decays)
+    moves = tuple(replace(step, loss=shortened(step.loss, rows)) for step in steps)
+    blind = all(one.blind for one in known)
+    short = ShortPhase(moves, phase.epochs, phase.batch, blind)
+    return (Phase((rows.begin,)), short, Phase((rows.end,))), most
+
+
+class Reading(NamedTuple):
+    """What a step reads of the first layer of a network."""
+
+    layer: FirstLayer
+    reads: set[str]  # local tensors
+    centre: str  # the received tensor that its prior is around; "" without such a prior
+    blind: bool  # but for the layer's outputs, nothing depends on x
+
+
+def weights_of(layer: FirstLayer, local: Tensors) -> tuple[str, ...]:
+    """Return the local tensors of a layer's weight."""
+    return tuple(n for n in local if n.endswith(f"/{layer.name}") and n[:5] != "rows/")
+
+
+def reading(
+    method: Method,
+    step: GradientStep,
+    phase: Phase,
+    received: Tensors,
+    local: Tensors,
+    data: Federation,
+) -> Reading | None:
+    """Return what a step reads of the first layer; None if that is more than is known here."""
+    views, core, model, guide = list[Seen](), step.loss, method.model, method.guide
+    while isinstance(core, (On, Seen)):
+        if isinstance(core, On):
+            model, guide = core.model, core.guide
+        else:
+            views.append(core)
+        core = core.loss
+    if not isinstance(core, Elbo) or not isinstance(model, Supervised) or model.forward is not None:
+        return None
+    layer, homes = first_layer(model.net), model.homes(guide, local)
+    home = homes.get(layer.name) if layer else None
+    if layer is None or home is None:
+        return None
+    centre = "" if model.points and home == f"{model.points}/{layer.name}" else None
+    if centre is None:  # there is a prior
+        prior = model.prior_of(layer.name)
+        near = isinstance(prior, Proximal) and prior.family is Normal
+        if prior is not flat and not near:
+            return None
+        centre = f"{prior.loc}/{layer.name}" if isinstance(prior, Proximal) else ""
+    names, reads = weights_of(layer, local), set[str]()
+    moves = [m.names for m in phase.updates if isinstance(m, GradientStep)]
+    other = {n for n in local if n not in names and any(matches(n, m) for m in moves)}
+    for view, name in [(v.view, home) for v in views] + [
+        (v.centre, centre) for v in views if v.centre and centre
+    ]:
+        read = sums(view, name, names, other, received, local)
+        if read is None:
+            return None
+        reads |= read
+    blind = ignores_rows(model.likelihood, model.net, data.x)
+    return Reading(layer, reads if views else {home}, centre, blind)
+
+
+def plain(optim: Optim) -> bool:
+    """Say whether an optimiser adds up gradients and weights with factors, and nothing else."""
+    return isinstance(optim, Sgd) and not any(
+        on for name, on in optim.options.items() if name not in LINEAR
+    )
+
+
+def most_rows(phase: Phase, shape: Size, weights: int = 2, traffic: int = TRAFFIC) -> int:
+    """Return the most rows of a client for which a phase takes less time in their space."""
+    every = range(1, shape.numel())
+    return bisect_left(every, True, key=lambda n: not pays(phase, shape, n, weights, traffic))
+
+
+def pays(phase: Phase, shape: Size, rows: int, weights: int = 2, traffic: int = TRAFFIC) -> bool:
+    """Say whether a phase takes less time in the space of so many rows of a client.
+
+    Counted in products of one row with the layer [out, in]: two in every epoch and step, and what a
+    step reads and writes, the `traffic`; against those before and after, X A' and C' X for some
+    `weights`, and X X', which may not be larger than the layer.
+    """
+    out, wide = shape
+    if callable(phase.epochs) or phase.batch is None:
+        return False
+    steps = phase.epochs * sum(m.num_steps for m in phase.updates if isinstance(m, GradientStep))
+    saved = steps * (1 - rows / wide) * (2 + traffic / phase.batch)
+    return saved > weights + rows / out and max(2 * stacked.LARGE, rows**2) <= out * wide
