@@ -52,7 +52,6 @@ class Privacy:
     seed: Whole | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         check_fields(self)
 
 
@@ -84,7 +83,6 @@ class Spent(NamedTuple):
         return f"epsilon ({SEEDED})" if self.seeded else "epsilon"
 
     def __str__(self) -> str:
-        """Return one line with epsilon, delta and the bound."""
         told = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} per client ({self.bound})"
         if large := too_large(self.delta, len(self.clients)):
             told = f"{told}; {large}"

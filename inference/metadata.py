@@ -192,7 +192,6 @@ class Metadata:
     privacy: Promise | None = None
 
     def __post_init__(self) -> None:
-        """Validate types and the metadata of tensors."""
         check_fields(self)
         if not isinstance(self.train_all_clients, bool):
             raise ValueError(f"train_all_clients is {self.train_all_clients!r}; expected a bool")

@@ -47,7 +47,6 @@ class GradientStep:
     num_steps: Count = 1
 
     def __post_init__(self) -> None:
-        """Check the count."""
         check_fields(self)
 
 
@@ -66,7 +65,6 @@ class Phase:
     batch: Count | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         check_fields(self)
 
 

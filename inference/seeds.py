@@ -55,7 +55,6 @@ class Seeds:
     noise: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name, value in vars(self).items():
             if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
                 raise ValueError(f"seed of {name} is {value!r}; expected a whole number >= 0")

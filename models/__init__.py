@@ -12,12 +12,10 @@ NAMES = sorted(found.name for found in iter_modules(__path__))
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Load one of the modules."""
     if name not in NAMES:
         raise AttributeError(f"module 'pyrofl.models' has no attribute {name!r}")
     return import_module(f"pyrofl.models.{name}")
 
 
 def __dir__() -> list[str]:
-    """Name the modules, loaded or not."""
     return NAMES

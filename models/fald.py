@@ -213,7 +213,6 @@ class Factors:
     """
 
     def __init__(self, net: Network, likelihood: Likelihood, full: bool) -> None:
-        """Lay the parameters in one vector."""
         self.net, self.likelihood = net, likelihood
         self.normals = Normals(sum(s.numel() for s in net.shapes.values()), full)
 

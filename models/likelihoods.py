@@ -35,7 +35,6 @@ class Categorical(dist.Categorical):
         logits: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        """Normalise."""
         if probs is not None or logits is None or not (logits.dim() and logits.is_floating_point()):
             super().__init__(probs, logits, validate_args=validate_args)
             return
@@ -100,7 +99,6 @@ class LeastSquares(dist.Normal):
     def __init__(
         self, loc: Tensor, scale: Tensor, unit: float = 1.0, validate_args: bool | None = None
     ) -> None:
-        """Take mean, standard deviation, and the unit of the errors that are squared."""
         super().__init__(loc, scale, validate_args=validate_args)
         self.unit = unit
 

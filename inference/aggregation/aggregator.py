@@ -97,7 +97,6 @@ class Aggregator:
         get_rule(self.rule)
 
     def __repr__(self) -> str:
-        """Tell what is pooled how."""
         how = (
             self.rule if isinstance(self.rule, str) else getattr(self.rule, "__name__", "own rule")
         )

@@ -22,7 +22,6 @@ class Block:
     """Tables [R, ...], name -> tensor, and the indices of the rows that no state holds."""
 
     def __init__(self, tables: Mapping[str, Tensor], free: Iterable[int] = ()) -> None:
-        """Take the tables and the indices of the free rows."""
         self.tables, self.free = tables, list(free)
         self.layout = layout_of(tables)
 
@@ -33,7 +32,6 @@ class Row:
     __slots__ = ("block", "index")
 
     def __init__(self, block: Block, index: int) -> None:
-        """Take the block and the index of the row."""
         self.block, self.index = block, index
 
     @property
@@ -42,7 +40,6 @@ class Row:
         return {n: table[self.index] for n, table in self.block.tables.items()}
 
     def __del__(self) -> None:
-        """Free the row."""
         self.block.free.append(self.index)
 
 
@@ -56,7 +53,6 @@ class RowStore:
     """
 
     def __init__(self, room: int, memory: int | None = None) -> None:
-        """Begin without any block."""
         self.room, self.memory = room, memory
         self.blocks: list[Block] = []
 
@@ -95,15 +91,12 @@ class Tables(Mapping[str, Tensor]):
     """Tables that are put together when they are read."""
 
     def __or__(self, other: Mapping[str, Tensor]) -> Tensors:
-        """Return a dict of these tables and of others, which win."""
         return {**self, **other}
 
     def __ror__(self, other: Mapping[str, Tensor]) -> Tensors:
-        """Return a dict of other tables and of these, which win."""
         return {**other, **self}
 
     def __reduce__(self) -> Any:
-        """Be written as what torch loads without running code."""
         return OrderedDict, (), None, None, iter([*self.items()])
 
 
@@ -145,7 +138,6 @@ class ClientStates(Tables):
         return cls(len(seen), RowStore(len(seen), memory), rows, _like(rows.values()))
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a table [J, ...]."""
         table = self.store.table(self.clients, self._like[name], row_bytes(self._like)).zero_()
         for ids, block, index in _by_block(self._rows.items()):
             if name in block.tables:
@@ -153,11 +145,9 @@ class ClientStates(Tables):
         return table
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
         return iter(self._like)
 
     def __len__(self) -> int:
-        """Return the number of names."""
         return len(self._like)
 
     def select(self, ids: Tensor) -> Tensors:

@@ -102,7 +102,6 @@ class LocalRound(RunningRound):
     """A round of clients that have their rows and private state here."""
 
     def __init__(self, data: Federation, request: RoundRequest) -> None:
-        """Begin."""
         self.data, self.request = data, request
         last = request.state
         self.states = ClientStates.of(last.private, last.seen, request.memory)

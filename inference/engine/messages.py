@@ -177,7 +177,6 @@ class FoldingInbox(Inbox):
     """Folds messages into one for each form, so that only a chunk's messages are in memory."""
 
     def __init__(self, aggregate: Aggregator, server: Tensors) -> None:
-        """Begin."""
         self.aggregate, self.server = aggregate, server
         self.folded: dict[Form, Weighed | Exception] = {}
         self.message: Tensors = {}

@@ -134,7 +134,6 @@ class Stragglers:
     least: PositiveShare = 1.0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         check_fields(self)
 
     def reported(self, ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:

@@ -57,7 +57,6 @@ class Asked:
     chunk: Count | None = None
 
     def __post_init__(self) -> None:
-        """Check the words and the numbers."""
         check_fields(self)
         if self.population == "pooled" and (self.part, self.adapted) != ("test", "none"):
             raise ValueError(

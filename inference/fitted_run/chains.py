@@ -71,11 +71,9 @@ class Chains(Summarised, Sequence[R]):
     @overload
     def __getitem__(self, index: slice) -> tuple[R, ...]: ...
     def __getitem__(self, index: int | slice) -> R | tuple[R, ...]:
-        """Return a run, or some."""
         return self.runs[index]
 
     def __len__(self) -> int:
-        """Return the number of runs."""
         return len(self.runs)
 
     def to_arviz(

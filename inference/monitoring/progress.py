@@ -30,7 +30,6 @@ class Progress:
             self.bar = tqdm(total=rounds, initial=begun, unit="round")
 
     def __enter__(self) -> Progress:
-        """Begin."""
         return self
 
     def __exit__(
@@ -39,7 +38,6 @@ class Progress:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Let the bar stay as it is."""
         if self.bar is not None:
             self.bar.close()
 

@@ -106,7 +106,6 @@ class Verdict:
         return replace(self, why=f"{self.why}; {note}, which corrected draws allow for")
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
         return f"{self.kind}{f' since round {self.since}' if self.since else ''}: {self.why}"
 
 
@@ -249,7 +248,6 @@ class Divergence(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        """Say it, after "diverged"."""
         return f"since round {self.since}: {self.why}"
 
 
@@ -270,7 +268,6 @@ class Losses:
     """What the losses of all rounds say, in each of R copies of a federation of J clients."""
 
     def __init__(self, copies: int = 1) -> None:
-        """Begin."""
         self.copies = copies
         self.steps: dict[str, _Step] = {}
 

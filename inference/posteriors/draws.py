@@ -43,7 +43,6 @@ class JointNoise(ClientNoise):
     def __init__(
         self, own: Sequence[Generator], shared: str, common: Callable[[], Generator]
     ) -> None:
-        """Take a generator per client, patterns of shared sites, and what makes their source."""
         super().__init__(own)
         self.own, self.shared, self.common = own, shared, [common() for _ in own]
 

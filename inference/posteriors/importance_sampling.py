@@ -56,7 +56,6 @@ class CannotCorrect(ValueError):
     """
 
     def __init__(self, reason: str, remedy: str, quiet: bool = False) -> None:
-        """State the reason and what is expected instead."""
         super().__init__(f"corrected=True, and {reason}; expected {remedy}")
         self.reason, self.quiet = reason, quiet
 
@@ -83,7 +82,6 @@ class Proposed(Messenger):
     """Give normal sites their noise, in the order of the sites: shared ones [S, d], all others."""
 
     def __init__(self, shared: str, noise: Tensor, own: Tensor) -> None:
-        """Take the patterns of shared sites."""
         super().__init__()
         self.shared, self.left = shared, {True: noise, False: own}
 

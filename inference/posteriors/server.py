@@ -22,7 +22,6 @@ class Given(Messenger):
     """Put values [S, C, *p] at latent sites of these names."""
 
     def __init__(self, values: Tensors) -> None:
-        """Take the values."""
         super().__init__()
         self.values = values
 

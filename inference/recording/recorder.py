@@ -75,7 +75,6 @@ class Kept(threading.local):
     """The recordings of a thread."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.found: OrderedDict[object, Recording] = OrderedDict()
         self.plain: dict[object, Any] = {}  # kinds of steps that keep the layout -> values
         self.sure: dict[object, Any] = {}  # kind, code that is right in some shape -> values

@@ -48,7 +48,6 @@ class Tape(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        """Record nothing yet."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.reason = ""
@@ -56,7 +55,6 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation and record it."""
         options = kwargs or {}
         out = op(*args, **options)
         given = tensors((*args, *options.values()))
@@ -76,14 +74,12 @@ class Reads(TorchFunctionMode):
     """Notices Python functions that read a tensor's numbers without an operation."""
 
     def __init__(self, tape: Tape) -> None:
-        """Report to a tape."""
         super().__init__()
         self.tape = tape
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run a function."""
         if func in READS and not self.tape.reason:
             self.tape.reason = f"Python reads numbers of a tensor (Tensor.{func.__name__})"
         return func(*args, **(kwargs or {}))

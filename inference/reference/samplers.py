@@ -179,7 +179,6 @@ class OnePrior(dist.TorchDistribution):
     arg_constraints = {}  # noqa: RUF012 (as every distribution of Pyro has it)
 
     def __init__(self, fn: Any) -> None:
-        """Keep the distribution, of batch shape [C, B]."""
         self.fn = fn
         shape = torch.Size((*fn.batch_shape[:-2], 1, *fn.batch_shape[-1:]))
         super().__init__(shape, fn.event_shape, validate_args=False)

@@ -50,7 +50,6 @@ class SphericalInRows(Spherical):
     """A normal prior of one scale, of coefficients."""
 
     def __init__(self, fn: TorchDistribution, entries: int, known: InRowsPrior) -> None:
-        """Put it on coefficients of weights with so many entries."""
         super().__init__(fn, 2)
         self.known, self.numbers = known, entries
 

@@ -17,6 +17,8 @@ from pyrofl.inference.row_space.rewriting import ShortPhase, alternatives
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.minibatches import minibatches, same_batch
 from pyrofl.inference.training.schedules import (
+    WORTH,
+    WORTH_SHORT,
     Axes,
     alike,
     buckets,
@@ -111,7 +113,9 @@ class Training(NamedTuple):
         """
         sizes, begun, axes = self.data.sizes[who.ids.cpu()], local, Axes()
         bound = int(self.data.sizes.max())
-        parts = [(some, roomy(sizes[some], bound)) for some in buckets(sizes)]
+        short = any(isinstance(phase, ShortPhase) for phase in phases)
+        by_size = buckets(sizes, WORTH_SHORT if short else WORTH)
+        parts = [(some, roomy(sizes[some], bound)) for some in by_size]
         longest = max(width for _, width in parts)
         losses: Tensors = {}
         first: Tensors = {}
@@ -188,11 +192,9 @@ class Streams(Sequence[Generator]):
         self.make, self.names = make, names
 
     def __len__(self) -> int:
-        """Return the number of clients."""
         return len(self.names)
 
     def __getitem__(self, at: Any) -> Any:
-        """Return a client's stream, or the streams of several clients."""
         if isinstance(at, slice):
             return Streams(self.make, self.names[at])
         return self.make(self.names[at])

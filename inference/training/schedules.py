@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pyrofl.tensors import Tensors, cut, placed
 
 WORTH = 2000  # rows of padding in a step that cost more time than a step more: measured
+WORTH_SHORT = 500  # the same where clients train in the space of their rows: measured
 
 ROOM = 256  # rows of padding that a group may have so that shapes recur, which replay asks for
 
@@ -75,10 +76,10 @@ def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
     return [torch.tensor([c for c, w in enumerate(within) if w == kind]) for kind in kinds]
 
 
-def buckets(sizes: Tensor) -> list[Tensor]:
+def buckets(sizes: Tensor, worth: int) -> list[Tensor]:
     """Group places of clients by their numbers of rows [C], the largest first; see `runs`."""
     order = sizes.argsort(descending=True, stable=True)
-    return list(order.split(runs(sizes[order].tolist(), WORTH)))
+    return list(order.split(runs(sizes[order].tolist(), worth)))
 
 
 def runs(sizes: list[int], worth: int) -> list[int]:

@@ -137,7 +137,6 @@ class MoveRun:
     """A closed form of a phase."""
 
     def __init__(self, run: PhaseRun, move: ClosedFormUpdate) -> None:
-        """Begin."""
         self.run, self.move, self.names = run, move, set[str]()
         values = (run.method.model, run.method.guide, move)
         name = getattr(move, "__name__", type(move).__name__)
@@ -180,7 +179,6 @@ class StepRun:
     """
 
     def __init__(self, run: PhaseRun, step: GradientStep, moving: Sequence[str]) -> None:
-        """Begin with a new optimiser."""
         self.run, self.step, self.names = run, step, step.names
         self.params = {n: run.local[n].detach().requires_grad_() for n in moving}
         self.optimiser = step.optim([*self.params.values()])

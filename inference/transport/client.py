@@ -117,7 +117,6 @@ class Client:
         metrics: Mapping[str, Metric] | None = None,
         min_scored_rows: Count | None = MIN_SCORED_ROWS,
     ) -> None:
-        """Take up what the folder holds."""
         if data.weights is not None:
             raise ValueError(
                 "data have weights of rows, and servers elsewhere count rows; expected none"

@@ -73,15 +73,12 @@ class RemoteStates(Tables):
         return self.pool.kept(self.number)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a table [J, ...]."""
         return self.tables[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
         return iter(self.tables)
 
     def __len__(self) -> int:
-        """Return the number of names."""
         return len(self.tables)
 
 
@@ -102,7 +99,6 @@ class Pool:
         self.held: WeakValueDictionary[int, RemoteStates] = WeakValueDictionary()
 
     def __enter__(self) -> Pool:
-        """Start the workers."""
         try:
             self.post.hire([(shard(self.data, mine), mine) for mine in self.mine])
         except BaseException:
@@ -164,7 +160,6 @@ class PoolRound(RunningRound):
     before: RemoteStates  # what the clients kept after the last round
 
     def __post_init__(self) -> None:
-        """Find out who has work."""
         ids = self.request.ids
         self.busy = [
             w for w, mine in enumerate(self.pool.mine) if bool(torch.isin(mine, ids).any())
@@ -172,7 +167,6 @@ class PoolRound(RunningRound):
         self.waiting: deque[tuple[int, Any]] = deque()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let workers forget the round if it fails on its way."""
         if kind is None:
             return
         self.pool.post.forget([ticket for _, ticket in self.waiting])

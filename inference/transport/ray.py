@@ -197,7 +197,6 @@ class Actor:
     """A worker in a process of its own."""
 
     def __init__(self, path: list[str], threads: int, dtype: torch.dtype, device: str) -> None:
-        """Find the caller's modules, and compute as it does."""
         sys.path += [place for place in path if place not in sys.path]
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)

@@ -97,7 +97,6 @@ class Received(RunningRound):
     """A round whose replies have come over a wire; what clients keep stays with them."""
 
     def __init__(self, replies: list[Reply]) -> None:
-        """Take the replies."""
         self.read, self.back = replies, nobody()
 
     def __exit__(self, *_: object) -> None:

@@ -69,7 +69,6 @@ class Server:
         trains: Draw | None = None,
         state: str | Path | None = None,
     ) -> None:
-        """Begin, or go on from what the folder holds."""
         self.at, self.seed = by_round(method), separate(seed)
         self.roster = Roster(names, sizes, dtype)
         self.participation, self.trains = participation, trains

@@ -35,7 +35,6 @@ class StateLostError(InvalidRequestError):
     """Clients have not the state that belongs to their last merged message."""
 
     def __init__(self, text: str, names: Sequence[str]) -> None:
-        """Take what happened in one line, and the names of these clients."""
         super().__init__(text)
         self.names = tuple(names)
 

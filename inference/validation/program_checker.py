@@ -43,7 +43,6 @@ class Look:
     local: Tensors
 
     def __post_init__(self) -> None:
-        """Run them once."""
         self.batch = self.data.batch(torch.arange(self.data.clients))
         self.q, self.p = self.run(self.batch, self.received, self.local)
 
@@ -286,7 +285,6 @@ class Drawn(Messenger):
     """Refuses programs that write into the value of a site."""
 
     def __init__(self) -> None:
-        """Begin with no site."""
         super().__init__()
         self.found: list[tuple[str, Tensor, Tensor]] = []
 

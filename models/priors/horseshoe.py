@@ -35,7 +35,6 @@ class Horseshoe(TorchDistribution):
     has_rsample = True
 
     def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
-        """Keep loc and scale, broadcast to one shape."""
         self.loc, self.scale = broadcast_all(loc, scale)
         super().__init__(self.loc.shape, validate_args=validate_args)
 

@@ -61,7 +61,6 @@ class Given(Messenger):
     """Give the normal sites of a guide their noise: what is shared [S, C, 1, k], own [.., m]."""
 
     def __init__(self, common: Tensor, own: Tensor) -> None:
-        """Keep the noise."""
         super().__init__()
         self.common, self.own = common, own
 

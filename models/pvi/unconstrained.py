@@ -69,7 +69,6 @@ class Scaled(Messenger):
     """Let the log densities of some sites count in part, or, for a share of None, not at all."""
 
     def __init__(self, names: str, share: Tensor | None) -> None:
-        """Keep the sites' names, parted by spaces."""
         super().__init__()
         self.names, self.share = set(names.split()), share
 
@@ -84,7 +83,6 @@ class Decentred(Messenger):
     """State some normal sites as loc + scale * NAME_decentred, the latter standard normal."""
 
     def __init__(self, names: set[str]) -> None:
-        """Keep the sites' names."""
         super().__init__()
         self.names = names
 
@@ -142,7 +140,6 @@ class RowsFilled(Messenger):
     """Give rows that a program hides at a latent site the normal that stands for its prior."""
 
     def __init__(self, sites: Iterable[Site]) -> None:
-        """Keep the sites of rows."""
         super().__init__()
         self.sites = {site.name: site for site in sites if site.of_rows}
 
