@@ -17,7 +17,6 @@ from pyrofl.inference.row_space.rewriting import ShortPhase, alternatives
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.minibatches import minibatches, same_batch
 from pyrofl.inference.training.schedules import (
-    WORTH,
     WORTH_SHORT,
     Axes,
     alike,
@@ -114,7 +113,7 @@ class Training(NamedTuple):
         sizes, begun, axes = self.data.sizes[who.ids.cpu()], local, Axes()
         bound = int(self.data.sizes.max())
         short = any(isinstance(phase, ShortPhase) for phase in phases)
-        by_size = buckets(sizes, WORTH_SHORT if short else WORTH)
+        by_size = buckets(sizes, WORTH_SHORT if short else None)
         parts = [(some, roomy(sizes[some], bound)) for some in by_size]
         longest = max(width for _, width in parts)
         losses: Tensors = {}

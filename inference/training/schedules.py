@@ -76,10 +76,10 @@ def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
     return [torch.tensor([c for c, w in enumerate(within) if w == kind]) for kind in kinds]
 
 
-def buckets(sizes: Tensor, worth: int) -> list[Tensor]:
+def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
     """Group places of clients by their numbers of rows [C], the largest first; see `runs`."""
     order = sizes.argsort(descending=True, stable=True)
-    return list(order.split(runs(sizes[order].tolist(), worth)))
+    return list(order.split(runs(sizes[order].tolist(), WORTH if worth is None else worth)))
 
 
 def runs(sizes: list[int], worth: int) -> list[int]:

@@ -29,6 +29,7 @@ from pyrofl.inference.row_space import rewriting
 from pyrofl.inference.row_space.first_layer import RowProducts, first_layer
 from pyrofl.inference.row_space.rewriting import pays, with_few_rows
 from pyrofl.inference.training import local as training
+from pyrofl.inference.training import schedules
 from pyrofl.models import (
     apfl,
     ditto,
@@ -97,7 +98,7 @@ WAYS += [(name, *way) for name in ("fedavg", "pfedme") for way in ((None, 2000),
 
 @pytest.mark.parametrize(("name", "chunk", "worth"), others_slow(WAYS, WAYS[::4]))
 def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
-    monkeypatch.setattr(training, "WORTH", worth)  # 0: a group for every size
+    monkeypatch.setattr(schedules, "WORTH", worth)  # 0: a group for every size
     monkeypatch.setattr(training, "WORTH_SHORT", worth)
     method, data = TAKEN[name](toys.net("mlp:7,6"), batch=4), toys.blobs()
     who = bernoulli(0.5)

@@ -88,7 +88,7 @@ def test_epochs_are_shuffled_minibatches_only():
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40))
 def test_groups_hold_every_client_once_and_a_cut_spares_what_it_costs(sizes):
-    found = buckets(torch.tensor(sizes), schedules.WORTH)
+    found = buckets(torch.tensor(sizes))
     assert sorted(i for group in found for i in group.tolist()) == list(range(len(sizes)))
     grouped = [[sizes[i] for i in group.tolist()] for group in found]
     assert [size for group in grouped for size in group] == sorted(sizes, reverse=True)
@@ -103,13 +103,11 @@ def test_groups_hold_every_client_once_and_a_cut_spares_what_it_costs(sizes):
 
 def test_groups_of_some_sizes():
     sizes = torch.tensor([5, 900, 5, 870, 5, 5, 5, 800])
-    assert [group.tolist() for group in buckets(sizes, schedules.WORTH)] == [
+    assert [group.tolist() for group in buckets(sizes)] == [
         [1, 3, 7],
         [0, 2, 4, 5, 6],
     ]
-    assert [group.tolist() for group in buckets(torch.full((3,), 10**6), schedules.WORTH)] == [
-        [0, 1, 2]
-    ]
+    assert [group.tolist() for group in buckets(torch.full((3,), 10**6))] == [[0, 1, 2]]
 
 
 def test_less_than_half_of_a_width_is_padding():
