@@ -16,6 +16,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,6 +125,49 @@ def test_programs_find_what_their_tables_say(section):
         one = values.reshape(values.shape[0] * values.shape[1], -1)[:, int(place or 0)]
         assert one.mean() == pytest.approx(float(mean), abs=0.1 * float(sd) + 0.005)
         assert one.std() == pytest.approx(float(sd), abs=0.1 * float(sd) + 0.005)
+
+
+RECIPES, *COOKBOOK = re.split(r"(?m)^(?=## )", (DOCS / "cookbook.md").read_text())
+TRUE = re.compile(r"(?m)^\| `(\w+)(?:\[(\d+)\])?` \| (\S+) \| (\S+) ± (\S+) \|$")
+
+
+def drawn(names: dict[str, Any], site: str, place: str) -> np.ndarray:
+    """Return the draws of one element of a site of a fitted program."""
+    values = names["found"][site].values
+    return values.reshape(values.shape[0] * values.shape[1], -1)[:, int(place or 0)]
+
+
+@pytest.mark.parametrize("section", COOKBOOK, ids=title)
+def test_recipes_run_and_their_tables_have_the_truth(section, monkeypatch):
+    """One round of one step; the page's posterior is within 3 standard deviations of the truth."""
+    monkeypatch.setattr(corrected, "TRIED", 40)
+    monkeypatch.setattr(weighing, "PILOT", 10)
+    monkeypatch.setattr(weighing, "MOST_TRIED", 40)
+    short = RECIPES.replace("shared=shared", "shared=shared, steps=1, draws=2")
+    names: dict[str, Any] = {}
+    printed(short.replace("rounds=40", "rounds=1").replace("draws=2000", "draws=4"), names)
+    printed(section, names)
+    rows = TRUE.findall(section)
+    assert len(rows) >= 3
+    for site, place, truth, mean, sd in rows:
+        assert drawn(names, site, place).size == 4
+        assert abs(float(mean) - float(truth)) < 3 * float(sd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", COOKBOOK, ids=title)
+def test_recipes_find_the_truth(section):
+    """As printed: the truth within 3 sd, and the page's numbers within 0.25 sd and the rounding.
+
+    2,000 weighted draws are worth 500 or more, so that means are off by up to 0.05 sd: five of it.
+    """
+    names: dict[str, Any] = {}
+    printed(RECIPES, names)
+    assert printed(section, names).startswith("converged")
+    for site, place, truth, mean, sd in TRUE.findall(section):
+        found = drawn(names, site, place)
+        assert abs(found.mean() - float(truth)) < 3 * found.std()
+        assert abs(found.mean() - float(mean)) < 0.25 * float(sd) + 0.005
 
 
 def shown(page: str) -> str:

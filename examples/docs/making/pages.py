@@ -55,7 +55,7 @@ def tutorials(folder: Path) -> Iterator[tuple[str, str]]:
     )
     yield (
         "tutorials_list.md",
-        f"```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n" if names else "None yet.\n",
+        f"```{{toctree}}\n:hidden:\n\n{names}\n```\n" if names else "None yet.\n",
     )
 
 
