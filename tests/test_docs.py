@@ -141,8 +141,8 @@ def drawn(names: dict[str, Any], site: str, place: str) -> np.ndarray:
 def test_recipes_run_and_their_tables_have_the_truth(section, monkeypatch):
     """One round of one step; the page's posterior is within 3 standard deviations of the truth."""
     monkeypatch.setattr(corrected, "TRIED", 40)
-    monkeypatch.setattr(weighing, "PILOT", 10)
-    monkeypatch.setattr(weighing, "MOST_TRIED", 40)
+    monkeypatch.setattr(importance_sampling, "PILOT", 10)
+    monkeypatch.setattr(importance_sampling, "MOST_TRIED", 40)
     short = RECIPES.replace("shared=shared", "shared=shared, steps=1, draws=2")
     names: dict[str, Any] = {}
     printed(short.replace("rounds=40", "rounds=1").replace("draws=2000", "draws=4"), names)

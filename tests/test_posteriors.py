@@ -156,8 +156,8 @@ def test_the_table_says_what_is_off(surgical, tmp_path, monkeypatch):
     row = compare.row_of(quick, "guide", compare.VARIANTS["guide"], tmp_path)
     written = compare.markdown([json.loads(json.dumps(row))])
     assert bad(row)
-    assert "| **off** | surgical | guide | binomial | 12 / 12 |" in written
-    assert "0 of 1 rows are as exact" in written
+    assert "| **inaccurate** | surgical | guide | binomial | 12 / 12 |" in written
+    assert "0 of 1 rows are accurate" in written
 
 
 @pytest.mark.slow

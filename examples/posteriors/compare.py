@@ -127,7 +127,7 @@ def stated(row: Mapping[str, Any]) -> list[str]:
         return f"{value:.{digits}f} ± {error:.{digits}f}{where}"
 
     return [
-        "**off**" if bad(row) else "as exact",
+        "**inaccurate**" if bad(row) else "accurate",
         row["problem"],
         row["variant"] if row["k"] is None else f"{row['variant']}, k {row['k']:.2f}",
         row["family"],
