@@ -158,6 +158,13 @@ def _kind(value: Any) -> str:
         return f"{value.dtype} {list(value.shape)} {_hash(content)}"
     if isinstance(value, np.generic | torch.dtype | torch.device | Enum):
         return repr(value)
+    if isinstance(value, Tensor) and (value.is_nested or value.is_meta):
+        parts = () if value.is_meta else value.unbind()
+        return f"{value.dtype} nested or without data {[_kind(part) for part in parts]}"
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        found = value.detach().to_sparse_coo().coalesce()
+        parts = (found.indices(), found.values())
+        return f"{value.layout} {list(value.shape)} {[_kind(part) for part in parts]}"
     if isinstance(value, Tensor):
         # A copy, as of one entry that was expanded torch says that it is contiguous, and it is not.
         flat = value.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)

@@ -14,10 +14,11 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import check_fields
+from pyrofl.arguments import Number, check_fields
 from pyrofl.data import Batch, Who
 from pyrofl.inference.budget import Promise
 from pyrofl.inference.programs import Program
+from pyrofl.returned import as_numbers, as_tensors, calling
 from pyrofl.tensors import Tensors, pick, role, sparse
 
 
@@ -33,6 +34,18 @@ class Rule:
     text: str
     holds: Callable[[Tensor], Tensor]
 
+    def validate(self, name: str, value: Tensor) -> Tensor:
+        """Return which entries of a tensor [C, *p] hold, bool [C, ...]; see `holds`."""
+        what = f"rule {self.text!r} of {name!r}"
+        with calling(what):
+            found = as_numbers(what, self.holds(value), (len(value), -1), torch.bool)
+        if found.shape != value.shape[: found.dim()]:
+            shape = list(value.shape)
+            raise ValueError(
+                f"{what} has shape {list(found.shape)}; expected {shape}, or its start"
+            )
+        return found
+
 
 @dataclass(frozen=True)
 class WireCost:
@@ -43,6 +56,13 @@ class WireCost:
     """
 
     bytes: Callable[[str, Tensors], Tensor]
+
+    def count(self, name: str, tensors: Tensors) -> Tensor:
+        """Return the bytes of a tensor, int64 [C]; see `bytes`."""
+        what = f"the wire cost of {name!r}"
+        with calling(what):
+            found = self.bytes(name, tensors)
+        return as_numbers(what, found, (len(tensors[name]),), torch.long).long()
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,15 @@ class Moments:
     """
 
     of: Callable[[Tensors], dict[str, tuple[Tensor, Tensor]]]
+
+    def compute(self, tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return site -> mean and standard deviation; see `of`."""
+        with calling("moments"):
+            found = {n: (mean, sd) for n, (mean, sd) in self.of(tensors).items()}
+        for site, (mean, sd) in found.items():
+            of_mean = as_tensors("moments", {site: mean})[site]
+            as_numbers(f"the sd of {site!r} by moments", sd, tuple(of_mean.shape), None)
+        return found
 
 
 @dataclass(frozen=True)
@@ -91,7 +120,7 @@ class Monitor:
         words: what the number is, for the axis of a figure; "" is its name.
     """
 
-    high: float | None = None
+    high: Number | None = None
     why: str = ""
     words: str = ""
 
@@ -200,11 +229,21 @@ class Metadata:
         for name, known in self.tensors.items():
             if not isinstance(name, str):
                 raise ValueError(f"metadata has the name {name!r}; expected patterns of names")
-            if not all(
-                isinstance(one, get_args(TensorMetadata))
-                for one in (known if isinstance(known, tuple) else (known,))
-            ):
-                raise ValueError(f"metadata of {name!r} is {known!r}; expected a Rule or its like")
+            for one in known if isinstance(known, tuple) else (known,):
+                if not isinstance(one, get_args(TensorMetadata)):
+                    raise ValueError(
+                        f"metadata of {name!r} is {known!r}; expected a Rule or its like"
+                    )
+                try:
+                    check_fields(one)
+                except ValueError as error:
+                    raise ValueError(f"metadata of {name!r}: {error}") from error
+
+    def count(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Return the statistics of clients, [C, ...] each; see `statistics`."""
+        with calling("statistics"):
+            found = self.statistics(received, local, batch)
+        return as_tensors("what statistics returns", found, len(batch))
 
     def extend(self, tensors: MetadataByPattern | None = None, **changes: Any) -> Metadata:
         """Return a copy with the metadata of more tensors, and other values of attributes."""
@@ -217,6 +256,8 @@ Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Monitor, Optimal, Mark)
 def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
     """Return the numbers of the server's that are `Monitor`, by their names without "server/"."""
     seen = pick(server, " ".join(of_kind(metadata, Monitor)))
+    for name, value in seen.items():
+        as_numbers(f"{name!r}, which a Monitor watches,", value, (), None)
     return {n.removeprefix("server/"): float(v) for n, v in seen.items()}
 
 

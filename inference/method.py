@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Whole, check_fields
@@ -23,6 +24,7 @@ from pyrofl.inference.metadata import (
 )
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.programs import Loss, Program
+from pyrofl.returned import as_numbers, as_tensors, calling
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, dense, pick, spread_out
 
@@ -66,6 +68,22 @@ class Phase:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.updates or not all(
+            isinstance(u, GradientStep) or callable(u) for u in self.updates
+        ):
+            raise ValueError(f"updates are {self.updates}; expected gradient steps or functions")
+
+    def count_epochs(self, ids: Tensor) -> Tensor:
+        """Return the epochs of clients, int64 [C]."""
+        if not callable(self.epochs):
+            return torch.full((len(ids),), self.epochs)
+        with calling("epochs"):
+            found = as_numbers("what epochs returns", self.epochs(ids), (len(ids),), torch.long)
+        if bool((found < 0).any()):
+            raise ValueError(
+                f"epochs are {found.tolist()}; expected one number >= 0 for each client"
+            )
+        return found.cpu().long()
 
 
 def send_all(server: Tensors, who: Who) -> Tensors:
@@ -168,7 +186,8 @@ class Method(Pickled, Summarised):
         for i, phase in enumerate((*self.phases, *self.adapt)):
             if not isinstance(phase, Phase):
                 raise ValueError(f"phases[{i}] is a {type(phase).__name__}; expected a Phase")
-        if not self.views or not all(map(callable, self.views.values())):
+        named = all(isinstance(name, str) and name for name in self.views)
+        if not self.views or not named or not all(map(callable, self.views.values())):
             raise ValueError(f"views are {dict(self.views)}; expected a function by its name")
         for kind, program in self.metadata.reads.items():
             if getattr(self, kind) is not program:
@@ -189,6 +208,21 @@ class Method(Pickled, Summarised):
         """The model that draws are of: the one whose posterior the server has, or the main one."""
         own = (n for n, view in self.views.items() if getattr(view, "posterior", None))
         return next(own, self.main_view)
+
+    def read_view(self, view: str, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
+        """Return what programs are to read as local, [C, ...]; a list is an ensemble."""
+        known, what = received | local, f"what view {view!r} returns"
+        with calling(f"view {view!r}", known):
+            found = self.views[view](received, local)
+        clients = next((len(v) for v in known.values()), None)
+        each = found if isinstance(found, list) else [found]
+        for model in each or [{}]:
+            if not as_tensors(what, model, clients) and known:
+                raise ValueError(
+                    f"{what} is empty; expected a dict of tensors made of {', '.join(known)}, or a "
+                    "list of such"
+                )
+        return found
 
     def deployed(self, view: str) -> Method:
         """Return the method as it is tested: clients receive what they need to predict."""
@@ -215,7 +249,7 @@ class Method(Pickled, Summarised):
         total = dense(tensors)
         for names, cost in of_kind(self.metadata.tensors, WireCost).items():
             for name, value in pick(tensors, names).items():
-                total = total - dense({name: value}) + cost.bytes(name, tensors)
+                total = total - dense({name: value}) + cost.count(name, tensors)
         return total
 
     @property

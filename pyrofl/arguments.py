@@ -18,6 +18,7 @@ from difflib import get_close_matches
 from functools import cache, wraps
 from math import inf
 from numbers import Integral, Real
+from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -35,7 +36,7 @@ CHECKED = ("pyrofl", "torch")  # whose classes in annotations are meant
 KNOWN = ("builtins", "torch", "numpy", "pandas", "pyrofl")  # whose classes stand for nothing else
 
 WORDS: dict[Any, str] = {abc.Callable: "a function", abc.Mapping: "a dict"}
-WORDS |= {abc.Sequence: "a list or tuple", tuple: "a tuple", str: "a text"}
+WORDS |= {abc.Sequence: "a list or tuple", tuple: "a tuple", str: "a text", Path: "a path"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,6 +57,8 @@ class Range:
 
     def __str__(self) -> str:
         """Tell the range, as it ends a sentence that begins with "expected a number"."""
+        if self.low == -inf and self.high == inf:
+            return ""
         if self.high == inf:
             finite = " and finite" if self.open_high else ""
             return f"{'above' if self.open_low else 'of at least'} {self.low:g}{finite}"
@@ -63,6 +66,7 @@ class Range:
         return f"{low} to {'below ' if self.open_high else ''}{self.high:g}"
 
 
+Number = Annotated[float, Range()]
 Positive = Annotated[float, Range(0, open_low=True)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
@@ -105,6 +109,8 @@ def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         if name in hints and (expected := _unlike(value, hints[name])):
             shown = repr(value) if _is_short(value) else f"a {type(value).__name__}"
             raise ValueError(f"{name} is {shown}; expected {expected}")
+        if isinstance(value, str | PurePath) and "\0" in str(value):
+            raise ValueError(f"{name} is {str(value)!r}; expected no NUL character in it")
 
 
 def _is_short(value: Any) -> bool:
@@ -150,7 +156,7 @@ def _unlike(value: Any, hint: Any) -> str:
 def _is_checked(kind: Any) -> bool:
     """Say whether an annotation is a class of ours or torch's, a text, a dict, or a function."""
     meant = isinstance(kind, type) and kind.__module__.partition(".")[0] in CHECKED
-    return meant or kind is str or get_origin(kind) in WORDS
+    return meant or kind in (str, Path) or get_origin(kind) in WORDS
 
 
 def _may_be(value: Any, kind: Any) -> bool:
@@ -179,7 +185,7 @@ def _inside(value: Any, kind: Any) -> bool:
 
 def _told(kind: Any) -> str:
     base, bounds = get_args(kind)[:2]
-    return f"a {'whole ' if base is int else ''}number {bounds}"
+    return f"a {'whole ' if base is int else ''}number {bounds}".strip()
 
 
 def known(name: str, names: Collection[str], what: str) -> None:

@@ -37,17 +37,6 @@ def unwritten(who: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
             )
 
 
-def as_tensors(what: str, given: object) -> Tensors:
-    """Return a dict of tensors, or refuse what is none: `what` is how to name it."""
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{what} is a {type(given).__name__}; expected a dict of tensors")
-    for name, value in given.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            kind = type(value).__name__
-            raise ValueError(f"{what} holds {name!r}, a {kind}; expected tensors by their names")
-    return dict(given)
-
-
 def matches(name: str, patterns: str) -> bool:
     """Say whether a name matches one of several shell patterns separated by spaces.
 

@@ -21,6 +21,7 @@ from pyrofl.arguments import check_fields
 from pyrofl.data import Who
 from pyrofl.inference.aggregation.averages import Combine, blend, get_rule, mean
 from pyrofl.inference.optim import Optim
+from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, join_up, matches
 
 Weight = Callable[[Tensors, Who], Tensor]
@@ -110,10 +111,11 @@ class Aggregator:
 
     def weigh(self, server: Tensors, message: Tensors, who: Who) -> Weighed:
         """Return what is pooled, [C, *p], and the clients' weights."""
-        values = self.transform(server, message)
+        values = self.transformed(server, message)
         weights: Tensors = {}
         for names, patterns in self.groups(values):
-            found = weights[patterns] = self.weights[patterns](message, who)
+            with calling(f"the weight of {patterns!r}", message):
+                found = weights[patterns] = self.weights[patterns](message, who)
             _refuse_odd_weights(patterns, found, values, names)
         return Weighed(values, weights)
 
@@ -126,13 +128,18 @@ class Aggregator:
 
     def close(self, server: Tensors, weighed: Weighed, generator: Generator) -> Tensors:
         """Return the next state, given what was weighed, or folded."""
-        ahead = self.transform(server, {n: v[None] for n, v in server.items()})
+        ahead = self.transformed(server, {n: v[None] for n, v in server.items()})
         old = server | {n: v[0] for n, v in ahead.items()}
         pooled = self._pooled(weighed, get_rule(self.rule), old, UNUSED)
         for names, patterns in self.groups(pooled):
             if isinstance(self.weights[patterns], WeightedSum):
                 pooled |= {n: pooled[n] * weighed.weights[patterns].sum() for n in names}
-        return self.server_step(server, self.noised(pooled, generator))
+        pooled = as_tensors("what noised returns", self.noised(pooled, generator))
+        return self.server_step(server, pooled)
+
+    def transformed(self, server: Tensors, message: Tensors) -> Tensors:
+        """Return what is averaged, [C, ...]; see `transform`."""
+        return as_tensors("what transform returns", self.transform(server, message))
 
     def _pooled(self, weighed: Weighed, combine: Combine, before: Tensors, least: float) -> Tensors:
         """Make one value [*p] of clients' values, or keep those before that are given no weight."""
@@ -156,6 +163,9 @@ class Aggregator:
 def _refuse_odd_weights(patterns: str, weight: Tensor, values: Tensors, names: list[str]) -> None:
     """Refuse weights that are not one for each client, or one for each of K that it sends."""
     first = values[names[0]]
+    if not isinstance(weight, Tensor):
+        kind = type(weight).__name__
+        raise ValueError(f"the weight of {patterns!r} is a {kind}; expected a tensor [clients]")
     if weight.shape in (first.shape[:1], first.shape[:2]) and weight.dim():
         return
     several = f", or {list(first.shape[:2])} for what clients send several of"
@@ -173,7 +183,7 @@ def _pool(
     What was before stays where all weights together are not above `least`.
     """
     if weight.dim() == 1:
-        return combine(values, weight, before)
+        return as_tensors("what the rule returns", combine(values, weight, before))
     found = []
     for k, own in enumerate(weight.unbind(1)):
         at = own.nonzero().flatten()

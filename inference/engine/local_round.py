@@ -18,7 +18,8 @@ from pyrofl.inference.engine.state import Round, chunks, current_states, downloa
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.local import Streams, train
-from pyrofl.tensors import Tensors, as_tensors, cut, join_up, under
+from pyrofl.returned import as_tensors
+from pyrofl.tensors import Tensors, cut, join_up, under
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Who
 from pyrofl.inference.aggregation.aggregator import Aggregator, Weighed
-from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.metadata import FINITE, POSITIVE, Rule
 from pyrofl.inference.method import Method
+from pyrofl.returned import calling
 from pyrofl.tensors import Tensors, cut, is_measured, pick
 
 OnBadMessage = Literal["reject", "raise"]
@@ -51,7 +51,7 @@ def inspect(
     for name, value, rule in duties:
         if rule is FINITE and finite:
             continue
-        holds = rule.holds(value)
+        holds = rule.validate(name, value)
         good = holds.reshape(len(ids), holds.shape[1:].numel()).all(1)
         for c in (~good).nonzero().flatten().tolist():
             found[c] = found[c] or f"{names[ids[c]]}: {_named(name, value[c], holds[c], rule)}"
@@ -119,15 +119,23 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]
     """Return the server's next state, and what was wrong with the new one if it is the old one.
 
     Raises:
-        ValueError: if the new one has a row for each of the clients that were merged.
+        ValueError: if a tensor has a row for each of the clients that were merged, or another shape
+            or type than before.
     """
     for name, value in old.items():
         if name not in new:
             return old, [f"the server: merged lacks {name}; expected what it held before"]
-        if new[name].shape == (clients, *value.shape):
+        found = new[name]
+        if found.shape == (clients, *value.shape):
             raise ValueError(
                 f"aggregate gives {name!r} a row for each of the {clients} clients that reported; "
                 f"expected shape {list(value.shape)}, as before: average over clients"
+            )
+        alike = found.is_floating_point() == value.is_floating_point()
+        if found.shape != value.shape or not alike:
+            raise ValueError(
+                f"aggregate gives {name!r} as {found.dtype} {list(found.shape)}; expected "
+                f"{value.dtype} {list(value.shape)}, as before"
             )
     for name, value in new.items():
         if not is_measured(value) or bool(value.sum().isfinite()):
@@ -188,12 +196,10 @@ class FoldingInbox(Inbox):
         if not len(who.ids) or isinstance(before, Exception):
             return
         try:
-            more = self.aggregate.fold(self.aggregate.weigh(self.server, sent, who))
-            self.folded[form] = self.aggregate.fold(before, more) if before else more
-        except (
-            AggregationError,
-            KeyError,
-        ) as error:  # which matters if they are those to be merged
+            with calling("aggregate"):
+                more = self.aggregate.fold(self.aggregate.weigh(self.server, sent, who))
+                self.folded[form] = self.aggregate.fold(before, more) if before else more
+        except ValueError as error:  # which matters if they are those to be merged
             self.folded[form] = error
 
     def left(self, form: Form, who: Who) -> Tensors:

@@ -151,9 +151,10 @@ class Stragglers:
                 return phase
 
             def epochs(ids: Tensor) -> Tensor:
-                most = whole(ids) if callable(whole) else torch.full((len(ids),), whole)
                 share = _uniform(ids.cpu(), names, seed, number)[:, 1]
-                return torch.ceil((self.least + (1 - self.least) * share) * most.cpu()).long()
+                return torch.ceil(
+                    (self.least + (1 - self.least) * share) * phase.count_epochs(ids)
+                ).long()
 
             return replace(phase, epochs=epochs)
 

@@ -24,7 +24,8 @@ from pyrofl.inference.engine.participation import Draw, validate_ids
 from pyrofl.inference.engine.state import Round, to_data
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
-from pyrofl.tensors import Tensors, as_tensors, cut, join_up, pick, role, unwritten
+from pyrofl.returned import as_tensors, calling
+from pyrofl.tensors import Tensors, cut, join_up, pick, role, unwritten
 from pyrofl.turns import in_turn
 
 AROUND = {  # what people write for a handler of Pyro
@@ -40,9 +41,9 @@ def first(
 ) -> Round:
     """Return the state before round one; rows that `init` has of clients are sorted by name."""
     if server is None:
-        server = as_tensors(
-            "what init returns", method.init(stream(seed, Stream.START), data.clients)
-        )
+        with calling("init"):
+            made = method.init(stream(seed, Stream.START), data.clients)
+        server = as_tensors("what init returns", made)
         place = torch.tensor(sorted(range(data.clients), key=data.names.__getitem__)).argsort()
         server = server | {n: v[place] for n, v in pick(server, method.per_client).items()}
     server = to_data(as_tensors("server", server), data)
@@ -150,6 +151,7 @@ class MessageCollector:
                 with (
                     torch.no_grad(),
                     pyro.validation_enabled(False),
+                    calling("aggregate"),
                     unwritten("aggregate", message),
                 ):
                     new = self.inbox.merged(form, message, who, source)

@@ -14,8 +14,9 @@ from pyrofl.data import Federation, Roster, Who
 from pyrofl.inference.engine.client_states import ClientStates
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.returned import as_tensors, calling
 from pyrofl.summaries import Summarised
-from pyrofl.tensors import Tensors, as_tensors, size_in_bytes, unwritten
+from pyrofl.tensors import Tensors, size_in_bytes, unwritten
 
 ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the processor, on Linux
@@ -112,18 +113,17 @@ def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
 
 def downloaded(method: Method, server: Tensors, who: Who) -> Tensors:
     """Return what some clients receive."""
-    with unwritten("download", server):
-        return as_tensors("what download returns", method.download(server, who))
+    with calling("download"), unwritten("download", server):
+        return as_tensors("what download returns", method.download(server, who), len(who.ids))
 
 
 def current_states(
     method: Method, data: Federation, state: Round, received: Tensors, who: Who, seed: Seed
 ) -> Tensors:
     """Return the private state of some clients, that of newcomers new."""
-    private = as_tensors(
-        "what init_client returns", method.init_client(received, who, stream(seed, Stream.START))
-    )
-    private = to_data(private, data)
+    with calling("init_client"):
+        made = method.init_client(received, who, stream(seed, Stream.START))
+    private = to_data(as_tensors("what init_client returns", made, len(who.ids)), data)
     ids = who.ids.cpu()
     known = torch.isin(ids, state.seen.nonzero().flatten())
     kept = state.kept(ids[known]) if bool(known.any()) else {}
@@ -169,14 +169,14 @@ def client_inputs(
 
 def uploaded(method: Method, received: Tensors, local: Tensors) -> Tensors:
     """Return the messages of clients that have trained."""
-    try:
-        with unwritten("upload", received, local):
+    with calling("upload"), unwritten("upload", received, local):
+        try:
             return as_tensors("what upload returns", method.upload(received, local))
-    except KeyError as error:
-        raise ValueError(
-            f"phases leave clients without {error}, which upload reads; expected phases that make "
-            "it, or another upload"
-        ) from error
+        except KeyError as error:
+            raise ValueError(
+                f"phases leave clients without {error}, which upload reads; expected phases that "
+                "make it, or another upload"
+            ) from error
 
 
 @cache

@@ -57,7 +57,7 @@ def prepared(
             local, *_ = train(
                 method, received, local, data, who, seed=seed, number=state.number, phases=phases
             )
-    return received, method.views[view](received, local)
+    return received, method.read_view(view, received, local)
 
 
 def pooled_name(data: Federation) -> str:
@@ -101,5 +101,5 @@ def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -
     everyone = torch.arange(data.clients)
     for ids, received, local, _ in single(method, data, state, everyone, Asked(seed=seed)):
         parts.append(ids)
-        found.append(method.metadata.statistics(received, local, data.batch(ids)))
+        found.append(method.metadata.count(received, local, data.batch(ids)))
     return cut(join_up(found), torch.cat(parts).argsort()) | told

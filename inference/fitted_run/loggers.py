@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from pyrofl.arguments import checked
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 
@@ -35,6 +36,7 @@ def numbers(run: Run, record: RoundRecord) -> dict[str, float]:
     return {re.sub(ODD, "_", name): value for name, value in found.items()}
 
 
+@checked
 def tensorboard(folder: str | Path) -> Log:
     """Write the numbers of every round for TensorBoard; needs the package tensorboard."""
     writer = library("tensorboard").SummaryWriter(str(folder))

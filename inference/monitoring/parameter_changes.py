@@ -66,7 +66,7 @@ def _moved(
         mine = [n for n in now if matches(n, names)]
         if mine and all(_alike(before, now, n) for n in mine):
             stated += mine
-            first, last = moments.of(before), moments.of(now)
+            first, last = moments.compute(before), moments.compute(now)
             far |= {k: v for n in last for k, v in _in_sds(n, first[n], last[n]).items()}
     for name in (n for n in now if n not in stated):
         alike = _alike(before, now, name)

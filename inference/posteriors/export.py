@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import checked
 from pyrofl.files.run_folder import replacing, versions
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ def _find_room(data: Any, path: Path) -> None:
             os.posix_fallocate(file.fileno(), 0, max(size, 1))
 
 
+@checked
 def load(path: str | Path) -> Any:
     """Read such a file, whichever version wrote it, into memory: the file is free afterwards."""
     import xarray

@@ -121,7 +121,7 @@ class Training(NamedTuple):
         made = torch.zeros(len(sizes), dtype=torch.long)
         turns = [(by_rows, list(turn)) for by_rows, turn in groupby(phases, by_their_rows)]
         for by_rows, group in turns:
-            turn = [(phase, _epochs(phase, who)) for phase in group]
+            turn = [(phase, phase.count_epochs(who.ids)) for phase in group]
             groups = []
             for some, width in parts if by_rows else [(torch.arange(len(sizes)), longest)]:
                 before = narrowed(cut(local, some), axes, width)
@@ -202,12 +202,3 @@ class Streams(Sequence[Generator]):
 def by_their_rows(phase: Phase) -> bool:
     """Say whether clients run a phase in groups by their number of rows."""
     return phase.batch is None or isinstance(phase, ShortPhase)
-
-
-def _epochs(phase: Phase, who: Who) -> Tensor:
-    if not callable(phase.epochs):
-        return torch.full((len(who.ids),), phase.epochs)
-    epochs = phase.epochs(who.ids).cpu()
-    if len(epochs) != len(who.ids) or int(epochs.min()) < 0:
-        raise ValueError(f"epochs are {epochs.tolist()}; expected one number >= 0 for each client")
-    return epochs.long()

@@ -16,6 +16,7 @@ from pyrofl.inference.recording.recorder import Recorder
 from pyrofl.inference.training.minibatches import Batches
 from pyrofl.inference.training.noise import AHEAD, ClientNoise
 from pyrofl.nets.stacked import LARGE
+from pyrofl.returned import as_tensors
 from pyrofl.tensors import Tensors, cut, pick, under
 
 Touch = tuple[Tensors, Tensors, Tensors]
@@ -139,8 +140,8 @@ class MoveRun:
     def __init__(self, run: PhaseRun, move: ClosedFormUpdate) -> None:
         self.run, self.move, self.names = run, move, set[str]()
         values = (run.method.model, run.method.guide, move)
-        name = getattr(move, "__name__", type(move).__name__)
-        self.recorder = Recorder(name, values, run.phase.batch is None, run.noise)
+        self.name = getattr(move, "__name__", type(move).__name__)
+        self.recorder = Recorder(self.name, values, run.phase.batch is None, run.noise)
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
         """Make the move, the first of so many alike."""
@@ -160,9 +161,17 @@ class MoveRun:
         """Make the move as it is written."""
         run = self.run
         with run.noise:
-            changed = self.move(run.received, run.now, batch)
+            made = self.move(run.received, run.now, batch)
+        changed = as_tensors(f"what {self.name} returns", made, len(batch))
         if not run.once:  # a move may return tensors that others of its writes overwrite
             changed = {n: v.clone() for n, v in changed.items()}
+        for name, value in changed.items():
+            before = run.now.get(name, value)
+            if before.is_floating_point() != value.is_floating_point():
+                raise ValueError(
+                    f"{self.name} changes {name!r} from {before.dtype} to {value.dtype}; expected "
+                    "the type that it has"
+                )
         self.names = {*changed}
         for name, value in changed.items():
             run.write(name, value.detach())
@@ -232,6 +241,11 @@ class StepRun:
         with run.noise:
             local = run.now | leaves
             loss = step.loss(run.method.model, run.method.guide, run.received, local, batch)
+        if not isinstance(loss, Tensor):
+            raise ValueError(
+                f"the loss of step {step.names!r} is a {type(loss).__name__}; expected a tensor "
+                "with one number for each client"
+            )
         if loss.shape != batch.size.shape:
             raise ValueError(
                 f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "

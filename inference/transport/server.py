@@ -27,7 +27,8 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport.replies import Received, ReplyParser, nothing
 from pyrofl.inference.transport.wire import ASKED, Flat, agreed, column, named, sealed, tensors
-from pyrofl.tensors import Tensors, as_tensors, cut, role, under
+from pyrofl.returned import as_tensors, calling
+from pyrofl.tensors import Tensors, cut, role, under
 from pyrofl.turns import in_turn
 
 FILE = "server.safetensors"
@@ -155,8 +156,9 @@ class Server:
         ids = ids[self.accepted[ids] > 0].sort().values
         method = self.at(max(self.state.number - 1, 0))
         with self._held():
-            server = method.metadata.reset_clients(dict(self.state.server), self.roster.who(ids))
-            server = to_data(as_tensors("what reset_clients returns", server), self.roster)
+            with calling("reset_clients"):
+                made = method.metadata.reset_clients(dict(self.state.server), self.roster.who(ids))
+            server = to_data(as_tensors("what reset_clients returns", made), self.roster)
             self.accepted = self.accepted.index_fill(0, ids, 0)
             self.state = replace(self.state, server=server, seen=self.accepted > 0)
 

@@ -96,15 +96,20 @@ class CheckedUpdate:
     move: ClosedFormUpdate
     written: set[str]
 
+    @property
+    def __name__(self) -> str:
+        """The name of the closed form."""
+        return named(self.move)
+
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Return what changes."""
-        name = named(self.move)
+        name = self.__name__
         with (
             undrawn(name, batch.size.device),
             unchanged(name, local, received, rows_of(batch)),
         ):
             changed = self.move(received, local, batch)
-        self.written.update(changed)
+        self.written.update(changed or ())
         return changed
 
 

@@ -23,7 +23,7 @@ from pyrofl.inference.engine.state import Round, client_inputs, downloaded, uplo
 from pyrofl.inference.metadata import no_statistics
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.training.local import train
-from pyrofl.tensors import Tensors, as_tensors, cut, under, unwritten
+from pyrofl.tensors import Tensors, cut, under, unwritten
 
 COPIED = 2**26  # bytes of a state up to which its numbers are compared before and after
 
@@ -336,13 +336,12 @@ class Trial:
         got |= {n: local[n] for n in got.keys() & local.keys()}
         own = {n: local[n] for n in made.private}
         with undrawn(f"view {view!r}", device):
-            seen = method.views[view](got, own | got)
+            seen = method.read_view(view, got, own | got)
         if isinstance(seen, dict):
             found[f"view {view!r}"] = seen
             if method.metadata.statistics is not no_statistics:
                 with undrawn("statistics", device):
-                    told = method.metadata.statistics(got, seen, batch)
-                found["statistics"] = as_tensors("what statistics returns", told)
+                    found["statistics"] = method.metadata.count(got, seen, batch)
         return found
 
     def _prefixes(self) -> Iterator[Trial]:

@@ -20,18 +20,28 @@ from torch import Tensor
 
 from pyrofl.arguments import checked
 from pyrofl.data.federation import Federation, a_row
-from pyrofl.data.roster import Who
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.aggregation.averages import AggregationError
+from pyrofl.inference.engine.messages import merged
 from pyrofl.inference.engine.state import Round, client_inputs, to_data
-from pyrofl.inference.metadata import INCOMPARABLE, Mark, Moments, Rule, WireCost, of_kind
+from pyrofl.inference.metadata import (
+    INCOMPARABLE,
+    Mark,
+    Moments,
+    Monitor,
+    Optimal,
+    Rule,
+    WireCost,
+    of_kind,
+)
 from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.validation.gradients import ROWS, WatchedStep, refuse_still, watched
 from pyrofl.inference.validation.independence import Drew, Made, Mixed, Trial, filled, undrawn
 from pyrofl.inference.validation.program_checker import Look
 from pyrofl.inference.validation.repeatability import Reruns
-from pyrofl.tensors import Tensors, as_tensors, cut, default_type, matches, pick
+from pyrofl.returned import as_tensors, calling
+from pyrofl.tensors import Tensors, cut, default_type, matches, pick
 from pyrofl.turns import in_turn
 
 MANY = 200  # rows of a client up to which all of them may be looked at
@@ -69,6 +79,10 @@ def check(
         UserWarning: if the guide reads a tensor that nothing moves, or the loss reads one that is
             moved and does not depend on it.
     """
+    if not method.phases:
+        raise ValueError("phases are (), so no client would train; expected at least one Phase")
+    for phase in (*method.phases, *method.adapt):
+        phase.count_epochs(data.who(torch.arange(data.clients)).ids)
     minibatches = any(phase.batch for phase in (*method.phases, *method.adapt))
     few, ids = _few(method, data, alone=chunk == 1)
     with pyro.get_param_store().scope(), pyro.validation_enabled(False):
@@ -148,10 +162,10 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
     refuse_still(trial, steps)
     trial.refuse_mixed_clients(made, again.refuse_mixed_clients)
     message = trial.message(made)
-    refuse_idle_patterns(method, local, state.server, message | received, look.sites)
     refuse_idle_pools(method, state.server, message)
-    refuse_new_names(method, state.server, message, few.who(torch.arange(few.clients)))
-    refuse_odd_views(method, received, local)
+    after = _aggregated(method, few, state.server, message)
+    refuse_idle_patterns(method, local, state.server, after, message | received, look.sites)
+    refuse_odd_views(method, look)
     trial.refuse_mixed_results(made)
     look.warn_of_still_tensors({n: v for n, v in made.known.items() if n not in written})
 
@@ -168,7 +182,7 @@ def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tenso
 
 def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) -> Tensors:
     """Return the server's first state; refuse one that lacks what the method begins with."""
-    with undrawn("init", few.device):
+    with calling("init"), undrawn("init", few.device):
         made = method.init(stream(0, Stream.START), few.clients)
     server = as_tensors("what init returns", made)
     if given is not None:
@@ -248,7 +262,12 @@ def _finite(data: Federation, client: int) -> bool:
 
 
 def refuse_idle_patterns(
-    method: Method, local: Tensors, server: Tensors, travels: Tensors, sites: list[str]
+    method: Method,
+    local: Tensors,
+    server: Tensors,
+    after: Tensors | None,
+    travels: Tensors,
+    sites: list[str],
 ) -> None:
     """Refuse a pattern of names that matches nothing, naming the nearest."""
     asked: list[tuple[str, str, Iterable[str]]] = [
@@ -269,6 +288,11 @@ def refuse_idle_patterns(
         asked.append(("fact about messages", names, travels))
     for names in of_kind(method.metadata.tensors, Moments):
         asked.append(("fact about movement", names, {**server, **local}))
+    if after is not None:
+        asked += [("Monitor", names, after) for names in of_kind(method.metadata.tensors, Monitor)]
+    for names, best in of_kind(method.metadata.tensors, Optimal).items():
+        asked.append(("fact about the optimum", f"{names} {best.mean} {best.root}", local))
+        asked.append(("fact about the optimum", " ".join(best.sites), sites))
     for what, patterns, known in asked:
         for pattern in idle(patterns, known):
             raise ValueError(
@@ -279,7 +303,14 @@ def refuse_idle_patterns(
 def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None:
     """Refuse a pattern of the aggregation that matches nothing while a name is pooled by none."""
     if isinstance(aggregate := method.aggregate, Aggregator):
-        sent = [n for n in aggregate.transform(server, message) if n in server]
+        sent = {n: v for n, v in aggregate.transformed(server, message).items() if n in server}
+        used = [patterns for _, patterns in aggregate.groups(sent)]
+        for hidden in (p for p in aggregate.weights if p not in used):
+            if known := [n for n in sent if matches(n, hidden)]:
+                raise ValueError(
+                    f"{hidden!r} in the aggregation has no effect, as an earlier pattern matches "
+                    f"{known[0]!r}; expected it before that pattern"
+                )
         left = [n for n in sent if not any(matches(n, p) for p in aggregate.weights)]
         for pattern in idle(" ".join(aggregate.weights), sent) if left else ():
             raise ValueError(
@@ -288,20 +319,20 @@ def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None
             )
 
 
-def refuse_new_names(method: Method, server: Tensors, message: Tensors, who: Who) -> None:
-    """Refuse messages that means would put into the server's state as something new."""
+def _aggregated(
+    method: Method, few: Federation, server: Tensors, message: Tensors
+) -> Tensors | None:
+    """Return the server's next state by an `Aggregator`; refuse messages that add to it."""
     if not isinstance(method.aggregate, Aggregator):
-        return
+        return None
+    who = few.who(torch.arange(few.clients))
     try:
-        after = method.aggregate(server, message, who, stream(0, Stream.MERGE))
+        with calling(f"the aggregation of messages of {', '.join(message) or 'nothing'}"):
+            made = method.aggregate(server, message, who, stream(0, Stream.MERGE))
     except AggregationError:
-        return  # three clients may be too few for it
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"the aggregation fails on messages of {', '.join(message) or 'nothing'}: "
-            f"{type(error).__name__}: {error}; expected it to read these, and the server's state "
-            f"of {', '.join(server) or 'nothing'}"
-        ) from error
+        return None  # three clients may be too few for it
+    after = to_data(as_tensors("what aggregate returns", made), few)
+    merged(server, after, few.clients)
     # What begins with server/ is the memory of the server's own optimiser or sampler.
     for name in (n for n in after if n not in server and not n.startswith("server/")):
         raise ValueError(
@@ -309,31 +340,32 @@ def refuse_new_names(method: Method, server: Tensors, message: Tensors, who: Who
             f"{', '.join(server) or 'nothing'}; expected messages with the names of that state, or "
             f"an aggregation that leaves {name!r} out"
         )
+    return after
 
 
-def refuse_odd_views(method: Method, received: Tensors, local: Tensors) -> None:
-    """Refuse a view that sets what no program has ever seen."""
+def refuse_odd_views(method: Method, look: Look) -> None:
+    """Refuse a view that sets what no program has ever seen, or lacks what the programs read."""
+    received, local = look.received, look.local
     known = received | local
-    for view, make in method.views.items():
-        try:
-            found = make(received, local)
-            models = [found] if isinstance(found, dict) else found  # an ensemble has several
-            names = [name for model in models for name in model]
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"view {view!r} fails: {type(error).__name__}: {error}; expected a dict of tensors "
-                f"made of {', '.join(known)}, or a list of such"
-            ) from error
-        for name in (n for n in names if n not in known):
-            raise ValueError(
-                f"view {view!r} sets {name!r}, which neither arrives nor is the client's own; "
-                f"expected one of {', '.join(known)}"
-            )
+    for view in method.views:
+        found = method.read_view(view, received, local)
+        for model in found if isinstance(found, list) else [found]:
+            for name in (n for n in model if n not in known):
+                raise ValueError(
+                    f"view {view!r} sets {name!r}, which neither arrives nor is the client's own; "
+                    f"expected one of {', '.join(known)}"
+                )
+            try:
+                look.run(look.batch, received, model)
+            except KeyError as error:
+                raise ValueError(
+                    f"view {view!r} lacks {error}, which the programs read; expected a dict with it"
+                ) from error
 
 
 def idle(patterns: str, names: Iterable[str]) -> list[str]:
     """Return those patterns that match none of the names."""
-    return [p for p in patterns.split() if not any(matches(n, p) for n in names)]
+    return [p for p in patterns.split() or [""] if not any(matches(n, p) for n in names)]
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:

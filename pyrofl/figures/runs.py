@@ -280,8 +280,8 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
 
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure in the format of the path's ending; the file is whole or not there."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, warnings.catch_warnings():
+        temporary.parent.mkdir(parents=True, exist_ok=True)
         # Fonts have no pictures, and few alphabets; then there is a box instead.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
         figure.savefig(temporary, dpi=150)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pyrofl.arguments import checked
 from pyrofl.files.run_folder import replacing
 
 FORMAT = 5  # raised when older files can no longer be read
@@ -76,6 +77,7 @@ def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
+@checked
 def read_any(path: str | Path, device: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings and the content of a checkpoint of any run; see `read`.
 

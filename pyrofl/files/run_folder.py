@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pyrofl.arguments import checked
 from pyrofl.files import lock
 
 METRICS = ("round", "model", "adapted", "population", "metric", "value")
@@ -24,6 +25,7 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # with which a formula of a spreads
 HALF = r"\.[0-9a-f]{32}(\.\w+)?|\.tmp\w{6}"  # names of what a killed write leaves
 
 
+@checked
 def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Path:
     """Make a directory for a run's files, and its parents; nothing is written if it is refused.
 
@@ -71,6 +73,7 @@ def only_if_done(*paths: Path) -> Iterator[None]:
         raise
 
 
+@checked
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Give a name beside `path` to write to; the file takes its place once it is on the disk.

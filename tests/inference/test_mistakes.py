@@ -479,12 +479,12 @@ def test_a_view_that_sets_an_unknown_name_is_refused():
     [
         (
             {"aggregate": Aggregator({"*": weight_by("tau")})},
-            "the aggregation fails on messages of q/mu, q/pi: KeyError: 'tau'",
+            r"the weight of '\*' raises KeyError: 'tau'; expected one of q/mu, q/pi",
         ),
-        ({"views": {"global": lambda received, local: None}}, "view 'global' fails: TypeError"),
+        ({"views": {"global": lambda received, local: None}}, "view 'global' returns is a NoneTy"),
         (
             {"views": {"own": lambda received, local: {"q/mu": local["mu"]}}},
-            "view 'own' fails: KeyError: 'mu'",
+            "view 'own' raises KeyError: 'mu'; expected one of q/mu, q/pi",
         ),
     ],
 )

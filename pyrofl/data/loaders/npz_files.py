@@ -18,6 +18,7 @@ import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from pyrofl.arguments import checked
 from pyrofl.data.federation import Dataset
 from pyrofl.data.loaders.csv_files import codes_of
 from pyrofl.data.loaders.images import Bytes, Shape, of_pixels
@@ -42,6 +43,7 @@ class Header(NamedTuple):
     stored: int
 
 
+@checked
 def load_npz(path: str, *, target: str | None = None, group: str | None = None) -> Dataset:
     """Read images from an .npz file; scale them as CIFAR's if it is called cifar10 or cifar100.
 

@@ -21,8 +21,7 @@ from pyrofl.inference.aggregation.aggregator import (
     weight_by,
     with_server_step,
 )
-from pyrofl.inference.aggregation.averages import weighted_mean
-from pyrofl.inference.engine.messages import AggregationError
+from pyrofl.inference.aggregation.averages import AggregationError, weighted_mean
 from pyrofl.tensors import Tensors, cut, generator
 
 CLIENTS = 7
