@@ -26,7 +26,7 @@ def calling(what: str, names: Collection[str] = ()) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, MemoryError, OSError):
+    except (ValueError, MemoryError, OSError, Warning):
         raise
     except Exception as error:
         first = str(error).partition("\n")[0]

@@ -11,6 +11,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 import toys
+from means import guide, method, normal, numbers
 from promises import others_slow
 from pyro import poutine
 from torch import Generator, Tensor, nn
@@ -22,45 +23,13 @@ from pyrofl.inference.aggregation import Aggregator, by_size, weight_by
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.federate import federate
 from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, SHARED, Metadata
-from pyrofl.inference.method import GradientStep, Method, Phase
+from pyrofl.inference.method import GradientStep, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Program
 from pyrofl.inference.validation.validate import check
 from pyrofl.models import fedavg, likelihoods
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, spread_out
-
-
-def numbers() -> Federation:
-    """Return three clients of 20, 7 and 1 rows, y around 1 + client."""
-    rng = torch.Generator().manual_seed(0)
-    rows = torch.arange(28).split([20, 7, 1])
-    y = torch.cat([j + 1 + torch.randn(len(r), generator=rng).double() for j, r in enumerate(rows)])
-    return Federation(y[:, None] * 0 + 1, y, rows, rows)
-
-
-def normal(received: Tensors, local: Tensors, batch: Batch) -> None:
-    """Model each client's rows as Normal(theta, 1)."""
-    with batch.clients():
-        theta = pyro.sample("theta", dist.Normal(0.0, 10.0))
-        with batch.rows():
-            pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
-
-
-def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
-    """Guess a normal."""
-    with batch.clients():
-        pyro.sample("theta", dist.Normal(local["q/mu"], softplus(local["q/pi"])))
-
-
-def method(model: Program = normal, guide: Program = guide, **changes: object) -> Method:
-    def init(generator: Generator, clients: int) -> Tensors:
-        zero = torch.zeros((), dtype=torch.float64)
-        return {"q/mu": zero, "q/pi": zero}
-
-    step = GradientStep("q/*", sgd(0.01), elbo(8))
-    made = Method(init, model, guide, (Phase((step,), 5, 2),), Aggregator({"*": by_size}))
-    return replace(made, **changes)
 
 
 def own_plate(received: Tensors, local: Tensors, batch: Batch) -> None:
