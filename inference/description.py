@@ -176,7 +176,7 @@ def _kind(value: Any) -> str:
         return f"ScriptFunction {_hash(str(value.code).encode())}"
     if isinstance(value, FunctionType):
         home = _home(value)
-        compared = home.partition(".")[0] == "pyrofl" or _is_own(home)
+        compared = home.partition(".")[0] == "pyrofl" or is_own(home)
         source = _source(value.__code__) if compared else ""  # other libraries: by version
         return f"{home}.{value.__qualname__} {source}"
     if isinstance(value, set | frozenset):
@@ -184,7 +184,7 @@ def _kind(value: Any) -> str:
     if isinstance(value, type | BuiltinFunctionType | ModuleType):
         return getattr(value, "__qualname__", value.__name__)
     kind = type(value).__qualname__
-    if hasattr(value, "__dict__") or _is_own(type(value).__module__):
+    if hasattr(value, "__dict__") or is_own(type(value).__module__):
         return kind  # its attributes follow
     if isinstance(value, Mapping | tuple | list | Iterator):
         return kind  # its parts follow, or it changes by being read
@@ -221,7 +221,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
         return _wrapped(value)
     kind = type(value)
     held = [(n, v) for n, v in _attributes(value) if not _fills(value, n, v)]
-    if _is_own(kind.__module__):
+    if is_own(kind.__module__):
         return [*held, ("class", kind)]
     # Networks first: what else holds their layers does not know what trains of them.
     nets = [(n, _Trained(v)) for n, v in held if isinstance(v, nn.Module)]
@@ -232,7 +232,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
     """Return the attributes of an object, also those of a user's own class with slots."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ()) if _is_own(kind.__module__) else ()
+        slots = vars(kind).get("__slots__", ()) if is_own(kind.__module__) else ()
         for name in (slots,) if isinstance(slots, str) else slots:
             if hasattr(value, name):
                 found[name] = getattr(value, name)
@@ -255,7 +255,7 @@ def _of_layer(value: nn.Module | _Trained) -> Iterator[tuple[str, Any]]:
             yield name, held
     for name in HOOKS:
         yield from ((f"{name}.{i}", hook) for i, hook in enumerate(vars(layer)[name].values()))
-    if _is_own(type(layer).__module__):
+    if is_own(type(layer).__module__):
         yield "class", type(layer)
 
 
@@ -266,7 +266,7 @@ def _own(layer: nn.Module) -> set[str]:
 
 def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield methods, constants and bases of a user's own class."""
-    if not _is_own(kind.__module__):
+    if not is_own(kind.__module__):
         return
     for name, held in sorted(vars(kind).items()):
         dunder = name.startswith("__") and name.endswith("__")
@@ -278,9 +278,9 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
 
 def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a user's own function finds by global names when it runs."""
-    if not _is_own(_home(function)):
+    if not is_own(_home(function)):
         return
-    read, written, names = _names(function.__code__)
+    read, written, names = names_read(function.__code__)
     for name in read:
         if name in written or name not in function.__globals__:
             continue
@@ -288,12 +288,12 @@ def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
         if not isinstance(value, ModuleType):
             if not _fills(function, name, value):
                 yield name, value
-        elif _is_own(value.__name__):
+        elif is_own(value.__name__):
             yield from ((f"{name}.{n}", vars(value)[n]) for n in names if n in vars(value))
 
 
 @cache
-def _names(code: CodeType) -> tuple[list[str], set[str], list[str]]:
+def names_read(code: CodeType) -> tuple[list[str], set[str], list[str]]:
     """Return global names that code reads, those that it assigns, and all names of attributes."""
     read, written, names = set[str](), set[str](), {*code.co_names}
     for step in dis.get_instructions(code):
@@ -303,7 +303,7 @@ def _names(code: CodeType) -> tuple[list[str], set[str], list[str]]:
             written.add(step.argval)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            more = _names(constant)
+            more = names_read(constant)
             read |= {*more[0]}
             written |= more[1]
             names |= {*more[2]}
@@ -311,7 +311,7 @@ def _names(code: CodeType) -> tuple[list[str], set[str], list[str]]:
 
 
 @cache
-def _is_own(module: str | None) -> bool:
+def is_own(module: str | None) -> bool:
     """Return whether a module is the user's: no library, whose version tells what it does."""
     top = (module or "builtins").partition(".")[0]
     if top in sys.stdlib_module_names or top in LIBRARIES:
@@ -347,7 +347,7 @@ def _home(function: FunctionType) -> str:
 
 def _is_written(function: FunctionType) -> bool:
     """Return whether a user wrote a function; those that dataclasses make differ by version."""
-    return _is_own(_home(function)) and function.__code__.co_filename != "<string>"
+    return is_own(_home(function)) and function.__code__.co_filename != "<string>"
 
 
 @cache

@@ -43,6 +43,7 @@ class LoopOptions(TypedDict, total=False):
     state_memory: int | None
     keep_messages: bool
     check: bool
+    record: bool
     engine: Engine
     workers: int | None
     privacy: Privacy | None
@@ -65,6 +66,7 @@ def federate(
     state_memory: Whole | None = None,
     keep_messages: bool = True,
     check: bool = True,
+    record: bool = True,
     privacy: Privacy | None = None,
     engine: Engine = "local",
     workers: Count | None = None,
@@ -89,6 +91,9 @@ def federate(
         keep_messages: False folds messages into one as they come, for an `Aggregator`: a
             chunk's are all that are in memory, and those of a Round are [0, ...].
         check: before round one, refuse a method that would give wrong numbers, see `check`.
+        record: run updates of which many are alike by recorded operations, see `recordings`; False
+            runs all of them as written, which takes longer. Use it for programs that read what
+            Python variables do not show, such as a clock or a file.
         privacy: clip what clients add to the server's sums and put noise on it; see
             `privacy.private`.
         engine: "local" trains in this process, "ray" in several; see `pyrofl.inference.transport`.
@@ -134,6 +139,7 @@ def federate(
                     chunk=chunk,
                     memory=state_memory,
                     keep_messages=keep_messages,
+                    record=record,
                     backend=backend,
                 )
                 if on_bad_message == "raise" and state.rejected:

@@ -95,7 +95,7 @@ def fit(
         log: called after every round and its test with the run and what the round left, such as
             `loggers.tensorboard(DIR)`.
         loop: participation, trains, chunk, stragglers, on_bad_message, state_memory, keep_messages,
-            check, privacy, engine and workers of `federate`; tests are made in this process.
+            check, record, privacy, engine, workers of `federate`; tests are made in this process.
 
     Raises:
         ValueError: as `federate`, as are other errors; if a start's seed is another, or seeds are

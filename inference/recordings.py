@@ -43,12 +43,13 @@ def recordings(
 
     Functions of your own are compared again at the first update of every phase. What they read
     besides tensors, such as a factor or a learning rate in a Python variable, may change between
-    rounds; if it changes from update to update, keep it in a local tensor.
+    rounds. If a variable of a closure, a global variable or an attribute changes from update to
+    update, such as a counter of an annealed loss, the updates run as written; keep it in a local
+    tensor to have them recorded. Private collections (`self._cache`) may fill up meanwhile.
 
-    A recorded update does not run its Python code again. Side effects of a loss, a program or a
-    closed form, such as a counter, a list of losses or a printed line, therefore happen only in the
-    updates that run as written, and their number differs from run to run. Keep what is to be
-    observed in local tensors, or read it from the rounds that `federate` yields.
+    A recorded update does not run its Python code again, so a line is printed only in updates that
+    run as written. Changes of a clock, a file or an environment variable within a phase are not
+    noticed: `record=False` of `fit` and `federate` runs every update as written.
 
     Args:
         method: the method.

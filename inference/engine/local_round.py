@@ -16,6 +16,7 @@ from pyrofl.inference.engine.client_states import ClientStates, Row
 from pyrofl.inference.engine.messages import Form, form_of, inspect, unlike
 from pyrofl.inference.engine.state import Round, chunks, current_states, downloaded, uploaded
 from pyrofl.inference.method import Method
+from pyrofl.inference.recording.recorder import recording
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.local import Streams, train
 from pyrofl.returned import as_tensors
@@ -34,6 +35,7 @@ class RoundRequest:
         seed: of the run.
         chunk: clients trained side by side; None goes by the size of their state.
         memory: bytes of all clients' state that may be in memory; None sets no bound.
+        record: whether updates may run by recorded operations.
     """
 
     method: Method
@@ -43,6 +45,7 @@ class RoundRequest:
     seed: Seed
     chunk: int | None = None
     memory: int | None = None
+    record: bool = True
 
 
 @dataclass
@@ -132,9 +135,10 @@ class LocalRound(RunningRound):
         who = data.who(ids)
         received = downloaded(method, state.server, who)
         private = current_states(method, data, state, received, who, seed)
-        local, loss, steps, first = train(
-            method, received, private | received, data, who, seed=seed, number=state.number
-        )
+        with recording(self.request.record):
+            local, loss, steps, first = train(
+                method, received, private | received, data, who, seed=seed, number=state.number
+            )
         mine = {n: local[n] for n in private}
         with torch.no_grad():
             message = uploaded(method, received, local)

@@ -132,7 +132,9 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]
                 f"expected shape {list(value.shape)}, as before: average over clients"
             )
         alike = found.is_floating_point() == value.is_floating_point()
-        if found.shape != value.shape or not alike:
+        # What the server alone has may grow, such as one teacher for each client that reported.
+        grown = found.shape != value.shape and not name.startswith("server/")
+        if grown or not alike:
             raise ValueError(
                 f"aggregate gives {name!r} as {found.dtype} {list(found.shape)}; expected "
                 f"{value.dtype} {list(value.shape)}, as before"

@@ -77,6 +77,7 @@ def advance(
     chunk: int | None = None,
     memory: int | None = None,
     keep_messages: bool = True,
+    record: bool = True,
     backend: Backend | None = None,
 ) -> Round:
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
@@ -95,7 +96,7 @@ def advance(
     refuse_surroundings()
     reporters = reporters[torch.isin(reporters, ids)].sort().values
     collector = MessageCollector(method, data, state, reporters, keep_messages)
-    request = RoundRequest(method, state, ids, reporters, seed, chunk, memory)
+    request = RoundRequest(method, state, ids, reporters, seed, chunk, memory, record)
     if backend is None:
         assert isinstance(data, Federation)
         backend = partial(LocalRound, data)

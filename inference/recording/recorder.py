@@ -7,15 +7,16 @@ read numbers or draws noise that is not given to it runs as written; `pyrofl.rec
 reason.
 
 Functions of the library keep no state of their own. An update that runs a user's functions is
-compared again in every phase, as these may read what changes from round to round.
+compared again in every phase. The Python state that these read is part of its kind, so that what
+changes from round to round takes effect; if it changes within a phase, updates run as written.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import FunctionType, MethodType
@@ -25,8 +26,9 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.description import closure
+from pyrofl.inference.description import closure, is_own
 from pyrofl.inference.recording.code import Bind, Given, compiled
+from pyrofl.inference.recording.python_state import PythonState
 from pyrofl.inference.recording.tape import NotRecorded, Reads, Tape
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
@@ -57,6 +59,7 @@ ROWS = "x", "y", "mask", "at", "weights", "_share"
 HOOKS = "_forward_hooks", "_forward_pre_hooks"
 
 OTHER_BITS = "its result depends on more than the tensors that it is given"
+CHANGES = "Python variables or attributes that it reads change from update to update"
 
 
 class Recording:
@@ -71,6 +74,26 @@ class Recording:
         self.code: object = None  # with the kind, the same in other shapes
 
 
+class Functions:
+    """The functions of one kind of update: their networks, and a user's own ones."""
+
+    def __init__(self, values: object) -> None:
+        """Find them."""
+        self.values, self.nets = values, list[Network]()
+        own = list[object]()
+        _look(values, self.nets, own, set())
+        self.known = is_known(values) and not own  # whether none is a user's
+        self.roots = [*own, *(net.module for net in self.nets)]
+        self.state, self.last = PythonState(()), tuple[object, ...]()
+
+    def python(self) -> tuple[object, ...]:
+        """Return the Python state that a user's functions read; see `PythonState`."""
+        if (now := self.state.now()) != self.last or not now:
+            self.state = PythonState(self.roots)
+            self.last = self.state.now()
+        return self.last
+
+
 class Kept(threading.local):
     """The recordings of a thread."""
 
@@ -78,10 +101,9 @@ class Kept(threading.local):
         self.found: OrderedDict[object, Recording] = OrderedDict()
         self.plain: dict[object, Any] = {}  # kinds of steps that keep the layout -> values
         self.sure: dict[object, Any] = {}  # kind, code that is right in some shape -> values
-        self.known: dict[
-            object, Any
-        ] = {}  # kinds -> whether they run no function of a user, their networks, values
+        self.known: dict[object, Functions] = {}  # by kind
         self.log: list[Recorder] | None = None  # of those that run, for `recordings`
+        self.is_on = True
 
 
 RECORDINGS = Kept()
@@ -91,6 +113,16 @@ def forget() -> None:
     """Forget the recordings of this thread."""
     for kept in (RECORDINGS.found, RECORDINGS.plain, RECORDINGS.sure, RECORDINGS.known):
         kept.clear()
+
+
+@contextmanager
+def recording(is_on: bool) -> Iterator[None]:
+    """Record updates in this thread, or run all of them as written."""
+    before, RECORDINGS.is_on = RECORDINGS.is_on, is_on
+    try:
+        yield
+    finally:
+        RECORDINGS.is_on = before
 
 
 class Recorder:
@@ -108,14 +140,13 @@ class Recorder:
         self.name, self.values, self.whole, self.noise = name, values, whole, noise
         kind = identity(values)
         if kind not in RECORDINGS.known:
-            nets, own = list[Network](), list[object]()
-            _look(values, nets, own, set())
-            RECORDINGS.known[kind] = is_known(values) and not own, nets, values
+            RECORDINGS.known[kind] = Functions(values)
             shorten(RECORDINGS.known)
-        known, nets, _ = RECORDINGS.known[kind]
+        self.functions = of = RECORDINGS.known[kind]
+        self.known = of.known and all(map(_is_of_library, of.nets))
+        self.python = () if self.known else of.python()
         # What a network holds besides weights that train may be changed between two fits.
-        self.kind = kind, *map(_held, nets)
-        self.known = known and all(map(_is_of_library, nets))
+        self.kind = kind, *map(_held, of.nets), self.python
         self.recording: Recording | None = None
         self.run: Callable[..., None] | None = None  # it, bound to these tensors
         self.touched: tuple[list[Tensor], ...] = ()
@@ -131,7 +162,7 @@ class Recorder:
 
     def is_plain(self, params: Tensors) -> bool:
         """Return whether first steps of this kind are known to keep the layout of parameters."""
-        return self._first(params) in RECORDINGS.plain
+        return RECORDINGS.is_on and self._first(params) in RECORDINGS.plain
 
     def note_layout(self, params: Tensors) -> None:
         """Remember the layout of parameters after a first step."""
@@ -154,6 +185,8 @@ class Recorder:
 
         `touched` is called for what updates touch besides the batch, the same until `forget`.
         """
+        if not RECORDINGS.is_on:
+            return written()
         found = self.recording or self._find(touched(), batch)
         found.seen += 1
         if self.run and (self.known or id(found) in self.compared):
@@ -198,6 +231,9 @@ class Recorder:
 
     def _compare(self, found: Recording, written: Callable[[], None], batch: Batch) -> None:
         """Make an update as written, and compare the recording, made now or before, with it."""
+        if self._has_changed():
+            found.reason = self.reason = CHANGES
+            return written()
         moving, tape, noted = self.touched[0], Tape(), list[tuple[Requested, Tensor]]()
         copies = [
             torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in moving
@@ -218,6 +254,8 @@ class Recorder:
             found.reason = "it draws other noise from update to update"
         if self.numbers() != before:
             found.reason = "its optimiser counts in Python"
+        if self._has_changed():
+            found.reason = CHANGES
         found.requested = requested
         try:
             if not found.bind:
@@ -238,6 +276,10 @@ class Recorder:
             RECORDINGS.sure[found.code] = found.values
             shorten(RECORDINGS.sure)
         self._start(found, given)
+
+    def _has_changed(self) -> bool:
+        """Return whether Python state that a user's functions read has changed in this phase."""
+        return not self.known and self.functions.python() != self.python
 
 
 def shorten(kept: dict[object, Any]) -> None:
@@ -300,7 +342,8 @@ def _look(value: Any, nets: list[Network], own: list[object], seen: set[int]) ->
     elif isinstance(value, MethodType):
         parts = [value.__func__, value.__self__]
     elif not _is_in_library(value):
-        own += [value] if isinstance(value, FunctionType) else []
+        users = isinstance(value, FunctionType) or is_own(type(value).__module__)
+        own += [value] if users else []
     elif isinstance(value, FunctionType):
         parts = [*closure(value).values()]
     elif not isinstance(value, (type, Tensor)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -333,7 +334,8 @@ def test_programs_of_users_are_recorded_and_compared_again_in_every_phase(monkey
         return [first, *states]
 
     quick = rounds()
-    assert any(r.bind and r.reason == recorder.OTHER_BITS for r in RECORDINGS.found.values())
+    assert made()
+    assert not any(r.reason for r in RECORDINGS.found.values())
     as_written(monkeypatch)
     for one, other in zip(quick, rounds(), strict=True):
         toys.assert_same_round(one, other, rtol=0, atol=0)
@@ -398,4 +400,99 @@ def test_a_user_is_told_what_is_recorded_and_why_not():
 
     assert not reason(METHODS["fedavg"]())
     assert reason(with_model(reading)).startswith("Python reads numbers of a tensor")
+    assert reason(counting("attribute")) == recorder.CHANGES
     assert RECORDINGS.log is None
+
+
+class Counter(nn.Module):
+    """A loss, a likelihood and a layer whose factor changes in every seventh call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.slots, self.calling = 0, Slots(), itertools.count()
+
+    def count(self, where: str) -> int:
+        if where == "slots":
+            self.slots.calls += 1
+            return self.slots.calls
+        if where == "iterator":
+            return next(self.calling)
+        self.calls += 1
+        return self.calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + self.count("attribute") // 7)
+
+
+class Slots:
+    """A number outside of any dictionary."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+CALLS = 0
+
+
+def counting(where: str) -> Method:
+    """Return a method of which something counts calls in Python."""
+    method, state, calls = METHODS["fedavg"](), Counter(), 0
+    table = {"calls": 0}
+
+    def loss(*given: object) -> Tensor:
+        nonlocal calls
+        global CALLS
+        if where == "variable":
+            calls += 1
+            found = calls
+        elif where == "global":
+            CALLS += 1
+            found = CALLS
+        elif where in ("dictionary", "update"):
+            table["calls"] += where == "dictionary"
+            found = table["calls"]
+        else:
+            found = state.count(where)
+        return step.loss(*given) * (1 + found // 7)
+
+    def tick(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        table["calls"] += 1
+        return {}
+
+    (phase,) = method.phases
+    (step,) = phase.updates
+    assert isinstance(step, GradientStep)
+    if where == "layer":
+        net = Network(nn.Sequential(state, nn.Linear(toys.FEATURES, toys.CLASSES)))
+        return fedavg.build(net, batch=4)
+    updates = (*[tick] * (where == "update"), replace(step, loss=loss))
+    return replace(method, phases=(replace(phase, updates=updates, epochs=4),))
+
+
+def test_nothing_is_recorded_if_so_requested(monkeypatch):
+    method, data, written = METHODS["fedavg"](), toys.blobs(), counted(monkeypatch)
+    unrecorded = list(federate(method, data, 2, record=False))
+    assert not made()
+    expected = len(written)
+    for one, other in zip(unrecorded, federate(method, data, 2), strict=True):
+        toys.assert_same_round(one, other, rtol=0, atol=0)
+    assert made()
+    assert len(written) < 2 * expected
+
+
+PLACES = ("attribute", "slots", "iterator", "variable", "global", "dictionary", "update", "layer")
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_what_counts_in_python_is_made_as_written(where, monkeypatch):
+    def rounds() -> list[Round]:
+        global CALLS
+        CALLS = 0
+        return list(federate(counting(where), toys.blobs(), 2, check=False))
+
+    quick = rounds()
+    as_written(monkeypatch)
+    for one, other in zip(quick, rounds(), strict=True):
+        toys.assert_same_round(one, other, rtol=0, atol=0)

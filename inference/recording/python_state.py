@@ -1,0 +1,132 @@
+"""The Python state that functions read: variables of closures, attributes, global names.
+
+A recorded update does not run its Python code again. If this state changes from update to update,
+such as a counter of an annealed loss, the update runs as written; see `recorder`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from torch import Generator, Tensor, dtype, nn
+
+from pyrofl.inference.description import closure, is_own, names_read
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+LEAVES = (*PLAIN, Tensor, np.ndarray, np.generic, Generator, dtype, ModuleType, CodeType)
+LONG = 1000  # entries of a list or a dict beyond which only the number of entries is compared
+LARGE = 2**16  # bytes of an array beyond which its content is not compared
+HOOKS = "_forward_hooks", "_forward_pre_hooks"
+
+Read = Callable[[], Iterable[Any]]
+"""Returns the values that a function, an object or a collection holds now."""
+
+
+class PythonState:
+    """What some functions hold in Python, which can be compared from update to update."""
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        """Find all that is held by the roots, at any depth."""
+        self.reads = list[Read]()
+        seen, left = dict[int, Any](), [*roots]
+        while left:
+            value = left.pop()
+            if id(value) in seen or isinstance(value, (*LEAVES, BuiltinFunctionType)):
+                continue
+            seen[id(value)] = value
+            for read in _reads(value):
+                self.reads.append(read)
+                left += read()
+        self.seen = seen  # held, so that no id is used again
+
+    def now(self) -> tuple[object, ...]:
+        """Return the state, which is equal for equal states."""
+        return tuple(_shown(value) for read in self.reads for value in read())
+
+
+def _reads(value: Any) -> Iterator[Read]:
+    """Yield functions that return what a value holds."""
+    if isinstance(value, FunctionType):
+        yield from _reads_of_function(value)
+    elif isinstance(value, MethodType):
+        yield lambda: (value.__func__, value.__self__)
+    elif isinstance(value, partial):
+        yield lambda: (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, nn.Module):
+        yield partial(_of_module, value)
+    elif isinstance(value, type):
+        if is_own(value.__module__):
+            yield lambda: [v for n, v in vars(value).items() if not _is_hidden(n)]
+    elif isinstance(value, Mapping):
+        yield lambda: (len(value), *(value.values() if len(value) <= LONG else ()))
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        yield lambda: (len(value), *(value if len(value) <= LONG else ()))
+    else:
+        if hasattr(value, "__dict__"):
+            yield lambda: [v for n, v in vars(value).items() if not _fills(value, n, v)]
+        slots = [n for kind in type(value).__mro__ for n in vars(kind).get("__slots__", ())]
+        if slots and is_own(type(value).__module__):
+            yield lambda: [getattr(value, n, None) for n in slots]
+        if is_own(type(value).__module__):
+            yield lambda: (type(value),)
+
+
+def _reads_of_function(function: FunctionType) -> Iterator[Read]:
+    yield lambda: (*closure(function).values(), *(function.__defaults__ or ()))
+    if is_own(str(function.__globals__.get("__name__"))):
+        known, (names, _, _) = function.__globals__, names_read(function.__code__)
+        yield lambda: [known[n] for n in names if n in known]
+
+
+def _of_module(module: nn.Module) -> Iterator[Any]:
+    """Yield what layers hold besides weights that train."""
+    for layer in module.modules():
+        for name, value in vars(layer).items():
+            if name in HOOKS:
+                yield from value.values()
+            elif isinstance(value, PLAIN) or not name.startswith("_"):
+                yield value
+        if is_own(type(layer).__module__):
+            yield type(layer)
+    yield from (v for v in (*module.parameters(), *module.buffers()) if not v.requires_grad)
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a class has the name by itself."""
+    return name.startswith("__") and name.endswith("__") and name != "__call__"
+
+
+def _fills(value: Any, name: str, held: Any) -> bool:
+    """Return whether an attribute may fill up with results: a private collection."""
+    return name.startswith("_") and isinstance(held, (dict, list, set))
+
+
+def _shown(value: Any) -> object:
+    """Return a value that is equal as long as the given one is the same."""
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return id(value), value._version, value.data_ptr()
+    if isinstance(value, np.ndarray):
+        small = value.nbytes <= LARGE and not value.dtype.hasobject
+        return id(value), crc32(value.tobytes()) if small else None
+    if isinstance(value, Iterator):
+        return id(value), repr(value), *_position(value)
+    return id(value)
+
+
+def _position(iterator: Iterator[Any]) -> tuple[object, ...]:
+    """Return how far an iterator has been read, if that is known without reading it."""
+    frame = getattr(iterator, "gi_frame", None)
+    if frame is not None:  # of a generator
+        return frame.f_lasti, repr([v for v in frame.f_locals.values() if isinstance(v, PLAIN)])
+    try:
+        return (repr(iterator.__reduce__()[1:]),)
+    except TypeError:
+        return ()
