@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -112,7 +113,9 @@ def _shown(value: Any) -> object:
     if isinstance(value, PLAIN):
         return repr(value)
     if isinstance(value, Tensor):
-        return id(value), value._version, value.data_ptr()
+        with suppress(RuntimeError):  # sparse ones have no memory of their own
+            return id(value), value._version, value.data_ptr()
+        return id(value), value._version
     if isinstance(value, np.ndarray):
         small = value.nbytes <= LARGE and not value.dtype.hasobject
         return id(value), crc32(value.tobytes()) if small else None
