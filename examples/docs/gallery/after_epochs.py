@@ -1,4 +1,4 @@
-"""A good start is one that is good after few epochs, not at once."""
+"""A good initial model has a high accuracy after a few epochs, not immediately."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Clients of a pair come to use the same branch."""
+"""The clients of a pair learn to use the same branch."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Small clients are to the left: they gain most by the others."""
+"""Small clients are on the left; they benefit most from the other clients."""
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets

@@ -1,4 +1,4 @@
-"""Dots are seeds: where they overlap, more seeds are needed."""
+"""Each dot is a seed. If the dots of two methods overlap, more seeds are needed."""
 
 from itertools import product
 

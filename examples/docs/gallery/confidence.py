@@ -1,4 +1,4 @@
-"""Weights are drawn from zero on: nearly equal ones then look so."""
+"""The axis begins at zero, so that nearly equal weights look nearly equal."""
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets

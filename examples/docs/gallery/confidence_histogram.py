@@ -1,4 +1,4 @@
-"""Good models are unsure where they are wrong."""
+"""The confidence of a good model is low where its predictions are wrong."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""It has converged where no line is above the dotted one; the heading is the run's verdict."""
+"""A run has converged if all lines are below the dotted line; the title is the run's status."""
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets

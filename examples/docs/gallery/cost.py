@@ -1,4 +1,4 @@
-"""Up to 30 rows are drawn one by one; of more, every variable gets a lane, and its worst a name."""
+"""Up to 30 variables have a line each; otherwise the elements of a variable share a line."""
 
 import numpy as np
 import pandas as pd

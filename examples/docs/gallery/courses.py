@@ -1,4 +1,4 @@
-"""A panel for each coefficient; clients are years here."""
+"""Each coefficient has a panel; the clients are years here."""
 
 import numpy as np
 

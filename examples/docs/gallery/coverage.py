@@ -1,4 +1,4 @@
-"""Below the band, intervals hold the truth too seldom."""
+"""Below the band, the coverage of intervals is too low."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Lines that rise together, but end apart, are what a comparison is about."""
+"""A comparison needs all rounds: curves can be equal at first and differ at the end."""
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets

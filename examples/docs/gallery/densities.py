@@ -1,4 +1,4 @@
-"""Rows that were never shown should leave clients unsure."""
+"""The uncertainty should be larger for rows of classes that were not trained."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""`pyrofl answer` draws it: what federation buys each site."""
+"""`pyrofl answer` draws this figure: the benefit of federation for each client."""
 
 import numpy as np
 

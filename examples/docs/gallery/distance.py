@@ -1,4 +1,4 @@
-"""What shrinks by orders of magnitude is drawn on a logarithmic scale."""
+"""The axis is logarithmic for values that decrease by orders of magnitude."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Several fits of the same things below each other."""
+"""Several estimates of the same coefficients are drawn below each other."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""One seed proves nothing: gains of an ensemble over fifty of them."""
+"""One seed is not sufficient evidence: the figure has the gain of an ensemble for fifty seeds."""
 
 import numpy as np
 

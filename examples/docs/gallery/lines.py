@@ -1,4 +1,4 @@
-"""Each client's rows, its own line, and what it learns from the others."""
+"""Each client has its rows, its own line, and the line of the hierarchical model."""
 
 import numpy as np
 

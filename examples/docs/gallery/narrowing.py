@@ -1,4 +1,4 @@
-"""What a newcomer knows before its first row is the population."""
+"""Before its first row, the posterior of a new client is that of the population."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Here ten clients draw their shares of each class from a Dirichlet distribution."""
+"""Ten clients receive shares of each class from a Dirichlet distribution here."""
 
 from pyrofl import datasets, federations, figures
 

@@ -1,4 +1,4 @@
-"""The same picture is on every method's card; any method of your own has one, too."""
+"""The same diagram is on every method's card; `figures.plates` also draws your own method."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Small clients scatter when each is on its own, and lean on the population together."""
+"""Separate estimates of small clients vary a lot; partial pooling moves them to the population."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A client whose statistic lies outside of what its posterior predicts has a colour."""
+"""A client is colored if its statistic is outside the predictions of its posterior."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Simulation-based calibration: flat is good, a cup says too narrow, a hat too wide."""
+"""Simulation-based calibration: a U shape means too narrow, an inverted U too wide."""
 
 import numpy as np
 

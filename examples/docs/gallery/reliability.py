@@ -1,4 +1,4 @@
-"""Below the diagonal a model is too sure of itself."""
+"""Below the diagonal the model is overconfident."""
 
 import torch
 

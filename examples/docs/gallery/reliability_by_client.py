@@ -1,4 +1,4 @@
-"""A client is calibrated where its confidence lies within the interval of what is right."""
+"""A client is calibrated if its confidence is inside the interval of its accuracy."""
 
 import torch
 

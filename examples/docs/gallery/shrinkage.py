@@ -1,4 +1,4 @@
-"""The classic picture of eight schools: the noisier an estimate, the further it moves."""
+"""Eight schools: estimates with large standard errors move most towards the population."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Mixtures of three clients' models: the best is seldom in a corner."""
+"""Mixtures of three clients' models: the best mixture is rarely in a corner."""
 
 import numpy as np
 

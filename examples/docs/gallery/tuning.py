@@ -1,4 +1,4 @@
-"""Settings drop out while rounds grow: successive halving on rows held back."""
+"""Successive halving on validation rows: settings are removed while the rounds increase."""
 
 from pyrofl import figures
 

@@ -1,4 +1,4 @@
-"""A number that a method watches: dropout rates above 0.9, round by round."""
+"""A quantity that the method monitors: the share of dropout rates above 0.9 in each round."""
 
 import pyrofl
 from pyrofl import figures

@@ -35,36 +35,36 @@ def page(card: cards.Card) -> str:
     paper, wire = card.paper, card.wire
     parts = [f"# {paper.name}", f"**{capital(paper.headline)}.**"]
     parts += [text(re.sub(":$", ".", paper.source))] if paper.source else []
-    parts += [f":::{{admonition}} When\n{text(paper.use)}\n:::"]
-    if told := calibrated.sentence(card.key):
-        parts += [f"{text(told)} See [calibration](../../calibration.md)."]
+    parts += [f":::{{admonition}} When to use it\n{text(paper.use)}\n:::"]
+    if intervals := calibrated.sentence(card.key):
+        parts += [f"{text(intervals)} See [calibration](../../calibration.md)."]
     parts += [
-        f"![{paper.name}: what depends on what in its model]({card.key}.svg)\n\n"
-        "Boxes are tensors, of the server (blue) or kept by the client (orange); what is round is "
-        "drawn, what is grey is observed. Names are those of a small network."
+        f"![{paper.name}: the dependencies of its model]({card.key}.svg)\n\n"
+        "Boxes are tensors of the server (blue) or client states (orange); circles are random "
+        "variables, and gray ones are observed. Names are those of a small network."
     ]
-    parts += ["## In equations"]
+    parts += ["## Equations"]
     for part in paper.parts:
         parts.append(
             text(part) if isinstance(part, str) else f"```{{raw}} html\n{formulas.block(part)}\n```"
         )
-    parts += ["## What travels", text(card.bytes)]
-    kept = f"Goes up: {names(wire.sent)}. Stays at the client: {names(wire.kept)}."
-    parts += [f"{kept} Models that can be tested: {', '.join(card.views)}."]
+    parts += ["## Messages", text(card.bytes)]
+    kept = f"Sent to the server: {names(wire.sent)}. Client state: {names(wire.kept)}."
+    parts += [f"{kept} Models for predictions: {', '.join(card.views)}."]
     # On a phone the last column would be a word wide.
     parts += ["## Settings", f":::{{container}} settings\n{settings(card)}\n:::"]
     parts += [
         f"```python\nfrom pyrofl.models import {card.key}\n\nmethod = {card.key}.build(net)\n```"
     ]
     if paper.departures:
-        what, _, told = paper.departures.partition(": ")
-        parts += ["## Departures from the paper", text(capital(told) if told else what)]
+        whole, _, listed = paper.departures.partition(": ")
+        parts += ["## Departures from the paper", text(capital(listed) if listed else whole)]
     return "\n\n".join(parts) + "\n"
 
 
 def settings(card: cards.Card) -> str:
     """Write the table of settings."""
-    rows = ["| setting | default | may be | what it is |", "|---|---|---|---|"]
+    rows = ["| setting | default | valid values | description |", "|---|---|---|---|"]
     for s in card.settings:
         about = text(capital(s.about)).replace("|", "\\|")
         rows.append(f"| `{s.name}` | `{s.default}` | {s.kind.replace('|', ', ')} | {about} |")
@@ -72,8 +72,8 @@ def settings(card: cards.Card) -> str:
 
 
 def table(found: list[cards.Card]) -> str:
-    """Write the table of all methods: what each is for, what it costs, what can be tested."""
-    rows = ["| method | where to use it | down | up | models |", "|---|---|---|---|---|"]
+    """Write the table of all methods: when to use each, its messages, its models."""
+    rows = ["| method | when to use it | download | upload | models |", "|---|---|---|---|---|"]
     for one in found:
         down, up = one.wire.down / one.plain.down, one.wire.up / one.plain.up
         use = one.paper.use.removeprefix("Use it ").partition(". It assumes")[0]
