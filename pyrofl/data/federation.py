@@ -17,7 +17,7 @@ from pyrofl.data.arrays import table_of
 from pyrofl.data.batch import Batch, RowScale
 from pyrofl.data.roster import Who, names_of
 from pyrofl.data.rows import check_alike, check_table, row_numbers
-from pyrofl.data.tables.preprocessing_plan import PreprocessingPlan
+from pyrofl.data.tables.preprocessor import PreprocessingPlan
 from pyrofl.data.tables.source import Source
 from pyrofl.data.weights import OfClasses, check_weights, of_classes, of_sites
 from pyrofl.summaries import Summarised, picture
@@ -37,9 +37,7 @@ class Dataset:
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     likelihood: str = "categorical"  # the one that suits y
     source: Source | None = None  # which columns of a user's file x and y are; None: no such file
-    recipe: PreprocessingPlan | None = (
-        None  # how `split` makes features of x [N, C] float64; None: x is so
-    )
+    recipe: PreprocessingPlan | None = None  # how `split` makes features of x [N, C] float64
     weights: Tensor | None = None  # [N] float64, of rows in the likelihood; None: all weigh 1
 
 

@@ -44,9 +44,8 @@ def outline(
     train = torch.arange(rows).split(roster.sizes.tolist())
     none = (torch.zeros(0, dtype=torch.long),) * roster.clients
     zeros = torch.zeros((), dtype=dtype)
-    return Federation(
-        zeros.expand(rows, *x), labels.expand(rows, *y), train, none, roster.names, tuple(classes)
-    )
+    table = zeros.expand(rows, *x), labels.expand(rows, *y)
+    return Federation(*table, train, none, roster.names, classes)
 
 
 class Hidden(Federation):
@@ -83,17 +82,11 @@ def hidden(facts: Mapping[str, Any]) -> Federation:
         for name, kind in zip("xy", facts["types"], strict=True)
     )
     train = torch.arange(sum(sizes)).split(sizes)
-    return Hidden(
-        x,
-        y,
-        train,
-        (nobody,) * len(sizes),
-        tuple(facts["names"]),
-        tuple(facts["classes"]),
-        facts["held_out"],
-        source=Source.from_json(facts["source"]) if facts["source"] else None,
-        weights=_summing_to(facts["totals"], train) if facts.get("totals") else None,
-    )
+    source = Source.from_json(facts["source"]) if facts["source"] else None
+    weights = _summing_to(facts["totals"], train) if facts.get("totals") else None
+    known = {name: facts[name] for name in ("names", "classes", "held_out")}
+    test = (nobody,) * len(sizes)
+    return Hidden(x, y, train, test, **known, source=source, weights=weights)
 
 
 def _summing_to(totals: Sequence[float], train: Sequence[Tensor]) -> Tensor:

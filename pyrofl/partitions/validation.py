@@ -22,14 +22,6 @@ def held_back(data: Federation, share: ProperShare = 0.2, *, seed: Whole = 0) ->
     if it has two. The table of the federation that is returned has no other rows than these
     clients' training rows, so that nobody can look at a test row by it; clients that never train
     are not in it, and what the server holds stays.
-
-    Args:
-        data: the federation.
-        share: of a client's training rows.
-        seed: of which rows.
-
-    Raises:
-        ValueError: if no client has two training rows.
     """
     rng = default_rng([seed, 3])
     parts = [_divided(data, rows.cpu(), share, rng) for rows in data.train[: data.clients]]

@@ -24,8 +24,12 @@ from pyrofl.data.tables.data_quality import (
 )
 from pyrofl.data.tables.feature_selection import choose, far_apart
 from pyrofl.data.tables.holdout import draw_test_rows, last_rows, told_rows
-from pyrofl.data.tables.preprocessing_plan import PreprocessingPlan
-from pyrofl.data.tables.preprocessor import Prepare, Prepared, Preprocessor
+from pyrofl.data.tables.preprocessor import (
+    Prepare,
+    Prepared,
+    PreprocessingPlan,
+    Preprocessor,
+)
 from pyrofl.data.tables.source import LEARNED, Source
 from pyrofl.data.tables.table_files import SITE, Columns, Table, load_table
 from pyrofl.data.tables.wording import composed
@@ -114,7 +118,8 @@ def load_csv(
         is_test = last_rows(codes, kept[test_last], test_share)
     else:
         is_test = draw_test_rows(codes, np.random.default_rng([seed, 3]), test_share)
-    levels = {name: _levels(kept[name]) for name in chosen.names if name in chosen.categories}
+    coded_columns = {n: kept[n] for n in chosen.names if n in chosen.categories}
+    levels = {name: _codes(column.at(~column.gaps))[1] for name, column in coded_columns.items()}
     active = bool(levels) or prepare == "standardise" or missing == "fill"
     x = _values(kept, chosen.names, levels, active)
     same = np.concatenate([x.numpy(), y.numpy()[:, None], codes[:, None]], 1)
@@ -172,12 +177,11 @@ def _whole(used: Columns, unfilled: Sequence[str], missing: Missing) -> tuple[Ro
     return complete([used[name] for name in unfilled], "refuse"), {}
 
 
-def _levels(column: Column) -> tuple[str, ...]:
-    """Return the different words of a column of categories, numbers in numerical order."""
-    there = column.at(~column.gaps)
-    if not np.isnan(there.numbers).any():
-        there.refuse_spellings()
-    return codes_of(there.words.tolist())[1]
+def _codes(column: Column) -> tuple[Ints, tuple[str, ...]]:
+    """Number the different words of a column; see `codes_of`."""
+    if not np.isnan(column.numbers).any():
+        column.refuse_spellings()
+    return codes_of(column.words.tolist())
 
 
 def _values(
@@ -213,9 +217,7 @@ def _groups(column: Column, sites: Sequence[str] = ()) -> tuple[Ints, tuple[str,
     if sites and column.name == SITE and set(column.words) <= set(sites):
         words = tuple(site for site in sites if site in set(column.words))
         return coded(column, words).astype(np.int64), words
-    if not np.isnan(column.numbers).any():
-        column.refuse_spellings()
-    return codes_of(column.words.tolist())
+    return _codes(column)
 
 
 def codes_of(words: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
@@ -270,11 +272,9 @@ def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str
             f"{len(column.words)} rows, and no likelihood is given; expected numbers such as 1.5, "
             "or classes of two rows and more (any others by --likelihood categorical)"
         )
-    if not np.isnan(column.numbers).any():
-        column.refuse_spellings()
-        if (column.numbers != column.numbers.round()).any():
-            raise ValueError(f"{told} numbers with decimals; expected classes")
-    codes, classes = codes_of(column.words.tolist())
+    codes, classes = _codes(column)
+    if not np.isnan(column.numbers).any() and (column.numbers % 1).any():
+        raise ValueError(f"{told} numbers with decimals; expected classes")
     return torch.from_numpy(codes), classes
 
 

@@ -19,9 +19,7 @@ Missing = Literal["refuse", "drop", "fill"]
 """What becomes of rows that lack a value: none may, they are left out, or gaps of features are
 filled with the mean of the training rows and told by a feature of their own."""
 
-NO_VALUE = frozenset(
-    ("", ".", "na", "n/a", "#n/a", "nan", "-nan", "null")
-)  # in any case of letters
+NO_VALUE = frozenset(("", ".", "na", "n/a", "#n/a", "nan", "-nan", "null"))  # in lower case
 BLUR = 0.01  # most that rounding to float32 may move a number, in standard deviations
 UNNAMED = "(column {})"
 BOOLEANS = {"true": "True", "false": "False"}  # in any case of letters

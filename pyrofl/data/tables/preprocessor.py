@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import checked, known
-from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, coded
-from pyrofl.data.tables.columns import Column, number
+from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, coded, told_of
+from pyrofl.data.tables.columns import Column, Ints, number
 from pyrofl.data.tables.data_quality import in_spelling_and_units
 from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
@@ -288,6 +288,51 @@ class Preprocessor:
                 f"{listed(how.levels)}, or unseen='zero'"
             )
         return codes
+
+
+@dataclass(frozen=True, eq=False)
+class PreprocessingPlan:
+    """How the columns of x [N, C] become features: numbers, codes of `levels`, NaN for gaps."""
+
+    columns: tuple[str, ...]
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of columns of codes
+    prepare: Prepare = "standardise"
+    fill: bool = False
+    plain: tuple[str, ...] = ()  # columns that are left as they are
+
+    def follow(
+        self, raw: Tensor, train: Sequence[Ints], names: Sequence[str] = ()
+    ) -> tuple[Tensor, Preprocessor, dict[str, str]]:
+        """Return features of all rows by what the training rows of each client tell.
+
+        Also returns which categories none of them has: they are 0 in all features of their column.
+        """
+        if list(raw.shape[1:]) != [len(self.columns)]:
+            raise ValueError(
+                f"x has shape {list(raw.shape)}; expected [N, {len(self.columns)}], as the columns "
+                f"{listed(self.columns)} are to be prepared (prepare='none' leaves them)"
+            )
+        values = raw.double().numpy()
+        told = [self._told(values[rows]) for rows in train]
+        made = Preprocessor.of(told, self.prepare, fill=self.fill, plain=self.plain, names=names)
+        return made.encode(values, self.levels, self.columns), made, self._unseen(values, made)
+
+    def _told(self, rows: Numbers) -> dict[str, ColumnSummary]:
+        return {
+            name: told_of(values, self.levels.get(name))
+            for name, values in zip(self.columns, rows.T, strict=True)
+        }
+
+    def _unseen(self, values: Numbers, made: Preprocessor) -> dict[str, str]:
+        """Tell of each column the categories that no client trains on, and in how many rows."""
+        known = {column.name: column.levels for column in made.columns}
+        found = {}
+        for name, codes in zip(self.columns, values.T, strict=True):
+            every, seen = self.levels.get(name, ()), known.get(name) or ()
+            if new := [code for code, word in enumerate(every) if word not in seen and seen]:
+                rows = np.count_nonzero(np.isin(codes, new))
+                found[name] = f"{listed([every[code] for code in new], 3)} in {rows} rows"
+        return found
 
 
 def _sorted(name: str, levels: Sequence[str]) -> tuple[str, ...]:

@@ -56,32 +56,26 @@ class Source:
 
     def summary(self) -> dict[str, str]:
         """Tell what y and x are, and what was left out."""
-        told = {"target": self.target}
-        told["features"] = f"{len(self.features)} ({listed(self.features)})"
         reasons: dict[str, list[str]] = {}
         for name, why in self.left_out.items():
             reasons.setdefault(why, []).append(name)
-        if reasons:
-            told["left out"] = listed([f"{listed(n)} ({why})" for why, n in reasons.items()])
-        if self.dropped:
-            lacking = listed([f"{name} lacks {count}" for name, count in self.lacking.items()])
-            gone = f"; no row is left of {listed(self.lost)}" if self.lost else ""
-            told["rows dropped"] = f"{self.dropped} ({lacking}{gone})"
-        if self.reordered:
-            told["columns in another order"] = listed(self.reordered)
-        if self.preparation and (became := self.preparation.summary()):
-            told["prepared"] = became
-        if self.is_standardised:
-            told["target standardised inside"] = (
-                f"mean {self.centre:.6g}, standard deviation {self.scale:.6g} over the training "
-                "rows; predictions and scores are in its own unit"
-            )
-        if self.unseen:
-            unseen = listed([f"{name} {what}" for name, what in self.unseen.items()])
-            told["categories that nobody trains on, taken for none"] = unseen
-        if self.scales:
-            told["scales"] = self.scales
-        return told
+        lacking = listed([f"{name} lacks {count}" for name, count in self.lacking.items()])
+        gone = f"; no row is left of {listed(self.lost)}" if self.lost else ""
+        inside = f"mean {self.centre:.6g}, standard deviation {self.scale:.6g} over the training "
+        inside += "rows; predictions and scores are in its own unit"
+        unseen = listed([f"{name} {what}" for name, what in self.unseen.items()])
+        told = {
+            "target": self.target,
+            "features": f"{len(self.features)} ({listed(self.features)})",
+            "left out": listed([f"{listed(names)} ({why})" for why, names in reasons.items()]),
+            "rows dropped": f"{self.dropped} ({lacking}{gone})" if self.dropped else "",
+            "columns in another order": listed(self.reordered),
+            "prepared": self.preparation.summary() if self.preparation else "",
+            "target standardised inside": inside if self.is_standardised else "",
+            "categories that nobody trains on, taken for none": unseen,
+            "scales": self.scales,
+        }
+        return {name: text for name, text in told.items() if text}
 
     def to_json(self) -> dict[str, Any]:
         """Tell all fields, as JSON has them."""
