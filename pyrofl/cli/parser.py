@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, NoReturn
 from pyrofl.cli.commands import fitting, listing, predict, tune
 from pyrofl.cli.commands.answer import answer
 from pyrofl.cli.commands.report import report
-from pyrofl.cli.examples import EXAMPLES, FIRST
 from pyrofl.cli.output.model_comparison import By
 from pyrofl.experiments.console import complaint, ended, show
 from pyrofl.experiments.experiment import (
@@ -41,6 +40,24 @@ from pyrofl.experiments.options import (
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.starting import end_loading
 
+EXAMPLES = {
+    "list": "pyrofl list\npyrofl list methods",
+    "explain": "pyrofl explain pfedvem",
+    "run": "pyrofl run pfedvem --test labels_global --rounds 12 --set lr_head=0.01 lr_base=0.01\n"
+    "pyrofl run fedavg --data csv:heart.csv --target sick --group hospital --missing fill",
+    "compare": "pyrofl compare local fedavg pfedvem --seeds 3 --out results\n"
+    "pyrofl compare local fedavg --set fedavg.fine_tune=2 --out cmp",
+    "tune": "pyrofl tune fedavg --over lr=0.01,0.03,0.1 --rounds 18 --out tuned",
+    "partition": "pyrofl partition --partition dirichlet:0.3 --clients 10 --out who.png",
+    "predict": "pyrofl predict runs/fedavg-0 --data new.csv --client hospital_3 --out p.csv",
+    "answer": "pyrofl answer results",
+    "report": "pyrofl report results",
+}
+FIRST = """three commands to try:
+  pyrofl list
+  pyrofl explain pfedvem
+  pyrofl compare local fedavg pfedvem --rounds 5 --seeds 2 --out results"""
+
 
 class Row(NamedTuple):
     """An argument of a command."""
@@ -48,8 +65,8 @@ class Row(NamedTuple):
     words: str
     """Its option and a name for its value, such as "--out DIR"."""
     kind: Kind
-    default: Any
     text: str
+    default: Any = None
     section: str | None = None
     """Heading in the help."""
 
@@ -62,45 +79,39 @@ def rows_of(names: Collection[str]) -> Iterator[Row]:
             # Lists are extended by argparse, which must not extend the field's default.
             default = list(one.default) if isinstance(one.default, tuple) else one.default
             kind = kinds()[one.name] | {"dest": one.name}
-            yield Row(words, kind, default, one.metadata["text"], sections()[one.name])
+            yield Row(words, kind, one.metadata["text"], default, sections()[one.name])
 
 
-RUNS = Row("folder DIR", PATH, None, "of pyrofl run or pyrofl compare")
+RUNS = Row("folder DIR", PATH, "of pyrofl run or pyrofl compare")
 SCORE = Row(
     "--by",
     choice(By),
-    None,
     "score of rows; default accuracy, or error where y is a number, which has a crps too",
 )
 PREDICT: tuple[Any, ...] = (
-    Row("folder DIR", PATH, None, "of pyrofl run, or of Run.save"),
-    Row("--data FILE.csv", REQUIRED, None, "the rows, with the columns of training by name"),
-    Row("--out FILE.csv", REQUIRED, None, "where predictions go, a line for each row"),
-    Row("--client NAME", TEXT, None, "whose rows they are"),
-    Row("--group COLUMN", TEXT, None, "that says whose each row is"),
-    Row("--new-client", FLAG, False, "they are of a client that was never seen"),
-    Row("--own-rows FILE.csv", PATH, None, "labelled rows that a new client adapts to"),
-    Row(
-        "--model VIEW", TEXT, None, "personal, global or ensemble; default what the method is about"
-    ),
-    Row("--net FILE.py:NAME", PATH, None, "of a run with a network of your own: it is made again"),
-    Row("--unadapted", FLAG, False, "do not adapt to training rows, which need not be there then"),
-    Row("--draws S", COUNT, None, "average so many predictions; default as the run did"),
-    Row("--overwrite", FLAG, False, "replace a file that is there"),
+    Row("folder DIR", PATH, "of pyrofl run, or of Run.save"),
+    Row("--data FILE.csv", REQUIRED, "the rows, with the columns of training by name"),
+    Row("--out FILE.csv", REQUIRED, "where predictions go, a line for each row"),
+    Row("--client NAME", TEXT, "whose rows they are"),
+    Row("--group COLUMN", TEXT, "that says whose each row is"),
+    Row("--new-client", FLAG, "they are of a client that was never seen", False),
+    Row("--own-rows FILE.csv", PATH, "labelled rows that a new client adapts to"),
+    Row("--model VIEW", TEXT, "personal, global or ensemble; default what the method is about"),
+    Row("--net FILE.py:NAME", PATH, "of a run with a network of your own: it is made again"),
+    Row("--unadapted", FLAG, "do not adapt to training rows, which need not be there then", False),
+    Row("--draws S", COUNT, "average so many predictions; default as the run did"),
+    Row("--overwrite", FLAG, "replace a file that is there", False),
 )
 SECTION = Row(
     "section SECTION",
     {"nargs": "?", "choices": (*listing.SECTIONS, "settings")},
-    None,
     f"{', '.join(listing.SECTIONS)} or settings; default names of all",
 )
-METHOD = Row("method METHOD", TEXT, None, "see pyrofl list")
-ONE = Row("methods METHOD", {"nargs": "?"} | TEXT, None, "Method to fit (see pyrofl list methods).")
-SEVERAL = Row("methods METHOD", {"nargs": "*"} | TEXT, [], "Methods (see pyrofl list methods).")
-FIGURE = Row("--out FIG.png", REQUIRED, None, "the figure's file")
-CONFIG = Row(
-    "--config FILE", PATH, None, "YAML file with options, or run.json; options given here win."
-)
+METHOD = Row("method METHOD", TEXT, "see pyrofl list")
+ONE = Row("methods METHOD", {"nargs": "?"} | TEXT, "Method to fit (see pyrofl list methods).")
+SEVERAL = Row("methods METHOD", {"nargs": "*"} | TEXT, "Methods (see pyrofl list methods).", [])
+FIGURE = Row("--out FIG.png", REQUIRED, "the figure's file")
+CONFIG = Row("--config FILE", PATH, "YAML file with options, or run.json; options given here win.")
 HEADINGS = list(SECTIONS.values())
 OF_DATA = {n for n, section in sections().items() if section in HEADINGS[:3]} | {"overwrite"}
 OF_RUN = {n for n, section in sections().items() if section != HEADINGS[-1]}
@@ -155,69 +166,64 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
 }
 
 WAITING: tuple[Row, ...] = (  # for sites
-    Row("--min-sites N", COUNT, None, "Smallest number of sites in a round (default: all)."),
-    Row("--timeout S", POSITIVE, 600.0, "seconds to wait for sites, and for their replies"),
-    Row(
-        "--out DIR",
-        PATH,
-        None,
-        "states and results, gone on from if there are some; default DIR/run",
-    ),
-    Row("--quiet", FLAG, False, "print nothing but the tables"),
+    Row("--min-sites N", COUNT, "Smallest number of sites in a round (default: all)."),
+    Row("--timeout S", POSITIVE, "seconds to wait for sites, and for their replies", 600.0),
+    Row("--out DIR", PATH, "states and results, gone on from if there are some; default DIR/run"),
+    Row("--quiet", FLAG, "print nothing but the tables", False),
 )
-FOLDER = Row("folder DIR", PATH, None, "project folder")
+FOLDER = Row("folder DIR", PATH, "project folder")
 FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
     "new": ("write a project folder, and rows to try it with", (FOLDER,)),
     "up": (
         "run a project on this machine alone, with a node for each file of DIR/sites",
-        (FOLDER, Row("--sites N", COUNT, 3, "how many of them"), *WAITING),
+        (FOLDER, Row("--sites N", COUNT, "how many of them", 3), *WAITING),
     ),
     "serve": (
         "run a project's server for sites elsewhere",
         (
             FOLDER,
-            Row("--sites N", COUNT, 3, "begin when so many are there"),
-            Row("--host ADDRESS", TEXT, "127.0.0.1", "to listen on"),
-            Row("--port PORT", PORT, 8443, "to listen on"),
-            Row("--cert FILE", PATH, None, "the server's certificate"),
-            Row("--cert-key FILE", PATH, None, "its private key"),
-            Row("--ca FILE", PATH, None, "certificate of who signed it"),
-            Row("--nodes DIR", PATH, None, "public keys of the sites' nodes, NAME.pub"),
+            Row("--sites N", COUNT, "begin when so many are there", 3),
+            Row("--host ADDRESS", TEXT, "to listen on", "127.0.0.1"),
+            Row("--port PORT", PORT, "to listen on", 8443),
+            Row("--cert FILE", PATH, "the server's certificate"),
+            Row("--cert-key FILE", PATH, "its private key"),
+            Row("--ca FILE", PATH, "certificate of who signed it"),
+            Row("--nodes DIR", PATH, "public keys of the sites' nodes, NAME.pub"),
             *WAITING,
         ),
     ),
     "join": (
         "take part with the rows of a site",
         (
-            Row("server HOST:PORT", TEXT, None, "where the server is"),
-            Row("--data FILE.csv", REQUIRED, None, "the site's rows"),
-            Row("--name NAME", TEXT | {"required": True}, None, "of the site; no other has it"),
-            Row("--state DIR", REQUIRED, None, "what its clients keep, and its log"),
-            Row("--project DIR", PATH, ".", "the site's copy of the project folder"),
-            Row("--key FILE", PATH, None, "private key of the site's node"),
-            Row("--ca FILE", PATH, None, "certificate of who signed the server's"),
-            Row("--rejoin", FLAG, False, "come back as a newcomer if the state is lost"),
+            Row("server HOST:PORT", TEXT, "where the server is"),
+            Row("--data FILE.csv", REQUIRED, "the site's rows"),
+            Row("--name NAME", TEXT | {"required": True}, "of the site; no other has it"),
+            Row("--state DIR", REQUIRED, "what its clients keep, and its log"),
+            Row("--project DIR", PATH, "the site's copy of the project folder", "."),
+            Row("--key FILE", PATH, "private key of the site's node"),
+            Row("--ca FILE", PATH, "certificate of who signed the server's"),
+            Row("--rejoin", FLAG, "come back as a newcomer if the state is lost", False),
             Row(
                 "--min-scored-rows N",
                 COUNT,
-                MIN_SCORED_ROWS,
                 "Smallest number of test rows of which a client's scores are sent.",
+                MIN_SCORED_ROWS,
             ),
-            Row("--no-scores", FLAG, False, "Send no scores; losses are still sent."),
-            Row("--show", FLAG, False, "say what will leave, and no more"),
+            Row("--no-scores", FLAG, "Send no scores; losses are still sent.", False),
+            Row("--show", FLAG, "say what will leave, and no more", False),
         ),
     ),
     "predict": (
         "predict rows at a site, from the state that its clients keep",
         (
-            Row("folder DIR", PATH, None, "State directory of the site (--state of join)."),
-            Row("--rows FILE.csv", REQUIRED, None, "Rows to predict, with the study's features."),
-            Row("--out FILE.csv", REQUIRED, None, "Predictions, a line for each row."),
-            Row("--method NAME", TEXT, None, "Method (default: the only one of the study)."),
-            Row("--client NAME", TEXT, None, "Client (default: the only one, or by the group)."),
-            Row("--model VIEW", TEXT, None, "Model: personal, global or ensemble."),
-            Row("--draws S", COUNT, None, "Posterior draws (default: the guide's mean)."),
-            Row("--overwrite", FLAG, False, "Overwrite an existing file."),
+            Row("folder DIR", PATH, "State directory of the site (--state of join)."),
+            Row("--rows FILE.csv", REQUIRED, "Rows to predict, with the study's features."),
+            Row("--out FILE.csv", REQUIRED, "Predictions, a line for each row."),
+            Row("--method NAME", TEXT, "Method (default: the only one of the study)."),
+            Row("--client NAME", TEXT, "Client (default: the only one, or by the group)."),
+            Row("--model VIEW", TEXT, "Model: personal, global or ensemble."),
+            Row("--draws S", COUNT, "Posterior draws (default: the guide's mean)."),
+            Row("--overwrite", FLAG, "Overwrite an existing file.", False),
         ),
     ),
 }

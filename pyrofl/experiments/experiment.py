@@ -61,22 +61,18 @@ GROUPS = (
 
 
 def option(
-    default: Any, metavar: str | None, text: str, flag: str = "", *, resumable: bool = False
+    metavar: str | None, text: str, default: Any = None, flag: str = "", *, resumable: bool = False
 ) -> Any:
     """Return a field of `Experiment`, with what `ArgumentParser.add_argument` needs.
 
-    Args:
-        default: without the option.
-        metavar: of the value in the help.
-        text: help, a noun phrase with a full stop.
-        flag: the option, if it is not the field's name.
-        resumable: whether it may differ when a run is resumed.
+    The help is a noun phrase with a full stop. A flag is given where it is not the field's name.
+    A resumable field may differ when a run is resumed.
     """
     more = {"metavar": metavar, "text": text, "flag": flag, "resumable": resumable}
     return field(default=default, metadata=more)
 
 
-free_option = partial(option, resumable=True)  # may differ when a run is resumed
+free = partial(option, resumable=True)  # may differ when a run is resumed
 
 
 @dataclass(frozen=True)
@@ -85,138 +81,118 @@ class Experiment:
 
     methods: tuple[str, ...] = field(default=(), metadata={"resumable": True})
     # Data
-    data: Path = option("digits", "NAME", "Data set, csv:PATH or npz:PATH; see pyrofl list.")
-    data_dir: Path | None = free_option(
-        None, "DIR", "Download directory (default: ~/.cache/pyrofl)."
-    )
+    data: Path = option("NAME", "Data set, csv:PATH or npz:PATH; see pyrofl list.", "digits")
+    data_dir: Path | None = free("DIR", "Download directory (default: ~/.cache/pyrofl).")
     # Tables
-    target: str | None = option(None, "COLUMN", "Column to predict.")
-    group: str | None = option(None, "COLUMN", "Column that identifies the client.")
-    features: str | None = option(None, "COLUMN,...", "Feature columns (default: all others).")
-    categories: str | None = option(None, "COLUMN,...", "Categorical feature columns.")
-    likelihood: str | None = option(None, "NAME", "Likelihood (default: inferred from the target).")
+    target: str | None = option("COLUMN", "Column to predict.")
+    group: str | None = option("COLUMN", "Column that identifies the client.")
+    features: str | None = option("COLUMN,...", "Feature columns (default: all others).")
+    categories: str | None = option("COLUMN,...", "Categorical feature columns.")
+    likelihood: str | None = option("NAME", "Likelihood (default: inferred from the target).")
     missing: Missing | None = option(
-        None, None, "Missing values: refuse (default), drop the rows, or fill in means and mark."
+        None, "Missing values: refuse (default), drop the rows, or fill in means and mark."
     )
-    prepare: Prepare | None = option(None, None, "Scaling of numbers (default: standardise).")
+    prepare: Prepare | None = option(None, "Scaling of numbers (default: standardise).")
     test_share: ShareBelowOne | None = option(
-        None, "SHARE", "Test fraction of each client (default: 0.2)."
+        "SHARE", "Test fraction of each client (default: 0.2)."
     )
-    test_column: str | None = option(None, "COLUMN", "Column that marks test rows.")
-    test_last: str | None = option(None, "COLUMN", "Time column; the latest rows are test rows.")
-    row_weights: str | None = option(None, "COLUMN", "Column of the training rows' weights.")
+    test_column: str | None = option("COLUMN", "Column that marks test rows.")
+    test_last: str | None = option("COLUMN", "Time column; the latest rows are test rows.")
+    row_weights: str | None = option("COLUMN", "Column of the training rows' weights.")
     # Partition
-    class_weights: str | None = option(
-        None, "W", "Weights of classes: balanced or CLASS=WEIGHT,..."
-    )
-    per_class: Count | None = option(None, "N", "Training rows of each class (default: all).")
+    class_weights: str | None = option("W", "Weights of classes: balanced or CLASS=WEIGHT,...")
+    per_class: Count | None = option("N", "Training rows of each class (default: all).")
     partition: Path | None = option(
-        None, "SPEC", "Partition, or FILE.py:NAME (default: groups, or slices:5)."
+        "SPEC", "Partition, or FILE.py:NAME (default: groups, or slices:5)."
     )
-    clients: Count | None = option(
-        None, "N", "Training clients (default: 20, or one for each group)."
-    )
+    clients: Count | None = option("N", "Training clients (default: 20, or one for each group).")
     held_out: Clients = option(
-        0, "N|A,B", "Clients that never train: their number, or names of groups."
+        "N|A,B", "Clients that never train: their number, or names of groups.", 0
     )
     server_data: Path | None = option(
-        None, "DATA", "The server's unlabelled rows: number, fraction or data set."
+        "DATA", "The server's unlabelled rows: number, fraction or data set."
     )
-    test: str = option("same_shares", "POLICY", "Test rows of each client.")
-    seed: Seed = free_option(0, "S", "Random seed.")
-    split_seed: Seed | None = free_option(None, "S", "Seed of the partition (default: --seed).")
+    test: str = option("POLICY", "Test rows of each client.", "same_shares")
+    seed: Seed = free("S", "Random seed.", 0)
+    split_seed: Seed | None = free("S", "Seed of the partition (default: --seed).")
     # Training
-    net: Path | None = option(None, "SPEC", "Network, or FILE.py:NAME (default: by the data).")
-    rounds: Count = free_option(20, "N", "Communication rounds.")
-    until: Until | None = free_option(None, None, "Stop early on this verdict, or on divergence.")
-    init_seed: Seed | None = free_option(None, "S", "Seed of initial states (default: --seed).")
-    participation_seed: Seed | None = free_option(
-        None, "S", "Seed of client sampling and dropout (default: --seed)."
+    net: Path | None = option("SPEC", "Network, or FILE.py:NAME (default: by the data).")
+    rounds: Count = free("N", "Communication rounds.", 20)
+    until: Until | None = free(None, "Stop early on this verdict, or on divergence.")
+    init_seed: Seed | None = free("S", "Seed of initial states (default: --seed).")
+    participation_seed: Seed | None = free(
+        "S", "Seed of client sampling and dropout (default: --seed)."
     )
-    noise_seed: Seed | None = free_option(
-        None, "S", "Seed of minibatches and Monte Carlo noise (default: --seed)."
+    noise_seed: Seed | None = free(
+        "S", "Seed of minibatches and Monte Carlo noise (default: --seed)."
     )
     participation: str = option(
-        "everyone", "SPEC", "Clients per round: everyone, 10, 0.1 or bernoulli:0.1."
+        "SPEC", "Clients per round: everyone, 10, 0.1 or bernoulli:0.1.", "everyone"
     )
-    settings: Settings = free_option(
-        (), "NAME=VALUE", "Settings of methods; METHOD.NAME=VALUE for one of several.", flag="--set"
+    settings: Settings = free(
+        "NAME=VALUE", "Settings of methods; METHOD.NAME=VALUE for one of several.", (), flag="--set"
     )
-    fail: Share = option(0.0, "P", "Probability that a client drops out after training.")
+    fail: Share = option("P", "Probability that a client drops out after training.", 0.0)
     partial: PositiveShare = option(
-        1.0, "SHARE", "Smallest fraction of its epochs that a client does."
+        "SHARE", "Smallest fraction of its epochs that a client does.", 1.0
     )
-    privacy: str | None = option(None, "clip=C,noise=Z", PRIVACY)
-    on_bad_message: OnBadMessage = free_option(
-        "reject", None, "Invalid client messages: reject the client's, or raise."
+    privacy: str | None = option("clip=C,noise=Z", PRIVACY)
+    on_bad_message: OnBadMessage = free(
+        None, "Invalid client messages: reject the client's, or raise.", "reject"
     )
     fold_messages: bool = option(
-        False, None, "Aggregate messages on arrival, which saves memory; means only."
+        None, "Aggregate messages on arrival, which saves memory; means only.", False
     )
     # Output
-    every: Count | None = free_option(
-        None, "N", "Rounds between evaluations (default: rounds / 20)."
-    )
+    every: Count | None = free("N", "Rounds between evaluations (default: rounds / 20).")
     draws: Count | None = option(
-        None, "S", "Posterior draws for predictions (default: the guide's mean)."
+        "S", "Posterior draws for predictions (default: the guide's mean)."
     )
-    posterior_draws: Whole = free_option(
-        100, "S", "Draws of every client in posterior.nc; 0 writes none."
+    posterior_draws: Whole = free("S", "Draws of every client in posterior.nc; 0 writes none.", 100)
+    groups: ArvizGroups | None = free("GROUP,...", GROUPS)
+    rows: bool = free(None, "Write rows.csv, a line for each test row, even if large.", False)
+    out: Path | None = free("DIR", "Output directory (default: runs/METHOD-SEED or runs/compare).")
+    checkpoint_every: Count | None = free("N", f"Rounds between writings of {CHECKPOINT}.")
+    log: Logger | None = free(
+        None, "Logger of every round: tensorboard, in the output directory, or mlflow."
     )
-    groups: ArvizGroups | None = free_option(None, "GROUP,...", GROUPS)
-    rows: bool = free_option(
-        False, None, "Write rows.csv, a line for each test row, even if large."
-    )
-    out: Path | None = free_option(
-        None, "DIR", "Output directory (default: runs/METHOD-SEED or runs/compare)."
-    )
-    checkpoint_every: Count | None = free_option(
-        None, "N", f"Rounds between writings of {CHECKPOINT}."
-    )
-    log: Logger | None = free_option(
-        None, None, "Logger of every round: tensorboard, in the output directory, or mlflow."
-    )
-    resume: bool = free_option(False, None, "Resume from the last checkpoint.")
-    overwrite: bool = free_option(False, None, "Overwrite existing files.")
-    quiet: bool = free_option(False, None, "Print the result table only.")
+    resume: bool = free(None, "Resume from the last checkpoint.", False)
+    overwrite: bool = free(None, "Overwrite existing files.", False)
+    quiet: bool = free(None, "Print the result table only.", False)
     # Execution
-    chunk: Count | None = option(None, "C", "Clients per vectorized batch (default: by memory).")
-    state_memory: Whole = free_option(
-        4, "GIB", "Memory for client states; the rest is mapped to a temporary file."
+    chunk: Count | None = option("C", "Clients per vectorized batch (default: by memory).")
+    state_memory: Whole = free(
+        "GIB", "Memory for client states; the rest is mapped to a temporary file.", 4
     )
-    engine: Engine = free_option(
-        "local", None, "Execution engine: this process, or several by Ray."
-    )
-    workers: Few | None = free_option(None, "N", "Ray workers (default: one per core or GPU).")
-    threads: Threads = option(1, "N", "CPU threads.")
-    device: str = option("cpu", "NAME", "PyTorch device.")
+    engine: Engine = free(None, "Execution engine: this process, or several by Ray.", "local")
+    workers: Few | None = free("N", "Ray workers (default: one per core or GPU).")
+    threads: Threads = option("N", "CPU threads.", 1)
+    device: str = option("NAME", "PyTorch device.", "cpu")
     # Tuning
-    seeds: Few = free_option(3, "N", "Runs of each method, with consecutive seeds.")
-    tune: bool = free_option(False, None, "Choose settings first, see pyrofl tune.")
-    tries: Few | None = free_option(
-        None,
+    seeds: Few = free("N", "Runs of each method, with consecutive seeds.", 3)
+    tune: bool = free(None, "Choose settings first, see pyrofl tune.", False)
+    tries: Few | None = free(
         "N",
         f"Settings to try of every method (default: all of --over, or {TRIES} of its own).",
         flag="--settings",
     )
-    metric: Metric | None = free_option(
-        None, None, "Metric to choose by (default: accuracy, or nll where y is a number)."
+    metric: Metric | None = free(
+        None, "Metric to choose by (default: accuracy, or nll where y is a number)."
     )
-    hold_back: ProperShare = free_option(
-        0.2, "SHARE", "Validation fraction of every client's training rows."
+    hold_back: ProperShare = free(
+        "SHARE", "Validation fraction of every client's training rows.", 0.2
     )
-    tune_seeds: Count = free_option(3, "N", "Seeds with which the finalists are compared.")
-    over: Settings = free_option((), "NAME=VALUE,...", "All combinations to try.")
+    tune_seeds: Count = free("N", "Seeds with which the finalists are compared.", 3)
+    over: Settings = free("NAME=VALUE,...", "All combinations to try.", ())
 
     @classmethod
     def of(cls, given: Namespace | Mapping[str, Any]) -> Experiment:
         """Return an experiment, given parsed options or what `to_json` returned."""
         found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else vars(given)
-        names = {one.name for one in fields(cls)}
         if isinstance(given, Namespace):  # which holds the command's function as well
-            found = {n: v for n, v in found.items() if n in names}
-        lists = {n: tuple(v) for n, v in found.items() if isinstance(v, list)}
-        return cls(**found | lists)
+            found = {one.name: found[one.name] for one in fields(cls) if one.name in found}
+        found |= {n: tuple(v) for n, v in found.items() if isinstance(v, list)}
+        return cls(**found)
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields, as JSON has them."""
@@ -235,9 +211,7 @@ class Experiment:
 
     def words(self, without: Sequence[str] = ()) -> list[str]:
         """Return the options of the command line that give this experiment, but its methods."""
-        names = [one for one in options() if one.name not in without]
-        values = {one.name: getattr(self, one.name) for one in names}
-        return words_of({one.name: values[one.name] for one in names})
+        return words_of({n: value for n, value in vars(self).items() if n not in without})
 
 
 def default_interval(rounds: int) -> int:
@@ -287,18 +261,18 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
         if value is None or value is False or value == () or value == []:  # 0 is a value
             continue
         if isinstance(value, Mapping):
-            value = [f"{n}={_text(v)}" for n, v in value.items()]
+            value = [f"{n}={as_text(v)}" for n, v in value.items()]
         if value is True and kind == FLAG:
             words.append(flag_of(one))
         elif kind.get("action") == "extend":
             words += [flag_of(one), *([value] if isinstance(value, str) else map(str, value))]
         else:
-            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else _text(value)
+            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else as_text(value)
             words += [f"{flag_of(one)}={text}"] if text.startswith("-") else [flag_of(one), text]
     return words
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Write a value of YAML or JSON as on the command line."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 

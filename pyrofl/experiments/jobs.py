@@ -64,24 +64,19 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
             "are all given, so runs would be equal; expected --seeds 1, or one of them left out"
         )
     create_engine(experiment.engine, experiment.workers, tasks[0].data)
-    built = [methods(names, experiment.settings, found, experiment.rounds) for found in tasks]
-    who = [participation(experiment.participation, found.data.clients) for found in tasks]
-    asked = privacy(experiment.privacy)
-    of = [
-        ({n: with_privacy(m, asked, at.data.clients, draw) for n, m in made.items()}, at, draw)
-        for made, at, draw in zip(built, tasks, who, strict=True)
-    ]
+    asked, of = privacy(experiment.privacy), list[dict[str, Job]]()
+    for at in tasks:
+        built = methods(names, experiment.settings, at, experiment.rounds)
+        draw = participation(experiment.participation, at.data.clients)
+        of.append({})
+        for name, method in built.items():
+            own = f"{name}-{at.seed}"
+            path = folder / own if folder else Path(experiment.out or f"runs/{own}")
+            private = with_privacy(method, asked, at.data.clients, draw)
+            of[-1][name] = Job(experiment, name, private, at, draw, path)
     for name in names if experiment.fold_messages else ():
-        foldable(name, of[0][0][name])
-    return [
-        Job(experiment, name, made[name], at, draw, _path(experiment, f"{name}-{at.seed}", folder))
-        for name in names
-        for made, at, draw in of
-    ]
-
-
-def _path(experiment: Experiment, own: str, folder: Path | None) -> Path:
-    return folder / own if folder else Path(experiment.out or f"runs/{own}")
+        foldable(name, of[0][name].method)
+    return [made[name] for name in names for made in of]
 
 
 def foldable(name: str, method: Scheduled) -> None:

@@ -14,7 +14,7 @@ from pyrofl import figures
 from pyrofl.data import Federation
 from pyrofl.data.tables.wording import listed
 from pyrofl.experiments import rows
-from pyrofl.experiments.console import FAILED, Stopped, tell, trace, what
+from pyrofl.experiments.console import FAILED, Stopped, ending, tell, trace, what
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job
 from pyrofl.files import run_folder
@@ -33,9 +33,7 @@ from pyrofl.tensors import Tensors
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIGURES = (
-    "partition", "curves", "convergence", "watched", "clients", "reliability", "confidence"
-)  # fmt: skip
+FIGURES = ("partition", "curves", "convergence", "watched", "clients", "reliability", "confidence")
 LAST = "run.json"  # where it is all tables are too
 TABLES = ("metrics.csv", "clients.csv", rows.NAME, "posterior.nc")
 PAGE = "report.html"  # by the command report
@@ -80,12 +78,9 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
     if draws and run.verdict.kind != "diverged":
         view, adapted = posterior_view(run)
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
-        which: dict[str, Any] = {
-            "model": view,
-            "adapted": adapted,
-            "progress": not job.experiment.quiet,
-        }
-        found = run.to_arviz(draws, dims, coords=job.coords, groups=job.groups, **which)
+        which: dict[str, Any] = {"model": view, "adapted": adapted, "coords": job.coords}
+        which |= {"groups": job.groups, "progress": not job.experiment.quiet}
+        found = run.to_arviz(draws, dims, **which)
         export.save(found, folder / "posterior.nc")
     run_folder.write_json(folder / LAST, facts(job, run, scores))
     return drawn(folder, draw(job, run, scores, statistics))
@@ -121,8 +116,8 @@ def figures_lack(folder: Path, failed: Sequence[str]) -> None:
 
 def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
     """Return what run.json holds of a job."""
-    one = replace(job.experiment, methods=(job.name,), seed=job.task.seed, seeds=1)
-    experiment = replace(one, out=str(job.path))
+    own: dict[str, Any] = {"methods": (job.name,), "seed": job.task.seed, "seeds": 1}
+    experiment = replace(job.experiment, out=str(job.path), **own)
     return facts_of(experiment, run, scores, job.task.split, job.task.likelihood)
 
 
@@ -131,12 +126,7 @@ def facts_of(
 ) -> dict[str, Any]:
     """Return what run.json holds: how the run came about, what it cost and how it was tested.
 
-    Args:
-        experiment: of this run alone.
-        run: after its last round.
-        scores: of its end; there may be none.
-        split: seed of the partition.
-        likelihood: of the response.
+    There may be no scores. The `split` is the seed of the partition.
     """
     records = run.records
     return {
@@ -246,11 +236,13 @@ def unlearned(run: Run) -> str:
     return "" if found.merged else str(found)
 
 
-def write_predictions(
+def save_predictions(
     path: Path, owners: Sequence[str | None], found: Mapping[str | None, Predictions]
 ) -> None:
-    """Write a line for each row, in the table's order."""
+    """Write a line for each row, in the table's order, and the folder of the file."""
     each = {owner: zip(*one.columns().values(), strict=True) for owner, one in found.items()}
     names = list(next(iter(found.values())).columns())
     rows = ([n, owner or "", *next(each[owner])] for n, owner in enumerate(owners, 1))
-    run_folder.write_csv(path, ("row", "client", *names), rows)
+    run_folder.prepare(path.parent, overwrite=True)
+    with ending(lambda what: f"{path} cannot be written: {what}"):
+        run_folder.write_csv(path, ("row", "client", *names), rows)

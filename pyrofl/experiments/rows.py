@@ -69,12 +69,8 @@ def read(folder: Path) -> DataFrame:
         )
     try:
         texts = dict.fromkeys(("population", "client", "model", "adapted", "y"), str)
-        table = read_csv(
-            path,
-            dtype=texts,
-            keep_default_na=False,
-            na_values={n: ["nan"] for n in ("prediction", "crps")},
-        )
+        gaps = {name: ["nan"] for name in ("prediction", "crps")}
+        table = read_csv(path, dtype=texts, keep_default_na=False, na_values=gaps)
         if list(table.columns[: len(COLUMNS)]) != list(COLUMNS):
             raise ValueError(f"columns are {', '.join(map(str, table.columns[:9]))}")
     except (OSError, ValueError) as error:

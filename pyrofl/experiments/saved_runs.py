@@ -12,18 +12,12 @@ OPEN = "not converged"  # marks every difference of a run that has not
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run that was made.
+    """A run that was made."""
 
-    Attributes:
-        path: of its folder.
-        method, seed: of the run.
-        facts: its run.json.
-    """
-
-    path: Path
+    path: Path  # of its folder
     method: str
     seed: int
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # its run.json
 
     @property
     def converged(self) -> bool:
@@ -33,17 +27,14 @@ class SavedRun:
 
 def runs(folder: Path) -> list[SavedRun]:
     """Return the runs in a folder of `pyrofl compare` or of a Flower study, or the one run."""
-    one = folder / "run.json"
+    one, expected = folder / "run.json", "expected a folder of pyrofl run or pyrofl compare"
     try:
         paths = [one] if one.is_file() else list(folder.glob("*/run.json"))
     except OSError as error:
-        told = f"{folder}: {error.strerror}; expected a folder of pyrofl run or pyrofl compare"
-        raise ValueError(told) from error
+        raise ValueError(f"{folder}: {error.strerror}; {expected}") from error
     found = [_read(path) for path in paths]
     if not found:
-        raise ValueError(
-            f"{folder} holds no run.json; expected a folder of pyrofl run or pyrofl compare"
-        )
+        raise ValueError(f"{folder} holds no run.json; {expected}")
     return sorted(found, key=lambda made: (made.method, made.seed))
 
 
@@ -52,8 +43,7 @@ def _read(path: Path) -> SavedRun:
         facts = json.loads(path.read_text(encoding="utf-8"))
         for name in ("verdict", "seeds", "tested", "data"):
             facts[name].keys()  # a dict, as all that follows takes for granted
-        return SavedRun(
-            path.parent, str(facts["experiment"]["methods"][0]), int(facts["seed"]), facts
-        )
+        method, seed = str(facts["experiment"]["methods"][0]), int(facts["seed"])
+        return SavedRun(path.parent, method, seed, facts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error

@@ -67,19 +67,14 @@ def resolve(experiment: Experiment) -> Experiment:
 
 def load(experiment: Experiment, seed: int) -> Dataset:
     """Load the data set, less rows if so many per class were asked for."""
-    dataset = _load(
-        experiment.data,
-        data_dir=experiment.data_dir,
-        features=tuple(experiment.features.split(",")) if experiment.features else None,
-        categories=tuple(experiment.categories.split(",")) if experiment.categories else None,
-        **{name: getattr(experiment, name) for name in OF_TABLES},
-        seed=seed if experiment.data.partition(":")[0] in SEEDED else 0,
-    )
-    return (
-        dataset
-        if experiment.per_class is None
-        else datasets.per_class(dataset, experiment.per_class)
-    )
+    asked: dict[str, Any] = {name: getattr(experiment, name) for name in OF_TABLES}
+    for name in ("features", "categories"):
+        text = getattr(experiment, name)
+        asked[name] = tuple(text.split(",")) if text else None
+    asked["seed"] = seed if experiment.data.partition(":")[0] in SEEDED else 0
+    dataset = _load(experiment.data, data_dir=experiment.data_dir, **asked)
+    count = experiment.per_class
+    return dataset if count is None else datasets.per_class(dataset, count)
 
 
 _load = lru_cache(maxsize=1)(datasets.load)
@@ -157,10 +152,8 @@ def network_for(spec: str, data: Federation, likelihood: str) -> Network:
         with suppress(ValueError):  # a module of one's own may have both outputs
             net.check(data.x[:1][None], 2)
             return net
-        net.check(data.x[:1][None], 1)
-        return nets.with_noise(net)
     net.check(data.x[:1][None], outputs)
-    return net
+    return nets.with_noise(net) if likelihood == LEARNED else net
 
 
 def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
@@ -203,9 +196,9 @@ def device(name: str) -> torch.device:
         torch.zeros(1, device=name).cpu()
     except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        told = f"device {name!r} cannot be used: {reason}"
+        expected = "cpu, or one that this machine has, as cuda:0"
         raise ValueError(
-            f"{told}; expected cpu, or one that this machine has, as cuda:0"
+            f"device {name!r} cannot be used: {reason}; expected {expected}"
         ) from error
     return torch.device(name)
 

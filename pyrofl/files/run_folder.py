@@ -57,6 +57,14 @@ def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Pat
     return path
 
 
+def refuse_no_output(path: Path, suffixes: Sequence[str], overwrite: bool) -> None:
+    """Refuse the path of an output file with another suffix, or of what must not be replaced."""
+    if path.suffix not in suffixes:
+        raise ValueError(f"{path}: expected a file that ends in {', '.join(suffixes)}")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
+
+
 @contextmanager
 def only_if_done(*paths: Path) -> Iterator[None]:
     """Remove folders again that the body makes, if it raises and they are empty."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pyrofl.arguments import known
-from pyrofl.experiments.console import ending, show
-from pyrofl.experiments.results import write_predictions
+from pyrofl.experiments.console import show
+from pyrofl.experiments.results import save_predictions
 from pyrofl.experiments.tasks import threads
 from pyrofl.files import run_folder
 from pyrofl.flower.rows import features_of
@@ -21,10 +21,7 @@ from pyrofl.inference.evaluation.predictions import Predictions
 def predict(args: Namespace) -> None:
     """Predict rows of a site's clients, and write a table of the predictions."""
     path = Path(args.out)
-    if path.suffix != ".csv":
-        raise ValueError(f"{path}: expected a file that ends in .csv")
-    if path.is_dir() or (path.exists() and not args.overwrite):
-        raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
+    run_folder.refuse_no_output(path, (".csv",), args.overwrite)
     site = Site.read(args.folder)
     labels = site.project.labels
     if not args.method and len(labels) > 1:
@@ -39,9 +36,7 @@ def predict(args: Namespace) -> None:
             owner: site.predict(method, x[np.array(owners) == owner], owner, **how)
             for owner in dict.fromkeys(owners)
         }
-    run_folder.prepare(path.parent, overwrite=True)
-    with ending(lambda what: f"{path} cannot be written: {what}"):
-        write_predictions(path, owners, found)
+    save_predictions(path, owners, found)
     told = "\n".join(one.about for one in found.values())
     show(f"{told}\n{path} holds {len(owners)} predictions")
 

@@ -14,6 +14,7 @@ from pyrofl.cli.output.model_comparison import (
     LOSSES,
     By,
     ModelComparison,
+    Site,
     calibration,
     chosen,
     compare_models,
@@ -56,8 +57,7 @@ def answer(args: Namespace) -> None:
     with locked(folder):
         found = compare_with_local(folder, made, args.by)
         with ending(lambda what: f"the answer cannot be written to {folder}: {what}"):
-            run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
-            figures.save(found.figure(), folder / FIGURE)
+            write(folder, found)
     show("\n\n".join(found.told()), f"{folder} holds {FILE} and {FIGURE}")
 
 
@@ -73,7 +73,6 @@ def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
 
 def write(folder: Path, found: Answer) -> None:
     """Write the table and the figure of an answer."""
-    (folder / "figures").mkdir(exist_ok=True)
     run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
     figures.save(found.figure(), folder / FIGURE)
 
@@ -105,9 +104,11 @@ class Answer:
             }
             for one in self.comparisons
         }
-        return figures.differences(
-            drawn, unit, own=_marked("own model", self.comparisons[0].open_own)
-        )
+        return figures.differences(drawn, unit, own=self._own("own model"))
+
+    def _own(self, text: str) -> str:
+        """Add to a text whether the sites' own models have not converged."""
+        return _marked(text, self.comparisons[0].open_own)
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -117,19 +118,16 @@ class Answer:
 
     def table(self) -> list[tuple[str, ...]]:
         """Return a line for each site, the smallest first, and one of all rows."""
-        lines = []
+        lines, first = [], self.comparisons[0]
         for of in zip(*(one.sites for one in self.comparisons), strict=True):
-            first = of[0]
-            own = self._number(abs(first.own) if self.by in LOSSES else first.own)
-            own = _marked(own, self.comparisons[0].open_own)
-            cells = [f"{self._ends(s.better, s.better.mean)} {s.better.verdict}" for s in of]
-            lines.append((first.client, f"{first.size:,}", f"{first.rows:,}", own, *cells))
-        every = [
-            f"{self._ends(o.better, o.better.mean)} {o.better.verdict}" for o in self.comparisons
-        ]
-        size = sum(site.size for site in self.comparisons[0].sites)
-        own = _marked("", self.comparisons[0].open_own)
-        return [*lines, ("all", f"{size:,}", f"{self.comparisons[0].rows:,}", own, *every)]
+            own = self._number(abs(of[0].own) if self.by in LOSSES else of[0].own)
+            counts = f"{of[0].size:,}", f"{of[0].rows:,}"
+            lines.append((of[0].client, *counts, self._own(own), *map(self._verdict, of)))
+        counts = f"{sum(site.size for site in first.sites):,}", f"{first.rows:,}"
+        return [*lines, ("all", *counts, self._own(""), *map(self._verdict, self.comparisons))]
+
+    def _verdict(self, of: Site | ModelComparison) -> str:
+        return f"{self._number(of.better.mean, '+')} ({self._ends(of.better)}) {of.better.verdict}"
 
     def calibrated(self) -> list[tuple[Any, ...]]:
         """Return the lines of the table of calibration."""
@@ -165,10 +163,8 @@ class Answer:
             f"{self._number(abs(one.better.mean))} {UNITS[self.by][1]} ({over}).{more}"
         )
 
-    def _ends(self, of: Interval, mean: float | None = None) -> str:
-        """Write an interval, behind its mean: "+2.1 (0.4 to 3.8)"."""
-        ends = f"{self._number(of.low)} to {self._number(of.high)}"
-        return ends if mean is None else f"{self._number(mean, '+')} ({ends})"
+    def _ends(self, of: Interval) -> str:
+        return f"{self._number(of.low)} to {self._number(of.high)}"
 
     def _number(self, value: float, sign: str = "") -> str:
         told = f"{UNITS[self.by][0] * value:{sign}.{1 if self.by == 'accuracy' else 3}f}"

@@ -62,14 +62,10 @@ def compare(experiment: Experiment) -> None:
     seeds = range(experiment.seed, experiment.seed + experiment.seeds)
     asked = preflight(jobs(experiment, seeds, folder))
     searches = tune.searches(experiment, asked)
-    left = (
-        rf"compare\.csv|answer\.csv|report\.html|figures|({'|'.join(builds())})-(\d+|tune)"
-        if experiment.resume
-        else ""
-    )
+    left = rf"compare\.csv|answer\.csv|report\.html|figures|({'|'.join(builds())})-(\d+|tune)"
     drawn, paths = folder / "figures", [job.path for job in asked]
     with run_folder.only_if_done(folder, drawn, *paths), ExitStack() as held:
-        run_folder.prepare(folder, experiment.overwrite, left)
+        run_folder.prepare(folder, experiment.overwrite, left if experiment.resume else "")
         run_folder.prepare(drawn, overwrite=True)
         held.enter_context(opened(asked, folder))
         if searches:
@@ -114,10 +110,9 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
         show(compare_table(finals, open_runs), f"{folder} holds all results")
     told = f"{len(lost)} of {len(asked)} runs diverged or merged nothing: {'; '.join(lost)}"
     if failed:
-        told = f"; {told}" if lost else ""
-        raise Stopped(
-            f"{len(failed)} of {len(asked)} runs failed: {'; '.join(failed)}{told}", FAILED
-        )
+        also = f"; {told}" if lost else ""
+        told = f"{len(failed)} of {len(asked)} runs failed: {'; '.join(failed)}{also}"
+        raise Stopped(told, FAILED)
     for keeper in () if experiment.checkpoint_every else keepers:
         keeper.path.unlink(missing_ok=True)
     if lost:
@@ -132,21 +127,15 @@ def write_comparison(
     """Write the table of all runs and its figures; say which figures could not be drawn."""
     run_folder.write_csv(folder / COMPARISON[0], run_folder.COMPARE, finals)
     rows = [dict(zip(run_folder.COMPARE, row, strict=True)) for row in finals]
-    shown = {
-        "curves": lambda: figures.curves(history, metric),
-        "comparison": lambda: figures.comparison(rows, metric),
-    }
-    return results.drawn(folder, shown.items())
+    curves = ("curves", lambda: figures.curves(history, metric))
+    return results.drawn(folder, [curves, ("comparison", lambda: figures.comparison(rows, metric))])
 
 
 def partition(experiment: Experiment) -> None:
     """Draw who holds how many rows of which class."""
     experiment = resolve(experiment)
     path = Path(str(experiment.out))
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
-    if path.exists() and not experiment.overwrite:
-        raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
+    run_folder.refuse_no_output(path, SUFFIXES, experiment.overwrite)
     refuse_replaced_input(experiment, path)
     dataset, data = split(experiment, experiment.seed)
     counts = class_counts(data)
@@ -191,10 +180,8 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
     reasons = [reason for record in done.records for reason in record.rejected]
     bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in kinds([r]))
     for (client, kind), times in bad.items():
-        say(
-            experiment,
-            f"{client}: rejected in {times} of {done.state.number} rounds; expected {kind}",
-        )
+        told = f"rejected in {times} of {done.state.number} rounds; expected {kind}"
+        say(experiment, f"{client}: {told}")
     return done, scores, lacking
 
 

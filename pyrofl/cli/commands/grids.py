@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from pyrofl.arguments import known
-from pyrofl.experiments.experiment import TRIES
+from pyrofl.experiments.experiment import TRIES, as_text
 from pyrofl.experiments.methods import Scheduled, builds, reaching
 from pyrofl.experiments.settings import arguments, parse
 from pyrofl.inference.description import described
@@ -46,11 +46,10 @@ def own(
     method: str, build: Callable[..., Scheduled], fixed: Sequence[str], seed: int
 ) -> list[Words]:
     """Return combinations of the method's own values in a random order, its defaults first."""
-    values: Mapping[str, Sequence[Any]] = getattr(
-        import_module(f"pyrofl.models.{method}"), "TUNE_OVER", {}
-    )
+    module = import_module(f"pyrofl.models.{method}")
+    values: Mapping[str, Sequence[Any]] = getattr(module, "TUNE_OVER", {})
     given = {word.partition("=")[0] for word in reaching(fixed, method)}
-    every = _product({n: [*map(word, v)] for n, v in values.items() if n not in given})
+    every = _product({n: [*map(as_text, v)] for n, v in values.items() if n not in given})
     usual = _parts(build())
     first = next((one for one in every if _parts(build(**one)) == usual), {})
     return [first, *Random(seed).sample(every, len(every))]
@@ -64,15 +63,10 @@ def chosen(
     fixed: Sequence[str],
     seed: int,
 ) -> list[Words]:
-    """Return the settings to try, no two of which make the same method.
+    """Return so many settings to try, no two of which make the same method.
 
-    Args:
-        method: its name.
-        over: words of --over; without any, the method's own values are drawn from.
-        tries: how many; None takes all of --over, or `TRIES`.
-        build: makes the method of a setting, and refuses a bad one.
-        fixed: words of --set.
-        seed: of what is drawn.
+    They are of --over, by default all; without it of the method's own values, by default `TRIES`.
+    What is drawn goes by the seed. `build` makes the method of a setting, and refuses a bad one.
     """
     if over:
         every = asked(method, over, fixed)
@@ -83,10 +77,8 @@ def chosen(
     found = list(islice(_different(some, build), count))
     if len(found) < count:
         cure = "" if over else ", or more of them by pyrofl tune --over NAME=VALUE,VALUE"
-        raise ValueError(
-            f"--settings is {count}, and of {method} there are {len(found)} to try; expected at "
-            f"most so many{cure}"
-        )
+        told = f"--settings is {count}, and of {method} there are {len(found)} to try"
+        raise ValueError(f"{told}; expected at most so many{cure}")
     return found
 
 
@@ -104,8 +96,3 @@ def _parts(method: Scheduled) -> dict[str, str]:
 
 def _product(values: Mapping[str, Sequence[str]]) -> list[Words]:
     return [dict(zip(values, some, strict=True)) for some in product(*values.values())]
-
-
-def word(value: Any) -> str:
-    """Write a value as --set reads it."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

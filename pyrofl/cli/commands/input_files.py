@@ -22,12 +22,7 @@ WRITTEN = re.compile(  # names of the files that run, compare, tune, answer and 
 
 
 def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
-    """Refuse a folder in which an output file could replace an input file of the command.
-
-    Args:
-        given: options of the command.
-        folder: that the command writes to, and to folders in it.
-    """
+    """Refuse a folder in which an output file could replace an input file of the command."""
     for flag, file in input_files(given):
         for path in {os.path.abspath(file), os.path.realpath(file)}:
             below = any(Path(path).is_relative_to(one) for one in _both(folder))
@@ -40,13 +35,7 @@ def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
 
 
 def refuse_replaced_input(given: object, path: str | Path, run: str | Path | None = None) -> None:
-    """Refuse an output file that is an input of the command or of a run, or one of its results.
-
-    Args:
-        given: options of the command.
-        path: of the output file.
-        run: the folder of a run that the command reads.
-    """
+    """Refuse an output file that is an input of the command or of a run, or one of its results."""
     path = Path(path)
     if WRITTEN.fullmatch(path.name) and os.path.lexists(path.with_name("run.json")):
         raise ValueError(f"--out {path} belongs to the results of a run; expected another file")
@@ -55,9 +44,8 @@ def refuse_replaced_input(given: object, path: str | Path, run: str | Path | Non
         inputs += [("the run was fitted to", file) for _, file in input_files(_options(run))]
     for told, file in inputs:
         if set(_both(file)) & set(_both(path)) or _same(file, path):
-            raise ValueError(
-                f"{told} {file}, which --out {path} would replace; expected another file"
-            )
+            told += f" {file}, which --out {path} would replace"
+            raise ValueError(f"{told}; expected another file")
 
 
 def _options(run: str | Path) -> object:

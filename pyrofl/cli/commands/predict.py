@@ -20,11 +20,11 @@ from pyrofl.data.outlines import hidden
 from pyrofl.data.tables.columns import Column, complete
 from pyrofl.data.tables.table_files import SITE, load_table
 from pyrofl.data.tables.wording import listed
-from pyrofl.experiments.console import ending, show, tell
+from pyrofl.experiments.console import show, tell
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import privacy
 from pyrofl.experiments.methods import Scheduled, methods
-from pyrofl.experiments.results import write_predictions
+from pyrofl.experiments.results import save_predictions
 from pyrofl.experiments.tasks import Task, network_for, participation, resolve, split, threads
 from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.inference.evaluation.asked import usual
@@ -46,10 +46,7 @@ def predict(args: Namespace) -> None:
     if args.own_rows and not args.new_client:
         raise ValueError("--own-rows is for a client that was never seen; expected --new-client")
     path = Path(args.out)
-    if path.suffix != ".csv":
-        raise ValueError(f"{path}: expected a file that ends in .csv")
-    if path.is_dir() or (path.exists() and not args.overwrite):
-        raise ValueError(f"{path} is there already; expected a new file, or --overwrite")
+    run_folder.refuse_no_output(path, (".csv",), args.overwrite)
     refuse_replaced_input(args, path, args.folder)
     refuse_no_run(Path(args.folder))
     with threads(1):
@@ -60,9 +57,7 @@ def predict(args: Namespace) -> None:
         table = table_of(args.data)
         owners = whose_rows(table, run, args)
         found = ask(run, table, owners, args)
-    run_folder.prepare(path.parent, overwrite=True)
-    with ending(lambda what: f"{path} cannot be written: {what}"):
-        write_predictions(path, owners, found)
+    save_predictions(path, owners, found)
     told = "\n".join(dict.fromkeys(one.about for one in found.values()))
     show(f"{columns_told(table, run, args)}\n{told}\n{path} holds {len(owners)} predictions")
 
@@ -109,10 +104,9 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
         experiment, about = Experiment.of(told["experiment"]), told["data"]
         data = hidden(checkpoint_file.read_any(folder / run_folder.CHECKPOINT, "cpu")[1]["data"])
         net = network_for(spec, data, about["likelihood"])
-        seeds = {name: told["seeds"][name] for name in vars(Seeds())}
-        task = Task(
-            told["seed"], told["seeds"]["split"], Seeds(**seeds), data, net, about["likelihood"]
-        )
+        seeds = Seeds(**{name: told["seeds"][name] for name in vars(Seeds())})
+        split_seed, likelihood = told["seeds"]["split"], about["likelihood"]
+        task = Task(told["seed"], split_seed, seeds, data, net, likelihood)
         (name,) = experiment.methods
         made = methods([name], experiment.settings, task, experiment.rounds)[name]
         draw = participation(experiment.participation, data.clients)
@@ -154,14 +148,13 @@ def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[s
         known(args.client, run.data.names, "client")
         return [args.client] * count
     known(args.group, list(table), f"column in {args.data}:")
-    names = [str(word) for word in table[args.group].words]
-    for name, place in zip(names, table[args.group].places, strict=True):
-        if name not in run.data.names:
-            raise ValueError(
-                f"{args.data}: column {args.group} holds {name!r} in {place}; expected one of "
-                f"{listed(run.data.names)}, or other rows with --new-client"
-            )
-    return list(names)
+    column = table[args.group]
+    if (bad := np.array([word not in run.data.names for word in column.words])).any():
+        raise ValueError(
+            f"{column.first(bad)}; expected one of {listed(run.data.names)}, or other rows with "
+            "--new-client"
+        )
+    return [str(word) for word in column.words]
 
 
 def ask(

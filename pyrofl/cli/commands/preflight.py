@@ -70,9 +70,8 @@ def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
     dims = {name: task.net.dims(name) for name in task.net.shapes}
     few, view = torch.zeros(1, dtype=torch.long), posterior_view(run)[0]
     try:
-        one = run.to_arviz(
-            1, dims, model=view, groups=experiment.groups or "all", ids=few, corrected=False
-        )
+        how: dict[str, Any] = {"groups": experiment.groups or "all", "ids": few}
+        one = run.to_arviz(1, dims, model=view, corrected=False, **how)
     except ValueError as error:
         raise ValueError(f"--groups with {job.name}: {error}") from error
     clients, rows = task.data.clients, task.data.sizes[: task.data.clients]
@@ -81,9 +80,8 @@ def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
         for value in one[group].data_vars.values() if group in one else ():
             axes |= set(map(str, value.dims))
             if group not in CHEAP and "chain" in value.dims:
-                more += value.size * (
-                    float(rows.sum() / rows[0]) if "row" in value.dims else clients
-                )
+                times = float(rows.sum() / rows[0]) if "row" in value.dims else clients
+                more += value.size * times
     chosen = "all" if more * experiment.posterior_draws <= MAX_UNREQUESTED else CHEAP
     return experiment.groups or chosen, axes
 

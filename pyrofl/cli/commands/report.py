@@ -93,7 +93,7 @@ def bought(folder: Path, made: Sequence[SavedRun]) -> Section:
     except ValueError as error:
         return section.note(f"No answer: {error}.")
     for sentence in found.sentences:
-        section.say(sentence)
+        section.note(sentence, "said")
     section.table(found.head, found.table())
     section.figure(folder / answer.FIGURE, "Each site beside its own model, the smallest first")
     if found.calibration:

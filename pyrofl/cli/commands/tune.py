@@ -32,17 +32,11 @@ FOLDER = "tune"  # behind the method's name, in the folder of a comparison
 
 @dataclass(frozen=True)
 class Search:
-    """One method whose settings are to be chosen.
+    """One method whose settings are to be chosen."""
 
-    Attributes:
-        job: the method with the settings that --set gives, and its task.
-        fixed: these settings.
-        path: the folder of what comes out.
-    """
-
-    job: Job
-    fixed: tuple[str, ...]
-    path: Path
+    job: Job  # with the settings that --set gives
+    fixed: tuple[str, ...]  # these settings
+    path: Path  # of the folder of what comes out
 
     def build(self, **setting: str) -> Scheduled:
         """Make the method with a setting."""
@@ -53,21 +47,20 @@ class Search:
     @cached_property
     def settings(self) -> list[grids.Words]:
         """All settings to try."""
-        experiment, name = self.job.experiment, self.job.name
-        over = experiment.over
-        return grids.chosen(
-            name, over, experiment.tries, self.build, self.fixed, self.job.task.seed
-        )
+        one, name = self.job.experiment, self.job.name
+        return grids.chosen(name, one.over, one.tries, self.build, self.fixed, self.job.task.seed)
 
     @property
     def about(self) -> dict[str, Any]:
         """What the choice depends on, as JSON has it."""
         experiment, task = self.job.experiment, self.job.task
-        found = experiment.key()
-        found |= {"method": self.job.name, "rounds": experiment.rounds, "settings": self.settings}
-        found |= {"set": reaching(self.fixed, self.job.name), "held back": experiment.hold_back}
-        found |= {"tune seeds": experiment.tune_seeds}
-        return found | {
+        return experiment.key() | {
+            "method": self.job.name,
+            "rounds": experiment.rounds,
+            "settings": self.settings,
+            "set": reaching(self.fixed, self.job.name),
+            "held back": experiment.hold_back,
+            "tune seeds": experiment.tune_seeds,
             "metric": experiment.metric,
             "seeds": {"split": task.split, **vars(task.seeds)},
         }
@@ -177,7 +170,8 @@ def done(search: Search) -> TuningResult:
 
 def facts(search: Search, found: TuningResult) -> dict[str, Any]:
     """Return what tune.json holds."""
-    tries = [asdict(t) | {"score": t.score if isfinite(t.score) else None} for t in found.tries]
+    none = {"score": None}  # of NaN and infinity, which JSON lacks
+    tries = [asdict(t) | ({} if isfinite(t.score) else none) for t in found.tries]
     return {
         "about": search.about,
         "versions": run_folder.versions(),
@@ -203,12 +197,10 @@ def read(path: Path, about: dict[str, Any]) -> TuningResult:
     """Read what was chosen, and refuse a choice of another command."""
     try:
         had = json.loads(path.read_text(encoding="utf-8"))
-        tries = [
-            Trial(**t | {"score": nan if t["score"] is None else t["score"]}) for t in had["tries"]
-        ]
-        found = TuningResult(
-            tuple(had["about"]["settings"]), tuple(tries), had["metric"], had["place"]
-        )
+        scores = [nan if t["score"] is None else t["score"] for t in had["tries"]]
+        tries = [Trial(**t | {"score": s}) for t, s in zip(had["tries"], scores, strict=True)]
+        settings = tuple(had["about"]["settings"])
+        found = TuningResult(settings, tuple(tries), had["metric"], had["place"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected what tune writes") from error
     checkpoint_file.refuse_differences(path, had["about"], json.loads(json.dumps(about)))
@@ -217,11 +209,8 @@ def read(path: Path, about: dict[str, Any]) -> TuningResult:
 
 def until(search: Search) -> str:
     """Say how settings are chosen."""
-    experiment = search.job.experiment
-    return (
-        f"chosen on {experiment.hold_back:g} of the training rows of every client, which are held "
-        "back; no test row is looked at"
-    )
+    share = f"{search.job.experiment.hold_back:g} of the training rows of every client"
+    return f"chosen on {share}, which are held back; no test row is looked at"
 
 
 def sentences(search: Search, found: TuningResult) -> Iterator[str]:
@@ -234,19 +223,10 @@ def sentences(search: Search, found: TuningResult) -> Iterator[str]:
 
 def table(found: TuningResult) -> str:
     """Lay out all tries."""
-    marks = {True: "*", False: ""}
-    lines = [
-        (
-            name,
-            t.rounds,
-            t.seed,
-            None if t.problem else t.score,
-            t.seconds,
-            marks[chosen],
-            t.problem,
-        )
-        for (name, *_, chosen, _), t in zip(found.lines(), found.tries, strict=True)
-    ]
+    lines = []
+    for (name, *_, chosen, _), t in zip(found.lines(), found.tries, strict=True):
+        score, mark = None if t.problem else t.score, "*" if chosen else ""
+        lines.append((name, t.rounds, t.seed, score, t.seconds, mark, t.problem))
     head = ("setting", "rounds", "seed", found.metric, "seconds", "chosen", "problem")
     return run_folder.table(head, lines)
 

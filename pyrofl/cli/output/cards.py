@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from textwrap import fill
-from types import ModuleType, NoneType, UnionType
+from types import ModuleType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -16,20 +16,15 @@ import torch
 from pyrofl import docstrings, nets
 from pyrofl.arguments import known
 from pyrofl.data import Federation
+from pyrofl.experiments.experiment import as_text
 from pyrofl.experiments.methods import builds
+from pyrofl.experiments.settings import READERS
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.nets import Network
 
 WIDTH = 100  # of a card in a terminal
 INPUTS, OUTPUTS, SPEC = 64, 10, "mlp:50"  # the network of the digits
-WORDS: dict[Any, str] = {
-    bool: "true or false",
-    NoneType: "none",
-    str: "a word",
-    int: "a whole number",
-}
-WORDS |= {float: "a number"}
 
 
 @dataclass(frozen=True)
@@ -44,21 +39,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Wire:
-    """What a client and the server exchange in a round, with a network of `parameters`.
+    """What a client and the server exchange in a round, as measured."""
 
-    Attributes:
-        parameters: of the network, and of its head.
-        down: bytes to a client.
-        up: bytes from it.
-        sent: roles of the tensors that go up.
-        kept: roles of the tensors that the client keeps.
-    """
-
-    parameters: tuple[int, int]
-    down: int
-    up: int
-    sent: tuple[str, ...]
-    kept: tuple[str, ...]
+    parameters: tuple[int, int]  # of the network, and of its head
+    down: int  # bytes to a client
+    up: int  # bytes from it
+    sent: tuple[str, ...]  # roles of the tensors that go up
+    kept: tuple[str, ...]  # roles of the tensors that the client keeps
 
 
 @dataclass(frozen=True)
@@ -121,10 +108,8 @@ def made(name: str, net: Network) -> Method:
 @lru_cache
 def rows() -> Federation:
     """Return a few rows of two clients, as numbers count here and not what they mean."""
-    sites = {
-        name: (torch.linspace(-1, 1, 6 * INPUTS).reshape(6, INPUTS), torch.arange(6) % OUTPUTS)
-        for name in ("one", "two")
-    }
+    one = torch.linspace(-1, 1, 6 * INPUTS).reshape(6, INPUTS), torch.arange(6) % OUTPUTS
+    sites = {"one": one, "two": one}
     return Federation.of(sites, classes=OUTPUTS)
 
 
@@ -184,10 +169,12 @@ def kind(hint: Any) -> str:
 def _kind(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         base, bounds, *_ = (*get_args(hint), "")
-        return f"{WORDS[base]} {bounds}"
+        return f"{READERS[base][0]} {bounds}"
     if get_origin(hint) is Literal:
         return "|".join(map(str, get_args(hint)))
-    return WORDS.get(hint, "in a script: a function" if callable(hint) else str(hint))
+    if isinstance(hint, type) and hint in READERS:
+        return READERS[hint][0]
+    return "in a script: a function" if callable(hint) else str(hint)
 
 
 def value(default: Any) -> str:
@@ -198,9 +185,7 @@ def value(default: Any) -> str:
     """
     if default is inspect.Parameter.empty:
         return "-"
-    if isinstance(default, bool) or default is None:
-        return str(default).lower()
-    return str(getattr(default, "__name__", default))
+    return as_text(getattr(default, "__name__", default))
 
 
 def _line(setting: Setting) -> str:

@@ -64,12 +64,7 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
 
 
 def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()) -> str:
-    """Lay out mean ± standard error over seeds, a line for each method and model.
-
-    Args:
-        rows: of compare.csv.
-        open_runs: (method, seed) of the runs that have not converged.
-    """
+    """Lay out mean ± standard error over seeds, a line for each method and model; see below."""
     head, lines, notes = compare_lines(rows, open_runs)
     return "\n".join([run_folder.table(head, lines), *notes])
 
@@ -81,7 +76,7 @@ def compare_lines(
 
     The best mean of a column has a star. The last column is the difference of each line from the
     best of the main metric, on the same seeds, its 95% interval, and which of both has not
-    converged. What was tuned stands at the end.
+    converged: `open_runs` have not, each (method, seed). What was tuned stands at the end.
     """
     from pandas import DataFrame
 
@@ -92,7 +87,8 @@ def compare_lines(
     scored = [metric for metric in head if not metric.startswith("epsilon")]
     values = found.pivot_table("value", of, ["metric", "seed"], dropna=False)
     means = DataFrame({m: values[m].mean(axis=1) for m in head})
-    best = {m: _best(means[m].loc[order], m) for m in scored if len(order) > 1}
+    pick = {m: "idxmax" if m.endswith("accuracy") else "idxmin" for m in scored}
+    best = {m: getattr(means[m].loc[order], pick[m])() for m in scored if len(order) > 1}
     lines: list[tuple[str, ...]] = []
     for key in order:
         cells = [spread(known) if len(known := values[m].loc[key].dropna()) else "-" for m in head]
@@ -103,12 +99,13 @@ def compare_lines(
     if best:
         main, first = values[head[0]], best[head[0]]
         opens = {key: _open(main.loc[key], key[0], open_runs) for key in order}
-        more[f"{SHOWN[head[0]]} minus *"] = [
-            difference(main.loc[key], main.loc[first], head[0], (opens[key], opens[first]))
-            if key != first
-            else opens[key]
-            for key in order
+        minus = [
+            difference(main.loc[k], main.loc[first], head[0], (opens[k], opens[first]))
+            if k != first
+            else opens[k]
+            for k in order
         ]
+        more[f"{SHOWN[head[0]]} minus *"] = minus
     if bool((found["tuned"] != "").any()):
         tuned = found.groupby(of, sort=False)["tuned"].first()
         more["tuned"] = [str(tuned.loc[key]) for key in order]
@@ -125,21 +122,11 @@ def _open(values: Series, method: str, open_runs: Set[tuple[str, int]]) -> str:
     return "" if not count else OPEN if count == len(seeds) else f"{OPEN}: {count} of {len(seeds)}"
 
 
-def _best(means: Series, metric: str) -> tuple[str, ...]:
-    """Return the line whose mean is best; of accuracies the largest, of errors the smallest."""
-    key: tuple[str, ...] = means.idxmax() if metric.endswith("accuracy") else means.idxmin()
-    return key
-
-
 def difference(score: Series, base: Series, metric: str, opens: tuple[str, str] = ("", "")) -> str:
     """Write a mean difference of paired seeds and, of two or more, its 95% interval.
 
-    Args:
-        score: of one line, by seed.
-        base: of the line that it is compared with.
-        metric: accuracy, whose scores lie between 0 and 1, or an error, from 0.
-        opens: words for the runs of both that have not converged, or "".
-
+    The metric is accuracy, whose scores lie between 0 and 1, or an error, from 0. Words are added
+    for the runs of both lines that have not converged, `opens`.
     >>> from pandas import Series
     >>> base = Series([0.9, 0.92, 0.91])
     >>> difference(Series([0.88, 0.89, 0.885]), base, "accuracy", ("", "not converged"))

@@ -42,27 +42,16 @@ class Site:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """A model beside those of the sites' own; of scores, the larger is better.
-
-    Attributes:
-        model: which.
-        sites: the smallest first.
-        rows: that were tested, of all sites.
-        better: over all rows.
-        seeds: over the means of several seeds, or None.
-        open: runs of this method that have not converged.
-        open_own: runs of the sites' own models that have not converged.
-        runs: of each.
-    """
+    """A model beside those of the sites' own; of scores, the larger is better."""
 
     model: Model
-    sites: list[Site]
-    rows: int
-    better: Interval
-    seeds: Interval | None
-    open: int = 0
-    open_own: int = 0
-    runs: int = 1
+    sites: list[Site]  # the smallest first
+    rows: int  # that were tested, of all sites
+    better: Interval  # over all rows
+    seeds: Interval | None  # over the means of several seeds
+    open: int = 0  # runs of this method that have not converged
+    open_own: int = 0  # runs of the sites' own models that have not converged
+    runs: int = 1  # of each
 
     @property
     def name(self) -> str:
@@ -74,13 +63,11 @@ class ModelComparison:
     def shortfall(self) -> str:
         """Return which of both models has not converged, in words; "" if both have."""
         opens = {"the sites' own models": self.open_own, f"the {self.name}": self.open}
-        which = [f"{what}{_part(n, self.runs)}" for what, n in opens.items() if n]
+        opened = [(what, n) for what, n in opens.items() if n]
+        parts = ["" if n == self.runs else f" in {n} of {self.runs} runs" for _, n in opened]
+        which = [f"{what}{part}" for (what, _), part in zip(opened, parts, strict=True)]
         one = len(which) == 1 and not self.open_own
         return f"{' and '.join(which)} {'has' if one else 'have'} not converged" if which else ""
-
-
-def _part(count: int, runs: int) -> str:
-    return "" if count == runs else f" in {count} of {runs} runs"
 
 
 def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
@@ -195,16 +182,10 @@ def compare_models(
     least, most = 0.0 if binary else -np.inf, MOST.get(by, np.inf)
     over = interval_over_seeds(seeds["score"].to_numpy(), seeds["own"].to_numpy(), least, most)
     opens = [sum(not one.converged for one in of) for of in zip(*pairs, strict=True)] or [0, 0]
-    return ModelComparison(
-        model,
-        sorted(sites, key=lambda site: (site.size, site.client)),
-        len(whole),
-        interval(whole, binary),
-        over if len(seeds) > 1 else None,
-        opens[1],
-        opens[0],
-        max(len(pairs), 1),
-    )
+    sites.sort(key=lambda site: (site.size, site.client))
+    seen, runs = over if len(seeds) > 1 else None, max(len(pairs), 1)
+    better = interval(whole, binary)
+    return ModelComparison(model, sites, len(whole), better, seen, opens[1], opens[0], runs)
 
 
 def calibration(tables: Sequence[DataFrame]) -> Calibration | None:

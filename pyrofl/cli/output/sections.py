@@ -22,19 +22,11 @@ from pyrofl.files import run_folder
 from pyrofl.paired import Interval, interval
 
 MOST = 60  # lines of a table
-UNTOLD: tuple[str, ...] = (
-    "methods",
-    "seed",
-    "seeds",
-    "out",
-    "overwrite",
-    "resume",
-    "quiet",
-    "tune",
-    "over",
-    "tries",
+UNTOLD = (
+    *("methods", "seed", "seeds", "out", "overwrite", "resume", "quiet", "tune", "over", "tries"),
+    *("metric", "hold_back", "tune_seeds"),  # of the choice of settings
 )
-UNTOLD += ("metric", "hold_back", "tune_seeds")  # of the choice of settings
+TRAVELLED = ("bytes_down", "bytes_up", "seconds")  # of each round, in run.json
 BY_CLASS = (
     "Recall of all is the balanced accuracy; AUROC and average precision are those of a class's "
     "probability against all other rows, by scikit-learn, and of all their means over classes."
@@ -58,20 +50,14 @@ class Section:
     title: str
     parts: list[dict[str, Any]] = field(default_factory=list)
 
-    def say(self, text: str) -> Section:
-        """Add a sentence that is to be read first."""
-        self.parts.append({"kind": "said", "text": text})
+    def note(self, text: str, kind: str = "note") -> Section:
+        """Add a remark; or a sentence that is "said" first, or a "command" line."""
+        self.parts.append({"kind": kind, "text": text})
         return self
 
-    def note(self, text: str) -> Section:
-        """Add a remark."""
-        self.parts.append({"kind": "note", "text": text})
-        return self
-
-    def command(self, text: str) -> Section:
-        """Add a command line."""
-        self.parts.append({"kind": "command", "text": text})
-        return self
+    def has(self, kind: str) -> bool:
+        """Return whether there is a part of a kind."""
+        return any(part["kind"] == kind for part in self.parts)
 
     def figure(self, path: Path, text: str = "") -> Section:
         """Add a figure that is there, or say that it is not."""
@@ -176,8 +162,7 @@ def classes(made: Sequence[SavedRun]) -> Section:
             head = ("class", *(name.replace("_", " ") for name in found.columns))
             section.table(head, (_plain(line) for line in found.itertuples()))
             section.note(f"{one.path.name}: its {main[0]} model.")
-    tables = any(part["kind"] == "table" for part in section.parts)
-    return section.note(BY_CLASS if tables else "Nothing is told by class.")
+    return section.note(BY_CLASS if section.has("table") else "Nothing is told by class.")
 
 
 def _plain(line: Sequence[Any]) -> list[Any]:
@@ -235,8 +220,7 @@ def held(made: Sequence[SavedRun]) -> Section:
     plain = {n: v for n, v in told.items() if not isinstance(v, dict) and v not in (None, [], "")}
     section.table((), [(n, _words(v)) for n, v in plain.items()])
     sizes = {r["client"]: int(r["size"]) for r in _clients(one)}
-    smallest = sorted(sizes.items(), key=lambda item: item[1])
-    section.table(("client", "training rows"), smallest)
+    section.table(("client", "training rows"), sorted(sizes.items(), key=lambda item: item[1]))
     return section.figure(one.path / "figures/partition.png", CAPTIONS["partition"])
 
 
@@ -259,8 +243,8 @@ def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
             path = one.path / f"figures/{name}.png"
             if path.is_file():
                 section.figure(path, f"{one.path.name}: {CAPTIONS[name]}")
-    lacking = not any(part["kind"] == "figure" for part in section.parts)
-    return section.note(f"No figure: {', '.join(names)}.") if lacking else section
+    found = section.has("figure")
+    return section if found else section.note(f"No figure: {', '.join(names)}.")
 
 
 def calibrated(made: Sequence[SavedRun]) -> Section:
@@ -311,9 +295,8 @@ def _summarise(section: Section, made: SavedRun, path: Path) -> None:
             shown, room = [*shown, name], room - size
     if shown:
         table = export.import_arviz().summary(data, var_names=shown, kind="stats")
-        lines = [
-            (str(n), *map(float, v)) for n, v in zip(table.index, table.to_numpy(), strict=True)
-        ]
+        numbers = zip(table.index, table.to_numpy(), strict=True)
+        lines = [(str(name), *map(float, values)) for name, values in numbers]
         section.table((made.path.name, *map(str, table.columns)), lines)
     if left := [f"{n} ({size:,} numbers)" for n, size in sizes.items() if n not in shown]:
         section.note(f"{made.path.name}: no room here for {', '.join(left)}; see {path.name}.")
@@ -322,13 +305,7 @@ def _summarise(section: Section, made: SavedRun, path: Path) -> None:
 def bytes_sent(made: Sequence[SavedRun]) -> Section:
     """Say what travelled, and how long it took."""
     lines = [
-        (
-            one.path.name,
-            one.facts["message_scalars"],
-            sum(one.facts["bytes_down"]),
-            sum(one.facts["bytes_up"]),
-            float(sum(one.facts["seconds"])),
-        )
+        (one.path.name, one.facts["message_scalars"], *(sum(one.facts[n]) for n in TRAVELLED))
         for one in made
     ]
     head = ("run", "numbers in a message", "bytes down", "bytes up", "seconds of training")
@@ -353,7 +330,7 @@ def faults(made: Sequence[SavedRun]) -> Section:
 
 def repeated(made: Sequence[SavedRun], several: bool) -> Section:
     """Give the command that makes all of this again."""
-    section = Section("To repeat it").command(repeating(made, several))
+    section = Section("To repeat it").note(repeating(made, several), "command")
     return section.note("In the same folder, with the same versions and the same files.")
 
 
